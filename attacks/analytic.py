@@ -155,7 +155,6 @@ def _sine(size: float, shape: Sequence[int]) -> float:
     Nadakuditi 2012, section 3.1).
 
     Args:
-        size: First singular value of the noisy matrix.
         shape: (n, p).
     """
     n, p = shape
@@ -171,8 +170,6 @@ def _expected_error(first: Tensor, sine: float, grid: Grid) -> str:
 
     Args:
         first: (p + 1,) the first right singular vector.
-        sine: Of its angle to the true one.
-        grid: Grid of the data.
     """
     turned = sine / math.sqrt(max(1e-300, 1 - sine**2) * len(first))
     seen = first[:-1] / first[-1]

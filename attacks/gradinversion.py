@@ -220,11 +220,7 @@ class GradInversion(Attack):
         """Run all searches together.
 
         Args:
-            loss: All terms except the agreement of the searches.
             y: (b,) classes; samples of one class may be exchanged.
-            starts: One for each search.
-            box: Projects images into their range.
-            generator: Draws the noise.
 
         Returns:
             The final runs, and their mean (seeds, b, *shape) in the order of each run; empty if

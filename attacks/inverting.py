@@ -41,21 +41,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """One leak of single gradients to be searched together with others.
+    """One leak of single gradients to be searched together with others."""
 
-    Attributes:
-        place: Index of the leak.
-        target: What its gradients are compared with.
-        y: (b,) labels.
-        how: How the labels were found, for the note.
-        generator: Draws the starts.
-    """
-
-    place: int
-    target: Target
-    y: Tensor
-    how: str
-    generator: Generator
+    place: int  # index of the leak
+    target: Target  # what its gradients are compared with
+    y: Tensor  # (b,) labels
+    how: str  # how the labels were found, for the note
+    generator: Generator  # draws the starts
 
 
 @attack("inverting")

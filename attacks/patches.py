@@ -184,10 +184,7 @@ def _judged(leak: GradientLeak, task: Task, x: Tensor, doubt: str) -> Reconstruc
     """Round images to the grid and recompute the gradient.
 
     Args:
-        leak: The leak, with one equation.
-        task: The learning task.
         x: (b, *shape) images in the data's units.
-        doubt: Why they may not be the only ones; empty if they are.
     """
     grid = Grid.of(task)
     flat = x.flatten(1)

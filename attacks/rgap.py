@@ -155,9 +155,6 @@ class RGAP(Attack):
         """Search for the input with L-BFGS on one layer's equations, with decreasing smoothing.
 
         Args:
-            task: The learning task.
-            layers: The chain.
-            known: What is known around the layer where the recursion stopped.
             start: The input (1, *shape) to start from.
         """
 
@@ -181,12 +178,7 @@ def _on_grid(task: Task, x: Tensor, residual: Callable[[Tensor], float]) -> tupl
     """Move inputs to the grid of pixel values if they lie near it and the whole gradient agrees.
 
     Args:
-        task: The learning task.
         x: (1, *shape) in the data's units.
-        residual: Relative residual of the whole gradient.
-
-    Returns:
-        The inputs, and a note that states how far they were moved; empty if they were not.
     """
     levels = task.spec.levels
     if not levels:

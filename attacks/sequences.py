@@ -218,11 +218,7 @@ def _clearest(leak: GradientLeak, task: Task) -> GradientLeak:
 
 
 def _misfit(leak: GradientLeak, task: Task, found: prefixes.Counts) -> tuple[float, float]:
-    """Recompute the gradient.
-
-    Returns:
-        The relative residual, and the one that the leak's errors and rounding explain.
-    """
+    """Recompute the gradient."""
     assert leak.theta is not None
     again = torch.zeros(task.layout.size, dtype=torch.float64)
     size = 0.0

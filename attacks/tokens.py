@@ -238,7 +238,6 @@ def _order(tokens: Tensor, places: Tensor, length: int) -> tuple[Tensor, float] 
     Args:
         tokens: (v, h) rows of the tokens.
         places: (n, h) rows of the positions.
-        length: Number of positions of one record.
 
     Returns:
         None if the positions do not determine the tokens.

@@ -189,9 +189,6 @@ def node_list(nodes: Iterable[int] | None) -> list[int] | None:
 
     Returns:
         The numbers, None for the default.
-
-    Raises:
-        LeakauditError: It is not a list of whole numbers.
     """
     if nodes is None:
         return None
@@ -246,25 +243,11 @@ class View:
         return allowed and (name in self._trace.params or name in self._trace.public)
 
     def constant(self, name: str) -> Json:
-        """Return a constant of the protocol.
-
-        Args:
-            name: Its name.
-
-        Raises:
-            LeakauditError: It is absent or not known.
-        """
+        """Return a constant of the protocol."""
         return self._known(name, self._trace.params)
 
     def number(self, name: str) -> float:
-        """Return a constant of the protocol that is a number.
-
-        Args:
-            name: Its name.
-
-        Raises:
-            LeakauditError: It is absent, not known, or not a number.
-        """
+        """Return a constant of the protocol that is a number."""
         value = self.constant(name)
         expected = f"constant {name!r} of the trace: expected a number, got {value!r:.60}"
         if not isinstance(value, str | int | float):
@@ -275,14 +258,7 @@ class View:
             raise LeakauditError(expected) from None
 
     def public(self, name: str) -> Tensor:
-        """Return a public tensor.
-
-        Args:
-            name: Its name.
-
-        Raises:
-            LeakauditError: It is absent or not known.
-        """
+        """Return a public tensor."""
         return self._known(name, self._trace.public)
 
     def _known(self, name: str, where: Mapping[str, T]) -> T:
@@ -357,14 +333,7 @@ class View:
         """Return some columns (k,) of one message, without reading the rest of it.
 
         Args:
-            round: Round of the message.
-            src: Sender.
-            dst: Receiver.
-            kind: Name of the message in the protocol.
             columns: (k,) indices, ascending.
-
-        Raises:
-            LeakauditError: As for `message`, of these columns.
         """
         found = self._find(round, src, dst, kind)
         if found is None:

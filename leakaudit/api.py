@@ -341,21 +341,9 @@ def sweep(
 
 
 class ReportOptions(TypedDict, total=False):
-    """The options of `report`.
+    """The options of `report`."""
 
-    Attributes:
-        against: As for `report`, like all others.
-        redact: As for `report`.
-        redact_key: As for `report`.
-        location: As for `report`.
-        width: As for `report`.
-        color: As for `report`.
-        verbose: As for `report`.
-        table: As for `report`.
-        figure_width: As for `report`.
-    """
-
-    against: File | None
+    against: File | None  # as for `report`, like all others
     redact: bool
     redact_key: str | None
     location: str | None
@@ -634,14 +622,7 @@ def _values_of(run: Record | GateJudged | Swept) -> dict[str, Json]:
 
 
 def file_of(results: File) -> Path:
-    """Return the path of results.json.
-
-    Args:
-        results: The file, or its folder.
-
-    Returns:
-        The file.
-    """
+    """Return the path of results.json."""
     path = Path(results)
     if path.is_dir():
         return path / RECORD

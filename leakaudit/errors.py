@@ -23,10 +23,6 @@ def brief(value: object, length: int = 60) -> str:
     """Return the beginning of a value's representation.
 
     That of a deep or long value takes much longer to make than what is shown of it.
-
-    Args:
-        value: A value from a file.
-        length: Number of characters.
     """
     if isinstance(value, str | bytes):
         return repr(value[:length])[:length]
@@ -39,9 +35,6 @@ def one_line(text: object) -> str:
     Messages and reports repeat what files of others contain, and CI systems show them. Control,
     format and direction characters are replaced by spaces, and what would begin a command of a CI
     system (`COMMAND`) is separated by one.
-
-    Args:
-        text: Any value.
     """
     printable = [" " if unicodedata.category(c)[0] in "CZ" else c for c in str(text)]
     line = " ".join("".join(printable).split())
@@ -106,7 +99,6 @@ class Unexplained(LeakauditError):
     """A view contains vectors that the declaration does not explain, so it has no bound.
 
     Args:
-        label: One of them.
         owners: The nodes that hold them; None is among them if one belongs to no node.
     """
 
@@ -128,10 +120,6 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
     Names are compared without case, hyphens, underscores and blanks, because papers write "D-PSGD".
 
-    Args:
-        name: The unknown name.
-        known: The existing names.
-
     Returns:
         ``'; did you mean X?'`` if one is similar, else ``' (known: …)'``.
     """
@@ -149,16 +137,7 @@ def _plain(name: str) -> str:
 
 
 def check_methods(kind: ABCMeta, role: str, needed: str) -> None:
-    """Reject a class that lacks a method, before Python does so with a TypeError.
-
-    Args:
-        kind: The class of which an instance is made.
-        role: What it is, for the message.
-        needed: The methods that every class of this role has, for the message.
-
-    Raises:
-        LeakauditError: The class does not define all abstract methods.
-    """
+    """Reject a class that lacks a method, before Python does so with a TypeError."""
     missing = sorted(kind.__abstractmethods__)
     if missing:
         raise LeakauditError(

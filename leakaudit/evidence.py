@@ -40,17 +40,11 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Evidence:
-    """What supports one input of a statement.
+    """What supports one input of a statement."""
 
-    Attributes:
-        subject: The input, as users know it: ``clip``, ``batch``, ``server``.
-        origin: Where its value comes from.
-        detail: A measured figure or a reason, in words; may be empty.
-    """
-
-    subject: str
-    origin: Origin
-    detail: str = ""
+    subject: str  # the input, as users know it: `clip`, `batch`, `server`
+    origin: Origin  # where its value comes from
+    detail: str = ""  # a measured figure or a reason, in words; may be empty
 
     def __str__(self) -> str:
         """Return one phrase, such as ``clip: assumed, and contradicted by the recording (…)``."""
@@ -61,9 +55,5 @@ class Evidence:
 
 
 def weakest(inputs: Iterable[Evidence]) -> Evidence | None:
-    """Return the input on which a statement rests most weakly; the first of several, None of none.
-
-    Args:
-        inputs: Everything that enters the statement.
-    """
+    """Return the weakest input of a statement; the first of several, None of none."""
     return min(inputs, key=lambda one: one.origin, default=None)

@@ -45,23 +45,15 @@ _FIXED = 0x10  # MAP_FIXED: in place of what is mapped there
 
 @dataclass
 class _File:
-    """A mapped file.
-
-    Attributes:
-        path: Its path.
-        start: Address of its first byte.
-        size: Number of bytes that are mapped.
-        needed: Number of bytes that it must keep as long as it is mapped.
-        used: Tensors that a program still has, and how many bytes each of them needs.
-        told: Whether an error was raised about it.
-    """
+    """A mapped file."""
 
     path: str
-    start: int
-    size: int
-    needed: int = 0
+    start: int  # address of its first byte
+    size: int  # number of bytes that are mapped
+    needed: int = 0  # number of bytes that it must keep as long as it is mapped
+    # tensors that a program still has, and how many bytes each of them needs
     used: list[tuple[weakref.ref[Tensor], int]] = field(default_factory=list)
-    told: bool = False
+    told: bool = False  # whether an error was raised about it
 
     def __contains__(self, address: int) -> bool:
         """Whether an address is in the map."""
@@ -80,12 +72,7 @@ _files: dict[int, tuple[weakref.ref[mmap.mmap], _File]] = {}
 
 
 def register(data: mmap.mmap, path: str | os.PathLike[str]) -> None:
-    """Note a mapped file whose pages `release` may give back.
-
-    Args:
-        data: The map.
-        path: The file.
-    """
+    """Note a mapped file whose pages `release` may give back."""
     start = ctypes.addressof(ctypes.c_char.from_buffer(data))
     gone = weakref.ref(data, lambda _: _files.pop(start, None))
     _files[start] = gone, _File(str(path), start, len(data))
@@ -115,7 +102,6 @@ def need(data: mmap.mmap, stop: int) -> None:
     """Note what a program needs of a file as long as it is mapped.
 
     Args:
-        data: A registered map.
         stop: Number of bytes that the file must keep.
     """
     for mapped, file in _open():
@@ -144,12 +130,6 @@ def release(read: Tensor) -> None:
     """Give back the pages of a tensor that was read, if it lies in a mapped file.
 
     Its values stay the same: they are read from the file again when they are used again.
-
-    Args:
-        read: A contiguous tensor; any other one is left alone.
-
-    Raises:
-        LeakauditError: The file was truncated, so zeros may have been read.
     """
     size = read.numel() * read.element_size()
     if size < SMALL or not read.is_contiguous() or read.device.type != "cpu":

@@ -24,16 +24,12 @@ class Kept:
 
     A stored row holds the recorded columns, span by span; with a sketch, these are followed by the
     sketch of the whole message and its norm.
-
-    Attributes:
-        size: Length d of a message.
-        spans: (start, stop) of the recorded columns, in order, with gaps between them.
-        seed: Seed of the sketch; None without a sketch.
     """
 
-    size: int
+    size: int  # length d of a message
+    # (start, stop) of the recorded columns, in order, with gaps between them
     spans: tuple[Span, ...]
-    seed: int | None = None
+    seed: int | None = None  # seed of the sketch; None without a sketch
 
     def __post_init__(self) -> None:
         """Reject spans that are not in order, or outside the message."""
@@ -50,7 +46,6 @@ class Kept:
         """Return what is kept for spans in any order, which may overlap.
 
         Args:
-            size: Length of a message.
             spans: (start, stop) of the columns.
             seed: Seed of the sketch; None without a sketch. If the rest is not larger than a
                 sketch, everything is recorded instead.
@@ -157,9 +152,6 @@ class Kept:
 
         Returns:
             (n, NUMBERS), in the format of `values`.
-
-        Raises:
-            LeakauditError: There is no sketch.
         """
         if self.sketch is None:
             raise LeakauditError("the recording has no sketch; record with --layers first,sketch")

@@ -53,11 +53,7 @@ def watching(listener: Listener | None = None, seconds: float | None = None) -> 
 
 @contextmanager
 def heard(listener: Listener) -> Iterator[None]:
-    """Report the progress of the work inside to one more listener.
-
-    Args:
-        listener: As in `watching`; the current listener is called as well.
-    """
+    """Report the progress of the work inside to one more listener."""
     other = _listener.get()
 
     def both(what: str, done: int, total: int) -> None:
@@ -70,13 +66,7 @@ def heard(listener: Listener) -> Iterator[None]:
 
 
 def step(what: str, done: int, total: int) -> None:
-    """Report progress.
-
-    Args:
-        what: Units of work, such as "nodes".
-        done: How many are finished.
-        total: How many there are.
-    """
+    """Report progress."""
     listener = _listener.get()
     if listener is not None:
         listener(what, done, total)
@@ -89,11 +79,7 @@ def remaining() -> float:
 
 @contextmanager
 def sharing(parts: float) -> Iterator[None]:
-    """Give the work inside an equal share of the remaining time.
-
-    Args:
-        parts: Number of equal parts into which that time is divided.
-    """
+    """Give the work inside an equal share of the remaining time."""
     left = remaining()
     share = None if math.isinf(left) else left / parts
     with watching(seconds=share):
@@ -130,13 +116,7 @@ class NotebookLine:
         self._shown: Any = None  # a handle of IPython, which is not a dependency
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show a step, if the last one was shown some time ago.
-
-        Args:
-            what: Units of work.
-            done: How many are finished.
-            total: How many there are.
-        """
+        """Show a step, if the last one was shown some time ago."""
         now = time.monotonic()
         if now - self._last < EVERY:
             return
@@ -161,11 +141,7 @@ class NotebookLine:
 
 @contextmanager
 def in_one_line(seconds: float | None = None) -> Iterator[None]:
-    """Show the progress of the work inside in one line of the notebook.
-
-    Args:
-        seconds: As for `watching`.
-    """
+    """Show the progress of the work inside in one line of the notebook."""
     line = NotebookLine()
     try:
         with watching(line, seconds):
@@ -178,9 +154,6 @@ def visible(function: Callable[P, T]) -> Callable[P, T]:
     """Return a function that shows its progress if it is called in a notebook.
 
     Nothing changes outside of notebooks, or if the progress is already reported to a listener.
-
-    Args:
-        function: Any function that calls `step`.
     """
 
     @wraps(function)

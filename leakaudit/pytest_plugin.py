@@ -36,11 +36,7 @@ _SENT = "leakaudit_cells"  # key of the data that a worker sends
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the plugin.
-
-    Args:
-        parser: the parser of pytest.
-    """
+    """Add the options of the plugin."""
     group = parser.getgroup("leakaudit")
     group.addoption(
         "--leakage-update",
@@ -62,11 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker.
-
-    Args:
-        config: the configuration of pytest.
-    """
+    """Register the marker."""
     marker = (
         "leakage: a privacy gate, which records and attacks a training program; "
         "-m 'not leakage' skips it"
@@ -76,11 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that uses the fixture.
-
-    Args:
-        items: all collected tests.
-    """
+    """Mark every test that uses the fixture."""
     for item in items:
         if "leakage" not in getattr(item, "fixturenames", ()):
             continue
@@ -90,15 +78,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @dataclass(frozen=True)
 class Leakage:
-    """The fixture; call `check`.
-
-    Attributes:
-        request: the request of the test.
-        folder: folder of leakaudit.toml: the root of pytest.
-    """
+    """The fixture; call `check`."""
 
     request: pytest.FixtureRequest
-    folder: Path
+    folder: Path  # folder of leakaudit.toml: the root of pytest
 
     def check(
         self,
@@ -120,23 +103,9 @@ class Leakage:
         """Run one check, and fail the test unless it passes.
 
         Args:
-            name: name of a check in leakaudit.toml or, with `run`, of a new check.
             run: ``module:function``, or a function that takes a seed and a path; None for the check
                 in the file. The following arguments apply to a new check only.
-            adversaries: the adversaries.
-            attacks: names of the attacks.
-            set: hyper-parameters of each attack.
-            budget: measure -> largest allowed value.
             seeds: number of runs, of any check; None for the number of the gate.
-            lint: strictness of the lint, as in the file.
-            secure: kinds of messages that are encrypted.
-            undetermined: adversaries for whom nothing is expected to be determined.
-            sensitivity: sensitivity for epsilon.
-            delta: delta for epsilon.
-            smoothness: Lipschitz constant of a node's gradients.
-
-        Returns:
-            The outcome of the gate, if it passes.
         """
         __tracebackhide__ = True
         from leakaudit.errors import LeakauditError
@@ -203,21 +172,13 @@ def leakage(request: pytest.FixtureRequest) -> Leakage:
 
     ``leakage.check("name")`` runs a check of leakaudit.toml, ``leakage.check("name", run=…)`` a new
     check.
-
-    Args:
-        request: the request of the test.
     """
     return Leakage(request, request.config.rootpath)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object, error: object) -> None:
-    """Collect the measurements of a worker of pytest-xdist.
-
-    Args:
-        node: the worker, of a class of pytest-xdist.
-        error: why the worker ended; not used.
-    """
+    """Collect the measurements of a worker of pytest-xdist."""
     config: pytest.Config = getattr(node, "config")  # noqa: B009, xdist may not be installed
     sent: Measured = json.loads(getattr(node, "workeroutput", {}).get(_SENT, "{}"))
     for path, cells in sent.items():
@@ -225,11 +186,7 @@ def pytest_testnodedown(node: object, error: object) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the measurements to the main process, or write them to the baseline.
-
-    Args:
-        session: the session of pytest.
-    """
+    """Send the measurements to the main process, or write them to the baseline."""
     config = session.config
     measured = config.stash.get(_MEASURED, {})
     output: dict[str, str] | None = getattr(config, "workeroutput", None)

@@ -118,18 +118,7 @@ def check_stored(
     choices: Mapping[int, Tensor] = MappingProxyType({}),
     tokens: Tensor | None = None,
 ) -> None:
-    """Check the tensors of a reconstruction that were read from a file.
-
-    Args:
-        x: `Reconstruction.x`.
-        y: `Reconstruction.y`.
-        interval: `Reconstruction.interval`.
-        choices: `Reconstruction.choices`.
-        tokens: `Reconstruction.tokens`.
-
-    Raises:
-        ValueError: They are not those of a reconstruction.
-    """
+    """Check the tensors of a reconstruction that were read from a file."""
     if not x.is_floating_point() or not x.dim():
         raise ValueError("inputs are a batch of floating-point numbers")
     if interval is not None and not interval.is_floating_point():

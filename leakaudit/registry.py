@@ -221,15 +221,7 @@ def get(group: str, name: str) -> Any:
 
 
 def _named(group: str, name: str) -> Any:
-    """Load what is registered by a name, which is never the path of a file.
-
-    Args:
-        group: One of `GROUPS`.
-        name: Its registered name.
-
-    Raises:
-        LeakauditError: There is none of this name; the message suggests a similar one.
-    """
+    """Load what is registered by a name, which is never the path of a file."""
     if name not in _found[group]:
         if group == "victims" and name.startswith(OWN):
             says = (

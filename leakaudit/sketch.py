@@ -31,11 +31,6 @@ TOGETHER = 1 << 17  # numbers of a vector that are multiplied at once, which fit
 def signs(seed: int, rows: int, count: int) -> Tensor:
     """Return random signs, which are the bits of SHAKE128 of "leakaudit sketch SEED"; 1 is plus.
 
-    Args:
-        seed: The seed.
-        rows: Number of rows.
-        count: Length of a row.
-
     Returns:
         (rows, count) of 1 and -1, in float32; the bits are used row by row.
     """
@@ -49,20 +44,10 @@ def signs(seed: int, rows: int, count: int) -> Tensor:
 
 
 class Sketch:
-    """The linear map S for vectors of one length.
-
-    Attributes:
-        size: Length d of the vectors.
-        seed: Determines the signs.
-    """
+    """The linear map S for vectors of one length."""
 
     def __init__(self, size: int, seed: int) -> None:
-        """Store the arguments; signs are drawn when they are needed.
-
-        Args:
-            size: Length d of the vectors.
-            seed: Determines the signs.
-        """
+        """Store the arguments; signs are drawn when they are needed."""
         self.size = size
         self.seed = seed
 

@@ -28,15 +28,10 @@ _DRAWN = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class Layout:
-    """The position of each parameter in the flat model vector.
+    """The position of each parameter in the flat model vector."""
 
-    Attributes:
-        names: Dotted parameter names in the model's order.
-        shapes: Their shapes.
-    """
-
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    names: tuple[str, ...]  # dotted parameter names in the model's order
+    shapes: tuple[tuple[int, ...], ...]  # their shapes
 
     @cached_property
     def slices(self) -> dict[str, slice]:
@@ -55,17 +50,7 @@ class Layout:
         return sum(math.prod(s) for s in self.shapes)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """View a flat vector as parameters.
-
-        Args:
-            flat: (..., d).
-
-        Returns:
-            A tensor (..., *shape) for each parameter, by its name.
-
-        Raises:
-            LeakauditError: The vector has another length.
-        """
+        """View a flat vector as parameters."""
         lead = flat.shape[:-1]
         if flat.shape[-1:] != (self.size,):
             raise LeakauditError(
@@ -216,29 +201,18 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages by column; a broadcast is one row of payload with several rows of indices.
+    """Messages by column; a broadcast is one row of payload with several rows of indices."""
 
-    Attributes:
-        round: (m,) int32.
-        src: (m,) int32, the sender.
-        dst: (m,) int32, the receiver.
-        kind: (m,) int32, an index into `kinds`.
-        row: (m,) int32, an index into `payload`.
-        secure: (m,) bool, whether an outsider sees that it was sent, but not its content.
-        payload: (rows, columns).
-        kinds: Names of the kinds of messages.
-        stored: (rows, width) everything that the file holds of each message, in the order of
-            `leakaudit.payload.Kept`; it starts with `payload`. None if there is nothing else.
-    """
-
-    round: Tensor
-    src: Tensor
-    dst: Tensor
-    kind: Tensor
-    row: Tensor
-    secure: Tensor
-    payload: Tensor
-    kinds: tuple[str, ...]
+    round: Tensor  # (m,) int32
+    src: Tensor  # (m,) int32, the sender
+    dst: Tensor  # (m,) int32, the receiver
+    kind: Tensor  # (m,) int32, an index into `kinds`
+    row: Tensor  # (m,) int32, an index into `payload`
+    secure: Tensor  # (m,) bool, whether an outsider sees that it was sent, but not its content
+    payload: Tensor  # (rows, columns)
+    kinds: tuple[str, ...]  # names of the kinds of messages
+    # (rows, width) everything that the file holds of each message, in the order of
+    # `leakaudit.payload.Kept`; it starts with `payload`. None if there is nothing else.
     stored: Tensor | None = None
 
     def __len__(self) -> int:
@@ -458,9 +432,6 @@ class Truth:
 def drawn(value: Json) -> str | None:
     """Return the number of a recording.
 
-    Args:
-        value: The value in a file.
-
     Returns:
         The number, or None if `value` is anything else.
     """
@@ -471,19 +442,11 @@ def drawn(value: Json) -> str | None:
 
 @dataclass(frozen=True)
 class Training:
-    """Local steps of a nonlinear optimiser, of which only the sum is sent.
+    """Local steps of a nonlinear optimiser, of which only the sum is sent."""
 
-    Attributes:
-        optimiser: Its name in torch.optim, in lower case.
-        steps: Number of steps.
-        lr: Step size.
-        decay: Weight decay, decoupled.
-        bits: Bits of a number of the message, with one scale for each parameter; 0 if it is not
-            rounded.
-    """
-
-    optimiser: str
+    optimiser: str  # its name in torch.optim, in lower case
     steps: int
-    lr: float
-    decay: float
+    lr: float  # step size
+    decay: float  # weight decay, decoupled
+    # bits of a number of the message, with one scale for each parameter; 0 if it is not rounded
     bits: int

@@ -49,14 +49,7 @@ class Holds(StrEnum):
 
 
 def against(exceeded: bool) -> Verdict:
-    """Return the verdict of a conclusive test.
-
-    Args:
-        exceeded: Whether the measurement exceeds the claim.
-
-    Returns:
-        REFUTED or NOT_REFUTED.
-    """
+    """Return the verdict of a conclusive test."""
     if exceeded:
         return Verdict.REFUTED
     return Verdict.NOT_REFUTED

@@ -191,13 +191,8 @@ def _result(
     """Return one check as a result.
 
     Args:
-        check: What was examined, and the outcome.
-        rule: Index of its rule in the list of rules.
         places: Lines in the user's repository that the result points to, the most important first.
         state: Baseline state relative to the earlier results, None if there are none.
-
-    Returns:
-        A SARIF result.
     """
     kind = "cell" if check.cell else "node"
     where: Json = {"kind": kind, "name": check.place, "fullyQualifiedName": check.name}

@@ -165,9 +165,6 @@ class DiLoCo(Victim):
         """Declare the inner steps of a client, and return what they changed, as it is sent.
 
         Args:
-            p: The declaration.
-            i: The client.
-            down: The model from which it starts.
             kept: What AdamW keeps from round to round, by client; changed.
         """
         model = down

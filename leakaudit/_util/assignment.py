@@ -18,17 +18,11 @@ LARGEST = 1e300
 
 @dataclass(frozen=True)
 class Match:
-    """Pairs of rows, sorted by `true`.
+    """Pairs of rows, sorted by `true`."""
 
-    Attributes:
-        found: (k,) int64 rows of the reconstruction.
-        true: (k,) int64 rows of the truth.
-        missing: Number of true rows without a partner.
-    """
-
-    found: Tensor
-    true: Tensor
-    missing: int
+    found: Tensor  # (k,) int64 rows of the reconstruction
+    true: Tensor  # (k,) int64 rows of the truth
+    missing: int  # number of true rows without a partner
 
 
 def match(x: Tensor, y: Tensor, tokens: bool = False) -> Match:
@@ -41,13 +35,9 @@ def match(x: Tensor, y: Tensor, tokens: bool = False) -> Match:
     Args:
         x: (n, *shape) reconstructions; rows with NaN or infinity are never paired.
         y: (m, *shape) true records; those without a partner are missing.
-        tokens: Whether records are tokens: their different positions are counted instead.
 
     Returns:
         min(m, number of finite rows) pairs.
-
-    Raises:
-        LeakauditError: The shapes of one record differ.
     """
     if x.shape[1:] != y.shape[1:]:
         raise LeakauditError(
@@ -71,7 +61,6 @@ def kept(pairs: Match, true: Tensor) -> Match:
     """Keep the pairs of some true records, which are counted anew.
 
     Args:
-        pairs: Pairs of all records.
         true: (m,) bool, the records to keep.
     """
     chosen = true[pairs.true]

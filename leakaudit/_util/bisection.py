@@ -52,10 +52,8 @@ def crossing(
     has several crossings, one of them is found.
 
     Args:
-        holds: The condition, false below the crossing and true from there on.
         low: Lower end of the bracket. If an end is infinite, no halving takes place and the end on
             the chosen side is returned.
-        high: Upper end of the bracket.
         side: `"above"`: the smallest value at which the condition held when evaluated, or `high`.
             `"below"`: the largest value at which it did not, or `low`. The true crossing lies
             between the two.
@@ -64,12 +62,6 @@ def crossing(
             continues to adjacent floats.
         middle: Returns the next point to evaluate; `arithmetic` by default, `geometric` if the
             scale of the crossing is unknown.
-
-    Returns:
-        The end of the last bracket on the chosen side.
-
-    Raises:
-        LeakauditError: The bracket is empty or not a number.
     """
     if not low <= high:
         raise LeakauditError(f"bisection: expected low <= high, got {low} and {high}")
@@ -86,19 +78,7 @@ def crossing(
 
 
 def crossing_integer(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the least integer at which a monotone condition holds.
-
-    Args:
-        holds: The condition, false below the crossing and true from there on.
-        low: An integer at which it does not hold; not evaluated.
-        high: An integer at which it holds; not evaluated.
-
-    Returns:
-        The least integer above `low` at which the condition holds.
-
-    Raises:
-        LeakauditError: `low` is not below `high`.
-    """
+    """Return the least integer at which a monotone condition holds."""
     if not low < high:
         raise LeakauditError(f"bisection: expected low < high, got {low} and {high}")
     while high - low > 1:
@@ -114,7 +94,6 @@ def bracket(holds: Callable[[float], bool], high: float = 1.0) -> tuple[float, f
     """Double the upper end of a bracket that begins at 0 until the condition holds there.
 
     Args:
-        holds: The condition, false below the crossing and true from there on.
         high: The first upper end, above 0.
 
     Returns:
@@ -134,8 +113,6 @@ def bracket_integer(
     """Double the upper end of a bracket that begins at 0 until the condition holds there.
 
     Args:
-        holds: The condition, false below the crossing and true from there on.
-        most: The largest upper end that may be evaluated.
         high: The first upper end, at least 1.
 
     Returns:
@@ -152,12 +129,7 @@ def bracket_integer(
 
 
 def arithmetic(low: float, high: float) -> float:
-    """Return the mean of the two ends, even if their sum overflows.
-
-    Args:
-        low: Lower end of the bracket.
-        high: Upper end of the bracket.
-    """
+    """Return the mean of the two ends, even if their sum overflows."""
     mean = (low + high) / 2
     if math.isinf(mean):
         return low / 2 + high / 2
@@ -171,6 +143,5 @@ def geometric(low: float, high: float) -> float:
 
     Args:
         low: Lower end of the bracket, above 0.
-        high: Upper end of the bracket.
     """
     return math.sqrt(low * high)

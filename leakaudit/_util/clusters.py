@@ -33,14 +33,7 @@ def joblib(
     submitted again.
 
     Args:
-        shipped: The function.
-        items: Its items.
-        workers: Number of joblib's workers.
-        stop: Called before a job is submitted; true skips it.
         name: Name of joblib's backend, "" for that of a surrounding `joblib.parallel_config`.
-
-    Raises:
-        LeakauditError: joblib is not installed, or the backend cannot be used.
     """
     try:
         from joblib import Parallel, delayed, parallel_config
@@ -86,14 +79,7 @@ def dask(
     ``allowed-failures`` permits.
 
     Args:
-        shipped: The function; the scheduler keeps it, so that no worker is indispensable.
-        items: Its items.
         most: Largest number of jobs at a time, 0 for as many as there are threads.
-        stop: Called before a job is submitted; true skips it.
-        address: Address of the scheduler.
-
-    Raises:
-        LeakauditError: dask is not installed, or the cluster cannot be reached or has no workers.
     """
     try:
         import distributed
@@ -154,14 +140,7 @@ def ray(
     """Compute jobs on a cluster of ray.
 
     Args:
-        shipped: The function; the store of this node keeps it.
-        items: Its items.
         most: Largest number of jobs at a time, 0 for as many as there are CPUs.
-        stop: Called before a job is submitted; true skips it.
-        address: Address of the head.
-
-    Raises:
-        LeakauditError: ray is not installed, or the cluster cannot be reached or has no CPUs.
     """
     try:
         import ray as engine
@@ -259,8 +238,6 @@ def reachable(address: str, backend: str, command: str) -> None:
 
     Args:
         address: HOST:PORT, possibly after a protocol such as ``tcp://``.
-        backend: Name of the backend, for the message.
-        command: What starts it, for the message.
     """
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if not (colon and host and port.isdecimal()):

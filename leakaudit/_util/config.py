@@ -46,8 +46,6 @@ class Wrong(LeakauditError):
 
         Args:
             where: What the keys belong to, such as ``check ring``; may be empty.
-            says: What is expected, and what was given.
-            at: The keys; none for the table as a whole.
         """
         super().__init__(_joined(where, ".".join(at), says))
         self.at = at
@@ -55,44 +53,26 @@ class Wrong(LeakauditError):
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a configuration, and its location.
-
-    Attributes:
-        values: Its values by key.
-        file: Name of the file in messages, such as ``scenario run.toml``; may be empty.
-        name: Beginning of messages about keys of the table; may be empty.
-        text: The whole file, in which lines are searched; empty if the values are not from a file.
-        path: Keys, and indices in lists of tables, from the top of the file to the table.
-    """
+    """A table of a configuration, and its location."""
 
     values: Mapping[str, Any]
-    file: str = ""
-    name: str = ""
+    file: str = ""  # name of the file in messages, such as `scenario run.toml`; may be empty
+    name: str = ""  # beginning of messages about keys of the table; may be empty
+    # the whole file, in which lines are searched; empty if the values are not from a file
     text: str = ""
+    # keys, and indices in lists of tables, from the top of the file to the table
     path: tuple[str | int, ...] = ()
 
     def named(self, name: str) -> Table:
-        """Return the same table with its own name.
-
-        Args:
-            name: Appears in messages between the file and a key.
-        """
+        """Return the same table with its own name."""
         return replace(self, name=_joined(self.file, name))
 
     def only(self, *keys: str) -> Table:
-        """Return the table restricted to some of its keys.
-
-        Args:
-            keys: The keys to keep, if present.
-        """
+        """Return the table restricted to some of its keys."""
         return replace(self, values={k: v for k, v in self.values.items() if k in keys})
 
     def without(self, *keys: str) -> Table:
-        """Return the table without some of its keys.
-
-        Args:
-            keys: The keys to remove.
-        """
+        """Return the table without some of its keys."""
         return replace(self, values={k: v for k, v in self.values.items() if k not in keys})
 
     def table(self, *keys: str) -> Table:
@@ -100,12 +80,6 @@ class Table:
 
         Args:
             keys: From the outermost to the innermost.
-
-        Returns:
-            The table, of the same name; empty if there is none.
-
-        Raises:
-            LeakauditError: One of the keys holds something other than a table.
         """
         values = self.values
         for depth, key in enumerate(keys, 1):
@@ -116,17 +90,7 @@ class Table:
         return replace(self, values=values, path=(*self.path, *keys))
 
     def tables(self, key: str) -> list[Table]:
-        """Return the tables ``[[key]]``.
-
-        Args:
-            key: Key of a list of tables.
-
-        Returns:
-            The tables, of the same name; none if there is no such key.
-
-        Raises:
-            LeakauditError: The key holds something else.
-        """
+        """Return the tables ``[[key]]``."""
         found = self.values.get(key, [])
         if not isinstance(found, list):
             raise self.error(f"{key}: expected tables [[{key}]], got {brief(found)}", key)
@@ -138,14 +102,7 @@ class Table:
         return made
 
     def known(self, keys: Sequence[str]) -> None:
-        """Reject unknown keys.
-
-        Args:
-            keys: All keys that are allowed.
-
-        Raises:
-            LeakauditError: There is another key; the message suggests the nearest.
-        """
+        """Reject unknown keys."""
         for key in self.values:
             if key not in keys:
                 raise self.error(f"unknown key {key!r}{suggest(key, keys)}", key)
@@ -154,11 +111,7 @@ class Table:
         """Convert the table to a value.
 
         Args:
-            form: The type of every key; see `leakaudit._util.forms.form`.
             kind: Receives the given values by key; the form itself, or a class of this package.
-
-        Returns:
-            The result of `kind`.
 
         Raises:
             LeakauditError: A key is unknown (the message suggests the nearest) or missing, a value
@@ -183,11 +136,7 @@ class Table:
         """Return an error about a location in the table.
 
         Args:
-            says: What is wrong.
             at: Keys and indices within the table; empty for the table as a whole.
-
-        Returns:
-            The error, with the line of the location if it can be found.
         """
         return LeakauditError(_joined(self.name, f"{says}{self.line(*at)}"))
 
@@ -224,18 +173,7 @@ class Table:
 
 
 def read(path: Path, name: str = "") -> Table:
-    """Read a TOML file.
-
-    Args:
-        path: The file.
-        name: Beginning of messages about it; its path if empty.
-
-    Returns:
-        Its values.
-
-    Raises:
-        LeakauditError: It cannot be read, or is not TOML.
-    """
+    """Read a TOML file."""
     name = name or str(path)
     try:
         with path.open("rb") as file:
@@ -256,12 +194,6 @@ def read(path: Path, name: str = "") -> Table:
 
 def parsed(text: str) -> dict[str, Any]:
     """Parse TOML.
-
-    Args:
-        text: The text of a file.
-
-    Returns:
-        Its values by key, which must not be changed.
 
     Raises:
         ValueError: It is not TOML, is too long, nests too deeply, or contains a number of too many
@@ -285,18 +217,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def typed(value: object, kind: Any) -> Any:
-    """Convert a TOML value to a type.
-
-    Args:
-        value: The value of a key.
-        kind: The expected type.
-
-    Returns:
-        The value: a list as a tuple, an integer as a float if that is expected.
-
-    Raises:
-        ValueError: The value has another type; the message is msgspec's.
-    """
+    """Convert a TOML value to a type."""
     import msgspec
 
     try:
@@ -306,15 +227,7 @@ def typed(value: object, kind: Any) -> Any:
 
 
 def check(values: Mapping[str, object], form: type[Struct]) -> None:
-    """Check the types of fields that were set in Python.
-
-    Args:
-        values: Fields by name.
-        form: Their types.
-
-    Raises:
-        LeakauditError: A value has the wrong type.
-    """
+    """Check the types of fields that were set in Python."""
     from leakaudit._util.decoding import first
 
     try:
@@ -331,12 +244,6 @@ def written(values: Mapping[str, object]) -> str:
 
     Args:
         values: Values by key; TOML cannot represent None.
-
-    Returns:
-        The text, which `read` accepts.
-
-    Raises:
-        LeakauditError: A value cannot be represented in TOML.
     """
     import tomli_w
 
@@ -381,10 +288,6 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
     tomllib returns values without their lines. The file is therefore parsed up to each line that
     contains the name of the key: the first part with something at that place ends with the key's
     value.
-
-    Args:
-        text: Contents of the file.
-        path: Keys and indices in lists, from the top of the file.
 
     Returns:
         The line, counted from 1; None if it is not found.

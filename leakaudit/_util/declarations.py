@@ -31,64 +31,31 @@ class _NotLiteral(Exception):
 
 @dataclass(frozen=True)
 class Parameter:
-    """The declaration of one hyper-parameter.
+    """The declaration of one hyper-parameter."""
 
-    Attributes:
-        default: MISSING if it has none.
-        help: Its meaning and unit.
-        symbol: The paper's symbol.
-        choices: The allowed words; () if it accepts other values.
-    """
-
-    default: Any
-    help: str = ""
-    symbol: str = ""
-    choices: tuple[str, ...] = ()
+    default: Any  # MISSING if it has none
+    help: str = ""  # its meaning and unit
+    symbol: str = ""  # the paper's symbol
+    choices: tuple[str, ...] = ()  # the allowed words; () if it accepts other values
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """The declaration of a class or a function.
+    """The declaration of a class or a function."""
 
-    Attributes:
-        attributes: Values of the requested class variables.
-        parameters: The hyper-parameters by name.
-        note: First line of the docstring.
-    """
-
-    attributes: Mapping[str, Any]
-    parameters: Mapping[str, Parameter]
-    note: str
+    attributes: Mapping[str, Any]  # values of the requested class variables
+    parameters: Mapping[str, Parameter]  # the hyper-parameters by name
+    note: str  # first line of the docstring
 
 
 def everything(group: str, wanted: Sequence[str] = ()) -> Iterator[tuple[str, Declaration]]:
-    """Read the declarations of a group, with their names.
-
-    Args:
-        group: One of `registry.GROUPS`.
-        wanted: Class variables to read.
-
-    Yields:
-        Each name with its declaration.
-
-    Raises:
-        LeakauditError: A plug-in cannot be imported.
-    """
+    """Read the declarations of a group, with their names."""
     for name in registry.names(group):
         yield name, of(group, name, wanted)
 
 
 def of(group: str, name: str, wanted: Sequence[str] = ()) -> Declaration:
-    """Read the declaration of one victim, attack or renderer.
-
-    Args:
-        group: One of `registry.GROUPS`.
-        name: Its registered name.
-        wanted: Class variables to read.
-
-    Raises:
-        LeakauditError: No such name is registered.
-    """
+    """Read the declaration of one victim, attack or renderer."""
     module = registry.unloaded(group, name)
     if module is not None:
         try:
@@ -100,16 +67,7 @@ def of(group: str, name: str, wanted: Sequence[str] = ()) -> Declaration:
 
 @cache
 def read(module: str, name: str, wanted: tuple[str, ...]) -> Declaration:
-    """Read what one of our own files registers.
-
-    Args:
-        module: Its dotted name.
-        name: The registered name.
-        wanted: Class variables to read.
-
-    Raises:
-        _NotLiteral: A value cannot be determined without running the file.
-    """
+    """Read what one of our own files registers."""
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and _registers(node, name):
             return _declaration(module, node, wanted)
@@ -117,12 +75,7 @@ def read(module: str, name: str, wanted: tuple[str, ...]) -> Declaration:
 
 
 def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
-    """Return the declaration of a loaded class or function.
-
-    Args:
-        thing: A class or a function.
-        wanted: Class variables to read.
-    """
+    """Return the declaration of a loaded class or function."""
     parameters = {}
     if isinstance(thing, type):
         for key, field in registry.parameters(thing).items():
@@ -147,10 +100,6 @@ def _choices_of(kind: type, key: str) -> tuple[str, ...]:
 def table(module: str, name: str) -> dict[str, Any]:
     """Read a module's dictionary with text keys.
 
-    Args:
-        module: Dotted name of one of our own modules.
-        name: Name of the dictionary.
-
     Returns:
         Its entries; None for a value that is not a literal.
     """
@@ -168,13 +117,7 @@ def table(module: str, name: str) -> dict[str, Any]:
 
 
 def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, Declaration]:
-    """Read the declarations of the classes in a module's dictionary.
-
-    Args:
-        module: Dotted name of one of our own modules.
-        name: Name of the dictionary, which maps names to classes of the same module.
-        wanted: Class variables to read.
-    """
+    """Read the declarations of the classes in a module's dictionary."""
     found = {}
     try:
         for key, value in _entries(module, name).items():

@@ -42,23 +42,17 @@ class Misfit(Exception):
 
 @dataclass(frozen=True)
 class Departure:
-    """The first location at which a value does not fit its type.
+    """The first location at which a value does not fit its type."""
 
-    Attributes:
-        path: Keys and indices in lists, from the outermost; for `missing`, `unknown` and `key`,
-            those of the mapping.
-        fault: ``value``: wrong type. ``missing``: a key is missing. ``unknown``: a key is not
-            known. ``key``: a key is not text.
-        value: The given value; for `missing`, the key.
-        kinds: The expected types, for `value` and `missing`.
-        known: Keys of the mapping, for `unknown`.
-    """
-
+    # keys and indices in lists, from the outermost; for `missing`, `unknown` and `key`, those of
+    # the mapping
     path: tuple[Step, ...]
+    # `value`: wrong type. `missing`: a key is missing. `unknown`: a key is not known. `key`: a key
+    # is not text.
     fault: Literal["value", "missing", "unknown", "key"]
-    value: object
-    kinds: tuple[inspect.Type, ...] = ()
-    known: tuple[str, ...] = ()
+    value: object  # the given value; for `missing`, the key
+    kinds: tuple[inspect.Type, ...] = ()  # the expected types, for `value` and `missing`
+    known: tuple[str, ...] = ()  # keys of the mapping, for `unknown`
 
     def __str__(self) -> str:
         """Describe the location, the expected type, and the given value."""
@@ -74,13 +68,6 @@ class Departure:
 
 def decoded(value: object, kind: type[T]) -> T:
     """Convert JSON values to a type.
-
-    Args:
-        value: As `json.loads` returns it.
-        kind: A `msgspec.Struct`.
-
-    Returns:
-        The value of that type.
 
     Raises:
         Misfit: It does not fit, or it contains values that JSON lacks: NaN, infinity.
@@ -100,14 +87,9 @@ def from_json(raw: bytes, kind: type[T] | UnionType) -> T:
     `msgspec.json` would accept whole numbers of hundreds of digits, with which no float can be
     computed.
 
-    Args:
-        raw: The text.
-        kind: A type that msgspec supports.
-
     Raises:
         ValueError: It is not JSON, has NaN, infinity or a number beyond all floats, or does not fit
             the type (`msgspec.ValidationError`).
-        RecursionError: It nests too deeply.
     """
     values = read_json(raw, parse_constant=refuse_constant, parse_float=_finite)
     found: T = msgspec.convert(values, kind)
@@ -126,19 +108,12 @@ def refuse_constant(constant: str) -> NoReturn:
 
     Args:
         constant: ``NaN``, ``Infinity`` or ``-Infinity``.
-
-    Raises:
-        ValueError: Always.
     """
     raise ValueError(f"{constant} is not a JSON number")
 
 
 def departure(value: object, kind: type) -> str | None:
     """Find the first location at which a JSON value does not fit its type.
-
-    Args:
-        value: JSON values.
-        kind: A `msgspec.Struct`.
 
     Returns:
         A sentence with location, expected type and given value; None if every value fits.
@@ -151,10 +126,6 @@ def departure(value: object, kind: type) -> str | None:
 
 def first(value: object, kind: object) -> Departure | None:
     """Find the first location at which a value does not fit its type.
-
-    Args:
-        value: A JSON or TOML value.
-        kind: A type that msgspec supports.
 
     Returns:
         The location; None if every value fits.
@@ -184,10 +155,6 @@ def dotted(path: Sequence[Step]) -> str:
 
 def words(kinds: Sequence[inspect.Type], toml: bool = False) -> str:
     """Describe the expected types in words.
-
-    Args:
-        kinds: Alternatives.
-        toml: Whether the file is TOML, which has tables, and no null.
 
     Returns:
         For example ``a whole number or null``.

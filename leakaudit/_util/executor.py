@@ -37,19 +37,12 @@ class WorkerDied(LeakauditError):
 
 @dataclass(frozen=True)
 class Outcome(Generic[R]):
-    """How one job ended.
+    """How one job ended."""
 
-    Attributes:
-        place: Index of its item.
-        value: What the job returned; None if it did not return.
-        error: What the job raised, or `WorkerDied`; None if it returned.
-        worker: Number of the process in the pool, otherwise the process ID.
-    """
-
-    place: int
-    value: R | None = None
-    error: Exception | None = None
-    worker: int = 0
+    place: int  # index of its item
+    value: R | None = None  # what the job returned; None if it did not return
+    error: Exception | None = None  # what the job raised, or `WorkerDied`; None if it returned
+    worker: int = 0  # number of the process in the pool, otherwise the process ID
 
     def result(self) -> R:
         """Return the value; raise the error if there is one."""

@@ -30,11 +30,7 @@ _TEMPORARY = re.compile(rf"\.(.+)\.[0-9a-f]{{{2 * _RANDOM}}}{re.escape(UNFINISHE
 
 
 def mode(path: Path) -> int:
-    """Return the permissions of a file to be written or replaced; stricter ones are kept.
-
-    Args:
-        path: The file, which need not exist.
-    """
+    """Return the permissions of a file to be written or replaced; stricter ones are kept."""
     try:
         return stat.S_IMODE(path.stat().st_mode) & PRIVATE
     except OSError:
@@ -42,14 +38,7 @@ def mode(path: Path) -> int:
 
 
 def resolved(path: Path) -> Path:
-    """Return the absolute path of a file or folder, with all links followed.
-
-    Args:
-        path: The file or folder, which need not exist.
-
-    Raises:
-        LeakauditError: Its links form a loop.
-    """
+    """Return the absolute path of a file or folder, with all links followed."""
     real = Path(os.path.realpath(path))
     # Links of a loop stay in it, and there are no others.
     if any(place.is_symlink() for place in (real, *real.parents)):
@@ -58,14 +47,7 @@ def resolved(path: Path) -> Path:
 
 
 def private_folder(path: Path) -> None:
-    """Create a folder and those above it, unless they exist; the permissions of others are kept.
-
-    Args:
-        path: The folder.
-
-    Raises:
-        OSError: It cannot be created, or is not a folder.
-    """
+    """Create a folder and those above it, unless they exist; the permissions of others are kept."""
     if path.is_dir():
         return
     if path.parent != path:
@@ -78,12 +60,6 @@ def sync_folder(path: Path) -> None:
     """Wait until the names in a folder are on the disk: those of new files, and of renamed ones.
 
     Without it, a failure of the machine may undo the renaming of a file whose content is safe.
-
-    Args:
-        path: The folder.
-
-    Raises:
-        OSError: The disk failed.
     """
     if os.name != "posix":  # other systems cannot open a folder
         return
@@ -107,16 +83,9 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
     If an exception is raised inside, the old file is kept. The folder is created if missing.
 
     Args:
-        path: The file to write or replace.
         durable: Whether the file and its name are on the disk at the end, so that a failure of
             the machine can neither leave an empty file nor bring back the old one. This takes
             milliseconds.
-
-    Yields:
-        The open file.
-
-    Raises:
-        LeakauditError: The file cannot be written.
     """
     # Nobody else can plant a file or a link of this name, and no other process writes to it.
     beside = path.with_name(f".{path.name}.{secrets.token_hex(_RANDOM)}{UNFINISHED}")
@@ -144,16 +113,7 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_tensors(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:
-    """Write tensors with `torch.save`, atomically.
-
-    Args:
-        path: The file to write or replace.
-        content: Tensors and plain values by name.
-        durable: As for `replacing`.
-
-    Raises:
-        LeakauditError: The file cannot be written.
-    """
+    """Write tensors with `torch.save`, atomically."""
     import torch
 
     with replacing(path, durable) as file:
@@ -164,14 +124,7 @@ def write_tensors(path: Path, content: Mapping[str, Any], durable: bool = True) 
 
 
 def unfinished(folder: Path) -> dict[Path, str]:
-    """Find the files that `replacing` left behind when its process was killed.
-
-    Args:
-        folder: Folder in which files were written.
-
-    Returns:
-        Files that were never moved to their final place, each with its intended name.
-    """
+    """Find the files that `replacing` left behind when its process was killed."""
     found = {}
     for path in folder.glob(f".*{UNFINISHED}"):
         name = intended(path)
@@ -181,22 +134,13 @@ def unfinished(folder: Path) -> dict[Path, str]:
 
 
 def intended(path: Path) -> str | None:
-    """Return the name that a temporary file of `replacing` was to get; None for any other file.
-
-    Args:
-        path: The file.
-    """
+    """Return the name that a temporary file of `replacing` was to get; None for any other file."""
     match = _TEMPORARY.fullmatch(path.name)
     return None if match is None else match[1]
 
 
 def write_arrays(file: BinaryIO, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write images, texts or labels as .npz, with the mark of personal data.
-
-    Args:
-        file: An open file, which is empty.
-        arrays: Arrays of numbers, by name.
-    """
+    """Write images, texts or labels as .npz, with the mark of personal data."""
     import numpy as np
 
     # numpy has an argument allow_pickle since 2.1; earlier versions would store it as an array.

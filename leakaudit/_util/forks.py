@@ -26,9 +26,6 @@ def context(preloaded: Sequence[str] = PRELOADED) -> ForkServerContext | SpawnCo
     It and its children ignore Ctrl-C. It ends when the process that started it and all of its
     children have ended.
 
-    Args:
-        preloaded: Modules that it imports when it starts.
-
     Returns:
         The context with which to start children. If there is no fork server, because the system
         has none or denies its socket, every child is a new process.
@@ -50,11 +47,7 @@ def context(preloaded: Sequence[str] = PRELOADED) -> ForkServerContext | SpawnCo
 
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables, and restore them at the end.
-
-    Args:
-        values: Variables by name.
-    """
+    """Set environment variables, and restore them at the end."""
     own = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

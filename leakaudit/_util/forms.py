@@ -27,17 +27,7 @@ Day: TypeAlias = Annotated[date, Meta(description="a date like 2030-01-31, witho
 
 
 def form(of: type[DataclassInstance], *without: str, **instead: object) -> type[Struct]:
-    """Return the type of a TOML table for a dataclass.
-
-    Args:
-        of: The dataclass; its fields are the keys, with their types and defaults.
-        without: Fields that a file cannot set.
-        instead: Types of fields that have another form in a file.
-
-    Returns:
-        A type with the same name.
-        A type with the same name.
-    """
+    """Return the type of a TOML table for a dataclass."""
     hints = get_type_hints(of, include_extras=True)
     made: list[tuple[str, Any, Any]] = []
     for field in fields(of):
@@ -58,9 +48,6 @@ def present(values: Struct) -> dict[str, Any]:
 
     Args:
         values: A value with fields that may be absent, i.e. `msgspec.UNSET`.
-
-    Returns:
-        The fields that are set, by name.
     """
     fields = msgspec.structs.asdict(values)
     return {name: held for name, held in fields.items() if held is not msgspec.UNSET}

@@ -16,12 +16,6 @@ def adjusted(p: Sequence[float]) -> list[float]:
     """Return adjusted p-values.
 
     A hypothesis is rejected at level alpha if its adjusted value is at most alpha.
-
-    Args:
-        p: one p-value per hypothesis.
-
-    Returns:
-        The adjusted values, in the order of `p`.
     """
     values = [0.0] * len(p)
     largest = 0.0
@@ -40,11 +34,7 @@ def rejected(p: Sequence[float], alpha: float) -> frozenset[int]:
     differ by a rounding error.
 
     Args:
-        p: one p-value per hypothesis.
         alpha: probability of at least one false rejection, over all hypotheses.
-
-    Returns:
-        Indices in `p`.
     """
     found = set[int]()
     for place, remaining in _ascending(p):

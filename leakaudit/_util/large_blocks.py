@@ -26,9 +26,6 @@ def kept(numbers: int) -> Iterator[None]:
     """Keep the blocks of large vectors for the next ones, and return them in the end.
 
     Does nothing for vectors that glibc keeps anyway, and with other C libraries.
-
-    Args:
-        numbers: Length of the vectors.
     """
     global _users
     if numbers * BYTES <= USUAL or platform.libc_ver()[0] != "glibc":

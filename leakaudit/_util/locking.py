@@ -13,16 +13,8 @@ if sys.platform != "win32":
 def lock(folder: Path, wait: bool) -> int | None:
     """Lock a folder for as long as the returned descriptor is open.
 
-    Args:
-        folder: The folder.
-        wait: Whether to wait for another process that holds it.
-
     Returns:
         The descriptor; None if the system cannot lock folders.
-
-    Raises:
-        BlockingIOError: Another process holds it.
-        OSError: It cannot be opened, or its file system knows no locks.
     """
     if sys.platform == "win32":
         return None

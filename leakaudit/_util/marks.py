@@ -26,31 +26,19 @@ TAIL = 1 << 20  # the same at its end, where a PDF has a table of about 20 bytes
 
 
 def of(personal: bool) -> str:
-    """Return the mark of a file.
-
-    Args:
-        personal: Whether the file contains personal data.
-    """
+    """Return the mark of a file."""
     return PERSONAL if personal else MAKER
 
 
 def archive(file: BinaryIO) -> None:
-    """Mark an archive of arrays.
-
-    Args:
-        file: The open file, in which a zip archive without a comment was written.
-    """
+    """Mark an archive of arrays."""
     mark = PERSONAL.encode()
     file.seek(-_LENGTH, os.SEEK_END)
     file.write(len(mark).to_bytes(_LENGTH, "little") + mark)
 
 
 def found(file: BinaryIO) -> bool:
-    """Return whether a file has a mark of personal data.
-
-    Args:
-        file: The open file.
-    """
+    """Return whether a file has a mark of personal data."""
     mark = PERSONAL.encode()
     head = file.read(HEAD)
     size = file.seek(0, os.SEEK_END)

@@ -45,22 +45,10 @@ def old_headers() -> Iterator[None]:
 
 
 class Npz:
-    """An open .npz file; its arrays are read one at a time.
-
-    Attributes:
-        files: Names of its arrays.
-    """
+    """An open .npz file; its arrays are read one at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Open a file.
-
-        Args:
-            path: The file.
-
-        Raises:
-            ValueError: It is not an archive, or unpacks to too much.
-            OSError: It cannot be read.
-        """
+        """Open a file."""
         most = unpacked(path.stat().st_size)
         try:
             self._archive = ZipFile(path)
@@ -89,15 +77,7 @@ class Npz:
         self._archive.close()
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array.
-
-        Args:
-            name: Its name.
-
-        Raises:
-            KeyError: There is none of this name.
-            ValueError: It is damaged, has pickled objects, or declares more than it holds.
-        """
+        """Return an array."""
         if name not in self.files:
             raise KeyError(name)
         try:
@@ -108,14 +88,7 @@ class Npz:
             raise ValueError(f"array {name[:80]!r}: {str(error)[:200]}") from None
 
     def length(self, name: str) -> int:
-        """Return how many numbers an array declares; none of them is read.
-
-        Args:
-            name: Its name.
-
-        Raises:
-            ValueError: Its header is damaged.
-        """
+        """Return how many numbers an array declares; none of them is read."""
         try:
             shape, _ = self._header(name)
         except OSError:

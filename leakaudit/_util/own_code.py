@@ -24,11 +24,7 @@ NO_FACTORIES = frozenset(sys.stdlib_module_names | {"torch"})
 
 @contextmanager
 def importable(folder: str = "") -> Iterator[None]:
-    """Search a folder for modules, after the standard library and all installed packages.
-
-    Args:
-        folder: The folder; the current one if empty.
-    """
+    """Search a folder for modules, after the standard library and all installed packages."""
     place = os.path.abspath(folder)
     # A file may be younger than the listing of its folder that the import system keeps.
     importlib.invalidate_caches()
@@ -45,10 +41,6 @@ def defined_in(value: object, module: str) -> bool:
 
     Functions of the standard library and of torch do not count, and neither do names that a module
     imports from elsewhere.
-
-    Args:
-        value: An attribute of the module.
-        module: Name of the module.
     """
     if not isinstance(value, FunctionType) or module.partition(".")[0] in NO_FACTORIES:
         return False

@@ -24,9 +24,6 @@ def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value is a number that is finite as a float, and not a Boolean.
 
     A whole number of a file may have 400 digits, and no float is as large.
-
-    Args:
-        value: Any value, for example of a JSON file.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

@@ -6,12 +6,7 @@ LISTED = 4  # most nodes that are listed one by one; a choice
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number and its noun, such as ``1 node`` or ``3 nodes``.
-
-    Args:
-        number: How many there are.
-        noun: The singular; an s makes the plural.
-    """
+    """Return a number and its noun, such as ``1 node`` or ``3 nodes``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

@@ -15,24 +15,16 @@ _INERT = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 
 @dataclass(frozen=True)
 class Revision:
-    """The state of a work tree.
+    """The state of a work tree."""
 
-    Attributes:
-        commit: The commit that is checked out, 40 or 64 hexadecimal digits.
-        changed: Whether files that git tracks differ from the commit.
-    """
-
-    commit: str
-    changed: bool
+    commit: str  # the commit that is checked out, 40 or 64 hexadecimal digits
+    changed: bool  # whether files that git tracks differ from the commit
 
 
 def revision(folder: Path) -> Revision | None:
     """Return the commit that is checked out in a folder.
 
     Call this only for a folder whose program is executed anyway.
-
-    Args:
-        folder: A folder inside a work tree.
 
     Returns:
         The state of the work tree; None if there is no repository, no commit, or no git.
@@ -47,11 +39,7 @@ def revision(folder: Path) -> Revision | None:
 
 
 def is_commit(text: object) -> bool:
-    """Return whether a value is the full name of a commit.
-
-    Args:
-        text: Any value.
-    """
+    """Return whether a value is the full name of a commit."""
     return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
 
 

@@ -109,31 +109,18 @@ ALLOW, DENY = 0x7FFF0000, 0x00050000 | 1  # the latter with EPERM
 
 @dataclass(frozen=True)
 class Allowed:
-    """What an isolated process may use.
+    """What an isolated process may use."""
 
-    Attributes:
-        listed: Folders whose own entries can be listed, but not read.
-        read: Files and folders that can be read.
-        written: Files and folders that can be written, too.
-        largest: The largest file that can be written, in bytes.
-    """
-
-    listed: Sequence[Path]
-    read: Sequence[Path]
-    written: Sequence[Path]
-    largest: int
+    listed: Sequence[Path]  # folders whose own entries can be listed, but not read
+    read: Sequence[Path]  # files and folders that can be read
+    written: Sequence[Path]  # files and folders that can be written, too
+    largest: int  # the largest file that can be written, in bytes
 
 
 def enter(allowed: Allowed) -> list[str]:
     """Isolate this process, and continue in a child of it if namespaces of processes are allowed.
 
     Call it before anything of a stranger is read, and in a process without threads.
-
-    Args:
-        allowed: What it may use.
-
-    Returns:
-        What could not be isolated; nothing if all mechanisms work.
     """
     _limit(allowed.largest)
     if sys.platform != "linux":
@@ -297,12 +284,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
 
 
 def _filter(libc: ctypes.CDLL, own: bool) -> bool:
-    """Deny the system calls of `DENIED`; return whether that works.
-
-    Args:
-        libc: The C library.
-        own: Whether this process has a namespace of processes; then `OF_ITSELF` is no limit.
-    """
+    """Deny the system calls of `DENIED`; return whether that works."""
     if platform.machine() not in ARCHITECTURES or struct.calcsize("P") != 8:
         return False
     architecture, column = ARCHITECTURES[platform.machine()]

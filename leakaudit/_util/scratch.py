@@ -22,11 +22,7 @@ OWNER = stat.S_IRWXU
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """Make a private temporary folder, and remove it with all that it then contains.
-
-    Yields:
-        Its path, without links.
-    """
+    """Make a private temporary folder, and remove it with all that it then contains."""
     place = Path(tempfile.mkdtemp(prefix="leakaudit-")).resolve()
     try:
         yield place
@@ -39,9 +35,6 @@ def remove(place: Path) -> None:
 
     The folders inside are moved to the top and emptied there one after the other, so that neither
     the length of a path nor the number of open folders grows with the depth.
-
-    Args:
-        place: The folder, which nobody may rename.
     """
     with suppress(OSError):
         top = _opened(None, str(place))

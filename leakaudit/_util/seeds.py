@@ -10,29 +10,12 @@ from leakaudit.errors import LeakauditError
 
 
 def generator(seed: int, node: int) -> Generator:
-    """Return one node's random numbers, independent of which other nodes are attacked.
-
-    Args:
-        seed: Seed of the run.
-        node: The node.
-
-    Returns:
-        A generator on the CPU.
-    """
+    """Return one node's random numbers, independent of which other nodes are attacked."""
     return Generator().manual_seed(child(seed, node))
 
 
 def generators(seed: int, *names: str) -> dict[str, Generator]:
-    """Return independent generators.
-
-    Args:
-        seed: Seed of the run.
-        names: The purpose of each generator. Its stream depends on its position in the list, not
-            on its name.
-
-    Returns:
-        CPU generators by name.
-    """
+    """Return independent generators."""
     return {name: nth_generator(seed, place) for place, name in enumerate(names)}
 
 
@@ -40,14 +23,7 @@ def nth_generator(seed: int, place: int) -> Generator:
     """Return one of the generators that `generators` returns, without making the others.
 
     Args:
-        seed: Seed of the run.
         place: Its place in the list of names, from 0.
-
-    Returns:
-        A generator on the CPU.
-
-    Raises:
-        LeakauditError: The seed is negative.
     """
     if seed < 0:
         raise LeakauditError(f"seed: expected a whole number >= 0, got {seed}")

@@ -35,9 +35,6 @@ def text(columns: Iterable[str], rows: Iterable[Sequence[Cell]]) -> str:
 def inert(value: str) -> str:
     """Return text that no spreadsheet evaluates.
 
-    Args:
-        value: Any text.
-
     Returns:
         One line without control characters. An apostrophe precedes every character that could start
         a formula.

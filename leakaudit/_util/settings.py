@@ -25,12 +25,6 @@ def size(text: str | int) -> int:
 
     Args:
         text: For example 4000000000, "4e9", "500MB" or "4GB".
-
-    Returns:
-        Bytes.
-
-    Raises:
-        ValueError: The text is not a size.
     """
     lower = str(text).strip().lower()
     unit = lower[-2:]
@@ -40,17 +34,7 @@ def size(text: str | int) -> int:
 
 
 def boolean(text: str | bool) -> bool:
-    """Read true or false.
-
-    Args:
-        text: One of `YES` or `NO`, or a bool.
-
-    Returns:
-        The bool.
-
-    Raises:
-        KeyError: The text is neither.
-    """
+    """Read true or false."""
     word = str(text).lower()
     if word in YES:
         return True
@@ -60,14 +44,7 @@ def boolean(text: str | bool) -> bool:
 
 
 def choice(*options: str) -> Callable[[str], str]:
-    """Return a function that accepts only certain words.
-
-    Args:
-        options: The allowed words.
-
-    Returns:
-        A function that returns its argument, or raises ValueError.
-    """
+    """Return a function that accepts only certain words."""
 
     def read(text: str) -> str:
         if text not in options:
@@ -80,19 +57,12 @@ def choice(*options: str) -> Callable[[str], str]:
 
 @dataclass(frozen=True)
 class Setting:
-    """One option.
+    """One option."""
 
-    Attributes:
-        default: Its value if no source sets it.
-        read: Converts text to a value; raises ValueError or KeyError.
-        help: Its meaning.
-        kind: The type in a TOML file; the type of the default if None.
-    """
-
-    default: Any
-    read: Callable[[Any], Any]
+    default: Any  # its value if no source sets it
+    read: Callable[[Any], Any]  # converts text to a value; raises ValueError or KeyError
     help: str
-    kind: Any = None
+    kind: Any = None  # the type in a TOML file; the type of the default if None
 
 
 SETTINGS: dict[str, Setting] = {
@@ -216,12 +186,7 @@ def _require_harmless(name: str, value: Any, folder: Path, source: str, line: st
 
 
 def inside(folder: Path, name: str) -> bool:
-    """Return whether a path leads to a place below a folder, links included.
-
-    Args:
-        folder: The folder.
-        name: A path, relative to the folder or absolute.
-    """
+    """Return whether a path leads to a place below a folder, links included."""
     return files.resolved(folder / name).is_relative_to(files.resolved(folder))
 
 

@@ -28,23 +28,14 @@ PLUGINS = "LEAKAUDIT_PLUGINS"  # names of modules that child processes import, s
 
 @dataclass(frozen=True)
 class Shipped:
-    """A function, and what has to be the same where it is called.
+    """A function, and what has to be the same where it is called."""
 
-    Attributes:
-        job: The function, pickled.
-        backend: Name of the backend, for messages.
-        plugins: The plug-ins in use.
-        versions: Versions of the packages that results depend on.
-        until: End of the available time, in seconds since 1970.
-        files: Files that it reads, each with its `_mark`.
-    """
-
-    job: bytes
-    backend: str
-    plugins: str
-    versions: tuple[tuple[str, str], ...]
-    until: float
-    files: tuple[tuple[str, str], ...]
+    job: bytes  # the function, pickled
+    backend: str  # name of the backend, for messages
+    plugins: str  # the plug-ins in use
+    versions: tuple[tuple[str, str], ...]  # versions of the packages that results depend on
+    until: float  # end of the available time, in seconds since 1970
+    files: tuple[tuple[str, str], ...]  # files that it reads, each with its `_mark`
 
 
 def pack(
@@ -53,10 +44,7 @@ def pack(
     """Prepare a function for workers.
 
     Args:
-        job: The function.
-        backend: Name of the backend.
         until: End of the available time, in seconds since 1970.
-        files: Files that the function reads.
     """
     return Shipped(
         pickle.dumps(job),
@@ -69,13 +57,7 @@ def pack(
 
 
 def call(shipped: Shipped, place: int, item: bytes) -> Outcome[Any]:
-    """Compute one job in a worker; never raises.
-
-    Args:
-        shipped: The function.
-        place: Index of the item.
-        item: The item, pickled.
-    """
+    """Compute one job in a worker; never raises."""
     try:
         job = _unpacked(shipped)
         seconds = None
@@ -122,12 +104,6 @@ def _mark(path: Path) -> str:
 
     A file ends with the checksums of all its parts. Of a folder, the names and sizes of its files
     count, and the files beside its shards.
-
-    Args:
-        path: A file or a folder.
-
-    Returns:
-        A digest; "" if it cannot be read.
     """
     try:
         if not path.is_dir():

@@ -28,10 +28,8 @@ def read_json(text: str | bytes, deepest: int | None = None, **options: Any) -> 
     """Return what `json.loads` does; for lists of lists, ten times as fast.
 
     Args:
-        text: JSON text.
         deepest: Most lists and dictionaries around a value. None for as many as Python can parse,
             which is too many for functions that call themselves for each level.
-        options: As for `json.loads`.
 
     Raises:
         ValueError: It is not JSON, nests deeper, has more than `CONTAINERS` lists and objects, or

@@ -38,13 +38,7 @@ class Vocabulary:
 
     Args:
         protocol: a registered victim, the path of a protocol file, or ``own:NAME``.
-        params: its constants.
-        graph: its network.
         rounds: number of rounds, None if unknown.
-        public: public tensors, from which schedules are read.
-
-    Raises:
-        LeakauditError: the protocol or a constant is unknown, or a constant has an invalid value.
     """
 
     def __init__(
@@ -101,11 +95,7 @@ class Vocabulary:
         return {v.name: v.dst is None for v in declared.vectors if v.kind == "message"}
 
     def check(self, round: int, src: Integers, dst: Integers, kind: str) -> None:
-        """Check the kind and the channels of messages.
-
-        Raises:
-            LeakauditError: the protocol does not send this kind, or a channel does not exist.
-        """
+        """Check the kind and the channels of messages."""
         kinds = self.kinds
         if kind not in self._seen and kinds is not None and kind not in kinds:
             raise LeakauditError(
@@ -135,15 +125,7 @@ class Vocabulary:
 
 
 def finite(value: Tensor, what: str) -> None:
-    """Check that a message contains neither NaN nor infinity.
-
-    Args:
-        value: Its payload.
-        what: Its name in error messages.
-
-    Raises:
-        LeakauditError: It contains NaN or infinity.
-    """
+    """Check that a message contains neither NaN nor infinity."""
     if not bool(torch.isfinite(value).all()):
         bad = int((~torch.isfinite(value)).sum())
         says = (
@@ -159,11 +141,6 @@ def inputs(x: Tensor, task: TaskSpec, what: str) -> None:
 
     Args:
         x: (n, *shape) inputs.
-        task: Description of the task.
-        what: Their name in error messages.
-
-    Raises:
-        LeakauditError: An input is out of range.
     """
     if not x.numel():
         return
@@ -191,11 +168,6 @@ def shape_of_labels(y: Tensor, task: TaskSpec, what: str) -> None:
     Args:
         y: (n,) labels. For ``cross_entropy`` also (n, classes) probabilities; for ``squared`` also
             (n, k) targets, where k is the number of the model's outputs.
-        task: Description of the task.
-        what: Their name in error messages.
-
-    Raises:
-        LeakauditError: They have another shape.
     """
     probabilities = y.is_floating_point() and y.shape[1:] == (task.classes,)
     fits = y.dim() == 1
@@ -218,11 +190,6 @@ def labels(y: Tensor, task: TaskSpec, what: str) -> None:
 
     Args:
         y: (n,) labels, or of another shape that `shape_of_labels` accepts.
-        task: Description of the task.
-        what: Their name in error messages.
-
-    Raises:
-        LeakauditError: A label is invalid.
     """
     shape_of_labels(y, task, what)
     if not y.numel():

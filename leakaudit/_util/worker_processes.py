@@ -29,15 +29,6 @@ def run(shipped: Shipped, items: Sequence[Any], workers: int, stop: Stop) -> Ite
     """Compute jobs in several processes, and yield how each one ended as soon as it has.
 
     If a process dies, another one is started, and the job is repeated.
-
-    Args:
-        shipped: The function.
-        items: Its items.
-        workers: Largest number of processes at a time.
-        stop: Called before each job; true ends the work.
-
-    Raises:
-        LeakauditError: A process cannot start.
     """
     waiting = list(range(len(items)))[::-1]
     deaths = dict.fromkeys(waiting, 0)

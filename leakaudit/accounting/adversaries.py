@@ -29,15 +29,9 @@ MOST_SHARED = 600_000
 
 @dataclass(frozen=True)
 class Threat:
-    """An adversary, and the node that it targets.
+    """An adversary, and the node that it targets."""
 
-    Attributes:
-        node: The node that owns the data.
-        kind: A key of `KINDS`.
-        adversary: The adversary.
-    """
-
-    node: int
+    node: int  # the node that owns the data
     kind: ThreatKind
     adversary: Adversary
 
@@ -48,13 +42,7 @@ def around(graph: Graph, nodes: Sequence[int], size: int, *, shared: bool = Fals
     A single node is a neighbour or another node, not a coalition.
 
     Args:
-        graph: Graph of the network.
-        nodes: Nodes to analyse.
-        size: Size of the largest coalition of other nodes.
         shared: Whether views share work (`Protocol.forward`), so that more are feasible.
-
-    Raises:
-        LeakauditError: A node does not exist, or there are too many views.
     """
     if size < 0:
         raise LeakauditError(f"--coalitions: expected at least 0, got {size}")
@@ -81,10 +69,8 @@ def named(adversaries: Sequence[Adversary], nodes: Sequence[int] | None, last: i
     """Return specified adversaries, for each of some nodes.
 
     Args:
-        adversaries: The adversaries.
         nodes: Nodes to analyse; by default all of the first `last` that the adversary does not
             control.
-        last: Number of nodes that hold data.
     """
     threats = []
     for adversary in adversaries:
@@ -97,13 +83,7 @@ def named(adversaries: Sequence[Adversary], nodes: Sequence[int] | None, last: i
 
 
 def how_many(graph: Graph, nodes: Sequence[int], size: int) -> int:
-    """Return a lower limit of the number of adversaries that `around` returns.
-
-    Args:
-        graph: As for `around`.
-        nodes: As for `around`.
-        size: As for `around`.
-    """
+    """Return a lower limit of the number of adversaries that `around` returns."""
     size = min(size, graph.nodes - 1)  # no coalition has more members than there are other nodes
     coalitions = sum(comb(graph.nodes - 1, members) for members in range(1, size + 1))
     views = 0

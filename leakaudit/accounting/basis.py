@@ -55,20 +55,15 @@ class Stronger(StrEnum):
 
 @dataclass(frozen=True)
 class Basis:
-    """The basis of the bound of a view.
+    """The basis of the bound of a view."""
 
-    Attributes:
-        ground: Why it holds.
-        stronger: The adversary for which it was computed, if not the adversary itself.
-        smoothness: Lipschitz constant of the gradients, if the ground is `SMOOTH`.
-        not_smooth: Why a specified smoothness did not help.
-        own_view: Why the adversary's own view has no bound, if that of a stronger one replaces it.
-    """
-
-    ground: Ground
+    ground: Ground  # why it holds
+    # the adversary for which it was computed, if not the adversary itself
     stronger: Stronger | None = None
+    # Lipschitz constant of the gradients, if the ground is `SMOOTH`
     smoothness: float | None = None
-    not_smooth: str = ""
+    not_smooth: str = ""  # why a specified smoothness did not help
+    # why the adversary's own view has no bound, if that of a stronger one replaces it
     own_view: str = ""
 
     @property

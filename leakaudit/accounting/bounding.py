@@ -26,9 +26,6 @@ def check(
         smoothness: Lipschitz constant; at least 0 and finite.
         delta: Between 0 and 1.
         epsilon: Above 0 and finite. Any of the four may be None, which means not specified.
-
-    Raises:
-        LeakauditError: One of them is out of range.
     """
     if smoothness is not None and not 0 <= smoothness < math.inf:
         raise LeakauditError(f"expected --smoothness >= 0 and finite, got {smoothness}")
@@ -48,14 +45,9 @@ def protocol_of(
 
     Args:
         source: A trace, whose messages are not read, a scenario, or a file of either.
-        data_root: Folder of data sets that are not bundled, for scenarios.
-        download: Whether missing data sets may be downloaded.
 
     Returns:
         The protocol over all rounds, and the number of nodes that hold data (the first ones).
-
-    Raises:
-        LeakauditError: The source cannot be read, or the scenario cannot run.
     """
     if not isinstance(source, Trace | Scenario):
         path = Path(source)

@@ -32,15 +32,10 @@ EQUAL = 1e-9  # largest relative difference of standard deviations that differ o
 
 @dataclass(frozen=True)
 class ScaledNoise:
-    """The declaration of a victim, with its noise scaled.
-
-    Attributes:
-        victim: The victim.
-        factor: Factor of every standard deviation.
-    """
+    """The declaration of a victim, with its noise scaled."""
 
     victim: Victim
-    factor: float
+    factor: float  # factor of every standard deviation
 
     @property
     def stationary(self) -> bool:
@@ -52,13 +47,7 @@ class ScaledNoise:
         return self.victim.turns(rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the victim's relations with every noise scaled by `factor`.
-
-        Args:
-            graph: As for the victim.
-            rounds: As for the victim.
-            public: As for the victim.
-        """
+        """Declare the victim's relations with every noise scaled by `factor`."""
         declared = self.victim.relations(graph, rounds, public)
         for k, vector in enumerate(declared.vectors):
             if vector.kind == "noise":
@@ -68,27 +57,20 @@ class ScaledNoise:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The noise that gives one view a requested epsilon.
-
-    Attributes:
-        epsilon: The requested epsilon.
-        delta: The requested delta.
-        factor: Factor of all noise in the run; inf if a combination is sent without noise, so that
-            no factor suffices.
-        noise: Name -> lowest and highest standard deviation of the node's own noise (of all noise,
-            if it adds none) after scaling.
-        mu: The requested mu.
-        reached: mu at that noise, confirmed by recomputing it for the first view of a protocol.
-        leaking: Combinations that none of these noises hides.
-    """
+    """The noise that gives one view a requested epsilon."""
 
     epsilon: float
     delta: float
+    # factor of all noise in the run; inf if a combination is sent without noise, so that no factor
+    # suffices
     factor: float
+    # name -> lowest and highest standard deviation of the node's own noise (of all noise, if it
+    # adds none) after scaling
     noise: Mapping[str, tuple[float, float]]
     mu: float
+    # mu at that noise, confirmed by recomputing it for the first view of a protocol
     reached: float | None
-    leaking: tuple[str, ...] = ()
+    leaking: tuple[str, ...] = ()  # combinations that none of these noises hides
 
     @property
     def holds(self) -> bool:
@@ -130,16 +112,7 @@ def calibrate(
     delta: float,
     smoothness: float | None,
 ) -> Calibration | None:
-    """Return the noise that makes this view (epsilon, delta)-DP; None if there is no mu.
-
-    Args:
-        protocol: The protocol with its constants and graph.
-        threat: The adversary and the node.
-        found: The bound on its view.
-        epsilon: The requested epsilon.
-        delta: The requested delta.
-        smoothness: As for `view_bounds`.
-    """
+    """Return the noise that makes this view (epsilon, delta)-DP; None if there is no mu."""
     if found.mu is None:
         return None
     wanted = _mu(epsilon, delta)

@@ -41,36 +41,22 @@ REPORTED = 100  # views equal to others between two reports of the progress: a c
 
 @dataclass(frozen=True)
 class Comparison(Displayed):
-    """One view of one node compared with the claim.
+    """One view of one node compared with the claim."""
 
-    Attributes:
-        threat: The adversary and the node.
-        bound: The bound on the adversary's view.
-        claim: The strongest claim that applies to this view.
-        verdict: The verdict on the claim.
-        why: The reason for the verdict.
-        exact: Upper bound of a record's epsilon at the claim's delta, exact if `ViewBound.holds`
-            says so; None if there is none.
-        least: The epsilon that linear (and quadratic) losses attain.
-        ratio: Exact epsilon divided by the claimed one.
-        calibration: The noise that the claim requires.
-        like: The adversary whose view is the same by symmetry.
-        sensitivity_from: Origin of the sensitivity, in words.
-        rests: The inputs of the bound, and where each comes from.
-    """
-
-    threat: Threat
-    bound: ViewBound
-    claim: Claim | None
+    threat: Threat  # the adversary and the node
+    bound: ViewBound  # the bound on the adversary's view
+    claim: Claim | None  # the strongest claim that applies to this view
     verdict: Verdict
-    why: str
+    why: str  # the reason for the verdict
+    # upper bound of a record's epsilon at the claim's delta, exact if `ViewBound.holds` says so;
+    # None if there is none
     exact: float | None = None
-    least: float | None = None
-    ratio: float | None = None
-    calibration: Calibration | None = None
-    like: Threat | None = None
-    sensitivity_from: str = ""
-    rests: tuple[Evidence, ...] = ()
+    least: float | None = None  # the epsilon that linear (and quadratic) losses attain
+    ratio: float | None = None  # exact epsilon divided by the claimed one
+    calibration: Calibration | None = None  # the noise that the claim requires
+    like: Threat | None = None  # the adversary whose view is the same by symmetry
+    sensitivity_from: str = ""  # origin of the sensitivity, in words
+    rests: tuple[Evidence, ...] = ()  # the inputs of the bound, and where each comes from
 
     @property
     def holds(self) -> Holds:
@@ -163,20 +149,13 @@ def _plain_claim(claim: Claim) -> dict[str, Json]:
 
 @dataclass(frozen=True)
 class AssumedSensitivity:
-    """The assumed largest change of a gradient if one record is exchanged.
+    """The assumed largest change of a gradient if one record is exchanged."""
 
-    Attributes:
-        value: Euclidean norm of the change.
-        origin: Its origin, in words.
-        comparable: Whether claims are judged with it.
-        asked: Whether it was specified for this bound.
-        known: Whether anything states it; otherwise mu is a multiple of it (`without_scale`).
-    """
-
-    value: float
+    value: float  # Euclidean norm of the change
     origin: str
-    comparable: bool
-    asked: bool = False
+    comparable: bool  # whether claims are judged with it
+    asked: bool = False  # whether it was specified for this bound
+    # whether anything states it; otherwise mu is a multiple of it (`without_scale`)
     known: bool = True
 
     @property
@@ -195,8 +174,6 @@ def assumed_sensitivity(
     """Return the sensitivity at which views are bounded.
 
     Args:
-        protocol: The protocol; its constants may declare a clip.
-        claims: The claims; the first one that states a sensitivity is used.
         asked: The value specified by the user, None if there is none.
     """
     clipped = protocol.clipped
@@ -233,12 +210,7 @@ class _Question:
 
 @dataclass(frozen=True)
 class _Views:
-    """The job of comparing some views of one adversary.
-
-    Attributes:
-        protocol: The protocol.
-        question: The parameters.
-    """
+    """The job of comparing some views of one adversary."""
 
     protocol: Protocol
     question: _Question
@@ -266,17 +238,7 @@ def compare(
     """Yield every adversary's view and the claim; views equal by symmetry are computed once.
 
     Args:
-        protocol: The protocol with its constants and graph.
-        threats: The adversaries, each with a node.
-        sensitivity: As for `view_bounds`, or with its origin; by default `assumed_sensitivity`
-            chooses it.
         delta: As for `view_bounds`; by default that of the claim, otherwise 1e-5.
-        epsilon: The epsilon for which noise is recommended; by default that of the claim.
-        smoothness: As for `view_bounds`.
-        executor: Where the views are computed.
-
-    Raises:
-        LeakauditError: As for `view_bounds`.
     """
     claims = _claims(protocol)
     if not isinstance(sensitivity, AssumedSensitivity):
@@ -405,7 +367,6 @@ def judged(comparison: Comparison, comparable: bool) -> Comparison:
     NOT_REFUTED requires that no loss exceeds it.
 
     Args:
-        comparison: The comparison without a verdict.
         comparable: Whether it is known how much a gradient differs between neighbouring data sets
             of the claim.
     """
@@ -449,12 +410,7 @@ def _between(comparison: Comparison) -> str:
 
 
 def worst(found: Sequence[Comparison], by_node: bool = True) -> list[Comparison]:
-    """Return, for each node and kind of adversary, the first comparison with the largest mu.
-
-    Args:
-        found: All comparisons.
-        by_node: Whether to distinguish nodes; otherwise only kinds of adversaries.
-    """
+    """Return, for each node and kind of adversary, the first comparison with the largest mu."""
     best: dict[tuple[int, str, bool], Comparison] = {}
     for one in found:
         node = one.bound.node if by_node else 0
@@ -469,11 +425,7 @@ def _exceeds(bound: ViewBound, other: ViewBound) -> bool:
 
 
 def alike(found: Sequence[Comparison]) -> dict[int, int]:
-    """Return nodes whose views all equal those of another node by symmetry: node -> that node.
-
-    Args:
-        found: All comparisons.
-    """
+    """Return nodes whose views all equal those of another node by symmetry: node -> that node."""
     likes: dict[int, set[int | None]] = {}
     for one in found:
         node = one.bound.node

@@ -11,24 +11,15 @@ from leakaudit.evidence import Origin, weakest
 
 @dataclass(frozen=True)
 class Footnotes:
-    """Remarks on rows; those that do not concern all rows have a number.
+    """Remarks on rows; those that do not concern all rows have a number."""
 
-    Attributes:
-        lines: The remarks, with their numbers.
-        marks: For every row, the numbers of its remarks, such as ``[1] [3]``; may be empty.
-    """
-
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # the remarks, with their numbers
+    # for every row, the numbers of its remarks, such as `[1] [3]`; may be empty
     marks: tuple[str, ...]
 
 
 def footnotes(found: Sequence[Comparison], begun: bool) -> Footnotes:
-    """Return the remarks on some rows.
-
-    Args:
-        found: The rows.
-        begun: Whether the last round was begun but not finished.
-    """
+    """Return the remarks on some rows."""
     rows: dict[str, list[int]] = {}
     remarks = [list(_remarks(one, begun)) for one in found]
     for same_subject in zip(*remarks, strict=True):

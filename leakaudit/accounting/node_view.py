@@ -36,18 +36,12 @@ LARGE = 10_000
 
 @dataclass(frozen=True)
 class NodeView:
-    """A view of a node, with its bound at sensitivity 1.
+    """A view of a node, with its bound at sensitivity 1."""
 
-    Attributes:
-        knowledge: What is known; of a long run (`LongView`), in its first rounds.
-        targets: The node's gradients that are not known; empty for a long run.
-        bound: The bound at sensitivity 1.
-        stronger: The adversary, if it is not the requested one but a stronger one.
-    """
-
-    knowledge: Knowledge
-    targets: Sequence[Expression]
-    bound: Bound
+    knowledge: Knowledge  # what is known; of a long run (`LongView`), in its first rounds
+    targets: Sequence[Expression]  # the node's gradients that are not known; empty for a long run
+    bound: Bound  # the bound at sensitivity 1
+    # the adversary, if it is not the requested one but a stronger one
     stronger: Stronger | None = None
 
     @classmethod
@@ -59,12 +53,7 @@ class NodeView:
         *,
         least: bool = False,
     ) -> NodeView:
-        """Bound what is known of a node; with `least`, from below (`account`).
-
-        Raises:
-            Unexplained: Vectors that the declaration does not explain reach the view.
-            LeakauditError: The node has no unknown gradients, or the view cannot be accounted for.
-        """
+        """Bound what is known of a node; with `least`, from below (`account`)."""
         targets = _targets(knowledge, node)
         return cls(knowledge, targets, account(knowledge, targets, 1.0, least=least), stronger)
 
@@ -92,11 +81,7 @@ class NodeView:
         return lowest
 
     def turns(self, protocol: Protocol) -> Turns | None:
-        """Return which gradients a record can enter; None if all of them, or if not declared.
-
-        Args:
-            protocol: The protocol; its turns are used if they refer to exactly these gradients.
-        """
+        """Return which gradients a record can enter; None if all of them, or if not declared."""
         declared = protocol.turns
         if declared is None:
             return None
@@ -118,14 +103,7 @@ class NodeView:
 
 
 class Views:
-    """One adversary's views of the nodes of a protocol; what they share is computed once.
-
-    Args:
-        protocol: The protocol with its constants and graph.
-        adversary: The adversary.
-        nodes: The nodes.
-        smooth: Whether the views serve for a smoothness, which requires all rounds at once.
-    """
+    """One adversary's views of the nodes of a protocol; what they share is computed once."""
 
     def __init__(
         self,
@@ -141,14 +119,7 @@ class Views:
         self.nodes = [node for node in nodes if node not in adversary.corrupt]
 
     def own(self, node: int) -> NodeView:
-        """Return the adversary's view of a node, over all rounds.
-
-        Args:
-            node: The node.
-
-        Raises:
-            LeakauditError: The view cannot be bounded; the message states why.
-        """
+        """Return the adversary's view of a node, over all rounds."""
         if self._together is not None:
             known, view = self._together
             bound = view.bound(node)
@@ -160,12 +131,6 @@ class Views:
         """Return what the view reveals whatever unexplained vectors contain: a lower bound.
 
         In a long run, only relations of the node itself are used.
-
-        Args:
-            node: The node.
-
-        Raises:
-            LeakauditError: As for `own`.
         """
         protocol = self.protocol
         if protocol.repeats and protocol.rounds > DECLARED:
@@ -180,10 +145,6 @@ class Views:
 
         These vectors are functions of this view and of chance, so that it determines the
         adversary's own: its mu is an upper bound.
-
-        Args:
-            node: The node.
-            missing: What the adversary's own view contains.
 
         Returns:
             None if there is none: the node itself, or nobody in particular, owns such a vector.
@@ -314,10 +275,6 @@ def stronger_views(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
 
     They are computed once for all nodes whose own relations are alike. These views may therefore be
     those of another node, with the same bounds.
-
-    Args:
-        protocol: The protocol with its constants and graph; it caches the views.
-        node: The node.
     """
     if node not in protocol.stronger:
         protocol.stronger[node] = _like_earlier(protocol, node)

@@ -22,9 +22,6 @@ def rests_on(
     itself.
 
     Args:
-        protocol: The protocol that was bounded.
-        bound: The bound of one view.
-        sensitivity: Where its sensitivity comes from.
         asked: Whether it was specified for this bound, whatever the recording says about its own.
     """
     if bound.refused or bound.mu == 0:

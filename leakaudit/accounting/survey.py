@@ -31,11 +31,7 @@ class _Survey:
     protocol: Protocol
 
     def __call__(self, nodes: Sequence[int]) -> list[tuple[list[int], Array]]:
-        """Return the nodes whose messages each of them observes, and the squared mu of every node.
-
-        Args:
-            nodes: The curious nodes.
-        """
+        """Return the nodes that each of them observes, and the squared mu of every node."""
         network = self.protocol.network
         assert network is not None
         found = []
@@ -49,13 +45,7 @@ class _Survey:
 
 
 def lists_worst(protocol: Protocol, nodes: Sequence[int], size: int) -> bool:
-    """Return whether `adversaries` returns only the worst distant curious node of each node.
-
-    Args:
-        protocol: As for `adversaries`.
-        nodes: As for `adversaries`.
-        size: As for `adversaries`.
-    """
+    """Return whether `adversaries` returns only the worst distant curious node of each node."""
     many = size == 1 and how_many(protocol.graph, nodes, size) > MOST_SHARED
     return many and protocol.network is not None
 
@@ -63,17 +53,7 @@ def lists_worst(protocol: Protocol, nodes: Sequence[int], size: int) -> bool:
 def adversaries(
     protocol: Protocol, nodes: Sequence[int], size: int, executor: Executor = IN_PROCESS
 ) -> list[Threat]:
-    """Return the adversaries of some nodes; if they are many, only the worst distant node of each.
-
-    Args:
-        protocol: The protocol with its constants and graph. It keeps what was computed.
-        nodes: Nodes to analyse.
-        size: Size of the largest coalition of other nodes.
-        executor: Where views are computed.
-
-    Raises:
-        LeakauditError: As for `around`.
-    """
+    """Return the adversaries of some nodes; of many, only the worst distant node of each."""
     graph = protocol.graph
     network = protocol.network
     if network is None or not lists_worst(protocol, nodes, size):

@@ -44,12 +44,7 @@ ONE = Fraction(1)
 
 
 class Symmetry:
-    """Finds, for an adversary, an earlier one whose view is provably the same.
-
-    Args:
-        graph: Graph of the network.
-        relations: Relations of the whole network.
-    """
+    """Finds, for an adversary, an earlier one whose view is provably the same."""
 
     def __init__(self, graph: Graph, relations: Relations) -> None:
         self.graph = graph
@@ -275,9 +270,7 @@ def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> b
     as different. Vectors that do not mention a renamed node keep their signs.
 
     Args:
-        relations: Relations of the whole network.
         renaming: (N,) A permutation of the nodes.
-        by_node: Whether the index of a vector is a node and is renamed too.
     """
     image = _image(relations, renaming, by_node)
     if image is None:

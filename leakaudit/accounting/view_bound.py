@@ -44,56 +44,41 @@ CONTRADICTION = (
 
 @dataclass(frozen=True)
 class ViewBound:
-    """The bound on one adversary's view of one node.
+    """The bound on one adversary's view of one node."""
 
-    Attributes:
-        node: The node that owns the data.
-        adversary: The adversary.
-        sensitivity: Largest change of one gradient.
-        delta: Delta of the epsilons.
-        mu: Certified upper bound of the parameter of Gaussian differential privacy at record level.
-            None if there is none, for the reason in `basis`.
-        attained: mu attained by changes that may differ from round to round; None if `mu` is only
-            an upper bound.
-        linear: mu attained by a record whose gradients are constant and change by the sensitivity.
-        reached: As `linear`, also by quadratic losses within the specified smoothness.
-        epsilon: Epsilon of `mu`.
-        node_mu: mu if all data of the node change, and any two of its gradients, wherever
-            evaluated, differ by at most the sensitivity.
-        node_epsilon: Epsilon of `node_mu`.
-        basis: The basis of these values; None if there are none.
-        certificate: Certificate of every gradient, see `leakaudit.relations.Bound`.
-        leaking: Combinations of gradients without noise, if mu is inf.
-        enters: Largest number of the node's gradients that one record enters.
-        gradients: Number of gradients of the node.
-        every_batch: Whether a record counts in every mini-batch although it is not in all of them,
-            because the declaration does not say in which. Nothing is then known to be attained.
-        per_unit: Whether the sensitivity is unknown: every finite mu is a multiple of it, computed
-            for 1, and there is no epsilon.
-        rounds: Number of rounds that these values cover.
-        refused: Why there are no values, in words.
-    """
-
-    node: int
+    node: int  # the node that owns the data
     adversary: Adversary
-    sensitivity: float
+    sensitivity: float  # largest change of one gradient
     delta: float
+    # certified upper bound of the parameter of Gaussian differential privacy at record level. None
+    # if there is none, for the reason in `basis`.
     mu: float | None = None
+    # mu attained by changes that may differ from round to round; None if `mu` is only an upper
+    # bound
     attained: float | None = None
+    # mu attained by a record whose gradients are constant and change by the sensitivity
     linear: float | None = None
+    # as `linear`, also by quadratic losses within the specified smoothness
     reached: float | None = None
     epsilon: float | None = None
+    # mu if all data of the node change, and any two of its gradients, wherever evaluated, differ by
+    # at most the sensitivity
     node_mu: float | None = None
     node_epsilon: float | None = None
-    basis: Basis | None = None
+    basis: Basis | None = None  # the basis of these values; None if there are none
+    # certificate of every gradient, see `leakaudit.relations.Bound`
     certificate: tuple[int, ...] = ()
-    leaking: tuple[str, ...] = ()
-    enters: int | None = None
-    gradients: int | None = None
+    leaking: tuple[str, ...] = ()  # combinations of gradients without noise, if mu is inf
+    enters: int | None = None  # largest number of the node's gradients that one record enters
+    gradients: int | None = None  # number of gradients of the node
+    # whether a record counts in every mini-batch although it is not in all of them, because the
+    # declaration does not say in which. Nothing is then known to be attained.
     every_batch: bool = False
+    # whether the sensitivity is unknown: every finite mu is a multiple of it, computed for 1, and
+    # there is no epsilon
     per_unit: bool = False
-    rounds: int = 0
-    refused: str = ""
+    rounds: int = 0  # number of rounds that these values cover
+    refused: str = ""  # why there are no values, in words
 
     @property
     def holds(self) -> Holds:
@@ -183,19 +168,12 @@ def view_bounds(
     """Yield the bound of every node, over all rounds of the protocol.
 
     Args:
-        protocol: The protocol with its constants and graph.
-        adversary: The adversary.
-        nodes: The nodes.
         sensitivity: Largest change of one gradient, in Euclidean norm, if a record changes and the
             model does not.
-        delta: Delta of the epsilons.
         smoothness: Lipschitz constant of the node's gradients, for bounds at record level if the
             protocol does not release the models.
         verified: Whether the messages were compared with gradients of their truth. A constant that
             the recording does not state may then have its default if that switches something off.
-
-    Raises:
-        LeakauditError: A node or edge does not exist.
     """
     adversary.check(protocol.graph)
     views = Views(protocol, adversary, nodes, smooth=smoothness is not None)

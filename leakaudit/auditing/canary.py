@@ -38,14 +38,6 @@ def pair(ready: Plan, node: int, most: int = MOST) -> tuple[int, int]:
 
     This is the record whose gradient at a start model is farthest from that of the first record. No
     run is examined.
-
-    Args:
-        ready: The scenario's own plan.
-        node: The node that owns the first record.
-        most: Largest number of records that are examined.
-
-    Returns:
-        Both as rows of the data set.
     """
     free = free_rows(ready, node)[:most]
     task = Task.build(ready.task.spec, dtype=torch.float64)
@@ -58,12 +50,7 @@ def pair(ready: Plan, node: int, most: int = MOST) -> tuple[int, int]:
 
 
 def free_rows(ready: Plan, node: int) -> list[int]:
-    """Return the node's first record, then the records that no node holds.
-
-    Args:
-        ready: The scenario's own plan.
-        node: The node that owns the first record.
-    """
+    """Return the node's first record, then the records that no node holds."""
     own = int(ready.rows[node, 0])
     return [own, *_spare(ready)]
 
@@ -84,10 +71,6 @@ def counted(found: Replays, promise: Promise | None, alpha: float) -> Counts:
         found: The replays, with the log-likelihoods of both records in the columns of their scores.
         promise: The guarantee that the counts will test; it determines the best threshold. None if
             there is none.
-        alpha: Level of that test.
-
-    Returns:
-        The counts. NaN counts as a guess that the record was absent.
     """
     ratio = torch.zeros(0)
     if len(found.scores):
@@ -142,31 +125,18 @@ def _counts(ratio: Tensor, there: Tensor, threshold: float) -> Counts:
 
 
 class Guesses(NamedTuple):
-    """The results of the canaries of one run.
+    """The results of the canaries of one run."""
 
-    Attributes:
-        canaries: Number of places with a coin flip.
-        guesses: Number of canaries that were guessed.
-        right: Number of correct guesses.
-        why: Why no guesses were made, otherwise empty.
-    """
-
-    canaries: int
-    guesses: int
-    right: int
-    why: str
+    canaries: int  # number of places with a coin flip
+    guesses: int  # number of canaries that were guessed
+    right: int  # number of correct guesses
+    why: str  # why no guesses were made, otherwise empty
 
 
 def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> Guesses:
     """Run once with a fair coin between two records at every place, and guess the coins.
 
     The adversary's own nodes hold no canary. Adjacency: one record is replaced.
-
-    Args:
-        ready: The scenario's own plan.
-        adversary: The adversary who guesses.
-        gradients: Largest number of gradients of a leak.
-        seed: Seed of coins and noise.
     """
     nodes, k = ready.rows.shape
     needed = nodes * k
@@ -205,9 +175,6 @@ def _ratios(leak: GradientLeak, task: Task, ready: Plan, both: Tensor) -> Tensor
     W (V - C mean) * W C (B - A) / k.
 
     Args:
-        leak: A leak of one node with k records.
-        task: The training task.
-        ready: The scenario's own plan.
         both: (2, k) The records of every place, as rows of the data set.
     """
     rows = both.flatten()

@@ -23,60 +23,34 @@ class DryPoint(Struct, frozen=True, kw_only=True):
     """One point of the grid.
 
     If the plan is too large for a dry run to compute epsilon, a point has only its name.
-
-    Attributes:
-        epsilon: Epsilon in words.
-        constants: Constants of the victim that were set for it.
-        delta: Delta of every epsilon.
-        sensitivity: Sensitivity that every epsilon assumes.
-        exact: By adversary, the worst epsilon of one record; None if a view has none.
-        node: By adversary, the worst epsilon of a whole node.
-        rounds_priced: Number of rounds that these epsilons cover.
     """
 
     epsilon: str
-    constants: Mapping[str, Free] = {}
-    delta: float | None = None
-    sensitivity: float | None = None
+    constants: Mapping[str, Free] = {}  # constants of the victim that were set for it
+    delta: float | None = None  # delta of every epsilon
+    sensitivity: float | None = None  # sensitivity that every epsilon assumes
+    # by adversary, the worst epsilon of one record; None if a view has none
     exact: dict[str, Extended] = {}
-    node: dict[str, Extended] = {}
-    rounds_priced: int = 0
+    node: dict[str, Extended] = {}  # by adversary, the worst epsilon of a whole node
+    rounds_priced: int = 0  # number of rounds that these epsilons cover
 
 
 class DryRun(Struct, frozen=True, kw_only=True):
-    """What an audit would do.
-
-    Attributes:
-        plan: The audit.
-        grid: Its points.
-        omitted: Why the points have no epsilon; empty if they have.
-        runs: Number of recordings.
-        replays: Number of recordings for replays and canaries.
-        attacks: Number of attacks.
-        cost_of_an_attack: Cost of each attack by name, in words.
-        parameters: Size of the model.
-    """
+    """What an audit would do."""
 
     plan: Mapping[str, Free]
     grid: tuple[DryPoint, ...]
-    omitted: str
-    runs: int
-    replays: int
+    omitted: str  # why the points have no epsilon; empty if they have
+    runs: int  # number of recordings
+    replays: int  # number of recordings for replays and canaries
     attacks: int
+    # cost of each attack by name, in words
     cost_of_an_attack: dict[str, str] = field(name="cost of an attack")
-    parameters: int
+    parameters: int  # size of the model
 
 
 def dry(plan: AuditPlan, where: Where) -> DryRun:
-    """Return the grid and the amount of work, without running anything.
-
-    Args:
-        plan: Plan of the audit.
-        where: Where it would run.
-
-    Returns:
-        What an audit would do.
-    """
+    """Return the grid and the amount of work, without running anything."""
     shared = Shared()
     base = recording.plan(
         plan.scenario,

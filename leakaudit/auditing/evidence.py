@@ -38,56 +38,30 @@ class Successes:
 
     The bound is that of `leakaudit.bounds.reconstruction`: if a blind guess succeeds with
     probability kappa, an attack succeeds with probability at most Phi(Phi^-1(kappa) + mu).
-
-    Attributes:
-        hits: Number of trials that succeeded.
-        trials: Number of all trials.
-        kappa: Upper limit of the probability that a blind guess succeeds.
     """
 
-    hits: int
+    hits: int  # number of trials that succeeded
     trials: int
-    kappa: float
+    kappa: float  # upper limit of the probability that a blind guess succeeds
 
     def ceiling(self, promise: Promise) -> float:
-        """Return the largest success rate that a guarantee allows.
-
-        Args:
-            promise: The guarantee that is tested.
-        """
+        """Return the largest success rate that a guarantee allows."""
         return 1.0 if promise.empty else success(promise.guarantee, self.kappa)
 
     def lower(self, alpha: float) -> float:
-        """Return the lower limit of the success rate (Clopper and Pearson).
-
-        Args:
-            alpha: Probability that the limit exceeds the rate.
-        """
+        """Return the lower limit of the success rate (Clopper and Pearson)."""
         return empirical.lower(self.hits, self.trials, alpha)
 
     def p_value(self, promise: Promise) -> float:
-        """Return the probability of at least this number of hits at the ceiling.
-
-        Args:
-            promise: The guarantee that is tested.
-        """
+        """Return the probability of at least this number of hits at the ceiling."""
         return float(empirical.at_least(self.hits, self.trials, self.ceiling(promise)))
 
     def best(self, promise: Promise) -> float:
-        """Return the p-value if all trials succeed.
-
-        Args:
-            promise: The guarantee that is tested.
-        """
+        """Return the p-value if all trials succeed."""
         return replace(self, hits=self.trials).p_value(promise)
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
-        """Return how many successful trials refute the guarantee; None if no number does.
-
-        Args:
-            promise: The guarantee that is tested.
-            alpha: Level of the test.
-        """
+        """Return how many successful trials refute the guarantee; None if no number does."""
         ceiling = self.ceiling(promise)
         if ceiling >= 1:
             return None
@@ -100,8 +74,6 @@ class Successes:
         """Return the probability that the best attack refutes the guarantee.
 
         Args:
-            promise: The guarantee that is tested.
-            alpha: Level of the test.
             mu: The actual mu of the noise; the best attack succeeds with probability
                 Phi(Phi^-1(kappa) + mu).
         """
@@ -114,21 +86,15 @@ class Canary:
     """Guesses on replays with a record and with another one; both error rates are tested jointly.
 
     The test is that of `leakaudit.bounds.joint`.
-
-    Attributes:
-        counts: Guesses that the record was present, and trials, on both sides.
     """
 
-    counts: Counts
+    counts: Counts  # guesses that the record was present, and trials, on both sides
 
     def p_value(self, promise: Promise) -> float:
         """Return the p-value of the joint test.
 
         For more than `joint.LARGEST` trials, it is the smallest alpha at which the separate limits
         of both error rates exceed the guarantee.
-
-        Args:
-            promise: The guarantee that is tested.
         """
         c = self.counts
         if promise.empty or not min(c.positives, c.negatives):
@@ -141,11 +107,7 @@ class Canary:
         return test.p_value(c.true_positives, c.false_positives)
 
     def best(self, promise: Promise) -> float:
-        """Return the p-value if no replay has an error.
-
-        Args:
-            promise: The guarantee that is tested.
-        """
+        """Return the p-value if no replay has an error."""
         c = self.counts
         return Canary(Counts(c.positives, c.positives, 0, c.negatives)).p_value(promise)
 
@@ -154,10 +116,6 @@ class Canary:
 
         The p-value of n pairs without an error is approximately that of one pair to the power n.
         This yields the number up to rounding, which the two loops correct.
-
-        Args:
-            promise: The guarantee that is tested.
-            alpha: Level of the test.
 
         Returns:
             Replays on both sides together, half of them on each; None if no number suffices.
@@ -180,11 +138,6 @@ class Canary:
 
         It is the sum over all counts that refute the guarantee, at the thresholds that pilots
         choose, averaged over `PILOTS` pilots from a fixed generator.
-
-        Args:
-            promise: The guarantee that is tested.
-            alpha: Level of the test.
-            mu: The actual mu of the noise.
         """
         return _canary_power(promise, self.counts.positives, self.counts.negatives, alpha, mu)
 
@@ -197,26 +150,17 @@ class Canary:
 
 @dataclass(frozen=True)
 class OneRun:
-    """Correct guesses among the canaries of one run (`leakaudit.bounds.one_run`).
+    """Correct guesses among the canaries of one run (`leakaudit.bounds.one_run`)."""
 
-    Attributes:
-        canaries: Number of records that were each included or not by the flip of a coin.
-        guesses: Number of canaries that were guessed.
-        right: Number of correct guesses.
-    """
-
-    canaries: int
-    guesses: int
-    right: int
+    canaries: int  # number of records that were each included or not by the flip of a coin
+    guesses: int  # number of canaries that were guessed
+    right: int  # number of correct guesses
 
     def p_value(self, promise: Promise) -> float:
         """Return the p-value.
 
         For (epsilon, delta), it is that of Steinke, Nasr and Jagielski; for a Gaussian guarantee,
         the smallest alpha at which its whole curve is refuted.
-
-        Args:
-            promise: The guarantee that is tested.
         """
         if promise.empty or not self.guesses:
             return 1.0
@@ -230,19 +174,11 @@ class OneRun:
         )
 
     def best(self, promise: Promise) -> float:
-        """Return the p-value if all guesses are right.
-
-        Args:
-            promise: The guarantee that is tested.
-        """
+        """Return the p-value if all guesses are right."""
         return replace(self, right=self.guesses).p_value(promise)
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
         """Return how many canaries refute the promise, if the same share is guessed, all right.
-
-        Args:
-            promise: The guarantee that is tested.
-            alpha: Level of the test.
 
         Returns:
             The number, to a power of 2; None if it is above `MOST_CANARIES`.
@@ -261,11 +197,6 @@ class OneRun:
 
         Guesses are taken as right independently, with the chance of the best test at even odds,
         Phi(mu / 2).
-
-        Args:
-            promise: The guarantee that is tested.
-            alpha: Level of the test.
-            mu: The actual mu of the noise.
         """
         if not self.guesses:
             return 0.0
@@ -305,8 +236,6 @@ def best_thresholds(test: JointTest, alpha: float, means: Floats, deviations: Fl
     """Return the threshold of greatest power for each of several normal models of a score.
 
     Args:
-        test: The test that uses the guesses.
-        alpha: Its level.
         means: (m, 2) Means of the score with the record and without it.
         deviations: (m,) Its standard deviation, the same on both sides.
 

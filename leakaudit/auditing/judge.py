@@ -15,54 +15,34 @@ from leakaudit.verdict import MOST_TRIALS, Verdict
 
 @dataclass(frozen=True)
 class Test:
-    """One guarantee and the counts of one test, at one point of the grid.
+    """One guarantee and the counts of one test, at one point of the grid."""
 
-    Attributes:
-        level: Index of the point in the grid.
-        adversary: The adversary whose view was attacked.
-        node: The node that was attacked.
-        test: Its name (`leakaudit.results.audit_names`).
-        attack: The attack or method that guessed.
-        promise: The guarantee that is tested; None if there is none.
-        evidence: The counts; None if the test was impossible.
-        why: Why it was impossible, otherwise empty.
-        figures: The measured figures, for programs; None if there are none.
-    """
-
-    level: int
-    adversary: Adversary
+    level: int  # index of the point in the grid
+    adversary: Adversary  # the adversary whose view was attacked
     node: int
-    test: str
-    attack: str
-    promise: Promise | None
-    evidence: TrialCounts | None
-    why: str = ""
-    figures: Figures | None = None
+    test: str  # its name (`leakaudit.results.audit_names`)
+    attack: str  # the attack or method that guessed
+    promise: Promise | None  # the guarantee that is tested; None if there is none
+    evidence: TrialCounts | None  # the counts; None if the test was impossible
+    why: str = ""  # why it was impossible, otherwise empty
+    figures: Figures | None = None  # the measured figures, for programs; None if there are none
 
     __test__ = False  # pytest would collect it
 
 
 @dataclass(frozen=True)
 class JudgedTest:
-    """A test with its verdict.
-
-    Attributes:
-        test: The test.
-        verdict: Its outcome.
-        says: Explanation of the outcome.
-        power: What would have been detected, in words.
-        p: p-value of the test; None if it needs no statistics or was impossible.
-        alpha: Level for which the power holds; None under the same conditions as `p`.
-        needs: Number of trials that a perfect attack would need; None if the trials were
-            sufficient, or if no number is.
-    """
+    """A test with its verdict."""
 
     test: Test
     verdict: Verdict
-    says: str
-    power: str = ""
-    p: float | None = None
+    says: str  # explanation of the outcome
+    power: str = ""  # what would have been detected, in words
+    p: float | None = None  # p-value of the test; None if it needs no statistics or was impossible
+    # level for which the power holds; None under the same conditions as `p`
     alpha: float | None = None
+    # number of trials that a perfect attack would need; None if the trials were sufficient, or if
+    # no number is
     needs: int | None = None
 
 
@@ -73,13 +53,6 @@ def judge(tests: Sequence[Test], alpha: float) -> list[JudgedTest]:
     perfect attack would refute the guarantee at level alpha. Holm's procedure (Holm 1979) compares
     the smallest p-value with alpha / K, the next with alpha / (K - 1), and so on, and stops at the
     first that is larger.
-
-    Args:
-        tests: All tests of an audit.
-        alpha: Probability of any false alarm among them.
-
-    Returns:
-        Their verdicts, in the same order.
     """
     places = []
     values = []

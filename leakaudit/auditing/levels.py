@@ -45,22 +45,14 @@ REACHED = 1e-6
 
 @dataclass(frozen=True)
 class Level:
-    """One point of the grid.
+    """One point of the grid."""
 
-    Attributes:
-        epsilon: The requested epsilon; None if the scenario's constants were kept.
-        constants: Constants of the victim that were set for it.
-        ready: The plan of its run.
-        delta: Delta of all values of this point.
-        sensitivity: Sensitivity that all values of this point assume.
-        views: The view bound of each adversary and attacked node, with the claim.
-    """
-
-    epsilon: float | None
-    constants: Mapping[str, Setting]
-    ready: recording.Plan
-    delta: float
-    sensitivity: float
+    epsilon: float | None  # the requested epsilon; None if the scenario's constants were kept
+    constants: Mapping[str, Setting]  # constants of the victim that were set for it
+    ready: recording.Plan  # the plan of its run
+    delta: float  # delta of all values of this point
+    sensitivity: float  # sensitivity that all values of this point assume
+    # the view bound of each adversary and attacked node, with the claim
     views: tuple[Comparison, ...] = field(repr=False)
 
     @property
@@ -69,20 +61,11 @@ class Level:
         return in_words(self.epsilon)
 
     def seen_by(self, adversary: Adversary) -> list[Comparison]:
-        """Return the view bounds of one adversary.
-
-        Args:
-            adversary: One of the plan's adversaries.
-        """
+        """Return the view bounds of one adversary."""
         return [view for view in self.views if view.threat.adversary == adversary]
 
     def view(self, adversary: Adversary, node: int) -> Comparison:
-        """Return the view bound of one adversary and node.
-
-        Args:
-            adversary: One of the plan's adversaries.
-            node: One of the attacked nodes.
-        """
+        """Return the view bound of one adversary and node."""
         return next(view for view in self.seen_by(adversary) if view.bound.node == node)
 
 
@@ -108,15 +91,8 @@ def levels(
     """Return all points, with their view bounds.
 
     Args:
-        plan: Plan of the audit.
         data_root: Folder of data sets; None for the default one.
-        download: Whether missing data may be downloaded.
-        device: Device on which runs compute.
-        executor: Where the view bounds are computed.
         shared: Data sets and tasks that were loaded before; None if there are none.
-
-    Raises:
-        LeakauditError: An epsilon cannot be reached.
     """
     shared = shared or Shared()
 
@@ -161,15 +137,7 @@ def levels(
 
 
 def attacked(plan: AuditPlan, ready: recording.Plan) -> Sequence[int]:
-    """Return the nodes that are attacked.
-
-    Args:
-        plan: Plan of the audit.
-        ready: Plan of any of its runs.
-
-    Raises:
-        LeakauditError: A node holds no data, or an adversary controls it.
-    """
+    """Return the nodes that are attacked."""
     total = ready.scenario.nodes
     for node in plan.nodes:
         if not (isinstance(node, int) and 0 <= node < total):
@@ -190,11 +158,7 @@ def attacked(plan: AuditPlan, ready: recording.Plan) -> Sequence[int]:
 
 
 def declared(ready: recording.Plan) -> Protocol:
-    """Return the protocol of a run, with its schedule.
-
-    Args:
-        ready: The plan of the run.
-    """
+    """Return the protocol of a run, with its schedule."""
     random = recording.generators(
         ready.scenario.seed, "data", "split", "graph", "model", "run", "schedule"
     )

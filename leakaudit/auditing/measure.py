@@ -58,37 +58,19 @@ TOGETHER = 25  # replays per job, so that workers are busy with few points, too:
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of the replays of one view.
+    """The results of the replays of one view."""
 
-    Attributes:
-        level: Index in the grid.
-        adversary: The adversary whose view it is.
-        node: The node that was attacked.
-        rero: Replays among all candidates.
-        pairs: Replays with one of two records.
-        run: Canaries of one run.
-        moved: The largest change of a gradient between two candidates.
-    """
-
-    level: int
-    adversary: Adversary
+    level: int  # index in the grid
+    adversary: Adversary  # the adversary whose view it is
     node: int
-    rero: Replays
-    pairs: Replays
+    rero: Replays  # replays among all candidates
+    pairs: Replays  # replays with one of two records
     run: Guesses
-    moved: float
+    moved: float  # the largest change of a gradient between two candidates
 
 
 def promises(entry: Comparison, delta: float) -> list[Promise]:
-    """Return the guarantees for one record in one view.
-
-    Args:
-        entry: The view bound of an adversary and node, with the claim.
-        delta: Delta of the epsilon of the view bound.
-
-    Returns:
-        The view bound, if there is one at record level, and the claim of the paper, if any.
-    """
+    """Return the guarantees for one record in one view."""
     found = []
     mu = entry.bound.mu
     if mu is not None and mu < math.inf:
@@ -101,49 +83,29 @@ def promises(entry: Comparison, delta: float) -> list[Promise]:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the replays of one view.
+    """A part of the replays of one view."""
 
-    Attributes:
-        level: Index in the grid.
-        adversary: The adversary whose view it is.
-        kind: `RERO`, `PAIRS` or `ONCE`.
-        trials: The replays; empty for `ONCE`.
-    """
-
-    level: int
-    adversary: Adversary
-    kind: str
-    trials: range
+    level: int  # index in the grid
+    adversary: Adversary  # the adversary whose view it is
+    kind: str  # `RERO`, `PAIRS` or `ONCE`
+    trials: range  # the replays; empty for `ONCE`
 
 
 @dataclass(frozen=True)
 class ReplayJob:
-    """The job of running a part of the replays.
-
-    Attributes:
-        plan: Plan of the audit.
-        grid: Its points.
-        nodes: The attacked nodes; the first one that the adversary does not control is replayed.
-    """
+    """The job of running a part of the replays."""
 
     plan: AuditPlan
     grid: Sequence[Level]
+    # the attacked nodes; the first one that the adversary does not control is replayed
     nodes: Sequence[int]
 
     def node(self, adversary: Adversary) -> int:
-        """Return the node that is replayed.
-
-        Args:
-            adversary: The adversary.
-        """
+        """Return the node that is replayed."""
         return next(n for n in self.nodes if n not in adversary.corrupt)
 
     def __call__(self, part: Part) -> Replays | Guesses:
-        """Run a part.
-
-        Args:
-            part: The part.
-        """
+        """Run a part."""
         plan = self.plan
         level = self.grid[part.level]
         ready = level.ready
@@ -176,14 +138,7 @@ def measure(
     nodes: Sequence[int],
     executor: Executor = IN_PROCESS,
 ) -> list[Measured]:
-    """Replay every point of the grid as every adversary observes it.
-
-    Args:
-        plan: Plan of the audit.
-        grid: Its points.
-        nodes: The attacked nodes; the first one that the adversary does not control is replayed.
-        executor: Where the replays are run.
-    """
+    """Replay every point of the grid as every adversary observes it."""
     together = TOGETHER
     if executor.inside:
         together = max(plan.replays, plan.canary, 1)
@@ -234,14 +189,7 @@ def _joined(found: Mapping[Part, Replays | Guesses], mine: Sequence[Part], kind:
 def cases(
     plan: AuditPlan, grid: Sequence[Level], simulated: Simulated, measured: Sequence[Measured]
 ) -> list[Test]:
-    """Return a test for every combination of a guarantee and a count.
-
-    Args:
-        plan: Plan of the audit.
-        grid: Its points.
-        simulated: Results of the attacks.
-        measured: Results of the replays.
-    """
+    """Return a test for every combination of a guarantee and a count."""
     found = []
     blind = Blind.of(grid[0].ready, plan.psnr)
     for one in measured:
@@ -266,19 +214,12 @@ def cases(
 
 
 class Counted(NamedTuple):
-    """The counts of one test.
-
-    Attributes:
-        test: Its name.
-        attack: The attack or method that guessed.
-        evidence: The counts.
-        why: Why they are not valid, otherwise empty.
-    """
+    """The counts of one test."""
 
     test: str
-    attack: str
+    attack: str  # the attack or method that guessed
     evidence: TrialCounts
-    why: str
+    why: str  # why they are not valid, otherwise empty
 
 
 @dataclass(frozen=True)
@@ -286,30 +227,19 @@ class Blind:
     """The success of guessing one record without any view.
 
     The record is drawn from all records that other nodes do not hold.
-
-    Attributes:
-        total: Number of those records.
-        samples: Records per node.
-        identified: Upper limit of the probability that one guess identifies the record.
-        near: Upper limit of the probability that one guess reaches the PSNR.
-        why: Why both are unknown, otherwise empty.
     """
 
-    total: int
-    samples: int
-    identified: float
-    near: float
-    why: str
+    total: int  # number of those records
+    samples: int  # records per node
+    identified: float  # upper limit of the probability that one guess identifies the record
+    near: float  # upper limit of the probability that one guess reaches the PSNR
+    why: str  # why both are unknown, otherwise empty
 
     @classmethod
     def of(cls, ready: Plan, psnr: float) -> Blind:
         """Return the probabilities for a scenario, regardless of which records are drawn.
 
         Equal records are interchangeable.
-
-        Args:
-            ready: The scenario's own plan.
-            psnr: PSNR of a success, in dB.
         """
         scenario = ready.scenario
         x = ready.source.x
@@ -398,10 +328,6 @@ def static(grid: Sequence[Level], measured: Sequence[Measured]) -> list[JudgedTe
     """Return the verdicts that need no statistics.
 
     These are the view bound against the claim, and the sensitivity that both assume.
-
-    Args:
-        grid: The points of the audit.
-        measured: Results of the replays.
     """
     found = []
     for one in measured:

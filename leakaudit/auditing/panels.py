@@ -42,17 +42,7 @@ LOOKS = {
 def figure(
     plan: AuditPlan, grid: Sequence[Level], simulated: Simulated, measured: Sequence[Measured]
 ) -> Figure:
-    """Draw the audit, with the largest epsilon on the right; inf means without noise.
-
-    Args:
-        plan: Plan of the audit.
-        grid: Its points.
-        simulated: Results of the attacks.
-        measured: Results of the replays.
-
-    Returns:
-        The figure.
-    """
+    """Draw the audit, with the largest epsilon on the right; inf means without noise."""
     order = sorted(range(len(grid)), key=lambda k: grid[k].epsilon or 0.0)
     images = simulated.trace.task.is_image
     points = []

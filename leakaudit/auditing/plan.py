@@ -20,51 +20,34 @@ NOISES = ("exact", "claim")
 
 @dataclass(frozen=True)
 class AuditPlan:
-    """The grid and its tests.
-
-    Attributes:
-        scenario: The scenario that is audited.
-        epsilon: Points of the grid; inf means without noise, empty keeps the scenario's constants.
-        delta: Delta of all epsilons; None for that of the claim, otherwise 1e-5.
-        noise: What these epsilons refer to: the ``exact`` view bound of the worst adversary, or the
-            ``claim`` of the paper.
-        constant: The constant of the victim that sets the view bound.
-        sensitivity: Largest change of a gradient if one record is exchanged; None for the value
-            that the claim assumes, otherwise 1.
-        smoothness: Lipschitz constant of a node's gradients, without which protocols that do not
-            release their models have no epsilon per record; None if it is not known.
-        adversaries: As for ``attack --as``.
-        attacks: Names of attacks, or ``auto``.
-        set: Hyper-parameters of attacks by name.
-        seeds: Runs per point of the grid, each with different records, noise and start.
-        nodes: Nodes to attack; empty for all. The statistics refer only to the first one.
-        gradients: Largest number of gradients of a leak.
-        alpha: Probability of a false alarm in the whole audit.
-        psnr: PSNR in dB from which a reconstruction counts as a success.
-        candidates: Number of known records from which the target of a replay is drawn.
-        replays: Number of times that a target is drawn and identified by likelihood.
-        canary: Number of replays with and without a record, together.
-        one_run: Whether canaries of a single run are used, if a node holds several records.
-    """
+    """The grid and its tests."""
 
     scenario: Scenario
+    # points of the grid; inf means without noise, empty keeps the scenario's constants
     epsilon: Numbers = ()
-    delta: Number | None = None
+    delta: Number | None = None  # delta of all epsilons; None for that of the claim, otherwise 1e-5
+    # what these epsilons refer to: the `exact` view bound of the worst adversary, or the `claim` of
+    # the paper
     noise: str = "exact"
-    constant: str = "sigma"
+    constant: str = "sigma"  # the constant of the victim that sets the view bound
+    # largest change of a gradient if one record is exchanged; None for the value that the claim
+    # assumes, otherwise 1
     sensitivity: Number | None = None
+    # Lipschitz constant of a node's gradients, without which protocols that do not release their
+    # models have no epsilon per record; None if it is not known
     smoothness: Number | None = None
-    adversaries: Words = ("eavesdropper",)
-    attacks: Words = ("auto",)
-    set: Settings = field(default_factory=dict)
-    seeds: int = 1
-    nodes: Nodes = ()
-    gradients: int = 8
-    alpha: Number = 0.01
-    psnr: Number = 20.0
-    candidates: int = 10
-    replays: int = 200
-    canary: int = 200
+    adversaries: Words = ("eavesdropper",)  # as for `attack --as`
+    attacks: Words = ("auto",)  # names of attacks, or `auto`
+    set: Settings = field(default_factory=dict)  # hyper-parameters of attacks by name
+    seeds: int = 1  # runs per point of the grid, each with different records, noise and start
+    nodes: Nodes = ()  # nodes to attack; empty for all. The statistics refer only to the first one.
+    gradients: int = 8  # largest number of gradients of a leak
+    alpha: Number = 0.01  # probability of a false alarm in the whole audit
+    psnr: Number = 20.0  # PSNR in dB from which a reconstruction counts as a success
+    candidates: int = 10  # number of known records from which the target of a replay is drawn
+    replays: int = 200  # number of times that a target is drawn and identified by likelihood
+    canary: int = 200  # number of replays with and without a record, together
+    # whether canaries of a single run are used, if a node holds several records
     one_run: bool = False
     table: InitVar[str] = "audit"  # named in errors: the values may come from another table
 
@@ -116,9 +99,6 @@ class AuditPlan:
     @classmethod
     def from_toml(cls, path: Path) -> AuditPlan:
         """Read a file with a scenario and a table ``[audit]``, which may be absent.
-
-        Args:
-            path: The file.
 
         Raises:
             LeakauditError: A key is unknown (the message suggests the nearest one), or a value is

@@ -21,19 +21,13 @@ WIDEST = 40.0
 
 @dataclass(frozen=True)
 class Promise:
-    """The guarantee under test.
-
-    Attributes:
-        name: Its source.
-        epsilon: Epsilon at `delta`.
-        delta: Delta of (epsilon, delta) privacy.
-        mu: Parameter of Gaussian differential privacy, if the noise is Gaussian; the whole curve is
-            then known. None if only (epsilon, delta) is known.
-    """
+    """The guarantee under test."""
 
     name: str
     epsilon: float
-    delta: float
+    delta: float  # delta of (epsilon, delta) privacy
+    # parameter of Gaussian differential privacy, if the noise is Gaussian; the whole curve is then
+    # known. None if only (epsilon, delta) is known.
     mu: float | None = None
 
     @property
@@ -55,47 +49,24 @@ class TrialCounts(Protocol):
     def __hash__(self) -> int: ...
 
     def p_value(self, promise: Promise) -> float:
-        """Return an upper limit of the probability of these or more extreme counts.
-
-        Args:
-            promise: The guarantee that is tested and assumed to hold.
-        """
+        """Return an upper limit of the probability of these or more extreme counts."""
 
     def best(self, promise: Promise) -> float:
-        """Return the smallest p-value that these trials could give: that of a perfect attack.
-
-        Args:
-            promise: The guarantee that is tested.
-        """
+        """Return the smallest p-value that these trials could give: that of a perfect attack."""
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
         """Return how many trials a perfect attack needs to refute the guarantee.
-
-        Args:
-            promise: The guarantee that is tested.
-            alpha: Level of the test.
 
         Returns:
             The number; None if no number suffices.
         """
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
-        """Return the probability that the best attack refutes the guarantee.
-
-        Args:
-            promise: The guarantee that is tested.
-            alpha: Level of the test.
-            mu: The actual mu of the noise, if it is Gaussian.
-        """
+        """Return the probability that the best attack refutes the guarantee."""
 
 
 def detects(evidence: TrialCounts, promise: Promise, alpha: float) -> float | None:
     """Return the smallest epsilon that would have been detected with probability `POWER`.
-
-    Args:
-        evidence: The trials; their counts do not matter.
-        promise: The guarantee that is tested.
-        alpha: Level of the test.
 
     Returns:
         The epsilon at the delta of the guarantee; None if no epsilon would have been detected.
@@ -116,15 +87,7 @@ def detects(evidence: TrialCounts, promise: Promise, alpha: float) -> float | No
 
 @lru_cache(maxsize=4096)
 def checked(evidence: TrialCounts, promise: Promise) -> float:
-    """Return the p-value of a test.
-
-    Args:
-        evidence: Its counts.
-        promise: The guarantee that is tested.
-
-    Raises:
-        LeakauditError: The value is not a probability, which would be a bug of leakaudit.
-    """
+    """Return the p-value of a test."""
     p = evidence.p_value(promise)
     if not 0 <= p <= 1:
         raise LeakauditError(

@@ -37,19 +37,12 @@ from leakaudit.scoring.scoring import definitions
 
 @dataclass(frozen=True)
 class Files:
-    """The files beside the record.
+    """The files beside the record."""
 
-    Attributes:
-        images: Where the reconstruction of each outcome is stored.
-        picture: The picture of reconstructions; None if there is none.
-        originals: The true images of the first run; None if there are none.
-        figure: The figure; None if there is none.
-    """
-
-    images: Sequence[StoredImages]
-    picture: str | None
-    originals: str | None
-    figure: str | None
+    images: Sequence[StoredImages]  # where the reconstruction of each outcome is stored
+    picture: str | None  # the picture of reconstructions; None if there is none
+    originals: str | None  # the true images of the first run; None if there are none
+    figure: str | None  # the figure; None if there is none
 
 
 def build(
@@ -61,20 +54,7 @@ def build(
     files: Files,
     lpips: str,
 ) -> AuditRecord:
-    """Return the record of an audit.
-
-    Args:
-        plan: Plan of the audit.
-        grid: Its points.
-        simulated: Results of the attacks.
-        judged: All verdicts.
-        provenance: Provenance of the audit.
-        files: The files beside the record.
-        lpips: Why LPIPS was not computed, or with which weights.
-
-    Returns:
-        The record, without the digests of its files.
-    """
+    """Return the record of an audit."""
     trace = simulated.trace
     found = _findings(grid, simulated, files.images)
     verdicts = tuple(_verdict(grid, one) for one in judged)

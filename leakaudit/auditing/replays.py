@@ -43,20 +43,14 @@ EXACT = 1e-4
 
 @dataclass(frozen=True)
 class Replays:
-    """Trials of one node.
+    """Trials of one node."""
 
-    Attributes:
-        drawn: (n,) Index of the candidate that was present.
-        scores: (n, m) Log-likelihood of each candidate.
-        moved: The largest change of a gradient between two candidates, at the start model and at
-            the models that the leak reveals exactly.
-        why: Why the replays were impossible (then n = 0), otherwise empty.
-    """
-
-    drawn: Tensor
-    scores: Tensor
+    drawn: Tensor  # (n,) Index of the candidate that was present
+    scores: Tensor  # (n, m) Log-likelihood of each candidate
+    # the largest change of a gradient between two candidates, at the start model and at the models
+    # that the leak reveals exactly
     moved: float = 0.0
-    why: str = ""
+    why: str = ""  # why the replays were impossible (then n = 0), otherwise empty
 
     @property
     def hits(self) -> int:
@@ -87,18 +81,7 @@ def replay(
     Each replay has fresh noise. The time limit may end the replays early.
 
     Args:
-        ready: The scenario's own plan.
-        adversary: The adversary who observes the replays.
-        node: The node whose first record is drawn.
-        rows: The candidates, as rows of the data set.
-        trials: Number of replays.
-        gradients: Largest number of gradients of a leak.
-        seed: Seed of draws and noise.
-        what: Name of the work in the progress display.
         some: The trials to run, of all that were drawn; None for all.
-
-    Raises:
-        LeakauditError: Another node holds a candidate.
     """
     others = set(ready.rows.flatten().tolist()) - {int(ready.rows[node, 0])}
     if taken := others & set(rows):
@@ -143,9 +126,6 @@ def joined(parts: Sequence[Replays], counts: Sequence[int]) -> Replays:
     Args:
         parts: What the calls returned, in the order of their trials.
         counts: Number of trials of each. Those after a part that ended early are left out.
-
-    Returns:
-        What one call with all trials returns.
     """
     used: list[Replays] = []
     for part, count in zip(parts, counts, strict=True):
@@ -169,11 +149,7 @@ def _sensitive_at(leak: GradientLeak, trace: Trace) -> Tensor:
 
 
 def unusable(leak: GradientLeak) -> str:
-    """Return why a leak has no likelihood, empty if it has one.
-
-    Args:
-        leak: The leak.
-    """
+    """Return why a leak has no likelihood, empty if it has one."""
     if leak.theta is None:
         return NO_MODELS
     if leak.others:
@@ -188,7 +164,6 @@ def likelihood(leak: GradientLeak, taken: Tensor) -> Tensor:
     whitening W, it is -|W (C G - V)|^2 / 2.
 
     Args:
-        leak: A leak with r rows over T gradients.
         taken: (m, T, c) Gradients of each candidate at the leak's models.
 
     Returns:
@@ -206,8 +181,6 @@ def taken_at(leak: GradientLeak, task: Task, x: Tensor, y: Tensor, clip: float) 
     """Return gradients of batches at the leak's models, evaluated as in the protocol.
 
     Args:
-        leak: A leak whose T models are known.
-        task: The training task.
         x: (m, b, *shape) Batches of inputs.
         y: (m, b) Their labels.
         clip: Norm to which the gradient of a record is clipped, 0 for none.
@@ -224,25 +197,14 @@ def taken_at(leak: GradientLeak, task: Task, x: Tensor, y: Tensor, clip: float) 
 
 
 def models(leak: GradientLeak) -> Tensor:
-    """Return the leak's models (T, d).
-
-    Args:
-        leak: The leak.
-
-    Raises:
-        LeakauditError: The adversary does not know them.
-    """
+    """Return the leak's models (T, d)."""
     if leak.theta is None:
         raise LeakauditError(NO_MODELS)
     return leak.theta.double()
 
 
 def clipped_at(ready: Plan) -> float:
-    """Return the norm to which a victim clips the gradient of a record, 0 for none.
-
-    Args:
-        ready: The plan of its run.
-    """
+    """Return the norm to which a victim clips the gradient of a record, 0 for none."""
     return float(getattr(ready.victim, "clip", 0.0) or 0.0)
 
 
@@ -251,9 +213,6 @@ def whitening(leak: GradientLeak) -> Tensor:
 
     It is the inverse of the Cholesky factor of their covariance. Rounding of the value itself is
     added to the covariance as independent noise, because rows without noise would make it singular.
-
-    Args:
-        leak: A leak with r rows.
 
     Returns:
         (r, r) float64, lower triangular.

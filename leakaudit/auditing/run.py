@@ -36,18 +36,6 @@ def audit(
     """Run an audit and write results.json, audit.png, reconstructions.npz and .png and report.md.
 
     Ctrl-C and max_seconds end the work; the results so far are kept and marked as incomplete.
-
-    Args:
-        plan: Plan of the audit.
-        folder: Folder in which files are written.
-        where: Where it finds its data, and how long it may take.
-        executor: Where view bounds, attacks and replays are computed.
-
-    Returns:
-        The content of results.json.
-
-    Raises:
-        LeakauditError: The plan, the data or the folder cannot be used; nothing is written.
     """
     started = datetime.now(UTC)
     clock = time.perf_counter()

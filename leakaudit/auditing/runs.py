@@ -21,7 +21,6 @@ def seeded(ready: recording.Plan, seed: int) -> recording.Plan:
     """Return the plan of one run.
 
     Args:
-        ready: The scenario's own plan.
         seed: Number of the run; run 0 is the scenario's own. All share its graph and schedule.
     """
     scenario = ready.scenario
@@ -38,9 +37,7 @@ def replayed(ready: recording.Plan, rows: Tensor, seed: int) -> recording.Plan:
     """Return the plan with the same start model and schedule, different records and fresh noise.
 
     Args:
-        ready: The scenario's own plan.
         rows: (N, samples) Records of every node, as rows of the data set.
-        seed: Seed of the noise.
     """
     noise = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 1))
     random: Mapping[str, Generator] = {
@@ -51,11 +48,7 @@ def replayed(ready: recording.Plan, rows: Tensor, seed: int) -> recording.Plan:
 
 
 def recorded(ready: recording.Plan) -> Recorder:
-    """Run and record in memory.
-
-    Args:
-        ready: The plan of the run.
-    """
+    """Run and record in memory."""
     return recording.record(ready, None)
 
 

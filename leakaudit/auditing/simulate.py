@@ -30,73 +30,44 @@ from leakaudit.trace import Trace, Truth
 
 @dataclass(frozen=True)
 class Outcome:
-    """One reconstruction.
+    """One reconstruction."""
 
-    Attributes:
-        level: Index in the grid.
-        seed: Number of the run.
-        adversary: The adversary whose view was attacked.
-        attack: Name of the requested attack.
-        leak: The leak that was attacked.
-        found: The reconstruction.
-        score: Score of all records of the node.
-        identified: Whether the first record was identified among `candidates`; None if this is
-            meaningless.
-        candidates: Number of records among which it had to be identified.
-    """
-
-    level: int
-    seed: int
-    adversary: Adversary
-    attack: str
+    level: int  # index in the grid
+    seed: int  # number of the run
+    adversary: Adversary  # the adversary whose view was attacked
+    attack: str  # name of the requested attack
     leak: GradientLeak
     found: Reconstruction
-    score: Score
+    score: Score  # score of all records of the node
+    # whether the first record was identified among `candidates`; None if this is meaningless
     identified: bool | None
-    candidates: int
+    candidates: int  # number of records among which it had to be identified
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A node for which an attack returned nothing, or for which no leak is determined.
+    """A node for which an attack returned nothing, or for which no leak is determined."""
 
-    Attributes:
-        level: Index in the grid.
-        seed: Number of the run.
-        adversary: The adversary whose view was attacked.
-        attack: Name of the requested attack.
-        node: The node.
-        why: Why there is no reconstruction.
-        score: Score of an attack that finds nothing, so that refusing some nodes neither improves
-            nor worsens any mean.
-    """
-
-    level: int
-    seed: int
-    adversary: Adversary
-    attack: str
+    level: int  # index in the grid
+    seed: int  # number of the run
+    adversary: Adversary  # the adversary whose view was attacked
+    attack: str  # name of the requested attack
     node: int
-    why: str
+    why: str  # why there is no reconstruction
+    # score of an attack that finds nothing, so that refusing some nodes neither improves nor
+    # worsens any mean
     score: Score
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """The results of all attacks.
-
-    Attributes:
-        outcomes: The reconstructions.
-        skipped: Nodes without a reconstruction.
-        trace: Trace of the first run.
-        truth: Truth of the first run.
-        complete: False if the time limit or Ctrl-C ended the work.
-    """
+    """The results of all attacks."""
 
     outcomes: tuple[Outcome, ...]
-    skipped: tuple[Skipped, ...]
-    trace: Trace
-    truth: Truth
-    complete: bool
+    skipped: tuple[Skipped, ...]  # nodes without a reconstruction
+    trace: Trace  # trace of the first run
+    truth: Truth  # truth of the first run
+    complete: bool  # false if the time limit or Ctrl-C ended the work
 
     def values(
         self, metric: str, level: int, adversary: Adversary, attack: str
@@ -108,9 +79,6 @@ class Simulated:
 
         Args:
             metric: Name of a column of a `Score`.
-            level: Index in the grid.
-            adversary: Adversary of the cell.
-            attack: Attack of the cell.
 
         Returns:
             The three numbers; None if nothing was attacked, or the metric does not apply.
@@ -127,24 +95,12 @@ class Simulated:
         )
 
     def made(self, level: int, adversary: Adversary, attack: str) -> list[Outcome]:
-        """Return the reconstructions for the nodes and seeds of a cell.
-
-        Args:
-            level: Index in the grid.
-            adversary: Adversary of the cell.
-            attack: Attack of the cell.
-        """
+        """Return the reconstructions for the nodes and seeds of a cell."""
         cell = (level, adversary, attack)
         return [o for o in self.outcomes if (o.level, o.adversary, o.attack) == cell]
 
     def scores(self, level: int, adversary: Adversary, attack: str) -> list[Score]:
-        """Return the score of every node and seed of a cell, including those without a result.
-
-        Args:
-            level: Index in the grid.
-            adversary: Adversary of the cell.
-            attack: Attack of the cell.
-        """
+        """Return the score of every node and seed of a cell, including those without a result."""
         found = [outcome.score for outcome in self.made(level, adversary, attack)]
         return [*found, *(missed.score for missed in self.refused(level, adversary, attack))]
 
@@ -154,9 +110,6 @@ class Simulated:
         """Return the nodes and seeds of a cell without a result to score.
 
         Args:
-            level: Index in the grid.
-            adversary: Adversary of the cell.
-            attack: Attack of the cell.
             node: One node of it; None for all.
         """
         cell = (level, adversary, attack)
@@ -166,39 +119,21 @@ class Simulated:
 
 @dataclass(frozen=True)
 class RunJob:
-    """The job of attacking one run of one point.
-
-    Attributes:
-        plan: Plan of the audit.
-        grid: Its points.
-        nodes: The attacked nodes.
-        device: Device on which attacks compute.
-    """
+    """The job of attacking one run of one point."""
 
     plan: AuditPlan
     grid: Sequence[Level]
     nodes: Sequence[int]
-    device: str
+    device: str  # device on which attacks compute
 
     def __call__(self, run: tuple[int, int]) -> tuple[list[Outcome | Skipped], bool]:
-        """Attack one run.
-
-        Args:
-            run: Index in the grid, and number of the run.
-
-        Returns:
-            The results, and whether the time sufficed to begin.
-        """
+        """Attack one run."""
         if expired():
             return [], False
         return list(self.results(run, self.recorded(run))), True
 
     def recorded(self, run: tuple[int, int]) -> tuple[Trace, Truth]:
-        """Record one run.
-
-        Args:
-            run: Index in the grid, and number of the run.
-        """
+        """Record one run."""
         level, seed = run
         recorder = recorded(seeded(self.grid[level].ready, seed))
         return recorder.trace, recorder.truth_record
@@ -206,12 +141,7 @@ class RunJob:
     def results(
         self, run: tuple[int, int], recording: tuple[Trace, Truth]
     ) -> Iterator[Outcome | Skipped]:
-        """Yield the results of one run as they are made.
-
-        Args:
-            run: Index in the grid, and number of the run.
-            recording: Its recording.
-        """
+        """Yield the results of one run as they are made."""
         trace, truth = recording
         task = Task.build(trace.task, device=self.device)
         return _attacks(self.plan, *run, trace, truth, task, self.nodes)
@@ -224,18 +154,7 @@ def simulate(
     device: str = "cpu",
     executor: Executor = IN_PROCESS,
 ) -> Simulated:
-    """Run the whole grid; Ctrl-C and the time limit end it and keep the results so far.
-
-    Args:
-        plan: Plan of the audit.
-        grid: Its points.
-        nodes: The attacked nodes.
-        device: Device on which attacks compute.
-        executor: Where the runs are recorded and attacked.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C was pressed before the first run was completed.
-    """
+    """Run the whole grid; Ctrl-C and the time limit end it and keep the results so far."""
     job = RunJob(plan, grid, nodes, device)
     runs = [(k, seed) for k in range(len(grid)) for seed in range(plan.seeds)]
     each = len(plan.adversaries) * len(plan.attacks) * len(nodes)
@@ -310,10 +229,6 @@ def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
     It is identified if it is closest to that image among all records that no other node holds. The
     images of a batch are matched to its records, which counts as guesses.
 
-    Args:
-        found: A reconstruction of one node.
-        truth: Truth of the run.
-
     Returns:
         Whether it is identified, and among how many records. None if there are fewer than two
         candidates, because the records are then not drawn uniformly.
@@ -334,12 +249,7 @@ def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
 
 
 def near(outcome: Outcome, psnr: float) -> bool:
-    """Return whether the first record was recovered with at least the given PSNR.
-
-    Args:
-        outcome: A reconstruction of one node.
-        psnr: The required PSNR in dB.
-    """
+    """Return whether the first record was recovered with at least the given PSNR."""
     column = outcome.score.psnr
     if not column or column[0] is None:
         return False

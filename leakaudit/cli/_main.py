@@ -110,9 +110,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args:
         argv: The arguments; those of the process if None.
-
-    Returns:
-        The exit code.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     first = given[0] if given else ""

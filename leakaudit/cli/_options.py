@@ -109,25 +109,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def described(about: str, *examples: str) -> dict[str, Any]:
-    """Return what the help of a verb shows around its options.
-
-    Args:
-        about: One or two sentences: what the verb does for the user.
-        examples: Two complete command lines.
-
-    Returns:
-        Arguments of a `Parser`.
-    """
+    """Return what the help of a verb shows around its options."""
     lines = [EXAMPLES, *(f"  {example}" for example in examples)]
     return {"description": about, "epilog": "\n".join(lines), "formatter_class": _Help}
 
 
 def formats(sub: argparse.ArgumentParser) -> None:
-    """Add the option that chooses between text and JSON.
-
-    Args:
-        sub: The verb's parser.
-    """
+    """Add the option that chooses between text and JSON."""
     sub.add_argument(
         "-f",
         "--format",
@@ -138,11 +126,7 @@ def formats(sub: argparse.ArgumentParser) -> None:
 
 
 def page_formats(sub: argparse.ArgumentParser) -> None:
-    """Add the options of a verb whose result can also be one HTML page.
-
-    Args:
-        sub: The verb's parser.
-    """
+    """Add the options of a verb whose result can also be one HTML page."""
     sub.add_argument(
         "-f",
         "--format",
@@ -159,14 +143,7 @@ def page_formats(sub: argparse.ArgumentParser) -> None:
 
 
 def page_format(args: argparse.Namespace) -> str:
-    """Return the requested format of a verb with `page_formats`.
-
-    Args:
-        args: The parsed arguments.
-
-    Raises:
-        LeakauditError: Text is requested in a file.
-    """
+    """Return the requested format of a verb with `page_formats`."""
     if args.format is None:
         return "text" if args.output is None else "html"
     if args.format == "text" and args.output is not None:
@@ -175,12 +152,7 @@ def page_format(args: argparse.Namespace) -> str:
 
 
 def write(text: str, args: argparse.Namespace) -> None:
-    """Write the output of a verb with `page_formats`, completely or not at all.
-
-    Args:
-        text: The output.
-        args: The parsed arguments.
-    """
+    """Write the output of a verb with `page_formats`, completely or not at all."""
     page = text.encode("utf-8", "backslashreplace")
     if args.output is None:
         sys.stdout.buffer.write(page)
@@ -193,12 +165,7 @@ def write(text: str, args: argparse.Namespace) -> None:
 
 
 def computing(sub: argparse.ArgumentParser, default: str = "0, this process") -> None:
-    """Add the options that choose where jobs are computed.
-
-    Args:
-        sub: The verb's parser.
-        default: The default number of workers, for the help.
-    """
+    """Add the options that choose where jobs are computed."""
     sub.add_argument(
         "--workers",
         type=int,
@@ -221,14 +188,7 @@ def computing(sub: argparse.ArgumentParser, default: str = "0, this process") ->
 
 
 def executor_of(args: argparse.Namespace) -> Executor:
-    """Return the executor that the options of `computing` choose; its workers begin to start.
-
-    Args:
-        args: The parsed arguments of a call.
-
-    Raises:
-        LeakauditError: The options do not fit each other.
-    """
+    """Return the executor that the options of `computing` choose; its workers begin to start."""
     from leakaudit._util import forks
     from leakaudit._util.executor import PROCESS, Executor
 
@@ -239,14 +199,7 @@ def executor_of(args: argparse.Namespace) -> Executor:
 
 
 def text_renderer(name: str) -> Callable[..., str]:
-    """Return a report format whose output may go to stdout.
-
-    Args:
-        name: Name of the format.
-
-    Raises:
-        LeakauditError: There is no such format, or its output is not text.
-    """
+    """Return a report format whose output may go to stdout."""
     from leakaudit import registry
 
     render: Callable[..., str] = registry.get("reports", name)
@@ -261,7 +214,6 @@ def shared(sub: argparse.ArgumentParser, *names: str) -> None:
     """Add options that several verbs share.
 
     Args:
-        sub: The verb's parser.
         names: Settings of `leakaudit._util.settings`, which environment variables and files can
             set as well. The options for progress, plug-ins and quiet are always added.
     """
@@ -304,11 +256,7 @@ def _add_setting(group: argparse._ArgumentGroup, name: str) -> None:
 
 
 def plugins(args: argparse.Namespace) -> None:
-    """Import the modules that ``--plugin`` names.
-
-    Args:
-        args: The parsed arguments of a call.
-    """
+    """Import the modules that ``--plugin`` names."""
     if getattr(args, "plugin", None) and not getattr(args, "untrusted", False):
         from leakaudit.registry import add_plugins
 
@@ -320,12 +268,6 @@ def loading(args: argparse.Namespace) -> Iterator[None]:
     """Say on a terminal that PyTorch is being imported, which takes seconds.
 
     A verb that shows its progress has more to import; its line stays until `settings`.
-
-    Args:
-        args: The parsed arguments of a call.
-
-    Yields:
-        Nothing.
     """
     from leakaudit.rendering import status
 
@@ -352,15 +294,6 @@ def settings(args: argparse.Namespace) -> argparse.Namespace:
     """Return the effective settings of a call, and apply those that concern torch.
 
     Plug-ins are imported first.
-
-    Args:
-        args: The parsed arguments of a call.
-
-    Returns:
-        A value for every setting.
-
-    Raises:
-        LeakauditError: A setting or the device cannot be used.
     """
     from leakaudit.rendering import status
 
@@ -382,14 +315,7 @@ def settings(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def memory(text: str) -> int:
-    """Read a number of bytes on the command line, such as 1GB.
-
-    Args:
-        text: As for `settings.size`.
-
-    Raises:
-        argparse.ArgumentTypeError: It is not a positive number of bytes.
-    """
+    """Read a number of bytes on the command line, such as 1GB."""
     try:
         found = size(text)
     except (ValueError, OverflowError):
@@ -412,12 +338,7 @@ def half_of_free() -> int | None:
 
 
 def trusting(sub: argparse.ArgumentParser, what: str) -> None:
-    """Add the option that allows one model to execute its code.
-
-    Args:
-        sub: The verb's parser.
-        what: The file that names the model.
-    """
+    """Add the option that allows one model to execute its code."""
     sub.add_argument(
         "--trust-model",
         default=False,
@@ -427,12 +348,7 @@ def trusting(sub: argparse.ArgumentParser, what: str) -> None:
 
 
 def say(text: str, args: argparse.Namespace) -> None:
-    """Write a note to stderr, unless the user asked for quiet.
-
-    Args:
-        text: One or more lines.
-        args: The parsed arguments of a call.
-    """
+    """Write a note to stderr, unless the user asked for quiet."""
     if not args.quiet:
         sys.stderr.write(text.rstrip("\n") + "\n")
 
@@ -443,11 +359,7 @@ def concluded(reasons: Sequence[str], args: argparse.Namespace) -> int:
     The sentences follow a text; JSON contains them itself, so they are written to stderr.
 
     Args:
-        reasons: The reasons; none if the result is conclusive.
         args: The parsed arguments of a call, with ``format``.
-
-    Returns:
-        The exit code: 3 if there are reasons, otherwise 0.
     """
     out = sys.stderr if args.format == "json" else sys.stdout
     for reason in reasons:
@@ -456,11 +368,7 @@ def concluded(reasons: Sequence[str], args: argparse.Namespace) -> int:
 
 
 def show(text: str) -> None:
-    """Write to stdout and flush; if the reader has closed the pipe, the exit code is unaffected.
-
-    Args:
-        text: What to write, its last line break included.
-    """
+    """Write to stdout and flush; if the reader has closed the pipe, the exit code is unaffected."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

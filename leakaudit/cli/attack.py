@@ -32,11 +32,7 @@ INTERRUPTED = 130
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "attack",
         help="reconstruct training inputs from a trace",
@@ -116,9 +112,6 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Attack, write the results and print them.
-
-    Args:
-        args: The parsed arguments.
 
     Returns:
         The exit code; 3 if the recording is not what it declares, its reconstructions are neither

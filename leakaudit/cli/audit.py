@@ -14,11 +14,7 @@ REFUTED, UNSETTLED, INTERRUPTED = 1, 3, 130
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "audit",
         help="test the privacy claims of a protocol at several values of epsilon",
@@ -65,15 +61,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Audit, write the results and print them.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code: 1 if a claim was refuted; 3 if nothing was tested and, with --strict, if a
-        claim was not settled or the time did not suffice.
-    """
+    """Audit, write the results and print them."""
     from dataclasses import replace
 
     from leakaudit.auditing.dry_run import dry

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Any) -> None:
-    """Add the parsers of the verb and its actions.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the parsers of the verb and its actions."""
     actions = verbs.add_parser(
         "baseline",
         help="update, show or compare the baseline of 'check'",
@@ -87,14 +83,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Perform one action.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Perform one action."""
     from leakaudit.errors import LeakauditError
     from leakaudit.gate import baseline, files, judge
     from leakaudit.rendering import console

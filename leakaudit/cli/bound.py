@@ -44,11 +44,7 @@ NOTE = (
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "bound",
         help="bound the epsilon of each adversary's view, and compare it with the claim",
@@ -125,14 +121,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one row for each node and adversary.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code; 3 if the messages of a trace contradict its declaration.
-    """
+    """Print one row for each node and adversary."""
     from leakaudit.accounting import bounding
     from leakaudit.accounting.compare import alike, compare, contradicted, worst
     from leakaudit.accounting.footnotes import footnotes

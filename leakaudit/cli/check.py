@@ -19,11 +19,7 @@ INTERRUPTED = 130
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "check",
         help="gate of a CI job: fail if your program leaks more than allowed",
@@ -82,14 +78,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the gate, write results.json and print the outcome.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Run the gate, write results.json and print the outcome."""
     if args.untrusted:
         return _untrusted(args)
     _prepare()

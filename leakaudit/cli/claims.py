@@ -31,11 +31,7 @@ STYLES = {"REFUTED": "bold red", "NOT_REFUTED": "green"}
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "claims",
         help="re-evaluate published privacy claims",
@@ -72,14 +68,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate the requested claims and print the findings.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Evaluate the requested claims and print the findings."""
     from leakaudit.papers import judge, select
     from leakaudit.rendering import console
 

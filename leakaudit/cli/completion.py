@@ -35,11 +35,7 @@ FOLDERS = ("data_root",)
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "completion",
         help="print a script for the completion of commands in your shell",
@@ -55,17 +51,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        LeakauditError: shtab, which writes the script, is not installed.
-    """
+    """Print the script."""
     try:
         import shtab
     except ImportError:

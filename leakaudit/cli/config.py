@@ -13,11 +13,7 @@ from leakaudit.cli._options import described, formats, shared, show
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "config",
         help="show the settings and their sources, check leakaudit.toml, print its schema",
@@ -42,14 +38,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the settings, the outcome of the check, or the schema.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Print the settings, the outcome of the check, or the schema."""
     if args.action == "schema":
         from leakaudit.gate.tables import SCHEMA
 

@@ -13,11 +13,7 @@ FORMATS = ("text", "json", "csv")
 
 
 def add(actions: Any) -> None:
-    """Add the action's parser.
-
-    Args:
-        actions: The subparsers of `leakaudit trace`.
-    """
+    """Add the action's parser."""
     sub = actions.add_parser(
         "curves",
         help="print or draw loss, accuracy, consensus and norms by round",
@@ -55,14 +51,7 @@ def add(actions: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, and draw the figure if it was requested.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Print the table, and draw the figure if it was requested."""
     from leakaudit.protocols import training_curves
     from leakaudit.rendering import plots, training_chart
     from leakaudit.traces import trace_file

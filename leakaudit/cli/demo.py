@@ -13,11 +13,7 @@ from leakaudit.errors import LeakauditError
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "demo",
         help="recover ten faces from recorded traffic, in one minute",
@@ -34,14 +30,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record, attack, and name the files to open.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Record, attack, and name the files to open."""
     chosen = settings(args)
     folder = Path(chosen.output)
     try:

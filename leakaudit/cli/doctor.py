@@ -11,11 +11,7 @@ from leakaudit.cli._options import described, formats, settings, shared
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "doctor",
         help="check that torch, torchvision, LPIPS and the device work",
@@ -32,14 +28,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the outcome of each check.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code: 0 if everything that is required works, else 2.
-    """
+    """Print the outcome of each check."""
     chosen = settings(args)
     rows = [*_libraries(), *_machine(chosen), _weights(chosen.lpips_weights), _faces()]
     if args.format == "json":

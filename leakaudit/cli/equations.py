@@ -14,11 +14,7 @@ FITTED = "fitted"  # name in the file if the protocol of the trace is a bundled 
 
 
 def add(actions: Any) -> None:
-    """Add the action's parser.
-
-    Args:
-        actions: The subparsers of `leakaudit trace`.
-    """
+    """Add the action's parser."""
     sub = actions.add_parser(
         "equations",
         help="propose the update equations of a protocol that is not declared",
@@ -46,14 +42,7 @@ def add(actions: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the equations of every node and write the file.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code: 3 if an equation is not known.
-    """
+    """Print the equations of every node and write the file."""
     settings(args)
     from leakaudit import registry
     from leakaudit._util.files import replacing

@@ -25,11 +25,7 @@ LONG = 160  # largest number of characters of a formula in a table
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "explain",
         help="show which gradients an adversary can compute, and by which formula",
@@ -68,15 +64,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table for each named node, or one line for every node if none is named.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code; 3 if the recording is not what it declares, or if the description of the
-        protocol contains no gradient of a node.
-    """
+    """Print a table for each named node, or one line for every node if none is named."""
     from leakaudit.extraction import explanation
     from leakaudit.lint import conformance
     from leakaudit.rendering import console

@@ -23,11 +23,7 @@ UNDESCRIBED = 3  # exit code if the messages were read, but could not be interpr
 
 
 def add(actions: Any) -> None:
-    """Add the action's parser.
-
-    Args:
-        actions: The subparsers of `leakaudit trace`.
-    """
+    """Add the action's parser."""
     sub = actions.add_parser(
         "import",
         help="make a trace of messages that a program wrote in the wire format",
@@ -52,14 +48,7 @@ def add(actions: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Read the messages and write the trace.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code: 3 if the messages need a description, or contradict it.
-    """
+    """Read the messages and write the trace."""
     chosen = settings(args)
     from leakaudit.capture.tap.log.reading import read_logs
     from leakaudit.capture.tap.messages import description
@@ -143,11 +132,7 @@ def _write(
     logs: Sequence[RankLog],
     used: Description,
 ) -> list[str]:
-    """Write the trace, and report its size, what is proved, and what is missing.
-
-    Returns:
-        How the recording differs from its description.
-    """
+    """Write the trace, and report its size, what is proved, and what is missing."""
     from leakaudit.capture.tap import merge
     from leakaudit.capture.tap.guessing import confirm, observed
     from leakaudit.capture.tap.messages import wires

@@ -73,11 +73,7 @@ most = 20.0
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "init",
         help="write a first leakaudit.toml and a first baseline for 'check'",
@@ -108,14 +104,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the configuration, validate it, and measure the baseline.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Write the configuration, validate it, and measure the baseline."""
     from leakaudit.gate import files, judge
     from leakaudit.rendering import console
 
@@ -153,10 +142,6 @@ def starter(function: str | None, scenario: Path | None) -> str:
 
     Args:
         function: The program under test, ``module:function``; None if a scenario is.
-        scenario: The scenario file under test; with neither, the text contains a scenario.
-
-    Returns:
-        The text of leakaudit.toml.
     """
     if function:
         return STARTER.format(program=f"run = {inline(function)}\n", scenario="")

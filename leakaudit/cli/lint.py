@@ -19,11 +19,7 @@ NOTE = "A trace cannot show every pitfall: an empty report is not evidence of pr
 
 
 def add(actions: Any) -> None:
-    """Add the action's parser.
-
-    Args:
-        actions: The subparsers of `leakaudit trace`.
-    """
+    """Add the action's parser."""
     sub = actions.add_parser(
         "lint",
         help="check what a trace declares and claims against its messages",
@@ -56,9 +52,6 @@ def add(actions: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings.
-
-    Args:
-        args: The parsed arguments.
 
     Returns:
         The exit code; with --strict, 1 for a bad finding, and 3 if an open question remains or

@@ -41,11 +41,7 @@ GRAPHS = {
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "list",
         help="list victims, attacks, reports, models, data sets or graphs",
@@ -67,14 +63,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table, or details.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Print a table, or details."""
     rows = entries(args.what)
     if args.name is not None:
         rows = [_named(rows, args.what, args.name)]
@@ -137,7 +126,6 @@ def wrapped(text: str, width: int | None, indent: str) -> list[str]:
     """Return a line, or several if it does not fit the terminal.
 
     Args:
-        text: The line.
         width: Columns of the terminal; None does not wrap.
         indent: Begins the first line; further lines are indented more.
     """
@@ -148,11 +136,7 @@ def wrapped(text: str, width: int | None, indent: str) -> list[str]:
 
 
 def parameters(known: Mapping[str, Parameter]) -> list[str]:
-    """Return a line for each parameter: its default, meaning, choices and symbol.
-
-    Args:
-        known: The parameters by name.
-    """
+    """Return a line for each parameter: its default, meaning, choices and symbol."""
     from leakaudit.registry import written
 
     lines = []
@@ -190,14 +174,7 @@ def _plain(text: str) -> str:
 
 
 def entries(what: str) -> list[dict[str, Any]]:
-    """Return what there is of one kind, without importing it.
-
-    Args:
-        what: One of `GROUPS`.
-
-    Returns:
-        Name, note and further values of each.
-    """
+    """Return what there is of one kind, without importing it."""
     if what == "models":
         return _models()
     from leakaudit._util import declarations

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def listening(sub: argparse.ArgumentParser) -> None:
-    """Add the options.
-
-    Args:
-        sub: The verb's parser.
-    """
+    """Add the options."""
     sub.add_argument(
         "--as",
         dest="adversary",
@@ -39,17 +35,7 @@ def listening(sub: argparse.ArgumentParser) -> None:
 
 
 def listener(args: argparse.Namespace) -> Adversary:
-    """Return the adversary that the options define.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The adversary.
-
-    Raises:
-        LeakauditError: The value of an option is invalid.
-    """
+    """Return the adversary that the options define."""
     from leakaudit.adversary import Adversary
 
     rounds = window(args.rounds)
@@ -66,9 +52,6 @@ def window(text: str | None) -> range | None:
 
     Returns:
         The rounds, or None for all.
-
-    Raises:
-        LeakauditError: The text has another form, or the range is empty.
     """
     if text is None:
         return None

@@ -11,11 +11,7 @@ from leakaudit.cli._options import described
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "purge",
         help="delete images and truths from a folder, and keep the figures",
@@ -34,14 +30,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the files, and delete them if the user confirmed it.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-    """
+    """List the files, and delete them if the user confirmed it."""
     from leakaudit.pipeline import purge
     from leakaudit.results.wording import clean
 

@@ -72,11 +72,7 @@ class _Help(argparse.Action):
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "record",
         help="run a training protocol and record its messages",
@@ -176,17 +172,7 @@ def add(verbs: Any) -> None:
 
 
 def pairs(texts: list[str]) -> dict[str, Any]:
-    """Parse settings of the form NAME=VALUE.
-
-    Args:
-        texts: One for each use of the option.
-
-    Returns:
-        Values by name; numbers, true and false are converted.
-
-    Raises:
-        LeakauditError: One of them has no "=".
-    """
+    """Parse settings of the form NAME=VALUE."""
     found = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -208,14 +194,7 @@ def _value(text: str) -> Any:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record, and print a summary to stderr.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Record, and print a summary to stderr."""
     from leakaudit.protocols import premises
     from leakaudit.protocols.recording import plan, record
     from leakaudit.protocols.scenario import Scenario

@@ -27,11 +27,7 @@ FORMATS = {  # suffix of the output file -> format
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "report",
         help="show results as a page, a figure, a table or text, or compare them",
@@ -118,14 +114,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Render the report completely, then write it.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Render the report completely, then write it."""
     from leakaudit import api
     from leakaudit._util.files import replacing
     from leakaudit.rendering import console

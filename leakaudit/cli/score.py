@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "score",
         help="score stored reconstructions again, with another truth or metric",
@@ -69,9 +65,6 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Score, write results.json, the picture and report.md, and print the table.
-
-    Args:
-        args: The parsed arguments.
 
     Returns:
         The exit code; 3 if the recording was not what it declares, if the truth refutes every

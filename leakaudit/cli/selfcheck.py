@@ -19,11 +19,7 @@ TOO_FEW = 3  # exit code, as for other inconclusive results
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "selfcheck",
         help="measure the error rates of the audit's own estimators",
@@ -57,9 +53,6 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each estimator and mechanism.
-
-    Args:
-        args: The parsed arguments.
 
     Returns:
         The exit code: 1 if a rate is outside its limit, 3 if there are too few runs to tell.

@@ -29,11 +29,7 @@ TOLD = 10  # largest number of cells without a result that are listed
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "sweep",
         help="run combinations of attacks, victims, settings and seeds in parallel",
@@ -87,9 +83,6 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run a sweep, or merge its parts.
-
-    Args:
-        args: The parsed arguments.
 
     Returns:
         The exit code: 3 if a cell failed or is missing, 130 after Ctrl-C.

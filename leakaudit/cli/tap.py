@@ -23,11 +23,7 @@ USAGE = """leakaudit tap [options] -- torchrun --nproc-per-node 4 program.py
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser; 'describe' and 'merge' have parsers of their own.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser; 'describe' and 'merge' have parsers of their own."""
     sub = verbs.add_parser(
         "tap",
         help="record the messages of a torch.distributed, Flower, NVFlare or p2pfl program",
@@ -95,12 +91,6 @@ def run(args: argparse.Namespace) -> int:
     """Run the program and write the trace.
 
     The exit code is the program's, or 3 if its messages need a description.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
     """
     if args.command and args.command[0] in ACTIONS:
         args.action = args.command[0]

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def written(sub: argparse.ArgumentParser) -> None:
-    """Add the options for the trace to write and its truth.
-
-    Args:
-        sub: The verb's parser.
-    """
+    """Add the options for the trace to write and its truth."""
     sub.add_argument(
         "-o",
         "--output",
@@ -105,9 +101,6 @@ def describe(argv: list[str]) -> int:
 
     Args:
         argv: The arguments after ``tap describe``.
-
-    Returns:
-        The exit code.
     """
     from leakaudit.cli.record import pairs
 
@@ -143,9 +136,6 @@ def merge(argv: list[str]) -> int:
 
     Args:
         argv: The arguments after ``tap merge``.
-
-    Returns:
-        The exit code.
     """
     args = merging().parse_args(argv)
     chosen = settings(args)
@@ -162,18 +152,7 @@ def write(
     described: Description,
     code: int = 0,
 ) -> None:
-    """Write the trace, and report its size and what is missing.
-
-    Args:
-        args: The parsed arguments, with those of `written`.
-        chosen: The effective settings.
-        folder: Folder of the log.
-        described: Description of its messages.
-        code: Exit code of the program.
-
-    Raises:
-        LeakauditError: The description contradicts the messages, or the trace cannot be written.
-    """
+    """Write the trace, and report its size and what is missing."""
     from leakaudit.capture.tap import merge
     from leakaudit.capture.tap.guessing import confirm, origins
     from leakaudit.capture.tap.log.reading import read_logs
@@ -221,13 +200,6 @@ def unclear(trace: Trace, args: argparse.Namespace) -> list[str]:
     """Return how a new recording differs from its description.
 
     A protocol without a declaration has nothing to differ from; the next command is stated.
-
-    Args:
-        trace: The trace that was written.
-        args: The parsed arguments, with those of `written`.
-
-    Returns:
-        One sentence per difference.
     """
     from leakaudit import registry
     from leakaudit.lint import conformance
@@ -247,17 +219,7 @@ def unclear(trace: Trace, args: argparse.Namespace) -> list[str]:
 
 
 def log(trace: Path) -> Path:
-    """Return the folder of the raw log of a trace.
-
-    Args:
-        trace: The trace file.
-
-    Returns:
-        A folder beside the trace.
-
-    Raises:
-        LeakauditError: `trace` has no file name.
-    """
+    """Return the folder of the raw log of a trace."""
     if not trace.name:
         raise LeakauditError(f"-o: expected the name of a trace file, got {str(trace)!r}")
     return trace.with_name(f"{trace.name.removesuffix('.pt')}.tap")
@@ -275,13 +237,9 @@ def numbers(text: str | None, flag: str) -> tuple[int, ...] | None:
 
     Args:
         text: The numbers; None if not given.
-        flag: The option, for the message.
 
     Returns:
         The numbers; None if not given.
-
-    Raises:
-        LeakauditError: One of them is not a whole number.
     """
     if text is None:
         return None

@@ -15,11 +15,7 @@ from leakaudit.cli._options import INCONCLUSIVE, described, formats, say, settin
 
 
 def add(verbs: Any) -> None:
-    """Add the parsers of the verb and its actions.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the parsers of the verb and its actions."""
     actions = verbs.add_parser(
         "trace",
         help="inspect, verify, lint, convert or import a trace; show the curves of a run",
@@ -95,14 +91,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Perform one action.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code; 3 if none of the declared relations could be checked.
-    """
+    """Perform one action."""
     from leakaudit.rendering import console
     from leakaudit.traces import trace_file, trace_info
 

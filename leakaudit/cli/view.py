@@ -34,11 +34,7 @@ LEADING = """<!doctype html>
 
 
 def add(verbs: Any) -> None:
-    """Add the verb's parser.
-
-    Args:
-        verbs: The subparsers of `leakaudit`.
-    """
+    """Add the verb's parser."""
     sub = verbs.add_parser(
         "view",
         help="browse a folder of runs: filter, compare, open reports, watch sweeps",
@@ -75,14 +71,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve a folder until Ctrl-C, or export it.
-
-    Args:
-        args: The parsed arguments.
-
-    Returns:
-        The exit code.
-    """
+    """Serve a folder until Ctrl-C, or export it."""
     if args.export is not None:
         return _export(args)
     missing = [name for name in NEEDED if find_spec(name) is None]

@@ -20,11 +20,6 @@ from leakaudit.relations import Expression, determined
 def leak(deduction: Deduction, node: int, rounds: int) -> GradientLeak | None:
     """Return the determined changes of one node, with the models before them if they are known.
 
-    Args:
-        deduction: The deduction for the trace and the adversary.
-        node: The node.
-        rounds: Largest number of changes.
-
     Returns:
         None if no change is determined, or the protocol declares none.
     """

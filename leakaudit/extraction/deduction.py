@@ -40,25 +40,17 @@ MARGIN = 2
 
 @dataclass(frozen=True)
 class Determined:
-    """What a view determines about one node, over relations that were chosen for it.
-
-    Attributes:
-        node: The node.
-        knowledge: The relations in use, and what is observed.
-        rows: A basis of the combinations of its gradients, noise-free ones first.
-        noisy: Number of combinations that hold only up to noise.
-        reach: Distance of the nodes whose relations are used; None if the node's own suffice.
-        assumed: Constants for which defaults were assumed.
-        limit: Why later rounds are omitted; empty if none are.
-    """
+    """What a view determines about one node, over relations that were chosen for it."""
 
     node: int
-    knowledge: Knowledge
+    knowledge: Knowledge  # the relations in use, and what is observed
+    # a basis of the combinations of its gradients, noise-free ones first
     rows: tuple[Expression, ...]
-    noisy: int
+    noisy: int  # number of combinations that hold only up to noise
+    # distance of the nodes whose relations are used; None if the node's own suffice
     reach: int | None
-    assumed: str = ""
-    limit: str = ""
+    assumed: str = ""  # constants for which defaults were assumed
+    limit: str = ""  # why later rounds are omitted; empty if none are
 
     @property
     def scope(self) -> str:
@@ -93,10 +85,6 @@ class Determined:
 
 class Deduction:
     """A trace as one adversary observes it, with the relations of its protocol.
-
-    Args:
-        trace: The recording.
-        adversary: Who observes it.
 
     Raises:
         LeakauditError: The protocol is unknown, or the adversary does not know a constant that the
@@ -183,14 +171,6 @@ class Deduction:
         """Return what messages that omit coordinates determine on those that they hold.
 
         Only relations of the node itself are used, so all its messages have to be observed.
-
-        Args:
-            node: The node.
-            gradients: Largest number of gradients, and of combinations.
-
-        Returns:
-            The relations in use, without rows, and the combinations; none if no coordinate is
-            determined or the protocol omits none.
         """
         own = self._open.near([node])
         knowledge = self._heard(*self._continued(node, own, gradients, None))
@@ -201,11 +181,6 @@ class Deduction:
 
     def sums(self, node: int, gradients: int) -> tuple[Determined, list[Sum]]:
         """Return sums of the gradients of several nodes, from the relations of the whole network.
-
-        Args:
-            node: A node; only sums that contain its gradients are returned, all over the same
-                nodes.
-            gradients: Largest number of sums.
 
         Returns:
             The relations in use, without rows, and the sums; none if the network is too large.
@@ -240,11 +215,7 @@ class Deduction:
         return groups
 
     def loses_noise(self, found: Determined) -> bool:
-        """Return whether a sum with other nodes' gradients may contain less noise.
-
-        Args:
-            found: What is determined about one node.
-        """
+        """Return whether a sum with other nodes' gradients may contain less noise."""
         return found.noisy == len(found.rows) > 0 and self._shares_noise
 
     @cached_property
@@ -253,11 +224,7 @@ class Deduction:
         return shares_noise(self._open)
 
     def summed(self, node: int) -> str:
-        """Say which other nodes a determined sum contains; empty if there is none.
-
-        Args:
-            node: The node.
-        """
+        """Say which other nodes a determined sum contains; empty if there is none."""
         group = [other for other in self._groups.get(node, ()) if other != node]
         return f"the sum with those of {named(group)} is determined" if group else ""
 
@@ -266,10 +233,6 @@ class Deduction:
 
         They are the node's own if all its messages are observed, and otherwise also those of nodes
         within distance `REACH`.
-
-        Args:
-            node: The node.
-            rounds: Number of rounds.
         """
         part = self._open.near([node])
         reach = None

@@ -21,25 +21,16 @@ GRADIENTS = 16  # gradients per node that are explained
 
 @dataclass(frozen=True)
 class ExplainedRow:
-    """One combination of a node's gradients that is determined.
-
-    Attributes:
-        combination: The combination as text.
-        weights: (round, index) of each gradient and its exact coefficient as text.
-        formula: How it is computed from messages, in exact rationals.
-        noisy: Whether it holds only up to the protocol's own noise.
-        std: Noise per coordinate of the formula with least variance.
-        amplification: Factor by which the formula magnifies independent errors of the messages.
-        size: Root mean square of the value.
-    """
+    """One combination of a node's gradients that is determined."""
 
     combination: str
+    # (round, index) of each gradient and its exact coefficient as text
     weights: tuple[tuple[int, int | None, str], ...]
-    formula: str
-    noisy: bool
-    std: float
-    amplification: float
-    size: float
+    formula: str  # how it is computed from messages, in exact rationals
+    noisy: bool  # whether it holds only up to the protocol's own noise
+    std: float  # noise per coordinate of the formula with least variance
+    amplification: float  # factor by which the formula magnifies independent errors of the messages
+    size: float  # root mean square of the value
 
     @property
     def is_of_one_round(self) -> bool:
@@ -55,25 +46,16 @@ class ExplainedRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The complete explanation for one node.
-
-    Attributes:
-        node: The node.
-        adversary: The adversary as text.
-        gradients: Number of gradients that were examined.
-        rows: The combinations that are determined.
-        scope: The basis of the result.
-        reason: Why nothing is determined.
-        understood: Whether the messages are those that the protocol declares, as far as this is
-            known from the messages themselves.
-    """
+    """The complete explanation for one node."""
 
     node: int
     adversary: str
-    gradients: int
-    rows: tuple[ExplainedRow, ...]
-    scope: str = ""
-    reason: str = ""
+    gradients: int  # number of gradients that were examined
+    rows: tuple[ExplainedRow, ...]  # the combinations that are determined
+    scope: str = ""  # the basis of the result
+    reason: str = ""  # why nothing is determined
+    # whether the messages are those that the protocol declares, as far as this is known from the
+    # messages themselves
     understood: bool = True
 
     def __repr__(self) -> str:

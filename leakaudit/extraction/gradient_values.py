@@ -33,14 +33,11 @@ class _GradientColumns:
     """Gradients of a node as columns of a leak.
 
     A column is a single gradient, or the weighted sum of a round if all rows hold the same sum.
-
-    Attributes:
-        places: Vectors of each column, in the order in which they were evaluated.
-        combination: (m, T) Weights in units of the last vector of each column.
     """
 
+    # vectors of each column, in the order in which they were evaluated
     places: tuple[tuple[int, ...], ...]
-    combination: Tensor
+    combination: Tensor  # (m, T) Weights in units of the last vector of each column
 
     @property
     def first(self) -> list[int]:
@@ -54,10 +51,6 @@ def leak(deduction: Deduction, found: Determined) -> GradientLeak:
     The models are those at which the gradients were evaluated, if they are determined. If there are
     single gradients, only these are returned, because attacks compare gradients one by one;
     otherwise, every combination is returned.
-
-    Args:
-        deduction: The deduction for the trace and the adversary.
-        found: What is determined about the node.
     """
     rows = _single(found) or found.rows
     text = formula(found, rows[len(rows) // 2])
@@ -65,13 +58,7 @@ def leak(deduction: Deduction, found: Determined) -> GradientLeak:
 
 
 def partial_leak(deduction: Deduction, node: int, gradients: int) -> GradientLeak | None:
-    """Return the same where messages hold only some coordinates; None if none is determined.
-
-    Args:
-        deduction: The deduction for the trace and the adversary.
-        node: The node.
-        gradients: Largest number of gradients, and of combinations.
-    """
+    """Return the same where messages hold only some coordinates; None if none is determined."""
     found, parts = deduction.partial(node, gradients)
     if not parts:
         return None
@@ -89,11 +76,6 @@ def partial_leak(deduction: Deduction, node: int, gradients: int) -> GradientLea
 
 def sum_leak(deduction: Deduction, node: int, gradients: int) -> GradientLeak | None:
     """Return the mean gradients of several nodes, as gradients of one large batch.
-
-    Args:
-        deduction: The deduction for the trace and the adversary.
-        node: One of the nodes.
-        gradients: Largest number of gradients.
 
     Returns:
         None if no sum with gradients of this node is determined.
@@ -169,11 +151,6 @@ def minimum_variance(
     """Return the formula of least variance of every combination.
 
     Its noise includes the rounding of the messages and of applying the formula.
-
-    Args:
-        deduction: The deduction for the trace and the adversary.
-        knowledge: The relations in use, and what is known.
-        combinations: The determined combinations.
     """
     sizes = _sizes(deduction, knowledge)
     wire = UNIT * torch.finfo(deduction.view.dtype).eps
@@ -193,12 +170,7 @@ def minimum_variance(
 
 
 def formula(found: Determined, row: Expression) -> str:
-    """Return ``row = messages`` in exact rationals, abbreviated if it is long.
-
-    Args:
-        found: What is determined about the node.
-        row: One of the combinations.
-    """
+    """Return ``row = messages`` in exact rationals, abbreviated if it is long."""
     exact = found.formula(row)
     ends = sorted(exact.terms)
     if len(ends) <= SHORT:
@@ -312,13 +284,7 @@ def _step(knowledge: Knowledge, places: Sequence[int]) -> float | None:
 def models(
     deduction: Deduction, points: Sequence[Expression], solved: Mapping[Expression, Tensor]
 ) -> Tensor:
-    """Return models (T, d), from known values and from solved ones.
-
-    Args:
-        deduction: The deduction for the trace and the adversary.
-        points: The models.
-        solved: The values of those that contain unknown vectors.
-    """
+    """Return models (T, d), from known values and from solved ones."""
     vectors = points[0].home
     found: Tensor | None = None
     for at, point in enumerate(points):

@@ -55,11 +55,7 @@ def leaks(
 
 
 def each_sum_once(leaks: Iterable[GradientLeak]) -> Iterator[GradientLeak]:
-    """Yield the leaks, without those of sums that an earlier one contains.
-
-    Args:
-        leaks: Leaks of different nodes.
-    """
+    """Yield the leaks, without those of sums that an earlier one contains."""
     covered: set[int] = set()
     for leak in leaks:
         if leak.node not in covered:
@@ -79,9 +75,6 @@ def deduce(
     A sum over several nodes is returned for each of them.
 
     Args:
-        heard: The deduction for the trace and the adversary.
-        nodes: As for `leaks`.
-        rounds: As for `leaks`.
         incomplete: Whether to include leaks in which coordinates are missing (`seen`), and those of
             what local steps changed (`training`).
     """
@@ -125,15 +118,7 @@ def affordable(trace: Trace, rounds: int | None, memory: int) -> int | None:
     out.
 
     Args:
-        trace: The recording.
         rounds: The requested number; None for the default.
-        memory: Bytes.
-
-    Returns:
-        The requested number, or a smaller one in place of the default.
-
-    Raises:
-        LeakauditError: No gradient fits, or not as many as were requested.
     """
     columns = trace.columns[1] - trace.columns[0]
     fits = max(0, memory - WORKING * columns) // (HELD * columns)
@@ -163,12 +148,6 @@ def clearer_sum(
 ) -> GradientLeak | None:
     """Return a sum with gradients of other nodes that noise hides less than those of a node.
 
-    Args:
-        heard: The deduction for the trace and the adversary.
-        what: What is determined about the node.
-        noise: Standard deviation of the noise of its own gradients, the smallest one.
-        rounds: Largest number of gradients.
-
     Returns:
         None if there is none.
     """
@@ -195,12 +174,7 @@ def _other(heard: Deduction, node: int, rounds: int, incomplete: bool) -> Gradie
 
 
 def targets(trace: Trace, adversary: Adversary) -> tuple[int, ...]:
-    """Return the nodes that hold data and that the adversary does not control.
-
-    Args:
-        trace: The recording.
-        adversary: Who observes it.
-    """
+    """Return the nodes that hold data and that the adversary does not control."""
     holders = trace.graph.nodes
     if registry.of_trace(trace.protocol, trace.provenance).centralised:
         holders -= 1  # the server, which is the last node

@@ -28,38 +28,25 @@ from leakaudit.relations.estimate import Fetch
 
 @dataclass(frozen=True)
 class Part:
-    """A combination of gradients that is determined on some coordinates.
+    """A combination of gradients that is determined on some coordinates."""
 
-    Attributes:
-        row: The combination of gradients.
-        form: The same with omitted parts, which is determined on all coordinates.
-        seen: (c,) bool, the coordinates on which these parts are zero.
-    """
-
-    row: Expression
-    form: Expression
-    seen: Tensor
+    row: Expression  # the combination of gradients
+    form: Expression  # the same with omitted parts, which is determined on all coordinates
+    seen: Tensor  # (c,) bool, the coordinates on which these parts are zero
 
 
 @dataclass(frozen=True, eq=False)
 class _Omitted:
-    """The omitted part of a message.
-
-    Attributes:
-        place: Place of the part.
-        sent: (c,) bool, the coordinates on which the message is not zero.
-    """
+    """The omitted part of a message."""
 
     place: int
-    sent: Tensor
+    sent: Tensor  # (c,) bool, the coordinates on which the message is not zero
 
 
 def parts(knowledge: Knowledge, node: int, fetch: Fetch, most: int) -> list[Part]:
     """Return what the messages of a node determine of its gradients, coordinate by coordinate.
 
     Args:
-        knowledge: The relations in use, and what is known.
-        node: The node.
         fetch: Returns the value (c,) of a known vector.
         most: Largest number of combinations; those with most coordinates are returned.
     """

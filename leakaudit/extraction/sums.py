@@ -21,12 +21,9 @@ from leakaudit.relations.determine import basis
 
 @dataclass(frozen=True)
 class Sum:
-    """A determined combination of gradients of one round, the same for several nodes.
+    """A determined combination of gradients of one round, the same for several nodes."""
 
-    Attributes:
-        parts: The gradients of each node, by node; the last one has the weight 1.
-    """
-
+    # the gradients of each node, by node; the last one has the weight 1
     parts: Mapping[int, Expression]
 
     @property
@@ -37,15 +34,7 @@ class Sum:
 
 
 def sums(knowledge: Knowledge, nodes: Iterable[int]) -> list[Sum]:
-    """Return the determined sums of gradients, those without noise first.
-
-    Args:
-        knowledge: The relations in use, and what is known.
-        nodes: The nodes whose gradients are sought.
-
-    Returns:
-        Sums over at least two nodes.
-    """
+    """Return the determined sums of gradients, those without noise first."""
     wanted: list[Expression] = []
     for node in nodes:
         wanted.extend(knowledge.gradients(node))
@@ -66,11 +55,7 @@ def sums(knowledge: Knowledge, nodes: Iterable[int]) -> list[Sum]:
 
 
 def shares_noise(knowledge: Knowledge) -> bool:
-    """Return whether several nodes add the same unknown noise to what they send.
-
-    Args:
-        knowledge: The relations in use, and what is known.
-    """
+    """Return whether several nodes add the same unknown noise to what they send."""
     return any(len(owners) > 1 for owners in _adding(knowledge).values())
 
 

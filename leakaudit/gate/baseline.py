@@ -27,19 +27,12 @@ SEEDS = 10_000  # most seeds of a cell; a choice, a comparison of so many takes 
 
 @dataclass(frozen=True)
 class Block:
-    """The measurements of one cell.
-
-    Attributes:
-        check: the check that it belongs to.
-        digest: SHA-256 of how it was measured.
-        seeds: seeds of its runs.
-        samples: measure -> one number per seed.
-    """
+    """The measurements of one cell."""
 
     check: str
-    digest: str
+    digest: str  # SHA-256 of how it was measured
     seeds: tuple[int, ...]
-    samples: Mapping[str, tuple[float, ...]]
+    samples: Mapping[str, tuple[float, ...]]  # measure -> one number per seed
 
 
 class _StoredCell(Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,44 +57,25 @@ class _Stored(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Baseline:
-    """All cells, and their last change.
+    """All cells, and their last change."""
 
-    Attributes:
-        cells: name of a cell -> its measurements.
-        reason: reason of the last change.
-        updated: time of the last change, in ISO format.
-        versions: package -> version used for the measurements, None if it was not installed.
-    """
-
-    cells: Mapping[str, Block] = field(default_factory=dict)
-    reason: str = ""
-    updated: str = ""
+    cells: Mapping[str, Block] = field(default_factory=dict)  # name of a cell -> its measurements
+    reason: str = ""  # reason of the last change
+    updated: str = ""  # time of the last change, in ISO format
+    # package -> version used for the measurements, None if it was not installed
     versions: Mapping[str, str | None] = field(default_factory=dict)
 
     def merged(
         self, cells: Mapping[str, Block], reason: str, versions: Mapping[str, str | None]
     ) -> Baseline:
-        """Return the baseline with some cells replaced or added; the others stay.
-
-        Args:
-            cells: the new cells by name.
-            reason: reason of the change, not empty.
-            versions: versions of the packages used for the new measurements.
-
-        Raises:
-            LeakauditError: no reason is given.
-        """
+        """Return the baseline with some cells replaced or added; the others stay."""
         if not reason.strip():
             raise LeakauditError("changing a baseline requires a reason: use --reason TEXT")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return Baseline({**self.cells, **cells}, reason.strip(), now, versions)
 
     def write(self, path: Path) -> None:
-        """Write the file atomically.
-
-        Args:
-            path: the file, which is replaced.
-        """
+        """Write the file atomically."""
         with replacing(path) as file:
             file.write(self.text().encode())
 
@@ -147,14 +121,7 @@ def _block_text(cell: Block) -> str:
 
 
 def read(path: Path) -> Baseline:
-    """Read a baseline.
-
-    Args:
-        path: the file.
-
-    Raises:
-        LeakauditError: the file does not exist, or is not a baseline.
-    """
+    """Read a baseline."""
     try:
         values: object = read_json(path.read_bytes())
     except FileNotFoundError:
@@ -176,11 +143,6 @@ def read(path: Path) -> Baseline:
 
 def check_samples(seeds: Sequence[int], samples: Mapping[str, Sequence[float]], where: str) -> None:
     """Reject a cell of a file without one sample per seed.
-
-    Args:
-        seeds: seeds of its runs.
-        samples: measure -> one number per seed.
-        where: file and cell, for the message.
 
     Raises:
         LeakauditError: there are no seeds, more than `SEEDS`, another number of samples, or one
@@ -206,46 +168,28 @@ def block(
     """Return a cell in the form in which it is stored.
 
     Args:
-        check: the check that it belongs to.
         digest: SHA-256 of how it was measured.
-        seeds: seeds of its runs.
-        samples: measure -> one number per seed.
-
-    Returns:
-        The cell, with its samples rounded to 6 significant digits.
     """
     stored = {measure: tuple(map(rounded, values)) for measure, values in samples.items()}
     return Block(check, digest, tuple(seeds), stored)
 
 
 def rounded(value: float) -> float:
-    """Return a number rounded to the stored number of digits.
-
-    Args:
-        value: any sample.
-    """
+    """Return a number rounded to the stored number of digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
 @dataclass(frozen=True)
 class Change:
-    """One difference between two baselines.
+    """One difference between two baselines."""
 
-    Attributes:
-        kind: ``removed``, ``added``, ``changed`` or ``not comparable``.
-        cell: name of the cell.
-        measure: that changed; None for the whole cell.
-        before: mean of the measure, None if it is new.
-        after: the new mean, None if it was removed.
-        other_seeds: whether the runs had other seeds.
-    """
-
+    # `removed`, `added`, `changed` or `not comparable`
     kind: Literal["removed", "added", "changed", "not comparable"]
     cell: str
-    measure: str | None = None
-    before: float | None = None
-    after: float | None = None
-    other_seeds: bool = False
+    measure: str | None = None  # that changed; None for the whole cell
+    before: float | None = None  # mean of the measure, None if it is new
+    after: float | None = None  # the new mean, None if it was removed
+    other_seeds: bool = False  # whether the runs had other seeds
 
     def __str__(self) -> str:
         """Return one line."""
@@ -271,11 +215,7 @@ class Change:
 
 
 def means(base: Baseline) -> dict[str, object]:
-    """Return the means of all cells as plain values.
-
-    Args:
-        base: a baseline.
-    """
+    """Return the means of all cells as plain values."""
     cells = {}
     for name, cell in sorted(base.cells.items()):
         found = {measure: averages.mean(samples) for measure, samples in cell.samples.items()}
@@ -284,12 +224,7 @@ def means(base: Baseline) -> dict[str, object]:
 
 
 def changes(old: Baseline, new: Baseline) -> list[Change]:
-    """Return what changed between two baselines.
-
-    Args:
-        old: the one before.
-        new: the one after.
-    """
+    """Return what changed between two baselines."""
     found = [Change("removed", name) for name in sorted(old.cells.keys() - new.cells.keys())]
     for name, cell in sorted(new.cells.items()):
         before = old.cells.get(name)

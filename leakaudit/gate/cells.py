@@ -30,43 +30,29 @@ Rank = tuple[float, float]  # quality of an input, then the share of the labels;
 
 @dataclass
 class Cell:
-    """The measurements so far.
-
-    Attributes:
-        check: the check that it belongs to.
-        who: the adversary, as written in the configuration.
-        attack: name of the attack.
-        seeds: seeds of the runs that were attacked.
-        samples: measure -> one number per seed.
-        found: reconstructions for each seed and node, with the truth of that run.
-        planted: reconstructions of planted records, with their truth.
-        leak: the first leak that was attacked.
-        nodes: node -> its record that was recovered best.
-        reasons: node -> why no leak is determined, or why the attack cannot use the leak.
-        not_understood: nodes of which it is not known what their messages reveal.
-        worst: the record of all nodes that was recovered best.
-        pair: that record and its reconstruction, if they are images.
-        tried: number of leaks that were attacked.
-        records: number of records of the attacked nodes, in the last run.
-        seconds: duration of all attacks.
-    """
+    """The measurements so far."""
 
     check: Check
-    who: str
+    who: str  # the adversary, as written in the configuration
     attack: str
-    seeds: list[int] = field(default_factory=list)
-    samples: dict[str, list[float]] = field(default_factory=dict)
+    seeds: list[int] = field(default_factory=list)  # seeds of the runs that were attacked
+    samples: dict[str, list[float]] = field(default_factory=dict)  # measure -> one number per seed
+    # reconstructions for each seed and node, with the truth of that run
     found: list[tuple[Reconstruction, Truth]] = field(default_factory=list)
+    # reconstructions of planted records, with their truth
     planted: list[tuple[Reconstruction, Truth]] = field(default_factory=list)
-    leak: GradientLeak | None = None
+    leak: GradientLeak | None = None  # the first leak that was attacked
+    # node -> its record that was recovered best
     nodes: dict[int, NodeBest] = field(default_factory=dict)
+    # node -> why no leak is determined, or why the attack cannot use the leak
     reasons: dict[int, str] = field(default_factory=dict)
+    # nodes of which it is not known what their messages reveal
     not_understood: set[int] = field(default_factory=set)
-    worst: NodeBest | None = None
-    pair: Pair | None = None
-    tried: int = 0
-    records: int = 0
-    seconds: float = 0.0
+    worst: NodeBest | None = None  # the record of all nodes that was recovered best
+    pair: Pair | None = None  # that record and its reconstruction, if they are images
+    tried: int = 0  # number of leaks that were attacked
+    records: int = 0  # number of records of the attacked nodes, in the last run
+    seconds: float = 0.0  # duration of all attacks
     _ranks: dict[int, Rank] = field(default_factory=dict)  # node -> rank of its record in `nodes`
     _best: Rank = (-math.inf, 0.0)  # rank of `worst`
     _scores: dict[int, Score] = field(default_factory=dict)  # node -> score in the current run
@@ -108,12 +94,7 @@ class Cell:
         )
 
     def attack_one(self, run: Recorded, leak: GradientLeak) -> None:
-        """Attack one node of a run, and keep the result until `close`.
-
-        Args:
-            run: the recording.
-            leak: the leak of the node.
-        """
+        """Attack one node of a run, and keep the result until `close`."""
         start = time.perf_counter()
         self.leak = self.leak or leak
         random = generator(run.seed, leak.node)
@@ -131,12 +112,7 @@ class Cell:
         self.seconds += time.perf_counter() - start
 
     def close(self, run: Recorded, nodes: Sequence[int]) -> None:
-        """Compute one number per measure from the results of a run.
-
-        Args:
-            run: the recording.
-            nodes: all nodes to attack; a node without a reconstruction counts as not recovered.
-        """
+        """Compute one number per measure from the results of a run."""
         columns = [measures.values(run.guess(node), self._scores.get(node)) for node in nodes]
         for name in columns[0]:
             records = [value for column in columns for value in column[name]]
@@ -198,14 +174,7 @@ def _at(column: Sequence[float | None] | None, place: int) -> float | None:
 
 
 def empty(check: Check) -> list[Cell]:
-    """Return the cells of a check before anything is measured.
-
-    Args:
-        check: a check.
-
-    Returns:
-        One cell for each adversary and attack.
-    """
+    """Return the cells of a check before anything is measured."""
     return [Cell(check, who, attack) for who in check.adversaries for attack in check.attacks]
 
 
@@ -214,10 +183,6 @@ def attack_all(cells: Sequence[Cell], made: Recorded) -> None:
 
     The leaks of a node are deduced once for all attacks of an adversary, and kept in memory for one
     node at a time.
-
-    Args:
-        cells: the cells of one check.
-        made: a recording of its program.
     """
     for who in dict.fromkeys(cell.who for cell in cells):
         mine = [cell for cell in cells if cell.who == who]
@@ -237,16 +202,9 @@ def attack_all(cells: Sequence[Cell], made: Recorded) -> None:
 def held(cell: Cell, made: Recorded) -> tuple[int, ...]:
     """Return the nodes to attack.
 
-    Args:
-        cell: the cell, which names the nodes and the adversary.
-        made: a recording with its truth.
-
     Returns:
         The nodes that the check names; otherwise all nodes that hold data and do not belong to the
         adversary.
-
-    Raises:
-        LeakauditError: there is no such node.
     """
     if cell.check.nodes is not None:
         return cell.check.nodes

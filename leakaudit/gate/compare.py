@@ -45,12 +45,7 @@ def paired(new: Sequence[float], old: Sequence[float], tolerance: float) -> floa
     the null hypothesis.
 
     Args:
-        new: one sample per seed.
         old: samples of the same seeds in the same order.
-        tolerance: growth that is ignored.
-
-    Returns:
-        The one-sided p-value.
     """
     differences = np.asarray(new, float) - np.asarray(old, float) - tolerance
     count = len(differences)
@@ -72,14 +67,6 @@ def unpaired(new: Sequence[float], old: Sequence[float], tolerance: float) -> fl
     """Return the same p-value for samples of different seeds.
 
     The samples are exchanged between the sides in all ways (Pitman 1937).
-
-    Args:
-        new: samples of one side.
-        old: samples of the other side; their number may differ.
-        tolerance: growth that is ignored.
-
-    Returns:
-        The one-sided p-value.
     """
     pool = np.concatenate([np.asarray(new, float) - tolerance, np.asarray(old, float)])
     count = len(new)
@@ -108,10 +95,6 @@ def chance(new: tuple[int, int], old: tuple[int, int]) -> float:
 
     Given the number of all successes, those among the new trials are hypergeometric, whatever the
     rate is (Fisher's exact test of two binomial samples).
-
-    Args:
-        new: successes and trials.
-        old: the same, of the baseline.
     """
     found, trials = new
     successes, others = found + old[0], trials + old[1]
@@ -123,16 +106,7 @@ def chance(new: tuple[int, int], old: tuple[int, int]) -> float:
 
 
 def least(new: int, old: int, same: bool) -> float:
-    """Return the smallest p-value that is possible with given numbers of samples.
-
-    Args:
-        new: number of new samples.
-        old: number of old samples.
-        same: whether they have the same seeds, so that `paired` compares them.
-
-    Returns:
-        The share of a single relabelling.
-    """
+    """Return the smallest p-value that is possible with given numbers of samples."""
     ways = math.comb(new + old, new)
     draws = _DRAWN_UNPAIRED
     if same:
@@ -143,10 +117,6 @@ def least(new: int, old: int, same: bool) -> float:
 
 def seeds_for(alpha: float, comparisons: int) -> int:
     """Return how many paired samples are needed for the first of several significant comparisons.
-
-    Args:
-        alpha: probability of a false alarm that all comparisons share.
-        comparisons: number of comparisons.
 
     Returns:
         The smallest k with 2^-k * comparisons <= alpha: the first step of Holm's procedure.

@@ -47,19 +47,12 @@ MOST = 10
 
 @dataclass(frozen=True)
 class Control:
-    """The outcome of one control.
+    """The outcome of one control."""
 
-    Attributes:
-        kind: kind of the resulting rule.
-        ok: whether it passed; None if there was nothing to test.
-        says: the expected and the actual outcome, in words.
-        about: distinguishes several controls of the same kind.
-    """
-
-    kind: RuleKind
-    ok: bool | None
-    says: str
-    about: str = ""
+    kind: RuleKind  # kind of the resulting rule
+    ok: bool | None  # whether it passed; None if there was nothing to test
+    says: str  # the expected and the actual outcome, in words
+    about: str = ""  # distinguishes several controls of the same kind
 
 
 # --- planted leaks --------------------------------------------------------------------------------
@@ -71,11 +64,6 @@ def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
     They replace the program's own leak. An attack on inputs gets two records. An attack on labels
     gets so many records with random labels that guessing succeeds with a probability of at most
     `GUESSED`. The reconstructions are kept in ``cell.planted`` for `negative`.
-
-    Args:
-        cell: the cell, which names the attack.
-        run: a recording of its program.
-        nodes: the attacked nodes; the leak is planted for the first one.
     """
     says = ""
     for number in range(MOST):
@@ -103,9 +91,6 @@ def batched(cell: Cell, run: Recorded, nodes: tuple[int, ...], hidden: bool) -> 
     The number of records is that of the run's own gradients.
 
     Args:
-        cell: the cell, which names the attack; `positive` was called before.
-        run: a recording of its program.
-        nodes: the attacked nodes; the leak is planted for the first one.
         hidden: whether noise is declared, which the recording and the lint verify. Without noise,
             everything depends on the attack, so the control fails if the attack is too weak for
             such batches. With noise, its weakness is reported but does not affect the result.
@@ -162,10 +147,6 @@ def planted(
     Args:
         like: the leak whose rounds, models and combination are copied; None for single gradients at
             models close to the first one.
-        run: the recording.
-        node: the node that supposedly owns the records.
-        number: index of the first record in the data set.
-        size: number of records. Each has a random label.
     """
     others = _others(run)
     rows = (number + torch.arange(size)) % len(others)
@@ -206,23 +187,14 @@ def planted(
 
 @dataclass(frozen=True)
 class _Pattern:
-    """The structure of a planted leak: everything except its records.
+    """The structure of a planted leak: everything except its records."""
 
-    Attributes:
-        rounds: (T,) rounds of its gradients.
-        columns: recorded columns of the model.
-        dtype: type of its values.
-        combination: (m, T) weights of its gradients.
-        models: (T, d) models at which the gradients are evaluated, in double precision.
-        known: whether the adversary knows these models.
-    """
-
-    rounds: Tensor
-    columns: tuple[int, int]
-    dtype: torch.dtype
-    combination: Tensor
-    models: Tensor
-    known: bool
+    rounds: Tensor  # (T,) rounds of its gradients
+    columns: tuple[int, int]  # recorded columns of the model
+    dtype: torch.dtype  # type of its values
+    combination: Tensor  # (m, T) weights of its gradients
+    models: Tensor  # (T, d) models at which the gradients are evaluated, in double precision
+    known: bool  # whether the adversary knows these models
 
 
 def _pattern(like: GradientLeak | None, run: Recorded) -> _Pattern:
@@ -292,9 +264,6 @@ def negative(cell: Cell) -> Control:
     """Score each reconstruction against another record, which it may match only by chance.
 
     This includes the reconstructions of planted records and those of the program's own records.
-
-    Args:
-        cell: a cell whose runs were attacked and whose leaks were planted.
     """
     hits = 0  # records that were identified
     bits = 0  # records that are bit-identical

@@ -14,19 +14,12 @@ from leakaudit.gate.runs import ready
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated duration of one check, in seconds.
-
-    Attributes:
-        check: its name.
-        recording: time to record all seeds.
-        attacks: time to attack all seeds.
-        once: time for the lint and the controls, which run for one seed only.
-    """
+    """Estimated duration of one check, in seconds."""
 
     check: str
-    recording: float
-    attacks: float
-    once: float
+    recording: float  # time to record all seeds
+    attacks: float  # time to attack all seeds
+    once: float  # time for the lint and the controls, which run for one seed only
 
     @property
     def total(self) -> float:
@@ -35,19 +28,7 @@ class Cost:
 
 
 def estimate(gate: Gate, seed: int) -> list[Cost]:
-    """Run one seed of each check, and multiply by the number of seeds.
-
-    Args:
-        gate: the gate.
-        seed: the seed that is run.
-
-    Returns:
-        One estimate for each check.
-
-    Raises:
-        LeakauditError: the configuration names something that does not exist.
-        ProgramError: a program failed.
-    """
+    """Run one seed of each check, and multiply by the number of seeds."""
     judge.validate(gate)
     costs = []
     for check in gate.checks:

@@ -56,16 +56,7 @@ class Description:
         self._declared: dict[str, int] = {}
 
     def look(self, trace: Trace, seed: int, *, simulated: bool = False) -> Iterator[Deviation]:
-        """Yield what a description contains that the protocol does not declare.
-
-        Args:
-            trace: the recording.
-            seed: the seed of its run.
-            simulated: whether leakaudit ran the protocol, and described the run itself.
-
-        Raises:
-            LeakauditError: the protocol cannot be declared with the recorded constants.
-        """
+        """Yield what a description contains that the protocol does not declare."""
         read = self._names(trace)
         for name in sorted(set(trace.public) - read):
             says = (

@@ -79,15 +79,10 @@ class _Complaint:
 
 @dataclass
 class Fidelity:
-    """Examines the recordings of a check: call `look` for every recording, then `rules`.
-
-    Attributes:
-        check: the check.
-        seeds: seeds of the recordings that were examined.
-    """
+    """Examines the recordings of a check: call `look` for every recording, then `rules`."""
 
     check: Check
-    seeds: list[int] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)  # seeds of the recordings that were examined
     _wrong: dict[str, _Complaint] = field(default_factory=dict)  # the first one per subject
     _skipped: str = ""  # why no values were compared
     _compared: bool = False
@@ -100,14 +95,7 @@ class Fidelity:
     _expected: dict[str, Expected] = field(default_factory=dict)
 
     def look(self, made: Recorded) -> None:
-        """Compare one recording with its declaration and its truth.
-
-        Args:
-            made: the recording of one seed.
-
-        Raises:
-            LeakauditError: the protocol cannot be declared with the recorded constants.
-        """
+        """Compare one recording with its declaration and its truth."""
         self.seeds.append(made.seed)
         trace = made.trace
         adversaries = [Adversary.parse(name) for name in self.check.adversaries]
@@ -176,11 +164,7 @@ class Fidelity:
         return self._sent.fit
 
     def hides(self, trace: Trace) -> bool:
-        """Return whether a recording's protocol declares noise.
-
-        Args:
-            trace: the recording.
-        """
+        """Return whether a recording's protocol declares noise."""
         vectors = self._declared(trace).relations.vectors
         return any(vector.kind == "noise" for vector in vectors)
 

@@ -24,14 +24,7 @@ LEAKED = (RuleStatus.OVER, RuleStatus.REGRESSION)
 
 
 def configured(folder: Path) -> Gate:
-    """Read and validate the gate of a folder.
-
-    Args:
-        folder: folder of the configuration.
-
-    Raises:
-        LeakauditError: there is no configuration, or it is invalid.
-    """
+    """Read and validate the gate of a folder."""
     settings.resolve({}, folder, {})
     return load(folder)
 
@@ -39,14 +32,8 @@ def configured(folder: Path) -> Gate:
 def compared(gate: Gate) -> Baseline | None:
     """Return the baseline of a gate.
 
-    Args:
-        gate: the gate, which names the file.
-
     Returns:
         None if the gate has no baseline, an empty one if the file does not exist.
-
-    Raises:
-        LeakauditError: the file is not a baseline.
     """
     path = gate.baseline_path
     if path is None:
@@ -57,18 +44,7 @@ def compared(gate: Gate) -> Baseline | None:
 
 
 def write(judged: Judged, folder: Path) -> CheckRecord:
-    """Write results.json atomically, and pictures of what leaked beside it.
-
-    Args:
-        judged: the results of a run.
-        folder: folder of the file.
-
-    Returns:
-        The record.
-
-    Raises:
-        LeakauditError: nothing was recorded, or the file cannot be written.
-    """
+    """Write results.json atomically, and pictures of what leaked beside it."""
     made = record.build(judged)
     if leaked.save(_pairs(judged), folder):
         made = replace(made, picture=leaked.PICTURE, originals=leaked.ARRAYS)
@@ -90,18 +66,9 @@ def _pairs(judged: Judged) -> dict[str, Pair]:
 def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline, Baseline]:
     """Run the gate and write its measurements to the baseline.
 
-    Args:
-        gate: the gate, which names the file.
-        options: options of the run.
-        reason: reason of the change, not empty.
-
-    Returns:
-        The results of the run, and the baseline before and after.
-
     Raises:
         LeakauditError: a control failed, the run was cut short by its time limit, or no reason is
             given; the file is not changed.
-        KeyboardInterrupt: Ctrl-C ended the run; the file is not changed.
     """
     path = gate.baseline_path
     if path is None:
@@ -120,14 +87,7 @@ def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline,
 
 
 def from_results(path: Path) -> Baseline:
-    """Read the measurements of a run of a gate.
-
-    Args:
-        path: its results.json, or another baseline.
-
-    Raises:
-        LeakauditError: the file is neither.
-    """
+    """Read the measurements of a run of a gate."""
     if _is_baseline(path):
         return baseline.read(path)
     made = model.of(record_file.read(path))
@@ -151,15 +111,7 @@ def _is_baseline(path: Path) -> bool:
 
 
 def starter(path: Path, text: str) -> None:
-    """Write a new file.
-
-    Args:
-        path: the file.
-        text: its content.
-
-    Raises:
-        LeakauditError: the file already exists.
-    """
+    """Write a new file."""
     if path.exists():
         raise LeakauditError(f"{path} already exists; edit it, or move it away first")
     with replacing(path) as file:
@@ -167,14 +119,7 @@ def starter(path: Path, text: str) -> None:
 
 
 def schema(path: Path) -> bool:
-    """Write the JSON schema of leakaudit.toml, which editors use for completion and validation.
-
-    Args:
-        path: the file; an existing one is kept.
-
-    Returns:
-        Whether the file now holds this schema.
-    """
+    """Write the JSON schema of leakaudit.toml, which editors use for completion and validation."""
     ours = SCHEMA.read_bytes()
     if path.exists():
         return path.read_bytes() == ours

@@ -43,58 +43,40 @@ View = tuple[str, str]  # name of a check, and an adversary in the words of the 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a run of a gate.
-
-    Attributes:
-        seed: the first seed.
-        strict: whether an increase that is not significant leads to code 3.
-        today: the date with which the expiry of acceptances is compared; None for the current date
-            in UTC.
-    """
+    """Options of a run of a gate."""
 
     seed: int = 0
-    strict: bool = False
+    strict: bool = False  # whether an increase that is not significant leads to code 3
+    # the date with which the expiry of acceptances is compared; None for the current date in UTC
     today: date | None = None
 
 
 @dataclass
 class Judged:
-    """The results of a run of a gate.
-
-    Attributes:
-        gate: the gate that was run.
-        options: options of the run.
-        cells: cells that were attacked with at least one seed.
-        priced: epsilon in each view, if a budget limits it.
-        rounds: check -> number of rounds that its epsilon covers.
-        rules: the outcomes.
-        acceptances: id -> ``used``, ``unused`` or ``expired``.
-        stale: cells of the baseline that are no longer measured.
-        remarks: what a reader should know that does not affect the result.
-        first: the first recording.
-        networks: check -> the training and the network, as stored in the record.
-        complete: whether every seed was tried.
-        interrupted: whether Ctrl-C ended the run.
-        code: the exit code.
-        started: time of the start.
-        seconds: duration.
-    """
+    """The results of a run of a gate."""
 
     gate: Gate
     options: Options
+    # cells that were attacked with at least one seed
     cells: list[Cell] = field(default_factory=list)
+    # epsilon in each view, if a budget limits it
     priced: dict[View, Priced] = field(default_factory=dict)
+    # check -> number of rounds that its epsilon covers
     rounds: dict[str, int] = field(default_factory=dict)
     rules: list[Rule] = field(default_factory=list)
+    # id -> `used`, `unused` or `expired`
     acceptances: dict[str, AcceptanceState] = field(default_factory=dict)
+    # cells of the baseline that are no longer measured
     stale: list[str] = field(default_factory=list)
+    # what a reader should know that does not affect the result
     remarks: list[str] = field(default_factory=list)
     first: Recorded | None = None
+    # check -> the training and the network, as stored in the record
     networks: dict[str, TraceSummary] = field(default_factory=dict)
-    complete: bool = True
-    interrupted: bool = False
+    complete: bool = True  # whether every seed was tried
+    interrupted: bool = False  # whether Ctrl-C ended the run
     code: ExitCode = 3
-    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))  # time of the start
     seconds: float = 0.0
 
     def __repr__(self) -> str:
@@ -126,12 +108,6 @@ class Judged:
 
         Args:
             table: ``rules`` or ``measures``; None for the first.
-
-        Returns:
-            One row per rule, or per measure and seed.
-
-        Raises:
-            LeakauditError: There is no such table, or pandas is not installed.
         """
         from leakaudit.gate import record  # it imports this module
 
@@ -139,14 +115,7 @@ class Judged:
 
 
 def validate(gate: Gate) -> None:
-    """Check that everything that the configuration names exists, without running anything.
-
-    Args:
-        gate: the gate.
-
-    Raises:
-        LeakauditError: an attack, one of its settings or an adversary does not exist.
-    """
+    """Check that everything that the configuration names exists, without running anything."""
     for check in gate.checks:
         for attack in check.attacks:
             settings = dict(check.set.get(attack, {}))
@@ -163,16 +132,7 @@ def run(gate: Gate, options: Options, base: Baseline | None) -> Judged:
     """Run the gate; Ctrl-C ends it and keeps the results obtained so far.
 
     Args:
-        gate: the gate.
-        options: options of the run.
         base: the baseline for comparison; None for budgets and controls only.
-
-    Returns:
-        All rules and the exit code.
-
-    Raises:
-        LeakauditError: the configuration or a recording cannot be used.
-        ProgramError: a program did not complete a recording.
     """
     validate(gate)
     out = Judged(gate, options)
@@ -296,9 +256,6 @@ def _more(shown: Fidelity, record: Runner, seeds: range, seconds: float) -> None
     the previous recordings are used.
 
     Args:
-        shown: the results of the recordings so far.
-        record: runs the program.
-        seeds: the seeds that were run.
         seconds: time limit. At most half of the remaining time of the gate is used, so that the
             measurements are not interrupted.
     """
@@ -329,7 +286,6 @@ def conclude(out: Judged, base: Baseline | None) -> None:
     """Derive rules and an exit code from the measurements.
 
     Args:
-        out: the results of a run, which are completed in place.
         base: the baseline for comparison; None for budgets and controls only.
     """
     gate = out.gate
@@ -356,15 +312,7 @@ def _stale(gate: Gate, base: Baseline) -> list[str]:
 
 
 def sound(judged: Judged) -> None:
-    """Check that a run can become a baseline; any other run could hide a leak.
-
-    Args:
-        judged: the results of a run.
-
-    Raises:
-        LeakauditError: a control or the lint failed, nothing was measured, or the run is
-            incomplete.
-    """
+    """Check that a run can become a baseline; any other run could hide a leak."""
     kinds = (*CONTROLS, RuleKind.LINT)
     for rule in judged.rules:
         if rule.status in UNSOUND and rule.kind in kinds:
@@ -376,16 +324,7 @@ def sound(judged: Judged) -> None:
 
 
 def update(judged: Judged, old: Baseline, reason: str) -> Baseline:
-    """Return the baseline updated with the measurements; cells of checks that were not run stay.
-
-    Args:
-        judged: the results of a run.
-        old: the previous baseline.
-        reason: reason of the change, not empty.
-
-    Raises:
-        LeakauditError: as `sound`, or no reason is given.
-    """
+    """Return the baseline updated with the measurements; cells of checks that were not run stay."""
     sound(judged)
     checks = {check.name for check in judged.gate.checks}
     kept = {name: block for name, block in old.cells.items() if block.check not in checks}

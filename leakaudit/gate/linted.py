@@ -21,10 +21,6 @@ LEFT_OUT = (SEEDS, conformance.NUMBER)
 def rules(check: Check, made: Recorded) -> list[Rule]:
     """Lint a recording and its truth.
 
-    Args:
-        check: the check; its `lint` decides which pitfalls fail.
-        made: its first recording.
-
     Returns:
         A rule for each pitfall that is refuted or unsupported; if there are none, a single rule
         that states this.

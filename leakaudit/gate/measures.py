@@ -22,18 +22,13 @@ CAP = 200.0
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of one run.
+    """A number of one run."""
 
-    Attributes:
-        share: whether it is a share of the records; otherwise, it is the value of the worst record.
-        tolerance: growth over the baseline that is ignored.
-        means: its definition.
-        guessed: whether a guess is right by chance, so that it differs from seed to seed.
-    """
-
+    # whether it is a share of the records; otherwise, it is the value of the worst record
     share: bool
-    tolerance: float
+    tolerance: float  # growth over the baseline that is ignored
     means: str
+    # whether a guess is right by chance, so that it differs from seed to seed
     guessed: bool = False
 
 
@@ -61,7 +56,6 @@ def values(guess: Score, found: Score | None) -> dict[str, list[float]]:
     """Return each measure of every record of a node.
 
     Args:
-        guess: score of a blind guess, the mean of all other records.
         found: score of the reconstruction; None if there is none.
 
     Returns:
@@ -103,15 +97,7 @@ def _gain(guess: float | None, found: float | None) -> float:
 
 
 def sample(name: str, records: Sequence[float]) -> float:
-    """Return the number of one run: the share of its records, or the value of the worst one.
-
-    Args:
-        name: name of the measure.
-        records: its value for each record of the attacked nodes.
-
-    Raises:
-        LeakauditError: there is no record.
-    """
+    """Return the number of one run: the share of its records, or the value of the worst one."""
     if not records:
         expected = "expected at least one record of an attacked node in the truth, got none"
         raise LeakauditError(f"{name}: {expected}")
@@ -126,7 +112,6 @@ def aggregate(how: str, samples: Sequence[float]) -> float:
     Args:
         how: ``worst``, ``mean``, or ``p95``, the smallest sample that 95 % of all samples do not
             exceed.
-        samples: one sample per seed.
     """
     ordered = sorted(samples)
     if how == "mean":

@@ -35,16 +35,8 @@ def price_views(
     """Compute epsilon of one record in the view of each adversary of a check.
 
     Args:
-        check: the check, with its sensitivity, delta and smoothness.
-        made: its first recording.
-        shown: the results of examining all its recordings.
         own_code: whether the program is one of leakaudit's own victims, whose recordings are not
             in doubt.
-        most: largest number of recordings that a check may make.
-
-    Returns:
-        The number of rounds that epsilon covers, and a value for each adversary. An adversary is
-        omitted if it has no node to attack.
     """
     protocol = played(made.trace)
     assumed = assumed_sensitivity(protocol, protocol.claims, check.sensitivity)

@@ -66,19 +66,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Place:
-    """The environment of a process, inherited from its parent.
+    """The environment of a process, inherited from its parent."""
 
-    Attributes:
-        folder: folder of the configuration; modules are searched there first.
-        directory: the working directory.
-        environment: the environment variables.
-        threads: number of threads of the tensor library.
-    """
-
-    folder: str
+    folder: str  # folder of the configuration; modules are searched there first
     directory: str
     environment: dict[str, str]
-    threads: int
+    threads: int  # number of threads of the tensor library
 
     @classmethod
     def here(cls, folder: Path) -> _Place:
@@ -100,14 +93,6 @@ class Program:
     A function that is given by name, ``module:function``, is imported by a process that inherits
     only torch from this one. A function object, which only a test can provide, runs in a fork of
     this process.
-
-    Args:
-        check: the check, which names the function.
-        folder: folder of the configuration; modules are searched there first.
-
-    Raises:
-        LeakauditError: the function cannot be imported, or does not take a seed and a path.
-        ProgramError: importing it failed or ended the process.
     """
 
     def __init__(self, check: Check, folder: Path) -> None:
@@ -137,14 +122,9 @@ class Program:
     def __call__(self, seed: int, path: Path) -> None:
         """Call the function, and wait until it returns.
 
-        Args:
-            seed: seed of the run.
-            path: path of its recording.
-
         Raises:
             LeakauditError: leakaudit rejected something that the program did, such as a message of
                 an unknown kind.
-            ProgramError: the program did not return.
         """
         self._ours.send((seed, str(path)))
         self._answer(f"with seed {seed}")
@@ -191,16 +171,6 @@ def rehearse(work: Callable[[], object], what: str, check: Check, folder: Path) 
     """Run an operation that calls user code in a separate process, before running it in this one.
 
     Code that ends its process, immediately or at exit, would otherwise end the gate.
-
-    Args:
-        work: the operation; its result is discarded.
-        what: a short description of it.
-        check: the check whose timeout applies.
-        folder: folder of the configuration; modules are searched there first.
-
-    Raises:
-        LeakauditError: leakaudit rejected it.
-        ProgramError: it failed, or ended the process.
     """
     context = forks.context()
     ours, theirs = context.Pipe()
@@ -232,11 +202,7 @@ class _Ended(BaseException):
 
 @contextmanager
 def staying() -> Iterator[None]:
-    """Convert a call of `os._exit` in this process, which would go unnoticed, to an error.
-
-    Raises:
-        ProgramError: `os._exit` was called.
-    """
+    """Convert a call of `os._exit` in this process, which would go unnoticed, to an error."""
     end = os._exit
     own = os.getpid()
 
@@ -343,8 +309,6 @@ def imported(run: str, check: str, folder: Path) -> Function:
 
     Args:
         run: the name; the function may be nested, ``module:object.method``.
-        check: name of the check, for messages.
-        folder: folder in which modules are searched first.
 
     Raises:
         LeakauditError: there is no such module or function, or it does not take a seed and a path.

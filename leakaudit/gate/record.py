@@ -61,14 +61,7 @@ _CODES = {f"P{number:02d}": named for number, named in NAMES.items()}  # code ->
 
 
 def build(judged: Judged) -> CheckRecord:
-    """Return the record of a run.
-
-    Args:
-        judged: a run of a gate.
-
-    Raises:
-        Interrupted: nothing was recorded.
-    """
+    """Return the record of a run."""
     if judged.first is None:
         raise Interrupted("the run was interrupted before the first recording")
     trace = judged.first.trace
@@ -93,11 +86,7 @@ def build(judged: Judged) -> CheckRecord:
 
 
 def part(judged: Judged) -> GatePart:
-    """Return what a run measured and how it was judged, which needs no recording.
-
-    Args:
-        judged: a run of a gate.
-    """
+    """Return what a run measured and how it was judged, which needs no recording."""
     return GatePart(
         code=judged.code,
         verdict=WORDS[judged.code],
@@ -123,11 +112,7 @@ def ordered(rules: Sequence[Rule]) -> list[Rule]:
 
 
 def not_tried(gate: Gate) -> Iterator[NotTried]:
-    """Yield what the configuration omits: attacks, adversaries, nodes and gradients.
-
-    Args:
-        gate: the gate.
-    """
+    """Yield what the configuration omits: attacks, adversaries, nodes and gradients."""
     used = {attack for check in gate.checks for attack in check.attacks}
     if "auto" not in used:
         for name in registry.names("attacks"):
@@ -162,12 +147,7 @@ def _origin(judged: Judged, trace: Trace) -> Provenance:
 
 
 def settings(gate: Gate, seed: int) -> dict[str, object]:
-    """Return the effective configuration as plain values.
-
-    Args:
-        gate: the configuration.
-        seed: the first one.
-    """
+    """Return the effective configuration as plain values."""
     return {
         "seeds": gate.seeds,
         "alpha": gate.alpha,

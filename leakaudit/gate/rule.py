@@ -16,29 +16,18 @@ CANNOT_TELL = (RuleStatus.VOID, RuleStatus.NOT_COMPARABLE, RuleStatus.TOO_FEW_SE
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule for one cell.
+    """One rule for one cell."""
 
-    Attributes:
-        kind: what it tests.
-        cell: name of a cell, or ``check/lint`` or ``check/recording``.
-        measure: name of the measure; for the lint the pitfall's code, for a recording its subject.
-        status: the outcome.
-        says: the outcome in words, including figures.
-        value: the value that is compared.
-        limit: the limit with which it is compared.
-        p: adjusted p-value of a test.
-        accepted: id of the acceptance that covers it.
-        nodes: numbers of the nodes that the gate itself names in `says`, needed to renumber nodes.
-            Text from other sources (the lint, an attack or an error) may name further nodes.
-    """
-
-    kind: RuleKind
-    cell: str
+    kind: RuleKind  # what it tests
+    cell: str  # name of a cell, or `check/lint` or `check/recording`
+    # name of the measure; for the lint the pitfall's code, for a recording its subject
     measure: str
     status: RuleStatus
-    says: str
+    says: str  # the outcome in words, including figures
     value: float | None = None
     limit: float | None = None
-    p: float | None = None
-    accepted: str = ""
+    p: float | None = None  # adjusted p-value of a test
+    accepted: str = ""  # id of the acceptance that covers it
+    # numbers of the nodes that the gate itself names in `says`, needed to renumber nodes. Text from
+    # other sources (the lint, an attack or an error) may name further nodes.
     nodes: tuple[int, ...] = ()

@@ -39,11 +39,7 @@ _UPDATE = "measure it again with 'leakaudit baseline update --reason TEXT'"
 
 
 def whom(cell: Cell) -> str:
-    """Return a sentence on the worst leak of a cell: what leaked, from which node and to whom.
-
-    Args:
-        cell: a cell whose runs were attacked.
-    """
+    """Return a sentence on the worst leak of a cell: what leaked, from which node and to whom."""
     return reconstructed(cell.worst, str(cell.adversary), cell.attack)
 
 
@@ -62,12 +58,7 @@ def budgets(cell: Cell, budgets: Sequence[Budget], priced: Priced | None = None)
     """Judge the budgets that match a cell; for each measure, the last matching budget applies.
 
     Args:
-        cell: a cell whose runs were attacked.
-        budgets: all budgets of the gate.
         priced: epsilon of one record in this adversary's view; None if none was computed.
-
-    Returns:
-        One rule for each measure with a budget that is not off.
     """
     last = {one.measure: one for one in budgets if fnmatchcase(cell.name, one.cells)}
     found = []
@@ -164,24 +155,15 @@ def _budget_rule(
 
 @dataclass(frozen=True)
 class _Comparison:
-    """A measure of a cell and its samples in the baseline.
-
-    Attributes:
-        cell: the cell that is compared.
-        measure: its name.
-        new: samples of this run.
-        old: samples of the baseline.
-        paired: whether both have the same seeds, in the same order.
-        tolerance: growth that the configuration ignores.
-        records: how many records each sample is a share of, if guesses are right by chance; else 0.
-    """
+    """A measure of a cell and its samples in the baseline."""
 
     cell: Cell
     measure: str
-    new: Sequence[float]
-    old: Sequence[float]
-    paired: bool
-    tolerance: float
+    new: Sequence[float]  # samples of this run
+    old: Sequence[float]  # samples of the baseline
+    paired: bool  # whether both have the same seeds, in the same order
+    tolerance: float  # growth that the configuration ignores
+    # how many records each sample is a share of, if guesses are right by chance; else 0
     records: int = 0
 
     @property
@@ -292,16 +274,7 @@ class _Comparison:
 
 
 def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
-    """Compare every cell with the baseline; all comparisons share alpha.
-
-    Args:
-        cells: cells whose runs were attacked.
-        base: the baseline.
-        gate: its measures, tolerances and alpha.
-
-    Returns:
-        First a rule for everything that cannot be compared, then one for each comparison.
-    """
+    """Compare every cell with the baseline; all comparisons share alpha."""
     out, comparisons = _compared(cells, base, gate)
     adjusted = holm.adjusted([comparison.p_value() for comparison in comparisons])
     for comparison, p in zip(comparisons, adjusted, strict=True):
@@ -310,16 +283,7 @@ def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
 
 
 def few_seeds(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[str]:
-    """Return a remark if no increase over the baseline could be significant, whatever was measured.
-
-    Args:
-        cells: as in `growth`.
-        base: as in `growth`.
-        gate: as in `growth`.
-
-    Returns:
-        At most one sentence, which names the number of seeds that would suffice.
-    """
+    """Return a remark if no increase over the baseline could be significant."""
     _, comparisons = _compared(cells, base, gate)
     count = len(comparisons)
     if not count:
@@ -368,12 +332,7 @@ def _not_comparable(cell: Cell, measure: str, says: str) -> Rule:
 
 
 def controls(cell: Cell, found: Iterable[Control]) -> list[Rule]:
-    """Return the rules of a cell's controls.
-
-    Args:
-        cell: the cell.
-        found: the outcomes of its controls.
-    """
+    """Return the rules of a cell's controls."""
     told = {True: RuleStatus.OK, False: RuleStatus.VOID, None: RuleStatus.UNTESTED}
     return [Rule(one.kind, cell.name, one.about, told[one.ok], one.says) for one in found]
 
@@ -384,9 +343,6 @@ def attacked(cells: Iterable[Cell]) -> list[Rule]:
     If no node was, the cell stays within every limit only because nothing was examined. It is
     excused if the check expects that the protocol determines nothing for its adversary; it then
     does not affect the result. Nothing excuses messages that are not understood.
-
-    Args:
-        cells: cells whose runs were completed.
     """
     found = []
     for cell in cells:
@@ -436,11 +392,6 @@ def accept(
 ) -> tuple[list[Rule], dict[str, AcceptanceState]]:
     """Apply acceptances to findings.
 
-    Args:
-        rules: all rules of the gate.
-        accepted: all acceptances.
-        today: the date with which their expiry is compared.
-
     Returns:
         The rules, and id -> ``used``, ``unused`` or ``expired`` for each acceptance.
     """
@@ -482,8 +433,6 @@ def code(rules: Sequence[Rule], complete: bool, strict: bool) -> ExitCode:
     """Return the exit code of a gate.
 
     Args:
-        rules: the rules after acceptances were applied.
-        complete: whether every seed was tried.
         strict: whether an increase that is not significant leads to code 3.
 
     Returns:

@@ -31,28 +31,17 @@ SLACK = timedelta(seconds=2)
 
 @dataclass(frozen=True)
 class Recorded:
-    """The results of one seed.
+    """The results of one seed."""
 
-    Attributes:
-        seed: the seed with which the program was called.
-        trace: the recording.
-        truth: truth of the same run.
-        task: the training task.
-        guesses: node -> score of a blind guess; filled by `guess`.
-    """
-
-    seed: int
+    seed: int  # the seed with which the program was called
     trace: Trace
-    truth: Truth
+    truth: Truth  # truth of the same run
     task: Task
+    # node -> score of a blind guess; filled by `guess`
     guesses: dict[int, Score] = field(default_factory=dict)
 
     def guess(self, node: int) -> Score:
-        """Score a blind guess of a node's records: the mean of all other records.
-
-        Args:
-            node: a node that holds data.
-        """
+        """Score a blind guess of a node's records: the mean of all other records."""
         if node not in self.guesses:
             mean = self.truth.blind_guess(node)
             count = int((self.truth.node == node).sum())
@@ -66,17 +55,10 @@ class Runner(Protocol):
     """Runs the program of a check with one seed after another; call `close` after the last one."""
 
     def __call__(self, seed: int) -> Recorded:
-        """Return the recording of a seed.
-
-        Args:
-            seed: the seed with which the program is called.
-        """
+        """Return the recording of a seed."""
 
     def anew(self, seed: int) -> Recorded | None:
         """Return the recording of a seed by a process in which nothing was run before.
-
-        Args:
-            seed: the seed with which the program is called.
 
         Returns:
             The recording; None if there is no such process.
@@ -87,16 +69,7 @@ class Runner(Protocol):
 
 
 def ready(check: Check, folder: Path) -> Runner:
-    """Return the runner of a check's program.
-
-    Args:
-        check: the check, which names a function or a scenario.
-        folder: folder of the configuration.
-
-    Raises:
-        LeakauditError: the function or the scenario does not exist, or cannot be used.
-        ProgramError: importing the function failed.
-    """
+    """Return the runner of a check's program."""
     if not check.scenario:
         return _Function(check, folder)
     runner = _Scenario(_read(check, folder), folder)
@@ -154,11 +127,7 @@ class _Function:
         self._rehearsed: list[TaskSpec] = []  # user's models that were built in another process
 
     def __call__(self, seed: int) -> Recorded:
-        """Return the recording of a seed.
-
-        Raises:
-            ProgramError: it does not exist, is incomplete, or is from another call.
-        """
+        """Return the recording of a seed."""
         return self._recorded(self._program, seed, self._seen)
 
     def anew(self, seed: int) -> Recorded | None:
@@ -256,11 +225,7 @@ class _Function:
 
 
 def values(check: Check) -> Mapping[str, object]:
-    """Return the description of the program under test for a record.
-
-    Args:
-        check: the check, which names a function or a scenario.
-    """
+    """Return the description of the program under test for a record."""
     if isinstance(check.scenario, str):
         if check.scenario:
             return {"scenario": check.scenario}

@@ -40,9 +40,6 @@ ACCEPTANCE = form(Acceptance)
 def load(folder: Path) -> Gate:
     """Read the gate of a folder, from leakaudit.toml if it has tables, otherwise pyproject.toml.
 
-    Args:
-        folder: folder of the configuration.
-
     Raises:
         LeakauditError: no check is configured, a key is unknown (the message suggests the nearest
             one), or a value has the wrong type.
@@ -56,24 +53,12 @@ def load(folder: Path) -> Gate:
 
 
 def present(folder: Path) -> bool:
-    """Return whether a folder's configuration has one of the gate's tables.
-
-    Args:
-        folder: folder of the configuration.
-    """
+    """Return whether a folder's configuration has one of the gate's tables."""
     return any(_tables(folder / name).values for name in FILES)
 
 
 def parse(file: config.Table, folder: Path) -> Gate:
-    """Convert the tables gate, check, budget and accept to a gate.
-
-    Args:
-        file: the file that contains them.
-        folder: folder of the configuration.
-
-    Raises:
-        LeakauditError: as `load`.
-    """
+    """Convert the tables gate, check, budget and accept to a gate."""
     gate = file.table("gate").named("gate").decode(GATE, Gate)
     checks = _checks(file)
     budgets = [one.named("budget").decode(BUDGET, Budget) for one in file.tables("budget")]

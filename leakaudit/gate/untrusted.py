@@ -62,20 +62,7 @@ REFUSED = 2  # exit code of a mistake in the configuration
 
 
 def check(words: Sequence[str], project: Path, output: Path, dry: bool = False) -> int:
-    """Run ``leakaudit check`` in isolation, and take over its record and pictures.
-
-    Args:
-        words: Its arguments, without the output folder.
-        project: Folder of the configuration and of the program.
-        output: The output folder; the isolated process cannot write there.
-        dry: Whether it writes an estimate to stdout, and no results.
-
-    Returns:
-        Its exit code.
-
-    Raises:
-        ProgramError: The exit code is not that of the record.
-    """
+    """Run ``leakaudit check`` in isolation, and take over its record and pictures."""
     with scratch.folder() as place:
         for name in (*WRITTEN, "taken"):
             (place / name).mkdir()
@@ -127,11 +114,7 @@ def _run(place: Path, dry: bool) -> int:
 
 
 def enter() -> list[str]:
-    """Isolate this process, which was started for that.
-
-    Returns:
-        The arguments of the command that it is to run.
-    """
+    """Isolate this process, which was started for that."""
     told = json.loads(Path(sys.argv[1]).read_text())
     given = told["allowed"]
     paths = {name: [Path(p) for p in given[name]] for name in ("listed", "read", "written")}

@@ -54,19 +54,9 @@ def attack(
     """Run one attack on all leaks, or on each leak the strongest attack that fits.
 
     Args:
-        leaks: The leaks to attack.
         name: Name of the attack, the attack itself, or ``auto``.
-        generator: Source of all random choices.
         task: The learning task. Only needed if the model is the user's own
             ``package.module:factory``: Task.build(leaks.task, trusted=True).
-        **settings: Hyper-parameters of an attack given by name.
-
-    Returns:
-        One reconstruction for each leak.
-
-    Raises:
-        LeakauditError: The attack or a setting is unknown.
-        AttackError: An attack given by name cannot use a leak.
     """
     _expect(leaks, generator)
     task = task or Task.build(leaks.task)
@@ -98,18 +88,7 @@ def attack_one(
     """Attack one leak; `auto` tries exact attacks first, then iterative ones, until one fits.
 
     Args:
-        leak: The leak to attack.
-        task: The learning task.
         name: Name of the attack, the attack itself, or ``auto``.
-        generator: Source of all random choices.
-        **settings: Hyper-parameters of an attack given by name.
-
-    Returns:
-        The reconstruction, with its running time in seconds.
-
-    Raises:
-        LeakauditError: The attack or a setting is unknown.
-        AttackError: An attack given by name cannot use the leak.
     """
     if name == "auto":
         return next(attack_together([leak], task, name, [generator], **settings)).found
@@ -169,20 +148,13 @@ def _refusal(chosen: Attack, leak: GradientLeak, task: Task) -> str | None:
 
 @dataclass(frozen=True)
 class Settled:
-    """One of several leaks, with its final reconstruction.
+    """One of several leaks, with its final reconstruction."""
 
-    Attributes:
-        place: Index of the leak.
-        found: The reconstruction.
-        together: Whether it was searched in one batch with other leaks; it then depends on them, up
-            to rounding.
-        late: Whether its time limit had expired.
-    """
-
-    place: int
+    place: int  # index of the leak
     found: Reconstruction
+    # whether it was searched in one batch with other leaks; it then depends on them, up to rounding
     together: bool
-    late: bool
+    late: bool  # whether its time limit had expired
 
 
 def attack_together(
@@ -198,18 +170,7 @@ def attack_together(
     them one after the other, and divide the remaining time among them.
 
     Args:
-        leaks: The leaks to attack.
-        task: The learning task.
         name: Name of the attack, or ``auto``.
-        generators: One for each leak.
-        **settings: Hyper-parameters of an attack given by name.
-
-    Yields:
-        Each leak as soon as it is finished.
-
-    Raises:
-        LeakauditError: The attack or a setting is unknown, or ``auto`` was given settings.
-        AttackError: An attack given by name cannot use a leak.
     """
     for leak in leaks:
         _require_room(leak, task)
@@ -253,22 +214,14 @@ def _why_not(candidate: Attack, leak: GradientLeak, task: Task) -> str | None:
 
 @dataclass
 class _Course:
-    """The progress of `auto` for one leak.
+    """The progress of `auto` for one leak."""
 
-    Attributes:
-        best: The best reconstruction so far.
-        reasons: Why attacks were skipped.
-        seconds: Total time of all attacks.
-        together: Whether any attack searched the leak in one batch with others.
-        late: Whether the time limit had expired after the last attack.
-        loose: Whether the best inputs are an estimate that does not reproduce the gradients.
-    """
-
-    best: Reconstruction | None = None
-    reasons: list[str] = field(default_factory=list)
-    seconds: float = 0.0
-    together: bool = False
-    late: bool = False
+    best: Reconstruction | None = None  # the best reconstruction so far
+    reasons: list[str] = field(default_factory=list)  # why attacks were skipped
+    seconds: float = 0.0  # total time of all attacks
+    together: bool = False  # whether any attack searched the leak in one batch with others
+    late: bool = False  # whether the time limit had expired after the last attack
+    # whether the best inputs are an estimate that does not reproduce the gradients
     loose: bool = False
 
     def add(self, settled: Settled, exact: bool) -> None:
@@ -276,10 +229,6 @@ class _Course:
 
         A failed attack does not replace inputs that an earlier one found. A search replaces the
         estimate of an exact attack only if it fits closely.
-
-        Args:
-            settled: The result of an attack.
-            exact: Whether the attack is exact.
         """
         found = settled.found
         self.late = settled.late
@@ -296,13 +245,7 @@ class _Course:
             self.loose = False
 
     def ends(self, exact: bool, leak: GradientLeak, task: Task) -> bool:
-        """Whether no further attack is necessary.
-
-        Args:
-            exact: Whether the last attack is exact.
-            leak: The leak.
-            task: The learning task.
-        """
+        """Whether no further attack is necessary."""
         if self.best is None or self.best.certificate is Certificate.FAILED:
             return False
         if exact:

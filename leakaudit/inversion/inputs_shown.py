@@ -55,25 +55,16 @@ UNUSED = 1e-3
 
 @dataclass(frozen=True)
 class Shown:
-    """Lower bounds on the number of different inputs, as far as gradients show them.
+    """Lower bounds on the number of different inputs, as far as gradients show them."""
 
-    Attributes:
-        node: The node that the gradients belong to.
-        counts: Different inputs in each equation that was examined; 0 if none stands out.
-        together: Different inputs in all of these equations.
-        samples: Different inputs behind each gradient, as declared; None if unknown.
-        inputs: Different inputs behind all gradients, as declared; None if unknown.
-        clear: Whether known errors explain what these inputs leave of every equation.
-        apart: Whether the models would show that several inputs are several (`separation`).
-    """
-
-    node: int
+    node: int  # the node that the gradients belong to
+    # different inputs in each equation that was examined; 0 if none stands out
     counts: tuple[int, ...]
-    together: int
-    samples: int | None
-    inputs: int | None
-    clear: bool
-    apart: bool
+    together: int  # different inputs in all of these equations
+    samples: int | None  # different inputs behind each gradient, as declared; None if unknown
+    inputs: int | None  # different inputs behind all gradients, as declared; None if unknown
+    clear: bool  # whether known errors explain what these inputs leave of every equation
+    apart: bool  # whether the models would show that several inputs are several (`separation`)
 
     @property
     def gradients(self) -> int:
@@ -128,10 +119,6 @@ class Shown:
 def shown(leak: GradientLeak, task: Task) -> Shown | None:
     """Count the different inputs that gradients show at least.
 
-    Args:
-        leak: Gradients of one node.
-        task: The learning task.
-
     Returns:
         None if the rows of a first fully connected layer are not among them, or show too little.
     """
@@ -184,8 +171,6 @@ def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     """Decide which inputs each equation of a leak consists of, up to its noise.
 
     Args:
-        leak: Gradients of one node.
-        task: The learning task.
         x: (n, *shape) different inputs in the data's units.
 
     Returns:
@@ -214,11 +199,7 @@ def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
 
 
 def silent(leak: GradientLeak) -> Tensor:
-    """Decide which equations (m,) contain no more than noise.
-
-    Args:
-        leak: Gradients of one node.
-    """
+    """Decide which equations (m,) contain no more than noise."""
     value = leak.value.double()
     quiet: Tensor = value.norm(dim=1) <= LEFT * leak.std.double() * math.sqrt(value.shape[1])
     return quiet

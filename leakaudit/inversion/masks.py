@@ -24,12 +24,7 @@ WHY = (
 
 
 def judged(found: Reconstruction, task: Task) -> Reconstruction:
-    """Return a reconstruction without a certificate if the masks of the model are not known.
-
-    Args:
-        found: The reconstruction.
-        task: The learning task.
-    """
+    """Return a reconstruction without a certificate if the masks of the model are not known."""
     if not task.masked or not (found.certified or found.certificate in GIVEN):
         return found
     return replace(

@@ -48,16 +48,7 @@ Attempt = Callable[[GradientLeak], Reconstruction]
 
 
 def attack(leak: GradientLeak, task: Task, attempt: Attempt) -> Reconstruction:
-    """Attack all gradients together, or one by one if the inputs of all do not explain each.
-
-    Args:
-        leak: Gradients of one node.
-        task: The learning task.
-        attempt: Runs an exact attack.
-
-    Returns:
-        The inputs, with the rounds whose gradients each of them explains if these are not all.
-    """
+    """Attack all gradients together, or one by one if the inputs of all do not explain each."""
     known = inputs_shown.shown(leak, task)
     believed = _believed(leak, known)
     found: Reconstruction | None = None
@@ -193,29 +184,19 @@ def _rank(found: Reconstruction) -> tuple[int, bool, int, float]:
 
 @dataclass
 class _Search:
-    """An attack on single gradients, one after the other.
+    """An attack on single gradients, one after the other."""
 
-    Attributes:
-        leak: Several gradients of one node.
-        task: The learning task.
-        attempt: Runs an exact attack.
-        wanted: Number of records; None if it is unknown.
-        inputs: Certified inputs, each once.
-        labels: Their labels, None where one is unknown.
-        rounds: The rounds of the gradients that each of them explains.
-        open: Number of gradients that certified inputs do not explain entirely.
-        tried: The results for single gradients.
-    """
-
-    leak: GradientLeak
+    leak: GradientLeak  # several gradients of one node
     task: Task
-    attempt: Attempt
-    wanted: int | None
-    inputs: list[Tensor] = field(default_factory=list)
+    attempt: Attempt  # runs an exact attack
+    wanted: int | None  # number of records; None if it is unknown
+    inputs: list[Tensor] = field(default_factory=list)  # certified inputs, each once
+    # their labels, None where one is unknown
     labels: list[Tensor | None] = field(default_factory=list)
+    # the rounds of the gradients that each of them explains
     rounds: list[set[int]] = field(default_factory=list)
-    open: int = 0
-    tried: list[Reconstruction] = field(default_factory=list)
+    open: int = 0  # number of gradients that certified inputs do not explain entirely
+    tried: list[Reconstruction] = field(default_factory=list)  # the results for single gradients
 
     def result(self, together: Reconstruction | None) -> Reconstruction:
         """Attack the gradients that are not explained yet, and return all inputs.

@@ -17,14 +17,8 @@ from leakaudit.verdict import Verdict
 def case_of(source: Trace | str | os.PathLike[str]) -> Case | None:
     """Return a recording up to its first incomplete round, with the truth beside its file.
 
-    Args:
-        source: A recording, or a file of one or of a scenario.
-
     Returns:
         None for a scenario, and for a recording whose first round is incomplete.
-
-    Raises:
-        LeakauditError: A file cannot be read, or the truth belongs to another recording.
     """
     truth = None
     if not isinstance(source, Trace):
@@ -57,9 +51,6 @@ def assumed(case: Case) -> list[Pitfall]:
     """Return how the messages contradict what a bound assumes, whatever is claimed.
 
     A bound prices the declared protocol with the declared noise.
-
-    Args:
-        case: A trace without gaps, and its truth if there is one.
     """
     checks = [conformance.check, equations.check, gradients.check]
     if case.laws:

@@ -80,13 +80,7 @@ class Bits:
         self._shape: tuple[int, int] | None = None
 
     def add(self, trace: Trace, declared: Relations, where: str = "") -> None:
-        """Add the messages of one recording that contain fresh noise.
-
-        Args:
-            trace: the recording.
-            declared: the relations of its protocol.
-            where: which recording it is, for sentences.
-        """
+        """Add the messages of one recording that contain fresh noise."""
         if trace.dtype not in FORMATS:
             return
         everything = Adversary(corrupt=frozenset(range(trace.graph.nodes)))
@@ -187,14 +181,7 @@ class Bits:
 
 
 def fresh(declared: Relations) -> dict[int, float]:
-    """Return the messages that contain noise of their own round that no earlier message contains.
-
-    Args:
-        declared: the relations of a protocol.
-
-    Returns:
-        Message -> standard deviation of this noise.
-    """
+    """Return the messages with noise of their own round that no earlier message contains."""
     vectors = declared.vectors
     made: dict[int, Mapping[int, Fraction]] = {}  # state -> the relation that defines it
     for relation in declared.relations:

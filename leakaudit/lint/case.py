@@ -27,15 +27,10 @@ FEW = 64  # number of rounds that are declared: a choice; findings also hold for
 
 @dataclass(frozen=True)
 class Case:
-    """A trace under lint.
+    """A trace under lint."""
 
-    Attributes:
-        trace: A trace without gaps.
-        truth: The truth of the same run; None if it was not given.
-    """
-
-    trace: Trace
-    truth: Truth | None = None
+    trace: Trace  # a trace without gaps
+    truth: Truth | None = None  # the truth of the same run; None if it was not given
 
     @cached_property
     def params(self) -> Mapping[str, object]:
@@ -92,14 +87,7 @@ class Case:
         return tuple(_read(claim) for claim in found if claim.epsilon is not None and claim.met)
 
     def number(self, name: str) -> float:
-        """Return one of the constants.
-
-        Args:
-            name: Name of the constant.
-
-        Returns:
-            Its value; 0 if it is missing or not a finite number.
-        """
+        """Return one of the constants."""
         value = self.params.get(name)
         return float(value) if is_number(value) else 0.0
 

@@ -43,12 +43,8 @@ class Lint:
     """The checks of one recording.
 
     Args:
-        trace: The recording; rounds from the first gap on are left out.
         truth: The truth of the same run. It adds the norms of single records, the noise itself and
             its seed.
-
-    Raises:
-        LeakauditError: The truth is of another run, or messages of the first round are missing.
     """
 
     def __init__(self, trace: Trace, truth: Truth | None = None) -> None:
@@ -108,7 +104,6 @@ def lint(trace: Trace, truth: Truth | None = None) -> list[Pitfall]:
     """Return the findings of a lint; see `Lint`.
 
     Args:
-        trace: The recording.
         truth: The truth of the same run, or None.
     """
     return Lint(trace, truth).findings

@@ -29,11 +29,7 @@ SHOWN = 3  # largest number of names in a sentence
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield the problems of the claims.
-
-    Args:
-        case: The input, with or without a truth, which is used to count records.
-    """
+    """Yield the problems of the claims."""
     if not case.claims:
         return
     rounds = case.trace.rounds

@@ -54,25 +54,18 @@ RESIDUAL = 23  # of that of a remainder within the tolerance
 
 @dataclass(frozen=True)
 class Conformance:
-    """What is known about a recording itself.
+    """What is known about a recording itself."""
 
-    Attributes:
-        deviations: How it differs from its declaration.
-        stated: Why messages are not observed although the declaration is followed.
-        compared: Whether values were compared with gradients of the truth.
-        obstacle: Why they were not.
-        noise: What is wrong with the noise of the messages, whose size and distribution are the
-            subject of other pitfalls.
-        rest: Which rounds were not compared because there are too many.
-        residual: What remains between gradients and those of the truth; None if it is not known.
-    """
-
-    deviations: tuple[Deviation, ...]
+    deviations: tuple[Deviation, ...]  # how it differs from its declaration
+    # why messages are not observed although the declaration is followed
     stated: tuple[Deviation, ...]
-    compared: bool
+    compared: bool  # whether values were compared with gradients of the truth
     obstacle: str
+    # what is wrong with the noise of the messages, whose size and distribution are the subject of
+    # other pitfalls
     noise: tuple[Pitfall, ...] = ()
-    rest: Rest = COMPLETE
+    rest: Rest = COMPLETE  # which rounds were not compared because there are too many
+    # what remains between gradients and those of the truth; None if it is not known
     residual: Residual | None = None
 
     @property
@@ -116,15 +109,10 @@ def examine(
 
     Args:
         trace: The recording; rounds from the first stated gap on are left out.
-        truth: The truth of the same run, if there is one.
         adversary: Whoever observes the messages, because only those need to be recorded; by
             default an eavesdropper on all channels.
         task: Computes gradients; built if it is needed and runs no code of a user.
         memory: Bytes that the comparison with the truth may use, up to 4 GiB; None for these.
-        noise: Whether the noise is tested as well if the truth does not determine it.
-
-    Raises:
-        LeakauditError: The protocol is unknown, or cannot be declared with these constants.
     """
     adversary = adversary or Adversary()
     trace = expected.within(gaps.before(trace), adversary)
@@ -175,11 +163,7 @@ def examine(
 
 
 def not_compared(case: Case) -> list[str]:
-    """Return what the messages are not compared with, and why.
-
-    Args:
-        case: The input, of any declared protocol.
-    """
+    """Return what the messages are not compared with, and why."""
     try:
         found = case.conformance
     except LeakauditError:  # a finding says so
@@ -198,11 +182,7 @@ def _rest(trace: Trace, tested: int, explained: int) -> Rest:
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield a finding if a recording is not what it declares.
-
-    Args:
-        case: The input; with a truth, its gradients are compared.
-    """
+    """Yield a finding if a recording is not what it declares."""
     if case.trace.protocol.startswith(registry.OWN):
         return
     try:
@@ -231,12 +211,7 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 def samples(trace: Trace, truth: Truth) -> Iterator[Deviation]:
-    """Find a node whose number of records differs from the declared one, which epsilon assumes.
-
-    Args:
-        trace: The recording.
-        truth: Its truth.
-    """
+    """Find a node whose number of records differs from the declared one, which epsilon assumes."""
     declared = trace.params.get("samples")
     if not isinstance(declared, int) or declared < 1:
         return

@@ -26,24 +26,17 @@ AT_ONCE = 1 << 22  # numbers of several messages that are copied at once: 16 MiB
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Two recordings whose messages follow the relations of the run, in float64.
+    """Two recordings whose messages follow the relations of the run, in float64."""
 
-    Attributes:
-        sample: The model and the messages are some of the recorded columns, evenly spaced.
-        sums: The model and the messages are sums of all recorded columns.
-        columns: Number of recorded columns.
-    """
-
-    sample: Trace
-    sums: Trace
-    columns: int
+    sample: Trace  # the model and the messages are some of the recorded columns, evenly spaced
+    sums: Trace  # the model and the messages are sums of all recorded columns
+    columns: int  # number of recorded columns
 
 
 def of(trace: Trace, last: int, most: int) -> Coordinates:
     """Return a sample and sums of the recorded columns of all spans.
 
     Args:
-        trace: A recording.
         last: The last round whose messages are read; later ones are left out.
         most: Largest number of columns in the sample, and of sums, at least `ROWS`.
     """

@@ -117,34 +117,21 @@ NUMBERS = {QUIET: 20, LATTICE: 10, SHAPE: 13}  # subject -> pitfall, if not that
 
 @dataclass(frozen=True)
 class Run:
-    """One call of a program.
-
-    Attributes:
-        seed: the seed with which it was called.
-        process: number of the process that was called; 1 is the new process.
-        only: whether there is no other run, so that no sentence has to name it.
-    """
+    """One call of a program."""
 
     seed: int = 0
-    process: int = 0
-    only: bool = False
+    process: int = 0  # number of the process that was called; 1 is the new process
+    only: bool = False  # whether there is no other run, so that no sentence has to name it
 
 
 @dataclass(frozen=True)
 class _Draw:
-    """One draw of the noise.
-
-    Attributes:
-        run: the run in which it was drawn.
-        node: the node that drew it.
-        place: index among the draws of its node.
-        label: name of the noise in the declaration.
-    """
+    """One draw of the noise."""
 
     run: Run
     node: int
-    place: int
-    label: str
+    place: int  # index among the draws of its node
+    label: str  # name of the noise in the declaration
 
     def __str__(self) -> str:
         """The name of the draw in a sentence."""
@@ -162,32 +149,20 @@ class _Named:
 
 @dataclass(frozen=True)
 class _Sums:
-    """A family of sums of squares.
+    """A family of sums of squares."""
 
-    Attributes:
-        named: what the k-th sum covers.
-        energy: (k,) the sums.
-        numbers: (k,) the number of squares in each sum.
-    """
-
-    named: Callable[[int], _Named]
-    energy: Floats
-    numbers: Floats
+    named: Callable[[int], _Named]  # what the k-th sum covers
+    energy: Floats  # (k,) the sums
+    numbers: Floats  # (k,) the number of squares in each sum
 
 
 @dataclass(frozen=True)
 class _Matrix:
-    """Draws as a matrix whose rows should be independent.
+    """Draws as a matrix whose rows should be independent."""
 
-    Attributes:
-        rows: what the rows are, in words.
-        values: (N, n) the numbers.
-        loose: by how much gradients within the tolerance may change its singular values.
-    """
-
-    rows: str
-    values: Floats
-    loose: float
+    rows: str  # what the rows are, in words
+    values: Floats  # (N, n) the numbers
+    loose: float  # by how much gradients within the tolerance may change its singular values
 
 
 def rounding_of(noise: Sequence[Noise]) -> dict[int, float]:
@@ -205,7 +180,6 @@ def judged(
     """Yield the first property of a recording's noise that independent normal noise does not have.
 
     Args:
-        noise: the noise of its nodes.
         layers: name of a parameter -> its columns.
     """
     every = Draws()
@@ -260,8 +234,6 @@ class Draws:
         """Add the noise of one run.
 
         Args:
-            run: the run.
-            noise: noise of its nodes; noise that is not declared as normal is ignored.
             layers: name of a parameter -> its columns.
             rounding: node -> rounding error of one number of a message, in standard deviations of
                 its noise (`rounding_of`).
@@ -529,10 +501,6 @@ class Draws:
 
         Args:
             stored: the stored columns of every draw, or numbers that were computed from them.
-            level: probability of a false alarm.
-            change: what is done to one draw of each pair before they are compared.
-            how: the same in words.
-            centred: whether the mean of the numbers is subtracted, as it depends on their size.
         """
         latest = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)
         if how:  # a seed that is run again is compared as it is
@@ -821,9 +789,6 @@ def _spread(width: int, some: int) -> Places:
 
 def _may_be_equal(runs: Sequence[Run]) -> Callable[[int, int], NDArray[np.bool_]]:
     """Return which pairs of draws may be equal, because a repeated seed may draw the same noise.
-
-    Args:
-        runs: the run of each draw.
 
     Returns:
         A function of a block of rows, start and stop, to a mask (stop - start, stop) over the pairs

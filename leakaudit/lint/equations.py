@@ -67,70 +67,44 @@ TRIES = 6  # steps of the secant method for a constant; a linear one needs two
 
 @dataclass(frozen=True)
 class Failure:
-    """An equation that the messages contradict.
+    """An equation that the messages contradict."""
 
-    Attributes:
-        lines: The equations, one of which is wrong; usually a single one.
-        round: The first round in which it fails.
-        label: The vector that it defines there.
-        residual: Norm of the difference of both sides, relative to their largest term.
-        allowed: The residual that rounding and imprecise gradients can cause.
-        computed: Whether gradients were computed from the records.
-        hint: A value of a constant with which all equations hold; empty if there is none.
-    """
-
-    lines: tuple[Line, ...]
-    round: int
-    label: str
-    residual: float
-    allowed: float
-    computed: bool
-    hint: str = ""
+    lines: tuple[Line, ...]  # the equations, one of which is wrong; usually a single one
+    round: int  # the first round in which it fails
+    label: str  # the vector that it defines there
+    residual: float  # norm of the difference of both sides, relative to their largest term
+    allowed: float  # the residual that rounding and imprecise gradients can cause
+    computed: bool  # whether gradients were computed from the records
+    hint: str = ""  # a value of a constant with which all equations hold; empty if there is none
 
 
 @dataclass(frozen=True)
 class Untested:
-    """An equation that fits any messages.
-
-    Attributes:
-        line: The equation.
-        why: The reason, in words.
-    """
+    """An equation that fits any messages."""
 
     line: Line
-    why: str
+    why: str  # the reason, in words
 
 
 @dataclass(frozen=True)
 class Examined:
-    """What the messages say about the equations of a file.
+    """What the messages say about the equations of a file."""
 
-    Attributes:
-        failure: The first equation that fails; None if none does.
-        untested: Equations that cannot be tested.
-        rounds: Number of rounds that were examined.
-        tested: Whether any equation was tested.
-    """
-
-    failure: Failure | None
-    untested: tuple[Untested, ...]
-    rounds: int
+    failure: Failure | None  # the first equation that fails; None if none does
+    untested: tuple[Untested, ...]  # equations that cannot be tested
+    rounds: int  # number of rounds that were examined
     tested: bool
 
 
 @dataclass(frozen=True)
 class Consistency:
-    """Whether messages satisfy the relations that contain no unknown gradient.
+    """Whether messages satisfy the relations that contain no unknown gradient."""
 
-    Attributes:
-        rounds: Number of rounds in which the relations were tested.
-        failure: The first relation that fails, as its only line; None if none does.
-        part: What it fails on: a sample of the recorded columns, sums of all of them, or the
-            sketches of the messages.
-    """
-
-    rounds: int
+    rounds: int  # number of rounds in which the relations were tested
+    # the first relation that fails, as its only line; None if none does
     failure: Failure | None = None
+    # what it fails on: a sample of the recorded columns, sums of all of them, or the sketches of
+    # the messages
     part: Part = "columns"
 
 
@@ -138,9 +112,6 @@ def check(case: Case) -> Iterator[Pitfall]:
     """Yield the first equation of a protocol file that the messages contradict.
 
     A file without the gradients of a node leaves open what the messages reveal about it.
-
-    Args:
-        case: The input; with a truth, gradients are computed from its data.
     """
     if case.unsaid:
         yield Pitfall(NUMBER, Verdict.INCONCLUSIVE, case.unsaid)
@@ -176,9 +147,6 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 def examine(case: Case) -> Examined | None:
     """Test the equations of a protocol file.
-
-    Args:
-        case: The input.
 
     Returns:
         The results; None if the protocol is not from a file, or cannot be declared on this graph.
@@ -217,16 +185,7 @@ def _tests(case: Case, declared: Declared, task: Task | None) -> _Tests:
 
 
 def _rounds_with_gradients(victim: Written, trace: Trace, rounds: int) -> int:
-    """Return the number of rounds whose equations are tested with gradients of whole models.
-
-    Args:
-        victim: The protocol.
-        trace: The recording.
-        rounds: Number of rounds whose equations are tested.
-
-    Returns:
-        At most `rounds`; 0 if not even the first ones fit into memory.
-    """
+    """Return the number of rounds whose equations are tested with gradients of whole models."""
     first = min(rounds, reach.ROUNDS)
     relations = _declared(victim, trace, first).relations
     numbers = len(relations.vectors) * trace.layout.size
@@ -237,14 +196,7 @@ def _rounds_with_gradients(victim: Written, trace: Trace, rounds: int) -> int:
 
 
 def tested_rounds(trace: Trace) -> int:
-    """Return the number of rounds in which the relations between messages are tested.
-
-    Args:
-        trace: A recording without gaps.
-
-    Returns:
-        0 if there are too many vectors, or if nothing is declared.
-    """
+    """Return the number of rounds in which the relations between messages are tested."""
     try:
         relations = reach.relations(trace)
     except LeakauditError:
@@ -259,11 +211,7 @@ def _tested_rounds(trace: Trace, relations: Relations) -> int:
 
 
 def consistency(case: Case) -> Consistency:
-    """Test the relations between messages, whatever the gradients are.
-
-    Args:
-        case: The input, of any declared protocol.
-    """
+    """Test the relations between messages, whatever the gradients are."""
     if case.protocol is None:
         return Consistency(0)
     try:
@@ -289,11 +237,6 @@ def consistency(case: Case) -> Consistency:
 
 def _parts(trace: Trace, rounds: int, most: int) -> Iterator[tuple[Part, Trace, int | None]]:
     """Yield what relations between messages are tested on, as recordings that follow them.
-
-    Args:
-        trace: The recording.
-        rounds: Number of rounds that are tested.
-        most: Largest number of coordinates that are tested.
 
     Yields:
         What it is called, the recording, and the length of the vectors of which it contains sums;
@@ -324,10 +267,6 @@ def _failure(
     """Return the first relation that the messages of `read` contradict.
 
     Args:
-        case: The input, in whose number format the messages were sent.
-        read: Its recording, or one whose messages follow the same relations.
-        relations: The relations.
-        most: Largest number of coordinates that are tested.
         length: Length of the vectors of which `read` contains sums; None if it contains none.
     """
     # A relation is written only if it fails: the text of all of them takes longer than the tests.
@@ -343,14 +282,7 @@ def _failure(
 
 
 def not_testable(case: Case) -> list[str]:
-    """Return which equations of a protocol file the recording cannot test.
-
-    Args:
-        case: The input.
-
-    Returns:
-        One sentence per equation; none if the protocol is not from a file.
-    """
+    """Return which equations of a protocol file the recording cannot test."""
     if case.protocol is None or not isinstance(case.protocol.victim, Written):
         return []
     try:
@@ -419,14 +351,7 @@ def _obstacle(case: Case) -> str:
 
 
 def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> dict[int, Floats]:
-    """Return the recorded vectors by their place: messages, public vectors, and kept states.
-
-    Args:
-        case: The input.
-        declared: The declaration.
-        whole: Whether all coordinates are needed.
-        most: Largest number of coordinates otherwise.
-    """
+    """Return the recorded vectors by their place: messages, public vectors, and kept states."""
     everybody = Adversary(corrupt=frozenset(range(case.trace.graph.nodes)))
     once = _assigned_once(declared, case)
     width = case.trace.columns[1] - case.trace.columns[0]
@@ -481,31 +406,19 @@ def _assigned_once(declared: Declared, case: Case) -> set[str]:
 
 
 class _Value(NamedTuple):
-    """A vector in the evaluation of the relations.
+    """A vector in the evaluation of the relations."""
 
-    Attributes:
-        value: Its coordinates (c,).
-        size: Norm of the largest term from which it was computed.
-        error: Largest norm of its error.
-        computed: Whether gradients were used.
-    """
-
-    value: Floats
-    size: float
-    error: float
+    value: Floats  # its coordinates (c,)
+    size: float  # norm of the largest term from which it was computed
+    error: float  # largest norm of its error
     computed: bool = False
 
 
 class _Clipping(NamedTuple):
-    """How the gradients of a node are clipped.
+    """How the gradients of a node are clipped."""
 
-    Attributes:
-        norm: Largest norm of the gradient of each record; 0 for none.
-        mean: Largest norm of the mean over the records; 0 for none.
-    """
-
-    norm: float
-    mean: float = 0.0
+    norm: float  # largest norm of the gradient of each record; 0 for none
+    mean: float = 0.0  # largest norm of the mean over the records; 0 for none
 
     def gradient(self, task: Task, model: Tensor, x: Tensor, y: Tensor) -> Floats:
         """Return the gradient of some records (b, ...) at a model (d,)."""
@@ -517,24 +430,16 @@ class _Clipping(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """How a vector was computed.
+    """How a vector was computed."""
 
-    Attributes:
-        line: The equation; None for a gradient at a model that no equation names.
-        places: The vectors from which it was computed.
-    """
-
-    line: Line | None
-    places: tuple[int, ...]
+    line: Line | None  # the equation; None for a gradient at a model that no equation names
+    places: tuple[int, ...]  # the vectors from which it was computed
 
 
 class _Tests:
     """Evaluates the relations until nothing more follows from the recorded vectors.
 
     Args:
-        case: The input.
-        declared: The declaration.
-        known: Recorded vectors by their place.
         task: Computes gradients; None if they are unknown.
         length: Length of the vectors whose sketches are tested; None if no sketch is tested.
         clipping: How gradients are clipped; None for what the protocol declares.

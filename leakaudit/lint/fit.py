@@ -17,26 +17,15 @@ from leakaudit.lint.substitute import CLOSE, Floats, Noise
 
 @dataclass
 class Fit:
-    """How the noise of a node, or of all nodes, correlates with the gradients.
+    """How the noise of a node, or of all nodes, correlates with the gradients."""
 
-    Attributes:
-        along: sum of <rest, signal>, whose variance is `power` if the rest is noise.
-        power: sum of |signal|^2.
-        beyond: sum of <rest, better>, whose variance is `margin` if the rest is noise.
-        margin: sum of |better|^2.
-    """
-
-    along: float = 0.0
-    power: float = 0.0
-    beyond: float = 0.0
-    margin: float = 0.0
+    along: float = 0.0  # sum of <rest, signal>, whose variance is `power` if the rest is noise
+    power: float = 0.0  # sum of |signal|^2
+    beyond: float = 0.0  # sum of <rest, better>, whose variance is `margin` if the rest is noise
+    margin: float = 0.0  # sum of |better|^2
 
     def add(self, one: Noise) -> None:
-        """Add the noise of a node in one recording.
-
-        Args:
-            one: the noise.
-        """
+        """Add the noise of a node in one recording."""
         self.regress(one.rest, one.signal)
         self.beyond += float((one.rest * one.better).sum())
         self.margin += float((one.better**2).sum())
@@ -48,11 +37,7 @@ class Fit:
 
     @classmethod
     def total(cls, some: Iterable[Fit]) -> Fit:
-        """Return the sum of several fits.
-
-        Args:
-            some: the fits of different nodes.
-        """
+        """Return the sum of several fits."""
         found = cls()
         for one in some:
             found.along += one.along

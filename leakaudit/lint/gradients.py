@@ -29,17 +29,11 @@ NUMBERS = 1 << 26  # numbers of the records' gradients in memory at once: 512 Mi
 
 @dataclass(frozen=True)
 class _Bound:
-    """The largest norm that a record's gradient may have.
+    """The largest norm that a record's gradient may have."""
 
-    Attributes:
-        size: The largest norm.
-        source: Where the bound comes from.
-        clipped: Whether the protocol declares that it clips to this norm.
-    """
-
-    size: float
-    source: str
-    clipped: bool
+    size: float  # the largest norm
+    source: str  # where the bound comes from
+    clipped: bool  # whether the protocol declares that it clips to this norm
 
     @property
     def broken(self) -> Verdict:
@@ -50,11 +44,7 @@ class _Bound:
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield gradients beyond the declared or assumed norm, and nodes with too few records.
-
-    Args:
-        case: The input, with or without a truth.
-    """
+    """Yield gradients beyond the declared or assumed norm, and nodes with too few records."""
     yield from _records(case)
     if case.protocol is None:
         if case.claims:
@@ -118,19 +108,13 @@ def _by_trace(case: Case, bound: _Bound) -> Iterator[Pitfall]:
 
 @dataclass(frozen=True)
 class _Taken:
-    """A gradient of the run, compared with the gradients of single records.
-
-    Attributes:
-        label: Its name.
-        largest: Norm of the longest gradient of a record.
-        used: Norm of the vector that the run used; 0 if it was not kept.
-        unclipped: Whether that vector is closer to the mean of the records' gradients than to the
-            mean of the clipped ones.
-    """
+    """A gradient of the run, compared with the gradients of single records."""
 
     label: str
-    largest: float
-    used: float
+    largest: float  # norm of the longest gradient of a record
+    used: float  # norm of the vector that the run used; 0 if it was not kept
+    # whether that vector is closer to the mean of the records' gradients than to the mean of the
+    # clipped ones
     unclipped: bool
 
 
@@ -225,11 +209,8 @@ def _compared(label: str, each: Tensor, used: Tensor | None, bound: _Bound, whol
     """Compare the vector that was used with the records' gradients.
 
     Args:
-        label: Name of the gradient.
         each: Gradients of the node's records (b, d).
         used: The vector that was used (d,); None if it was not kept.
-        bound: The bound on the norms.
-        whole: Whether the vector belongs to all records rather than to a batch.
     """
     norms = each.norm(dim=1)
     largest = float(norms.max())

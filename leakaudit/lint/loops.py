@@ -40,10 +40,6 @@ WORDS = (
 def number(params: Mapping[str, object], what: str) -> float | None:
     """Return a constant by any of its usual names.
 
-    Args:
-        params: The recorded constants.
-        what: A key of `NAMES`.
-
     Returns:
         Its value; None if there is no finite number under these names.
     """
@@ -55,14 +51,7 @@ def number(params: Mapping[str, object], what: str) -> float | None:
 
 
 def noise(params: Mapping[str, object]) -> float:
-    """Return the declared standard deviation per coordinate.
-
-    Args:
-        params: The recorded constants.
-
-    Returns:
-        sigma, or the multiplier times the clip; 0 if there is no noise.
-    """
+    """Return the declared standard deviation per coordinate."""
     sigma = number(params, "sigma")
     if sigma is not None:
         return sigma
@@ -92,11 +81,7 @@ def named_adjacency(text: str) -> Adjacency | None:
 
 
 def claims(trace: Trace) -> tuple[Claim, ...]:
-    """Return the claim of the recorded constants: epsilon and delta over `horizon` or all rounds.
-
-    Args:
-        trace: A recording of a user's loop.
-    """
+    """Return the claim of the constants: epsilon and delta over `horizon` or all rounds."""
     params = trace.params
     epsilon = number(params, "epsilon")
     delta = number(params, "delta") or 0.0
@@ -121,19 +106,12 @@ def claims(trace: Trace) -> tuple[Claim, ...]:
 
 @dataclass(frozen=True)
 class Costs:
-    """The epsilon of a run at the delta of its claim, for linear losses.
+    """The epsilon of a run at the delta of its claim, for linear losses."""
 
-    Attributes:
-        all: Epsilon of all rounds, under the claimed adjacency.
-        one: Epsilon of one round.
-        added: Epsilon of all rounds, if a record is added or removed.
-        leaking: Names of gradients that are sent without noise.
-    """
-
-    all: float
-    one: float
-    added: float
-    leaking: tuple[str, ...] = ()
+    all: float  # epsilon of all rounds, under the claimed adjacency
+    one: float  # epsilon of one round
+    added: float  # epsilon of all rounds, if a record is added or removed
+    leaking: tuple[str, ...] = ()  # names of gradients that are sent without noise
 
 
 def costs(trace: Trace, claim: Claim) -> Costs | None:
@@ -142,7 +120,6 @@ def costs(trace: Trace, claim: Claim) -> Costs | None:
     Over T rounds, mu = sqrt(T) clip / sigma.
 
     Args:
-        trace: A recording of a user's loop.
         claim: The claim; its delta and adjacency are used. Replacing a record changes a sum by
             twice the clip.
 
@@ -167,11 +144,7 @@ def costs(trace: Trace, claim: Claim) -> Costs | None:
 
 
 def uncovered(params: Mapping[str, object]) -> Iterator[Pitfall]:
-    """Yield findings for momentum, weight decay and local steps, which the clip does not cover.
-
-    Args:
-        params: The recorded constants.
-    """
+    """Yield findings for momentum, weight decay and local steps, which the clip does not cover."""
     for name in ("momentum", "weight_decay"):
         value = params.get(name)
         if isinstance(value, int | float) and value:

@@ -58,11 +58,7 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 def judged(samples: list[Sample]) -> Iterator[Pitfall]:
-    """Yield the differences between noise and its declaration.
-
-    Args:
-        samples: Samples of the noise, or of gradients with noise.
-    """
+    """Yield the differences between noise and its declaration."""
     if not samples:
         return
     # A fault may also fail the tests for other faults: shared noise looks too small, another
@@ -83,11 +79,7 @@ def judged(samples: list[Sample]) -> Iterator[Pitfall]:
 
 
 def insufficient(samples: list[Sample]) -> Iterator[Pitfall]:
-    """Compare the size of the noise of each node, and of all nodes, with the declared size.
-
-    Args:
-        samples: Samples of the noise, or of gradients with noise.
-    """
+    """Compare the size of the noise of each node, and of all nodes, with the declared size."""
     if not samples:
         return
     groups = [[sample] for sample in samples]
@@ -135,19 +127,12 @@ def _interval(std: float, numbers: int) -> list[float]:
 
 @dataclass(frozen=True)
 class _RowPair:
-    """Rows that are compared with the same number of other rows.
+    """Rows that are compared with the same number of other rows."""
 
-    Attributes:
-        a: Sample with the first rows.
-        rows_a: Numbers of the first rows.
-        b: Sample with the other rows.
-        rows_b: Numbers of the other rows.
-    """
-
-    a: Sample
-    rows_a: list[int]
-    b: Sample
-    rows_b: list[int]
+    a: Sample  # sample with the first rows
+    rows_a: list[int]  # numbers of the first rows
+    b: Sample  # sample with the other rows
+    rows_b: list[int]  # numbers of the other rows
 
 
 def _shared(samples: list[Sample]) -> Iterator[Pitfall]:
@@ -213,8 +198,6 @@ def _alike(pair: _RowPair, level: float, most: float) -> float:
     Similar means equal up to a common factor of either sign.
 
     Args:
-        pair: The rows that are compared.
-        level: False-positive rate.
         most: Size of the sum or difference, relative to the declared size, from which on the noise
             counts as independent.
     """
@@ -269,19 +252,12 @@ def _correlated(pair: _RowPair) -> float:
 
 @dataclass(frozen=True)
 class _Tail:
-    """Numbers beyond a level.
+    """Numbers beyond a level."""
 
-    Attributes:
-        chance: Probability of this many or fewer.
-        level: The level, in standard deviations.
-        above: How many there are.
-        sample: The sample that contains them.
-    """
-
-    chance: float
-    level: float
-    above: int
-    sample: Sample
+    chance: float  # probability of this many or fewer
+    level: float  # the level, in standard deviations
+    above: int  # how many there are
+    sample: Sample  # the sample that contains them
 
 
 def _tails(samples: list[Sample]) -> Iterator[Pitfall]:

@@ -97,19 +97,12 @@ NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
 
 @dataclass(frozen=True)
 class Pitfall:
-    """One finding.
+    """One finding."""
 
-    Attributes:
-        number: A key of `NAMES`.
-        verdict: The verdict on the claim or constant that the finding concerns.
-        says: The finding in one sentence, with its measurements.
-        figures: The measurements for programs.
-    """
-
-    number: int
-    verdict: Verdict
-    says: str
-    figures: Mapping[str, Json] = field(default_factory=dict)
+    number: int  # a key of `NAMES`
+    verdict: Verdict  # the verdict on the claim or constant that the finding concerns
+    says: str  # the finding in one sentence, with its measurements
+    figures: Mapping[str, Json] = field(default_factory=dict)  # the measurements for programs
 
     @property
     def code(self) -> str:
@@ -153,19 +146,12 @@ def order(found: list[Pitfall]) -> list[Pitfall]:
 
     Args:
         found: The findings in any order.
-
-    Returns:
-        The findings, the most severe first.
     """
     return sorted(found, key=lambda pitfall: (ORDER.index(pitfall.verdict), pitfall.number))
 
 
 def chance_text(chance: float) -> str:
-    """Return a probability in the form that findings print.
-
-    Args:
-        chance: The probability.
-    """
+    """Return a probability in the form that findings print."""
     if chance > SMALLEST:
         return f"{chance:.1g}"
     return "below 1e-300"

@@ -23,14 +23,7 @@ FEWER = 1 << 14
 
 
 def last(trace: Trace) -> int:
-    """Return the last round whose messages are compared.
-
-    Args:
-        trace: A recording without gaps.
-
-    Raises:
-        LeakauditError: Its protocol cannot be declared.
-    """
+    """Return the last round whose messages are compared."""
     if trace.rounds <= ROUNDS:
         return trace.rounds
     first = protocol_of(trace, ROUNDS).whole
@@ -39,14 +32,7 @@ def last(trace: Trace) -> int:
 
 
 def relations(trace: Trace) -> Relations:
-    """Return the relations of the rounds that are compared.
-
-    Args:
-        trace: A recording without gaps.
-
-    Raises:
-        LeakauditError: Its protocol cannot be declared.
-    """
+    """Return the relations of the rounds that are compared."""
     rounds = last(trace)
     first = protocol_of(trace, min(rounds, ROUNDS))
     if rounds <= ROUNDS:

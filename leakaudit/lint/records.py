@@ -23,11 +23,7 @@ NUMBER = 22  # of the pitfall
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield a finding if gradients contradict the declared number of records.
-
-    Args:
-        case: The input; a model that is code of a user is not built.
-    """
+    """Yield a finding if gradients contradict the declared number of records."""
     first, stop = case.trace.columns
     if case.protocol is None or stop == first or ":" in case.trace.task.model:
         return

@@ -27,21 +27,13 @@ FEWEST = 16  # coordinates, so that two coefficients do not explain a remainder 
 
 @dataclass
 class Residual:
-    """Sums over all relations that contain gradients, and no unknown vector.
-
-    Attributes:
-        numbers: Number of coordinates.
-        rest: Squared norm of the remainder.
-        rounding: Squared norm of the bounds of its rounding errors.
-        products: Products of the contributions of the gradients, and of models in their place.
-        along: Their products with the remainder.
-    """
+    """Sums over all relations that contain gradients, and no unknown vector."""
 
     numbers: int
-    rest: float
-    rounding: float
-    products: Floats
-    along: Floats
+    rest: float  # squared norm of the remainder
+    rounding: float  # squared norm of the bounds of its rounding errors
+    products: Floats  # products of the contributions of the gradients, and of models in their place
+    along: Floats  # their products with the remainder
 
     @classmethod
     def nothing(cls) -> Residual:
@@ -55,7 +47,6 @@ class Residual:
             rest: (c,) The difference of its two sides.
             gradients: (c,) What the gradients contribute to it.
             models: (c,) What their models would contribute in their place.
-            rounding: Bound of the norm of its rounding error.
         """
         both = np.stack([gradients, models])
         self.numbers += len(rest)

@@ -8,20 +8,12 @@ WHY = "too many for this check"
 
 
 def untested(last: int) -> str:
-    """Return that relations between messages were tested up to a round only.
-
-    Args:
-        last: The round.
-    """
+    """Return that relations between messages were tested up to a round only."""
     return f"{_related(last)} were not tested: {WHY}"
 
 
 def unexplained(last: int) -> str:
-    """Return that messages were compared with true gradients up to a round only.
-
-    Args:
-        last: The round.
-    """
+    """Return that messages were compared with true gradients up to a round only."""
     return f"{_explained(last)} were not compared with the truth: {WHY}"
 
 
@@ -35,16 +27,12 @@ def _explained(last: int) -> str:
 
 @dataclass(frozen=True)
 class Rest:
-    """Which rounds are not compared because there are too many.
+    """Which rounds are not compared because there are too many."""
 
-    Attributes:
-        relations: The last round in which the relations between messages are tested; None if all
-            rounds are.
-        gradients: The last round that is compared with the gradients of the truth; None if all
-            are, or if nothing is compared with gradients.
-    """
-
+    # the last round in which the relations between messages are tested; None if all rounds are
     relations: int | None = None
+    # the last round that is compared with the gradients of the truth; None if all are, or if
+    # nothing is compared with gradients
     gradients: int | None = None
 
     @property

@@ -37,34 +37,20 @@ DRAWS = 4 * ROUNDS  # draws of one node's noise; a protocol may draw several tim
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows of one node: ``value = shift + factor @ e``, with e of variance 1, as declared.
+    """Rows of one node: ``value = shift + factor @ e``, with e of variance 1, as declared."""
 
-    Attributes:
-        node: The node of these rows.
-        labels: Names of the rows (m,).
-        rounds: Rounds of the rows (m,).
-        value: Values at some of the coordinates (m, c).
-        factor: Factor of the declared noise (m, e).
-        norm: Norms over all recorded coordinates (m,).
-        weight: Sums of the absolute coefficients of the gradients (m,).
-        coordinates: Number of recorded coordinates.
-        gaussian: Whether e is normal.
-        hidden: Whether the shift is an unknown gradient; otherwise it is 0, and the values are the
-            noise.
-        alone: Whether the rows contain only noise of this node.
-    """
-
-    node: int
-    labels: tuple[str, ...]
-    rounds: tuple[int, ...]
-    value: Floats
-    factor: Floats
-    norm: Floats
-    weight: Floats
-    coordinates: int
-    gaussian: bool
+    node: int  # the node of these rows
+    labels: tuple[str, ...]  # names of the rows (m,)
+    rounds: tuple[int, ...]  # rounds of the rows (m,)
+    value: Floats  # values at some of the coordinates (m, c)
+    factor: Floats  # factor of the declared noise (m, e)
+    norm: Floats  # norms over all recorded coordinates (m,)
+    weight: Floats  # sums of the absolute coefficients of the gradients (m,)
+    coordinates: int  # number of recorded coordinates
+    gaussian: bool  # whether e is normal
+    # whether the shift is an unknown gradient; otherwise it is 0, and the values are the noise
     hidden: bool
-    alone: bool = True
+    alone: bool = True  # whether the rows contain only noise of this node
 
     @property
     def std(self) -> Floats:
@@ -130,11 +116,7 @@ def _estimated(deduction: Deduction, found: Determined, rounds: int) -> Iterator
 
 
 def of_truth(case: Case) -> Iterator[Sample]:
-    """Yield the recorded noise of some nodes.
-
-    Args:
-        case: The input; nothing is yielded without a truth.
-    """
+    """Yield the recorded noise of some nodes."""
     if case.truth is None or case.relations is None or case.relations.round == 0:
         return
     for node in list(case.holders)[:NODES]:
@@ -166,10 +148,6 @@ def of_messages(noise: Sequence[Noise], suspects: Sequence[int] = ()) -> list[Sa
     """Return the noise of some nodes that results from messages and gradients of the truth.
 
     Draws with considerable rounding are left out, such as those of a run that diverges.
-
-    Args:
-        noise: The noise of all nodes.
-        suspects: Nodes that are always among them.
     """
     every = max(1, -(-len(noise) // NODES))
     found = []
@@ -192,11 +170,7 @@ def of_messages(noise: Sequence[Noise], suspects: Sequence[int] = ()) -> list[Sa
 
 
 def clear(noise: Noise) -> Noise:
-    """Return the draws of a node's noise that rounding does not hide.
-
-    Args:
-        noise: All of its draws.
-    """
+    """Return the draws of a node's noise that rounding does not hide."""
     rows = np.flatnonzero(noise.rounded <= CLEAR * noise.std)
     if len(rows) == len(noise.std):
         return noise
@@ -214,11 +188,7 @@ def clear(noise: Noise) -> Noise:
 
 
 def every_draw_of_truth(case: Case) -> list[Noise]:
-    """Return all draws in a truth that contains them, as far as they fit into memory.
-
-    Args:
-        case: The input; nothing is returned without a truth.
-    """
+    """Return all draws in a truth that contains them, as far as they fit into memory."""
     if case.truth is None or not case.truth.states or case.relations is None:
         return []
     kept: dict[int, list[tuple[Vector, Floats]]] = {}
@@ -279,10 +249,6 @@ def _noise(
 def state(case: Case, vector: Vector) -> Tensor | None:
     """Return a private vector of the truth.
 
-    Args:
-        case: The input, with or without a truth.
-        vector: The declared vector; its name and round determine where it was recorded.
-
     Returns:
         The vector (d,); None if it was not kept.
     """
@@ -306,7 +272,6 @@ def pick(sample: Sample, rows: list[int]) -> Sample:
     """Return some rows of a sample.
 
     Args:
-        sample: A sample with m rows.
         rows: Numbers of rows, from 0 to m - 1.
     """
     return replace(

@@ -36,11 +36,7 @@ Floats = NDArray[np.float64]
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield a finding if a known seed generates the noise of this trace.
-
-    Args:
-        case: The input, with or without a truth.
-    """
+    """Yield a finding if a known seed generates the noise of this trace."""
     if not case.laws:
         return
     for name, value in case.params.items():
@@ -53,17 +49,11 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 @dataclass(frozen=True)
 class _Stream:
-    """The first numbers of a generator.
-
-    Attributes:
-        seed: Seed of the generator.
-        name: Name of the generator.
-        draw: Standard normal numbers (n,).
-    """
+    """The first numbers of a generator."""
 
     seed: int
     name: str
-    draw: Floats
+    draw: Floats  # standard normal numbers (n,)
 
 
 def _guessed(case: Case) -> Iterator[Pitfall]:

@@ -112,68 +112,46 @@ class Recording(Protocol):
 
 @dataclass(frozen=True)
 class Noise:
-    """The draws of one node's noise, each divided by its declared standard deviation.
+    """The draws of one node's noise, each divided by its declared standard deviation."""
 
-    Attributes:
-        node: the node that adds the noise.
-        labels: names of the draws.
-        rounds: (k,) rounds of the draws.
-        rest: (k, c) the draws, if the gradients are those of the truth.
-        signal: (k, c) the contribution of the gradients, in the same units.
-        better: (k, c) their contribution beyond that of the gradients of a guess, in the same
-            units.
-        longer: (k, c) by how much a clip that is `LONGER` times as large would increase their
-            contribution, in the same units; None without a declared clip.
-        gaussian: whether all are declared as normal.
-        std: (k,) declared standard deviations.
-        rounded: (k,) bounds of the rounding errors of the draws, as a root mean square, which grow
-            with the messages of a run that diverges.
-        margin: how many times as large errors are allowed to be.
-    """
-
-    node: int
-    labels: tuple[str, ...]
-    rounds: tuple[int, ...]
-    rest: Floats
-    signal: Floats
+    node: int  # the node that adds the noise
+    labels: tuple[str, ...]  # names of the draws
+    rounds: tuple[int, ...]  # (k,) rounds of the draws
+    rest: Floats  # (k, c) the draws, if the gradients are those of the truth
+    signal: Floats  # (k, c) the contribution of the gradients, in the same units
+    # (k, c) their contribution beyond that of the gradients of a guess, in the same units
     better: Floats
-    gaussian: bool
-    std: Floats
+    gaussian: bool  # whether all are declared as normal
+    std: Floats  # (k,) declared standard deviations
+    # (k,) bounds of the rounding errors of the draws, as a root mean square, which grow with the
+    # messages of a run that diverges
     rounded: Floats
-    margin: float = MARGIN
+    margin: float = MARGIN  # how many times as large errors are allowed to be
+    # (k, c) by how much a clip that is `LONGER` times as large would increase their contribution,
+    # in the same units; None without a declared clip
     longer: Floats | None = None
 
 
 @dataclass(frozen=True)
 class Left:
-    """The remainder of a recording.
+    """The remainder of a recording."""
 
-    Attributes:
-        noise: one entry for each node whose noise is determined.
-        missed: root of the sum of squared errors of relations without unknown vectors, beyond
-            rounding.
-        size: the same for the contribution of the gradients to these relations.
-        absent: what `missed` would be if the messages contained no gradients. It is 0 if rounding
-            hides them.
-        close: share of the gradients up to which differences are ignored.
-        broken: the first of these relations that fails although it contains no gradient, as text;
-            "" if there is none.
-        worst: largest error of one of these relations, relative to the contribution of the
-            gradients to its terms.
-        node: the node whose message this relation contains, or None.
-        rounds: number of rounds that were examined.
-        residual: what remains and what explains it; None with noise or in half precision.
-    """
-
-    noise: tuple[Noise, ...]
+    noise: tuple[Noise, ...]  # one entry for each node whose noise is determined
+    # root of the sum of squared errors of relations without unknown vectors, beyond rounding
     missed: float = 0.0
-    size: float = 0.0
+    size: float = 0.0  # the same for the contribution of the gradients to these relations
+    # the first of these relations that fails although it contains no gradient, as text; "" if there
+    # is none
     broken: str = ""
+    # largest error of one of these relations, relative to the contribution of the gradients to its
+    # terms
     worst: float = 0.0
-    node: int | None = None
-    rounds: int = 0
+    node: int | None = None  # the node whose message this relation contains, or None
+    rounds: int = 0  # number of rounds that were examined
+    # what `missed` would be if the messages contained no gradients. It is 0 if rounding hides them.
     absent: float = 0.0
-    close: float = CLOSE
+    close: float = CLOSE  # share of the gradients up to which differences are ignored
+    # what remains and what explains it; None with noise or in half precision
     residual: Residual | None = None
 
     @property
@@ -197,8 +175,6 @@ def left(
     """Substitute the gradients of the truth into the relations of a recording.
 
     Args:
-        made: the recording, its truth and its task.
-        declared: relations of its protocol, over some of its rounds.
         numbers: most numbers of all vectors together that are computed; of a larger run, only the
             first rounds are examined, at least one.
         memory: bytes of the values that are needed at once, if less than `LARGEST` of them.
@@ -263,12 +239,7 @@ _Evaluates = Callable[
 
 
 class _Gradients:
-    """Evaluates gradients of nodes on the truth, clipped as the protocol declares.
-
-    Args:
-        made: the recording and its truth.
-        guess: whether gradients of a guess are evaluated as well.
-    """
+    """Evaluates gradients of nodes on the truth, clipped as the protocol declares."""
 
     def __init__(self, made: Recording, *, guess: bool) -> None:
         self.made = made
@@ -297,8 +268,6 @@ class _Gradients:
 
         Args:
             models: gradient -> the model (1, c) or (k, c) at which it is evaluated.
-            owners: gradient -> its node.
-            errors: gradient -> norm of the error of its model; without one, none is evaluated.
         """
         alike: dict[int, list[tuple[int, Tensor, Tensor]]] = {}  # number of records -> gradients
         for place in models:
@@ -363,19 +332,12 @@ def _no_gradients(
 
 @dataclass(frozen=True)
 class _Error:
-    """The error of a relation without unknown vectors.
+    """The error of a relation without unknown vectors."""
 
-    Attributes:
-        size: its norm with the gradients of the truth.
-        given: norm of what the gradients contribute to it; None if it contains none.
-        columns: number of coordinates.
-        rounded: sum of the rounding errors of its terms.
-    """
-
-    size: float
-    given: float | None
-    columns: int
-    rounded: float
+    size: float  # its norm with the gradients of the truth
+    given: float | None  # norm of what the gradients contribute to it; None if it contains none
+    columns: int  # number of coordinates
+    rounded: float  # sum of the rounding errors of its terms
 
 
 class _Substitution:
@@ -386,11 +348,7 @@ class _Substitution:
     the last relation or model that contains them, except noise, which is the result.
 
     Args:
-        declared: the relations.
         known: vector -> its recorded value (c,).
-        gradients: evaluates gradients at models, called as `_Gradients` is.
-        rounds: the last round that is visited.
-        eps: precision of the number format of the messages.
 
     Attributes:
         values: vector -> its value (1, c) or (k, c), while it is kept.
@@ -546,8 +504,6 @@ def affordable(declared: Relations, each: int, numbers: int = NUMBERS) -> int:
     """Return the last round up to which values can be computed and noise can be kept, at least 1.
 
     Args:
-        declared: the relations.
-        each: numbers of a vector, for all kinds of gradients.
         numbers: most numbers of all vectors together that are computed.
     """
     drawn = sum(vector.kind == "noise" for vector in declared.vectors)

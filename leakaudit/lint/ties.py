@@ -40,21 +40,13 @@ MOST = 1 << 22
 
 @dataclass(frozen=True)
 class Numbers:
-    """Sizes of numbers of several draws.
+    """Sizes of numbers of several draws."""
 
-    Attributes:
-        size: (n,) their sizes, by draw.
-        draw: (n,) the draw of each.
-        coordinate: (n,) the coordinate of each.
-        rounding: bound of the rounding error of each.
-        density: bound of the density of a size.
-    """
-
-    size: Floats
-    draw: Places
-    coordinate: Places
-    rounding: float
-    density: float = DENSITY
+    size: Floats  # (n,) their sizes, by draw
+    draw: Places  # (n,) the draw of each
+    coordinate: Places  # (n,) the coordinate of each
+    rounding: float  # bound of the rounding error of each
+    density: float = DENSITY  # bound of the density of a size
 
     def within(self, distance: float) -> float:
         """Return a bound of the probability that a number is this close to an earlier one."""
@@ -63,30 +55,17 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Tie:
-    """More equal numbers than independent ones have.
+    """More equal numbers than independent ones have."""
 
-    Attributes:
-        where: which numbers were compared with each other.
-        count: how many numbers equal an earlier one.
-        numbers: how many numbers were compared.
-        expected: bound of the expected count.
-        draws: the two draws, if only two were compared.
-    """
-
-    where: Where
-    count: int
-    numbers: int
-    expected: float
-    draws: tuple[int, int] | None = None
+    where: Where  # which numbers were compared with each other
+    count: int  # how many numbers equal an earlier one
+    numbers: int  # how many numbers were compared
+    expected: float  # bound of the expected count
+    draws: tuple[int, int] | None = None  # the two draws, if only two were compared
 
 
 def equal(numbers: Numbers, level: float) -> Tie | None:
-    """Return the first excess of equal numbers, or None.
-
-    Args:
-        numbers: the numbers.
-        level: probability of a false alarm of all tests together.
-    """
+    """Return the first excess of equal numbers, or None."""
     each = level / (len(WHERE) * SCALES)
     for distance in _distances(numbers):
         first, second = _pairs(numbers.size, distance)
@@ -99,7 +78,6 @@ def log_chance(count: float, expected: float) -> float:
     """Return a bound of the log probability of at least `count` events.
 
     Args:
-        count: their number.
         expected: bound of their expected number; each is independent of the others, or at most as
             likely whatever the others are.
     """

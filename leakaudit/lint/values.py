@@ -28,11 +28,7 @@ _Report = Callable[[str, Fit, tuple[int, ...]], Deviation]
 
 
 def contradicted(found: Left) -> Iterator[Deviation]:
-    """Yield what contradicts the declaration without any noise.
-
-    Args:
-        found: The remainder of one recording.
-    """
+    """Yield what contradicts the declaration without any noise."""
     if found.broken:
         says = f"the messages contradict the declared relations: {found.broken} does not hold"
         yield Deviation("messages", says)
@@ -54,19 +50,13 @@ def contradicted(found: Left) -> Iterator[Deviation]:
 
 @dataclass
 class _Size:
-    """How much noise there is.
+    """How much noise there is."""
 
-    Attributes:
-        energy: Sum of the squared numbers, which are of variance 1 if the noise is as declared.
-        numbers: How many these are.
-        power: The same sum for the contribution of the gradients.
-        rounding: Root of the sum of the squared rounding errors.
-    """
-
+    # sum of the squared numbers, which are of variance 1 if the noise is as declared
     energy: float = 0.0
-    numbers: int = 0
-    power: float = 0.0
-    rounding: float = 0.0
+    numbers: int = 0  # how many these are
+    power: float = 0.0  # the same sum for the contribution of the gradients
+    rounding: float = 0.0  # root of the sum of the squared rounding errors
 
     @classmethod
     def of(cls, one: Noise, k: int) -> _Size:
@@ -124,25 +114,18 @@ class _Part:
 
 @dataclass
 class Values:
-    """The remainders of one or several recordings.
+    """The remainders of one or several recordings."""
 
-    Attributes:
-        nodes: How the noise of each node correlates with its gradients.
-        longer: The same with what a clip `LONGER` times as large would add to the gradients; of
-            nodes whose gradients are clipped.
-        sizes: How much normal noise each part of the messages contains.
-    """
-
+    # how the noise of each node correlates with its gradients
     nodes: dict[int, Fit] = field(default_factory=dict)
+    # the same with what a clip `LONGER` times as large would add to the gradients; of nodes whose
+    # gradients are clipped
     longer: dict[int, Fit] = field(default_factory=dict)
+    # how much normal noise each part of the messages contains
     sizes: dict[_Part, _Size] = field(default_factory=dict)
 
     def add(self, found: Sequence[Noise]) -> None:
-        """Add the noise of one recording.
-
-        Args:
-            found: The noise of each node.
-        """
+        """Add the noise of one recording."""
         for one in found:
             self.nodes.setdefault(one.node, Fit()).add(one)
             if one.longer is not None:
@@ -168,9 +151,6 @@ class Values:
         """Test whether the rest correlates with the gradients.
 
         If it does, other gradients were sent, or a multiple of them.
-
-        Args:
-            level: Probability of a false alarm.
         """
         # A quarter of the level is for all nodes together, and a quarter for the individual nodes;
         # the other half is for their clips. The less likely of both is reported.
@@ -230,9 +210,6 @@ class Values:
         """Return the messages whose noise has a size that is too improbable, or None.
 
         All messages, those of each node, and single draws each have a third of the level.
-
-        Args:
-            chance: Returns the probability that declared noise has a size as extreme.
         """
         count = Counter(part.stated for part in self.sizes)
         wrong: dict[_Part, float] = {}

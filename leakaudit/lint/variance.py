@@ -27,27 +27,18 @@ NOTHING = 1e-9  # share of the largest variance; rounding, about 1e-15, is below
 
 @dataclass(frozen=True)
 class LowVariance:
-    """Evidence that noise is smaller than declared.
+    """Evidence that noise is smaller than declared."""
 
-    Attributes:
-        chance: Upper bound on the probability of such small numbers under the declared noise.
-        size: Measured standard deviation, relative to the declared one.
-        limit: Upper confidence limit of the size.
-        numbers: How many numbers were tested.
-    """
-
-    chance: float
-    size: float
-    limit: float
-    numbers: int
+    chance: float  # upper bound on the probability of such small numbers under the declared noise
+    size: float  # measured standard deviation, relative to the declared one
+    limit: float  # upper confidence limit of the size
+    numbers: int  # how many numbers were tested
 
 
 def low_variance(samples: Sequence[Sample], level: float, least: float = 0.0) -> LowVariance:
     """Test all rows of samples together.
 
     Args:
-        samples: Samples that are independent of each other and of one distribution, all of them
-            hidden or none.
         level: The limit has confidence 1 - level.
         least: Variance below which a combination of rows counts as free of noise.
     """

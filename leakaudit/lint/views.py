@@ -26,11 +26,7 @@ TERMS = 10  # largest number of terms of a combination in a sentence
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield combinations without noise, and adversaries that learn more than an outsider.
-
-    Args:
-        case: The input; nothing is yielded if its protocol declares no relations.
-    """
+    """Yield combinations without noise, and adversaries that learn more than an outsider."""
     relations = _short(case)
     if relations is None:
         return

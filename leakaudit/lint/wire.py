@@ -29,11 +29,7 @@ Key = tuple[int, int, int, str]  # round, src, dst, kind
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield findings from the index and the content of the messages.
-
-    Args:
-        case: The input; its truth is not used.
-    """
+    """Yield findings from the index and the content of the messages."""
     sent = _sent(case)
     yield from _undeclared(case, sent)
     yield from _twice(case, sent)

@@ -67,18 +67,7 @@ NUMBERS = {
 def select(
     papers: Collection[str] = (), numbers: Collection[int] = ()
 ) -> tuple[PublishedClaim, ...]:
-    """Return the rows that have the given papers and numbers.
-
-    Args:
-        papers: Names of papers, in upper or lower case; all papers if empty.
-        numbers: Numbers of rows; all rows if empty.
-
-    Returns:
-        The rows, sorted by number.
-
-    Raises:
-        LeakauditError: One of the papers or rows does not exist.
-    """
+    """Return the rows that have the given papers and numbers."""
     wanted = []
     for paper in papers:
         name = paper.lower()
@@ -106,12 +95,7 @@ def _refuse_unknown(
 
 
 def judge(rows: Sequence[PublishedClaim], executor: Executor = IN_PROCESS) -> Iterator[JudgedClaim]:
-    """Evaluate the rows, and yield each with its findings, in their order.
-
-    Args:
-        rows: Rows such as those that `select` returns.
-        executor: Where they are evaluated.
-    """
+    """Evaluate the rows, and yield each with its findings, in their order."""
     step("claims", 0, len(rows))
     for k, judged in enumerate(executor.map(_evaluated, rows)):
         yield judged

@@ -26,17 +26,11 @@ FIGURE_4 = 1e-13  # mean squared error that the paper reports after four iterati
 
 @dataclass(frozen=True)
 class Averaging:
-    """The vectors that eqs. (4) to (6) compute from the models of the peers.
+    """The vectors that eqs. (4) to (6) compute from the models of the peers."""
 
-    Attributes:
-        z: Estimates of the average (I + 1, d), beginning with z^0 = 0.
-        lam: Dual variables (I + 1, n, d).
-        mean: The exact average (d,).
-    """
-
-    z: Tensor
-    lam: Tensor
-    mean: Tensor
+    z: Tensor  # estimates of the average (I + 1, d), beginning with z^0 = 0
+    lam: Tensor  # dual variables (I + 1, n, d)
+    mean: Tensor  # the exact average (d,)
 
     def off(self) -> list[float]:
         """Return the Euclidean distance of each z from the average."""
@@ -53,8 +47,6 @@ def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> Averaging:
     Args:
         w: Models of the peers (n, d).
         lam: Initial dual variables (n, d).
-        rho: Penalty.
-        iterations: Number of iterations I.
     """
     z = torch.zeros_like(w[0])
     estimates = [z]

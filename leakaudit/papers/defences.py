@@ -183,13 +183,7 @@ def contracts(graph: Graph, curvatures: Tensor, mu: float, rho: float) -> float:
     their size; they do not reach the models.
 
     Args:
-        graph: The graph of the nodes.
         curvatures: The curvatures a_i (N,).
-        mu: Constant of the quadratic approximation.
-        rho: Penalty.
-
-    Returns:
-        The largest absolute entry in the rows of that power that belong to the models.
     """
     arcs = {arc: graph.nodes + k for k, arc in enumerate(sorted(graph.arcs))}
     size = graph.nodes + len(arcs)

@@ -32,14 +32,7 @@ SURE = 1 + 1e-9  # factor above a claim that rounding cannot explain
 
 
 def bound(epsilon: float, delta: float, agents: int, loss: float) -> float:
-    """Return the right side of Theorem 2 as printed: (1 - e^-epsilon) R + e^-epsilon M delta.
-
-    Args:
-        epsilon: Epsilon of the algorithm.
-        delta: Delta of the algorithm.
-        agents: M, the number of agents.
-        loss: R, the bound on the loss.
-    """
+    """Return the right side of Theorem 2 as printed: (1 - e^-epsilon) R + e^-epsilon M delta."""
     return -math.expm1(-epsilon) * loss + math.exp(-epsilon) * agents * delta
 
 
@@ -53,15 +46,6 @@ def memorised(delta: float, loss: float, items: int, records: int) -> float:
     any two data sets is at most delta. If the algorithm memorises, the empirical loss is 0, and the
     true loss is R times the share of values that are not in the data, on average
     (1 - 1/items)^records.
-
-    Args:
-        delta: Probability of memorising.
-        loss: R, the bound on the loss.
-        items: Number of values that a record can take.
-        records: Number of records of all agents, M N.
-
-    Returns:
-        E[L - empirical L].
     """
     return delta * loss * math.exp(records * math.log1p(-1 / items))
 
@@ -143,10 +127,6 @@ def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float,
     delta' = 1 - prod(1 - e^(-a_m) q_m) + 1 - prod(1 - q_m) with q_m = delta_m / (1 + e^epsilon_m).
     This decreases in every a_m, so a_m = 0 gives an upper bound. It does not depend on the tilde
     over delta, which our copy of the text has lost.
-
-    Args:
-        epsilons: Epsilon of each agent.
-        deltas: Delta of each agent.
     """
     logarithms = []
     for epsilon, delta in zip(epsilons, deltas, strict=True):

@@ -55,9 +55,6 @@ def view_of_a_node(made: Protocol) -> Knowledge:
     """Return what an eavesdropper knows about node 0 from all rounds.
 
     The relations of later rounds repeat those of the first few, so only these are solved.
-
-    Args:
-        made: The protocol.
     """
     base = know(made.start, Adversary()).near([0])
     return know(made.continued(base.rows, range(1, made.rounds + 1)), Adversary())
@@ -106,12 +103,7 @@ def _theorem_1() -> tuple[Judgement, ...]:
 
 
 def _in_a_run(printed: Mapping[float, float], declared: float) -> Judgement:
-    """Judge the printed noise levels by how much a record changes the messages of a run.
-
-    Args:
-        printed: Nominal epsilon -> printed noise level.
-        declared: Noise level of the view that is computed.
-    """
+    """Judge the printed noise levels by how much a record changes the messages of a run."""
     view = view_of_a_node(setting(1.0))
     mu = drift(
         view, view.declared.gradients(0), 2 / BATCH, 0.0
@@ -140,12 +132,7 @@ def smoothest() -> float:
 
 
 def record(view: Knowledge, every: int) -> float:
-    """Return an upper bound on mu for the replacement of one record.
-
-    Args:
-        view: What the adversary knows.
-        every: The record is in the batches with numbers that are multiples of this.
-    """
+    """Return an upper bound on mu for the replacement of one record."""
     steps = view.declared.gradients(0)
     moves = [2 / BATCH if k % every == 0 else 0.0 for k in range(len(steps))]
     return drift(view, steps, moves, smoothest()).mu

@@ -20,9 +20,6 @@ def page(claims: Sequence[JudgedClaim]) -> str:
 
     Args:
         claims: The claims with their findings, at least one.
-
-    Returns:
-        The page.
     """
     return rendered("claims.html.j2", _content(claims))
 

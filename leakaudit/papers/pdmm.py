@@ -47,7 +47,6 @@ def two_steps(done: FinishedRun, leak: GradientLeak) -> GradientLeak:
 
     Args:
         done: A run with theta = 1 and one gradient step.
-        leak: A leak of the node; its value is replaced.
     """
     w = done.truth.states["w"]
     rho = constant(done.trace, "rho")
@@ -76,12 +75,7 @@ def two_steps(done: FinishedRun, leak: GradientLeak) -> GradientLeak:
 
 
 def input_error(done: FinishedRun, leaks: list[GradientLeak]) -> float:
-    """Return the median relative error of the inputs that the analytic attack computes from leaks.
-
-    Args:
-        done: The run, with its truth.
-        leaks: The leaks that are attacked.
-    """
+    """Return the median relative error of the inputs that the analytic attack computes."""
     found = [attacking.attack_one(leak, done.plan.task, "analytic", fresh()) for leak in leaks]
     return median(float((s.relative_error or (1.0,))[0] or 1.0) for s in score(found, done.truth))
 

@@ -20,15 +20,10 @@ class Quality(Enum):
 
 @dataclass(frozen=True)
 class Quote:
-    """A few words of a paper, verbatim.
+    """A few words of a paper, verbatim."""
 
-    Attributes:
-        place: Section, theorem or equation.
-        text: The quoted words.
-    """
-
-    place: str
-    text: str
+    place: str  # section, theorem or equation
+    text: str  # the quoted words
 
     def to_json(self) -> dict[str, Json]:
         """Return plain values."""
@@ -37,19 +32,12 @@ class Quote:
 
 @dataclass(frozen=True)
 class Judgement:
-    """One statement and the outcome of its evaluation.
-
-    Attributes:
-        about: The statement.
-        verdict: The outcome.
-        says: The outcome in words, including the measurements.
-        figures: The measurements for programs.
-    """
+    """One statement and the outcome of its evaluation."""
 
     about: str
     verdict: Verdict
-    says: str
-    figures: Mapping[str, Json] = field(default_factory=dict)
+    says: str  # the outcome in words, including the measurements
+    figures: Mapping[str, Json] = field(default_factory=dict)  # the measurements for programs
 
     def to_json(self) -> dict[str, Json]:
         """Return plain values."""
@@ -63,27 +51,16 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedClaim:
-    """A published claim.
-
-    Attributes:
-        number: Number of the row.
-        paper: Name of the paper, ``other`` for papers of other groups.
-        source: Paper and theorem.
-        claim: What the paper states.
-        quality: How the claim is known.
-        quotes: The paper's own words, empty if the paper was not available.
-        assumes: Assumptions of the paper, and those that the evaluation adds.
-        judge: Computes the findings; the first concerns the claim as published, the others its
-            variants.
-    """
+    """A published claim."""
 
     number: int
-    paper: str
-    source: str
-    claim: str
-    quality: Quality
-    quotes: tuple[Quote, ...] = ()
-    assumes: tuple[str, ...]
+    paper: str  # name of the paper, `other` for papers of other groups
+    source: str  # paper and theorem
+    claim: str  # what the paper states
+    quality: Quality  # how the claim is known
+    quotes: tuple[Quote, ...] = ()  # the paper's own words, empty if the paper was not available
+    assumes: tuple[str, ...]  # assumptions of the paper, and those that the evaluation adds
+    # computes the findings; the first concerns the claim as published, the others its variants
     judge: Callable[[], tuple[Judgement, ...]]
 
     @property
@@ -94,17 +71,11 @@ class PublishedClaim:
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim with its findings.
-
-    Attributes:
-        row: The claim.
-        findings: The findings.
-        seconds: Wall-clock time of the evaluation.
-    """
+    """A claim with its findings."""
 
     row: PublishedClaim
     findings: tuple[Judgement, ...]
-    seconds: float
+    seconds: float  # wall-clock time of the evaluation
 
     def __repr__(self) -> str:
         """The source and the verdict."""

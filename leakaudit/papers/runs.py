@@ -20,17 +20,11 @@ NEWTON = 30  # steps; quadratic convergence reaches the rounding error in about 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A finished run in memory, including its private states.
+    """A finished run in memory, including its private states."""
 
-    Attributes:
-        plan: The scenario that was run.
-        trace: The recording.
-        truth: The private side of the run.
-    """
-
-    plan: Plan
+    plan: Plan  # the scenario that was run
     trace: Trace
-    truth: Truth
+    truth: Truth  # the private side of the run
 
     @property
     def problem(self) -> Problem:
@@ -61,21 +55,13 @@ def run(**changes: Any) -> FinishedRun:
 
 
 def finish(plan: Plan) -> FinishedRun:
-    """Run a plan.
-
-    Args:
-        plan: A prepared scenario.
-    """
+    """Run a plan."""
     recorder = recording.record(plan, None)
     return FinishedRun(plan, recorder.trace, recorder.truth_record)
 
 
 def problem(plan: Plan) -> Problem:
-    """Return what the nodes of a plan train on.
-
-    Args:
-        plan: A prepared scenario.
-    """
+    """Return what the nodes of a plan train on."""
     return Problem(
         plan.task, plan.source.x[plan.rows].to(plan.task.dtype), plan.source.y[plan.rows]
     )
@@ -85,7 +71,6 @@ def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:
     """Return argmin sum_i weights_i f_i (d,) by Newton's method.
 
     Args:
-        problem: The task with the records of all nodes.
         weights: One weight per node (N,); None if all are 1.
     """
     task = problem.task
@@ -99,9 +84,5 @@ def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:
 
 
 def fresh(seed: int = 0) -> torch.Generator:
-    """Return a new generator for one judge, so that a row always gives the same result.
-
-    Args:
-        seed: Seed of the generator.
-    """
+    """Return a new generator for one judge, so that a row always gives the same result."""
     return torch.Generator().manual_seed(seed)

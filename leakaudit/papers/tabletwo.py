@@ -55,14 +55,9 @@ def reached(
     log((P(E) - delta) / Q(E)) as a lower bound.
 
     Args:
-        steps: Number of releases, each with fresh noise and a fresh batch.
         rate: Probability that a batch contains the record, B / d_i.
         noise: Standard deviation of a release, in units of the clipped gradient's share G / B.
-        moves: Moves in the two data sets, the larger one first.
         delta: Delta of (epsilon, delta)-differential privacy.
-
-    Returns:
-        A lower bound on epsilon; 0 if no threshold gives one.
     """
     from scipy.stats import binom  # slow to import
 

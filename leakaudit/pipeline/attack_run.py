@@ -41,49 +41,26 @@ HASHED = 4 << 30  # bytes; larger traces are not hashed, a choice
 
 @dataclass(frozen=True)
 class AttackOptions:
-    """The options of an attack run.
-
-    Attributes:
-        adversary: The adversary.
-        nodes: Nodes to attack; None for all.
-        attack: A name or ``auto``.
-        settings: Hyper-parameters of the attack.
-        rounds: Maximum number of gradients; None for the default.
-        truth: A file, ``auto`` (the one beside the trace) or ``none``.
-        lpips_weights: The argument of `lpips_weights.find`.
-        seed: Seed of the random numbers of the attacks.
-        device: torch device for the attacks.
-        max_seconds: Time limit in seconds; 0 for none.
-        trusted: The ``package.module:factory`` that may execute its code; True for any.
-        resume: Whether to continue an interrupted run with the same options in the output
-            folder.
-        max_memory: Bytes for the gradients and models of a node and for attacking one of them; None
-            for no limit.
-    """
+    """The options of an attack run."""
 
     adversary: Adversary = field(default_factory=Adversary)
-    nodes: tuple[int, ...] | None = None
-    attack: str = "auto"
-    settings: Mapping[str, str] = field(default_factory=dict)
-    rounds: int | None = None
-    truth: str = "auto"
-    lpips_weights: str = "auto"
-    seed: int = 0
-    device: str = "cpu"
-    max_seconds: float = 0.0
-    trusted: Trust = False
+    nodes: tuple[int, ...] | None = None  # nodes to attack; None for all
+    attack: str = "auto"  # a name or `auto`
+    settings: Mapping[str, str] = field(default_factory=dict)  # hyper-parameters of the attack
+    rounds: int | None = None  # maximum number of gradients; None for the default
+    truth: str = "auto"  # a file, `auto` (the one beside the trace) or `none`
+    lpips_weights: str = "auto"  # the argument of `lpips_weights.find`
+    seed: int = 0  # seed of the random numbers of the attacks
+    device: str = "cpu"  # torch device for the attacks
+    max_seconds: float = 0.0  # time limit in seconds; 0 for none
+    trusted: Trust = False  # the `package.module:factory` that may execute its code; True for any
+    # whether to continue an interrupted run with the same options in the output folder
     resume: bool = False
+    # bytes for the gradients and models of a node and for attacking one of them; None for no limit
     max_memory: int | None = None
 
     def within(self, trace: Trace) -> AttackOptions:
-        """Return the options with a number of gradients that `max_memory` allows.
-
-        Args:
-            trace: The recording to attack.
-
-        Raises:
-            LeakauditError: The attack needs more memory.
-        """
+        """Return the options with a number of gradients that `max_memory` allows."""
         if self.max_memory is None:
             return self
         return replace(self, rounds=hearing.affordable(trace, self.rounds, self.max_memory))
@@ -112,19 +89,13 @@ class AttackOptions:
 
 @dataclass(frozen=True)
 class Finished:
-    """The outcome of a run.
+    """The outcome of a run."""
 
-    Attributes:
-        results: The content of results.json.
-        interrupted: Whether Ctrl-C interrupted the run.
-        conclusive: Whether the recording is what it declares, as far as this could be checked, and
-            the truth does not refute every certificate.
-            Reconstructions that are neither certified nor scored with a truth decide nothing, nor
-            does a run that examined no node.
-    """
-
-    results: dict[str, Json]
-    interrupted: bool
+    results: dict[str, Json]  # the content of results.json
+    interrupted: bool  # whether Ctrl-C interrupted the run
+    # whether the recording is what it declares, as far as this could be checked, and the truth does
+    # not refute every certificate. Reconstructions that are neither certified nor scored with a
+    # truth decide nothing, nor does a run that examined no node.
     conclusive: bool
 
 
@@ -135,15 +106,6 @@ def attack_file(
 
     These are results.json, reconstructions.npz and .png, originals.npz and report.md. Ctrl-C ends
     the attacks and keeps what was found, marked as not complete.
-
-    Args:
-        path: The trace, a file or a folder of shards.
-        folder: Output folder; created if it does not exist.
-        options: The options.
-        executor: Where groups of nodes are attacked.
-
-    Returns:
-        The record, as it was written.
 
     Raises:
         LeakauditError: The trace, truth, adversary, attack or folder cannot be used; nothing is
@@ -231,9 +193,6 @@ def _require_records(trace: Trace, truth: Truth, options: AttackOptions) -> None
 
     A node without a leak needs none, nor does one whose gradient is only known as a part of the sum
     that is attacked for an earlier node.
-
-    Raises:
-        LeakauditError: It lacks those of a node.
     """
     order = options.nodes
     if order is None:
@@ -366,15 +325,6 @@ def ready(folder: Path) -> Iterator[None]:
 
     The work inside writes its progress there. If it fails, the folders that were made and are
     still empty are removed.
-
-    Args:
-        folder: The output folder.
-
-    Yields:
-        Nothing; the folder exists.
-
-    Raises:
-        LeakauditError: The folder cannot be written.
     """
     new = [p for p in (folder, *folder.parents) if not p.exists()]
     try:

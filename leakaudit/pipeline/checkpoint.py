@@ -55,31 +55,14 @@ class _Entry(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The finished part of one run.
-
-    Attributes:
-        folder: Folder of its files.
-        key: Key of the run, see `key`.
-    """
+    """The finished part of one run."""
 
     folder: Path
-    key: str
+    key: str  # key of the run, see `key`
 
     @classmethod
     def begin(cls, output: Path, key: str, resume: bool) -> Checkpoint:
-        """Continue with the files of an earlier run, or remove them.
-
-        Args:
-            output: The output folder of the run.
-            key: Key of the run, see `key`.
-            resume: Whether to continue with existing files; otherwise they are removed.
-
-        Returns:
-            The finished part.
-
-        Raises:
-            LeakauditError: The files belong to another run or cannot be read.
-        """
+        """Continue with the files of an earlier run, or remove them."""
         made = cls(output / FOLDER, key)
         if resume:
             made.finished()
@@ -88,14 +71,7 @@ class Checkpoint:
         return made
 
     def save(self, found: Sequence[Reconstruction]) -> None:
-        """Store reconstructions of different nodes in one file.
-
-        Args:
-            found: The reconstructions; nothing is written if there are none.
-
-        Raises:
-            LeakauditError: The file cannot be written.
-        """
+        """Store reconstructions of different nodes in one file."""
         if not found:
             return
         tensors: dict[str, Tensor] = {}
@@ -116,14 +92,7 @@ class Checkpoint:
         write_tensors(self.folder / f"node{found[0].node}.pt", content)
 
     def finished(self) -> dict[int, Reconstruction]:
-        """Return the stored reconstructions.
-
-        Returns:
-            The reconstructions by node.
-
-        Raises:
-            LeakauditError: As `begin`.
-        """
+        """Return the stored reconstructions."""
         kept: dict[int, Reconstruction] = {}
         for path in sorted(self.folder.glob("node*.pt")):
             for one in self._read(path):
@@ -157,14 +126,7 @@ class Checkpoint:
 
 
 def key(about: Mapping[str, Json]) -> str:
-    """Return a digest of everything that reconstructions depend on, including package versions.
-
-    Args:
-        about: The trace and the options, as JSON.
-
-    Returns:
-        The key that the files of the run bear.
-    """
+    """Return a digest of everything that reconstructions depend on, including package versions."""
     installed = provenance.versions()
     versions = {name: installed[name] for name in DEPEND}
     return provenance.digest({"run": dict(about), "versions": versions})

@@ -36,21 +36,16 @@ EVERY = 1.0  # seconds between two files of a checkpoint; a choice
 
 @dataclass
 class Found:
-    """The results of the attacks of one run so far.
+    """The results of the attacks of one run so far."""
 
-    Attributes:
-        pairs: Each leak with its reconstruction.
-        reasons: Why no gradient is determined, by node.
-        not_understood: Nodes for which the reason is that the messages are not understood.
-        late: Nodes that were not attacked before the time limit.
-        interrupted: Whether Ctrl-C interrupted the run.
-    """
-
+    # each leak with its reconstruction
     pairs: list[tuple[GradientLeak, Reconstruction]] = field(default_factory=list)
-    reasons: dict[int, str] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)  # why no gradient is determined, by node
+    # nodes for which the reason is that the messages are not understood
     not_understood: set[int] = field(default_factory=set)
+    # nodes that were not attacked before the time limit
     late: list[int] = field(default_factory=list)
-    interrupted: bool = False
+    interrupted: bool = False  # whether Ctrl-C interrupted the run
 
 
 def attack(
@@ -65,17 +60,6 @@ def attack(
 
     Groups are the same whatever was finished before, and what was searched in one batch is kept
     together. So a run that was interrupted and resumed gives what a run without a break gives.
-
-    Args:
-        trace: The recording.
-        task: Its model and loss.
-        options: The options. Without nodes, all that the adversary can attack.
-        kept: Checkpoint with finished results, to which new ones are added.
-        path: File of the recording, which other processes read.
-        executor: Where the groups are attacked.
-
-    Returns:
-        What was found, in the order of the nodes.
     """
     if options.nodes is None:
         order = list(hearing.targets(trace, options.adversary))
@@ -127,26 +111,17 @@ def _together(trace: Trace, task: Task, options: AttackOptions) -> int:
 
 @dataclass
 class _Run:
-    """A run in progress.
-
-    Attributes:
-        trace: The recording.
-        task: Model and loss of the trace.
-        options: The options.
-        kept: Checkpoint for finished reconstructions.
-        done: Results that were finished before this run, by node.
-        found: Results so far.
-        alone: Results since the last file, one reconstruction each.
-        saved: Time of the last file, by the monotonic clock.
-    """
+    """A run in progress."""
 
     trace: Trace
-    task: Task
+    task: Task  # model and loss of the trace
     options: AttackOptions
-    kept: Checkpoint
-    done: dict[int, Reconstruction]
-    found: Found = field(default_factory=Found)
+    kept: Checkpoint  # checkpoint for finished reconstructions
+    done: dict[int, Reconstruction]  # results that were finished before this run, by node
+    found: Found = field(default_factory=Found)  # results so far
+    # results since the last file, one reconstruction each
     alone: list[Reconstruction] = field(default_factory=list)
+    # time of the last file, by the monotonic clock
     saved: float = field(default_factory=time.monotonic)
 
     def here(self, groups: Sequence[tuple[int, ...]]) -> None:

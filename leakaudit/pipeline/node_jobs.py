@@ -35,32 +35,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes that are attacked together.
-
-    Attributes:
-        nodes: The nodes.
-        covered: Those of them whose gradients a leak of an earlier group contains, as a part of a
-            sum.
-        done: Those of them whose reconstruction is known already.
-    """
+    """Nodes that are attacked together."""
 
     nodes: tuple[int, ...]
+    # those of them whose gradients a leak of an earlier group contains, as a part of a sum
     covered: frozenset[int] = frozenset()
-    done: frozenset[int] = frozenset()
+    done: frozenset[int] = frozenset()  # those of them whose reconstruction is known already
 
 
 @dataclass(frozen=True)
 class Heard:
-    """The leaks of one group.
+    """The leaks of one group."""
 
-    Attributes:
-        leaks: One per determined node; values and models are left out if another process sent them.
-        reasons: Why no gradient is determined, by node.
-        not_understood: Nodes for which the reason is that the messages are not understood.
-    """
-
+    # one per determined node; values and models are left out if another process sent them
     leaks: tuple[GradientLeak, ...]
-    reasons: dict[int, str]
+    reasons: dict[int, str]  # why no gradient is determined, by node
+    # nodes for which the reason is that the messages are not understood
     not_understood: frozenset[int]
 
     @property
@@ -71,14 +61,10 @@ class Heard:
 
 @dataclass(frozen=True)
 class Attacked:
-    """One group that was attacked.
-
-    Attributes:
-        heard: Its leaks.
-        settled: The reconstructions of the leaks that were not done before, in their order.
-    """
+    """One group that was attacked."""
 
     heard: Heard
+    # the reconstructions of the leaks that were not done before, in their order
     settled: tuple[Settled, ...]
 
 
@@ -86,8 +72,6 @@ def listen(heard: Deduction, group: Group, rounds: int | None) -> Heard:
     """Deduce the leaks of one group.
 
     Args:
-        heard: The deduction for the trace and the adversary.
-        group: The group.
         rounds: Largest number of gradients, None for the default.
     """
     covered = set(group.covered)
@@ -106,32 +90,19 @@ def listen(heard: Deduction, group: Group, rounds: int | None) -> Heard:
 
 
 def settle(leaks: Sequence[GradientLeak], task: Task, options: AttackOptions) -> Iterator[Settled]:
-    """Attack the leaks of one group, and yield each as soon as it is finished.
-
-    Args:
-        leaks: The leaks.
-        task: Model and loss of the trace.
-        options: The options.
-    """
+    """Attack the leaks of one group, and yield each as soon as it is finished."""
     random = [generator(options.seed, leak.node) for leak in leaks]
     return attacking.attack_together(leaks, task, options.attack, random, **options.settings)
 
 
 @dataclass(frozen=True)
 class GroupJob:
-    """The job of attacking a group.
+    """The job of attacking a group."""
 
-    Attributes:
-        path: The trace, which the worker reads.
-        same: Identifies the recording.
-        options: The options of the run.
-        rounds: Number of groups that a worker attacks one after the other, which share the time.
-    """
-
-    path: Path
-    same: tuple[str, str | None]
+    path: Path  # the trace, which the worker reads
+    same: tuple[str, str | None]  # identifies the recording
     options: AttackOptions
-    rounds: int
+    rounds: int  # number of groups that a worker attacks one after the other, which share the time
 
     @cached_property
     def trace(self) -> Trace:
@@ -156,11 +127,7 @@ class GroupJob:
         return Task.build(self.trace.task, device=options.device, trusted=options.trusted)
 
     def __call__(self, group: Group) -> Attacked:
-        """Attack one group.
-
-        Args:
-            group: The group.
-        """
+        """Attack one group."""
         with sharing(self.rounds):
             heard = listen(self.deduction, group, self.options.rounds)
             left = [leak for leak in heard.leaks if leak.node not in group.done]
@@ -172,13 +139,7 @@ class GroupJob:
 def attack(
     job: GroupJob, groups: Sequence[Group], executor: Executor
 ) -> Iterator[tuple[int, Attacked]]:
-    """Attack groups on an executor; yield each with its place, in order.
-
-    Args:
-        job: The job.
-        groups: The groups, without what is covered.
-        executor: Where they are attacked.
-    """
+    """Attack groups on an executor; yield each with its place, in order."""
     covered: frozenset[int] = frozenset()
     todo = list(groups)
     kept: dict[int, Attacked] = {}
@@ -203,11 +164,7 @@ def attack(
 
 
 def recording_of(trace: Trace) -> tuple[str, str | None]:
-    """Return what distinguishes a recording from all others.
-
-    Args:
-        trace: The recording.
-    """
+    """Return what distinguishes a recording from all others."""
     return trace.id, trace.recording
 
 

@@ -26,47 +26,26 @@ EVERY = 1.0  # seconds between two writes; a choice
 
 
 class StageEntry(Struct, frozen=True, kw_only=True):
-    """One kind of work that is counted.
+    """One kind of work that is counted."""
 
-    Attributes:
-        what: What is counted, such as ``cells``.
-        done: How many are finished.
-        total: How many there are.
-    """
-
-    what: str
-    done: int
-    total: int
+    what: str  # what is counted, such as `cells`
+    done: int  # how many are finished
+    total: int  # how many there are
 
 
 class ProgressFile(Struct, frozen=True, kw_only=True):
-    """The content of progress.json.
-
-    Attributes:
-        format: Name of this format.
-        version: Version of this format.
-        started: Time of the start in seconds since 1970.
-        updated: Time at which the file was written.
-        stages: What was counted so far, in the order of the first reports.
-    """
+    """The content of progress.json."""
 
     format: str
     version: int
-    started: float
-    updated: float
-    stages: tuple[StageEntry, ...]
+    started: float  # time of the start in seconds since 1970
+    updated: float  # time at which the file was written
+    stages: tuple[StageEntry, ...]  # what was counted so far, in the order of the first reports
 
 
 @contextmanager
 def kept(folder: Path) -> Iterator[None]:
-    """Write the progress of the work inside to its folder.
-
-    Args:
-        folder: Folder of the run.
-
-    Yields:
-        Nothing.
-    """
+    """Write the progress of the work inside to its folder."""
     path = folder / NAME
     started = time.time()
     written = time.monotonic()

@@ -43,24 +43,15 @@ PAGES = (b"<!doctype html", b"<html")
 
 @dataclass(frozen=True)
 class Removal:
-    """One thing to be done.
-
-    Attributes:
-        path: The file.
-        what: What it holds.
-        record: The record without images and labels that replaces it; None if it is deleted.
-    """
+    """One thing to be done."""
 
     path: Path
     what: str
+    # the record without images and labels that replaces it; None if it is deleted
     record: Mapping[str, Json] | None = None
 
     def do(self) -> None:
-        """Delete the file and its SHA-256, or replace the record.
-
-        Raises:
-            LeakauditError: That is not possible.
-        """
+        """Delete the file and its SHA-256, or replace the record."""
         if self.record is not None:
             record_file.write(self.path, self.record)
             return
@@ -76,12 +67,6 @@ def planned(folder: Path) -> list[Removal]:
     """Return what `purge` would do in a folder and all folders below it.
 
     Records come last, so that a purge that was interrupted is completed by another one.
-
-    Args:
-        folder: The folder.
-
-    Raises:
-        LeakauditError: It is not a folder.
     """
     if not folder.is_dir() or folder.is_symlink():
         raise LeakauditError(f"{folder} is not a folder; expected one with results or truths")

@@ -38,31 +38,14 @@ PICTURE = "reconstructions.png"  # drawing of all reconstructions, beside the re
 
 
 def check(metrics: Collection[str]) -> None:
-    """Check the names of metrics.
-
-    Args:
-        metrics: Names that a user gave.
-
-    Raises:
-        LeakauditError: There is no such metric.
-    """
+    """Check the names of metrics."""
     for name in metrics:
         if name not in METRICS:
             raise LeakauditError(f"there is no metric {name!r}{suggest(name, METRICS)}")
 
 
 def one_truth(record: Mapping[str, Json]) -> AttackRecord:
-    """Check that a record has one truth.
-
-    Args:
-        record: As JSON values.
-
-    Returns:
-        The record of an attack.
-
-    Raises:
-        LeakauditError: It is another kind of record.
-    """
+    """Check that a record has one truth."""
     typed = model.of(record)
     if not isinstance(typed, AttackRecord):
         kind = record["kind"]
@@ -74,14 +57,6 @@ def one_truth(record: Mapping[str, Json]) -> AttackRecord:
 
 def same_recording(record: Mapping[str, Json], truth: Truth, sha256: str | None) -> bool:
     """Check that a truth belongs to the recording that was attacked.
-
-    Args:
-        record: Of the attack.
-        truth: From a file.
-        sha256: Of that file.
-
-    Returns:
-        Whether the number of the recording ties them. If not, only the id does.
 
     Raises:
         LeakauditError: The truth is of another recording, it is not the file that the results were
@@ -135,25 +110,7 @@ def rescore(
     truth_sha256: str | None = None,
     truth_path: Path | None = None,
 ) -> tuple[dict[str, Json], list[Reconstruction], list[Score]]:
-    """Score stored reconstructions again, without an attack.
-
-    Args:
-        record: Results of an attack.
-        folder: Its folder, with the reconstructions.
-        truth: The truth to compare with.
-        metrics: Metrics to compute again, all if empty; the others keep their values.
-        weights: The LPIPS network of `lpips_weights.find`.
-        lpips: Its sentence.
-        truth_sha256: Of the truth file.
-        truth_path: Where it is.
-
-    Returns:
-        The record with new scores, the reconstructions, and their scores.
-
-    Raises:
-        LeakauditError: A metric is not known, the record is of another kind, or the
-            reconstructions are not beside it.
-    """
+    """Score stored reconstructions again, without an attack."""
     check(metrics)
     old = one_truth(record)
     found = record_file.load_reconstructions(record, folder)
@@ -270,15 +227,7 @@ def _own_note(finding: Finding) -> str:
 
 
 def missing(scores: Sequence[Score], metrics: Collection[str]) -> list[str]:
-    """Return the requested metrics that could not be computed for any record.
-
-    Args:
-        scores: From `rescore`.
-        metrics: Names that a user gave.
-
-    Returns:
-        Those of the names that no score has.
-    """
+    """Return the requested metrics that could not be computed for any record."""
     return [name for name in metrics if all(getattr(one, name) is None for one in scores)]
 
 
@@ -292,13 +241,6 @@ def write(
     """Write results.json, reconstructions.npz and .png, originals.npz and report.md.
 
     results.json is the last one: if it exists, so does everything that it names.
-
-    Args:
-        folder: Where.
-        record: From `rescore`; the names of the written files are added to it.
-        found: The reconstructions.
-        scores: Their scores.
-        truth: The truth that they were compared with.
     """
     images = record_file.save_reconstructions(folder / "reconstructions.npz", found)
     typed = one_truth(record)

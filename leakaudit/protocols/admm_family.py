@@ -38,12 +38,7 @@ class Around:
     """
 
     def __init__(self, graph: Graph, like: Tensor) -> None:
-        """Prepare the sums.
-
-        Args:
-            graph: Communication graph.
-            like: Tensor with the dtype and device of the vectors.
-        """
+        """Prepare the sums."""
         near = [torch.tensor(n, device=like.device) for n in graph.neighbours]
         starts = torch.tensor([0, *map(len, near[:-1])], device=like.device)
         degrees = [[float(len(n))] for n in near]
@@ -85,7 +80,6 @@ def linearised(g: Tensor, w: Tensor, pull: Tensor, curvature: float, total: Tens
         g: Gradients at w, (N, d); overwritten with the result.
         w: Models, (N, d).
         pull: The linear term from neighbours and duals, (N, d).
-        curvature: Coefficient of the quadratic term around w.
         total: curvature + weight of each node, (N, 1).
     """
     for part in blocks(g):
@@ -94,24 +88,12 @@ def linearised(g: Tensor, w: Tensor, pull: Tensor, curvature: float, total: Tens
 
 
 def both(graph: Graph, i: int, v: Mapping[int, Expression]) -> Expression:
-    """Declare sum_j (v_i + v_j).
-
-    Args:
-        graph: Communication graph.
-        i: The node.
-        v: One vector per node.
-    """
+    """Declare sum_j (v_i + v_j)."""
     return sum((v[j] for j in graph.neighbours[i]), start=graph.degree(i) * v[i])
 
 
 def apart(graph: Graph, i: int, v: Mapping[int, Expression]) -> Expression:
-    """Declare sum_j (v_i - v_j).
-
-    Args:
-        graph: Communication graph.
-        i: The node.
-        v: One vector per node.
-    """
+    """Declare sum_j (v_i - v_j)."""
     return graph.degree(i) * v[i] - sum(v[j] for j in graph.neighbours[i])
 
 
@@ -122,18 +104,7 @@ def declare_duals(
     v: Mapping[int, Expression],
     size: Number,
 ) -> dict[int, Expression]:
-    """Declare lam_i + size sum_j (v_i - v_j) of every node as its new dual.
-
-    Args:
-        p: The declaration.
-        graph: Communication graph.
-        lam: The current dual of every node.
-        v: The broadcast of every node.
-        size: Step size of the duals.
-
-    Returns:
-        The new duals by node.
-    """
+    """Declare lam_i + size sum_j (v_i - v_j) of every node as its new dual."""
     return {i: p.state("lam", i, eq=lam[i] + size * apart(graph, i, v)) for i in lam}
 
 
@@ -148,15 +119,7 @@ def declare_prox(
     """Declare an exact update: the gradient of f_i(w) + n'w - pull'w + weight/2 |w|^2 is zero.
 
     Args:
-        p: The declaration.
-        i: The node.
-        weight: Weight of the quadratic term.
-        pull: The linear term.
-        name: Name of the minimiser among the private states.
         std: Standard deviation per coordinate of n, `radial` noise; 0 for no noise.
-
-    Returns:
-        The minimiser, and the gradient there plus n.
     """
     new = p.state(name, i)
     if std:
@@ -173,7 +136,6 @@ def normal(like: Tensor, generator: Generator) -> Tensor:
 
     Args:
         like: Tensor with the shape, dtype and device of the noise.
-        generator: Source of randomness.
     """
     drawn = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device)
     return drawn.to(like.device)
@@ -187,7 +149,6 @@ def radial(like: Tensor, generator: Generator) -> Tensor:
 
     Args:
         like: Tensor (N, d) with the shape, dtype and device of the noise.
-        generator: Source of randomness.
     """
     direction = normal(like, generator)
     drawn = torch.empty(like.shape, dtype=like.dtype, device=generator.device)
@@ -200,9 +161,6 @@ def radial_std(size: int) -> float:
     """Return the standard deviation of each coordinate of `radial` noise.
 
     E|n|^2 = d (d + 1), and all d coordinates contribute equally.
-
-    Args:
-        size: Number of coordinates d.
     """
     return math.sqrt(size + 1)
 
@@ -211,11 +169,7 @@ def declared_std(victim: str, public: Mapping[str, Tensor]) -> float:
     """Return `radial_std` for the model of a trace.
 
     Args:
-        victim: Name of the victim, for the error message.
         public: Public tensors of the trace, with the initial model ``w0``.
-
-    Raises:
-        LeakauditError: ``w0`` is missing, so the size of the model is unknown.
     """
     if "w0" not in public:
         raise LeakauditError(
@@ -230,9 +184,5 @@ UNIT = NormAssumption("features and derivatives of the loss, hence gradients, ha
 
 
 def assumed_of_losses(curvature: float = LOGISTIC_CURVATURE) -> str:
-    """Return a sentence with the assumption of the ADMM claims about the curvature of losses.
-
-    Args:
-        curvature: Largest second derivative of the loss of a record.
-    """
+    """Return a sentence with the assumption of the ADMM claims about the curvature of losses."""
     return f"second derivatives of the loss at most {curvature:g}"

@@ -20,13 +20,7 @@ def batches(problem: Problem, size: int, steps: int, generator: Generator) -> It
     first in the same order.
 
     Args:
-        problem: All records of the nodes.
         size: Records per node and step; 0 uses all.
-        steps: Number of steps.
-        generator: Source of randomness (CPU).
-
-    Raises:
-        LeakauditError: A node holds fewer than `size` records.
     """
     enough(size, problem.samples)
     if not size:
@@ -42,9 +36,6 @@ def turns(size: int, steps: int, rounds: int, samples: int) -> Turns | None:
     """Return which gradients a record can enter if `batches` is called once per round.
 
     Args:
-        size: Records per node and step.
-        steps: Steps per round.
-        rounds: Length of the run.
         samples: Records per node; 0 if unknown.
 
     Returns:
@@ -63,15 +54,7 @@ def turns(size: int, steps: int, rounds: int, samples: int) -> Turns | None:
 
 
 def enough(size: int, samples: int) -> None:
-    """Check that a node has enough records for a mini-batch.
-
-    Args:
-        size: Records per mini-batch.
-        samples: Records per node.
-
-    Raises:
-        LeakauditError: The mini-batch is larger than a node's data.
-    """
+    """Check that a node has enough records for a mini-batch."""
     if size > samples:
         raise LeakauditError(
             f"batch: expected at most the {samples} records that a node holds, got {size}"
@@ -82,9 +65,7 @@ def replaced(lipschitz: float, batch: int, records: int) -> float:
     """Return the largest change of a mean gradient by replacing one record, in Euclidean norm.
 
     Args:
-        lipschitz: Largest norm of the gradient of one record.
         batch: Records per mini-batch; 0 uses all.
-        records: Records per node.
     """
     return 2 * lipschitz / (batch or records)
 
@@ -94,7 +75,6 @@ def is_drawn(batch: int, records: int) -> bool:
 
     Args:
         batch: Records per mini-batch; 0 uses all.
-        records: Records per node.
     """
     return 0 < batch < records
 

@@ -17,9 +17,6 @@ def blocks(v: Tensor) -> Iterator[slice]:
 
     Args:
         v: State of all nodes, (N, d).
-
-    Returns:
-        Slices of the columns; one if v is small.
     """
     nodes, size = v.shape
     width = max(NARROWEST, BLOCK // nodes)

@@ -21,7 +21,6 @@ class Broadcast:
 
         Args:
             recorder: The recorder of the run.
-            wires: Undirected edges that are recorded.
         """
         self.recorder = recorder
         self.arcs = broadcast(recorder, wires)
@@ -37,10 +36,7 @@ class Broadcast:
         """Send every node's row of values to all its neighbours.
 
         Args:
-            round: The round.
-            kind: Kind of the messages.
             values: The vectors to send, (N, d).
-            secure: Whether the channel is encrypted.
             before: The neighbours' previous copy, (N, d), if they have one.
 
         Returns:

@@ -36,16 +36,11 @@ class Mixing:
     """The averaging matrix W of a graph: exact in declarations, sums over neighbours in runs.
 
     Attributes:
-        graph: Communication graph.
         weights: W_ij by (i, j), exact.
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Compute the Metropolis weights of a graph.
-
-        Args:
-            graph: Communication graph.
-        """
+        """Compute the Metropolis weights of a graph."""
         self.graph = graph
         self.weights = metropolis(graph)
         self._around = [(i, *graph.neighbours[i]) for i in range(graph.nodes)]
@@ -98,15 +93,7 @@ def average(
     """Run local steps, then exchange models in messages of kind ``w``.
 
     Args:
-        problem: The task and every node's data.
-        graph: Communication graph.
-        rounds: Length of the run.
-        recorder: Receives the messages and states.
-        generator: Source of randomness (CPU).
-        wires: Undirected edges that are recorded.
-        steps: The local steps.
         every: Rounds between two local trainings; 0 trains only before the first round.
-        std: Standard deviation of the noise on the result of the local steps.
         speed: Weight of W y^s; 1 is plain averaging.
     """
     mix = Mixing(graph)
@@ -157,11 +144,7 @@ def declare_average(
     """Declare the run of `average`; a model is a sum of messages.
 
     Args:
-        graph: Communication graph.
-        rounds: Length of the run.
-        steps: The local steps.
         every: Rounds between two local trainings; 0 trains only before the first round.
-        std: Standard deviation of the noise on the result of the local steps.
         speed: Weight of W y^s; 1 is plain averaging.
     """
     p = Relations(graph)

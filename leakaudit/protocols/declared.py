@@ -63,11 +63,7 @@ IDLE = 10
 
 
 def largest(trace: Trace) -> Most:
-    """Return the most that the protocol of a recording may declare.
-
-    Args:
-        trace: The recording.
-    """
+    """Return the most that the protocol of a recording may declare."""
     busy = frozenset[int]().union(*(table.round.unique().tolist() for table in trace.messages))
     idle = SOME
     if busy:
@@ -77,15 +73,10 @@ def largest(trace: Trace) -> Most:
 
 @dataclass(frozen=True)
 class Clipped:
-    """The largest change of a mean of clipped gradients by replacing one record.
+    """The largest change of a mean of clipped gradients by replacing one record."""
 
-    Attributes:
-        sensitivity: Euclidean distance.
-        words: The reason, for the reader of a report.
-    """
-
-    sensitivity: float
-    words: str
+    sensitivity: float  # Euclidean distance
+    words: str  # the reason, for the reader of a report
 
 
 def clipped(clip: float, samples: int, batch: int) -> Clipped:
@@ -96,7 +87,6 @@ def clipped(clip: float, samples: int, batch: int) -> Clipped:
     by at most 2 C / b, and the smallest mini-batch gives the largest change.
 
     Args:
-        clip: C.
         samples: Records per node, 0 if not declared; b then counts as 1.
         batch: Records per mini-batch, 0 for all.
     """
@@ -113,42 +103,33 @@ def clipped(clip: float, samples: int, batch: int) -> Clipped:
 
 @dataclass(frozen=True)
 class Protocol:
-    """A victim with its constants, on a graph and over a number of rounds.
+    """A victim with its constants, on a graph and over a number of rounds."""
 
-    Attributes:
-        victim: The protocol with its constants.
-        graph: Communication graph.
-        rounds: Length of the run.
-        public: Public tensors, including the schedule.
-        missing: Why messages of the run were not received, as a sentence; empty if all were. If any
-            are missing, the relations between nodes differ from the declared ones, and only those
-            within a node hold.
-        holds: The last round in which all relations hold.
-        begun: Whether the last round was begun but not finished, so that any of its messages may
-            have been sent.
-        ordered: Whether the order of records in mini-batches is taken from the declaration;
-            otherwise every record is assumed to enter every gradient.
-        undeclared: Channels with messages of which the declaration does not say what they contain.
-            They are added to every round, each with a vector that nothing explains.
-        records: Records of each node; 0 if unknown.
-        unstated: Constants that a recording does not state, so that their defaults are a guess.
-        evidence: What a recording says about its own inputs (`accounting.resting`).
-        most: The most that may be declared, if constants and public tensors come from a recording,
-            which a stranger may have made; None if they do not.
-    """
-
-    victim: Victim
+    victim: Victim  # the protocol with its constants
     graph: Graph
-    rounds: int
-    public: Mapping[str, Tensor]
+    rounds: int  # length of the run
+    public: Mapping[str, Tensor]  # public tensors, including the schedule
+    # why messages of the run were not received, as a sentence; empty if all were. If any are
+    # missing, the relations between nodes differ from the declared ones, and only those within a
+    # node hold.
     missing: str = ""
-    holds: int = 0
+    holds: int = 0  # the last round in which all relations hold
+    # whether the last round was begun but not finished, so that any of its messages may have been
+    # sent
     begun: bool = False
+    # whether the order of records in mini-batches is taken from the declaration; otherwise every
+    # record is assumed to enter every gradient
     ordered: bool = True
+    # channels with messages of which the declaration does not say what they contain. They are added
+    # to every round, each with a vector that nothing explains.
     undeclared: tuple[Channel, ...] = ()
-    records: int = 0
+    records: int = 0  # records of each node; 0 if unknown
+    # constants that a recording does not state, so that their defaults are a guess
     unstated: tuple[str, ...] = ()
+    # what a recording says about its own inputs (`accounting.resting`)
     evidence: Mapping[str, Json] = field(default_factory=dict)
+    # the most that may be declared, if constants and public tensors come from a recording, which a
+    # stranger may have made; None if they do not
     most: Most | None = None
 
     @property
@@ -358,12 +339,7 @@ class Protocol:
         return self.victim.stationary and len(self.same) == ALIKE and self.start.settled
 
     def continued(self, rows: Iterable[int], rounds: range) -> Relations:
-        """Return some relations of `start` for other rounds; see `repeat.extend`.
-
-        Args:
-            rows: Indices of the relations in `start`.
-            rounds: The other rounds.
-        """
+        """Return some relations of `start` for other rounds; see `repeat.extend`."""
         with at_most(self.most):
             return extend(self.start, self.same, rows, rounds)
 
@@ -434,11 +410,7 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
     """Return the protocol named in a trace, with its constants, over its first rounds.
 
     Args:
-        trace: A recording.
         rounds: Number of rounds; None for all rounds before the first missing message.
-
-    Raises:
-        LeakauditError: No victim of that name is registered.
     """
     kind = registry.of_trace(trace.protocol, trace.provenance)
     known = registry.parameters(kind)
@@ -471,11 +443,7 @@ def _records(trace: Trace) -> int:
 
 
 def constants(trace: Trace) -> dict[str, Json]:
-    """Return the constants of a recording: those it states, the rest as its protocol has them.
-
-    Args:
-        trace: A recording, also of a protocol without a declaration.
-    """
+    """Return the constants of a recording: those it states, the rest as its protocol has them."""
     stated = dict(trace.params)
     if trace.protocol.startswith(registry.OWN):
         return stated
@@ -486,12 +454,7 @@ def constants(trace: Trace) -> dict[str, Json]:
 
 
 def constant(trace: Trace, name: str) -> float:
-    """Return one of the `constants` of a recording; 0 if it is missing or not a finite number.
-
-    Args:
-        trace: The recording.
-        name: The constant.
-    """
+    """Return one of the `constants` of a recording; 0 if it is missing or not a finite number."""
     value = constants(trace).get(name)
     return float(value) if is_number(value) else 0.0
 
@@ -502,9 +465,6 @@ def played(trace: Trace) -> Protocol:
     Lost messages count as sent. A trace contains only complete rounds. A run that ended early may
     have sent any message of the following round, so that round counts as well unless the file
     shows that it did not begin.
-
-    Args:
-        trace: A recording.
     """
     missing = gaps.lost(trace)
     holds = max(gaps.sound(trace) or 0, 0) if missing else 0
@@ -554,14 +514,6 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
 
     The relations are evaluated with messages, private states, and gradients computed by automatic
     differentiation.
-
-    Args:
-        trace: The recording.
-        truth: Its truth, recorded with states.
-        task: The model, required only for a user's own model.
-
-    Raises:
-        LeakauditError: A relation misses by more than rounding, or data for the check are missing.
     """
     same_run(trace, truth)
     trace = gaps.before(trace)
@@ -604,11 +556,6 @@ def _state(truth: Truth, vector: Vector, size: int) -> Tensor | None:
 
     A vector that belongs to no particular node is stored once for all nodes. What has another shape
     is no vector of this model.
-
-    Args:
-        truth: The truth.
-        vector: The vector.
-        size: Number of the model's parameters.
     """
     name = vector.name if vector.index is None else f"{vector.name}.{vector.index}"
     kept = truth.states.get(name)

@@ -39,17 +39,11 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Deviation:
-    """One way in which recordings differ from their declaration.
+    """One way in which recordings differ from their declaration."""
 
-    Attributes:
-        about: Its subject: a key of `TITLES`, or a pitfall's code.
-        says: The finding in one sentence.
-        nodes: Numbers of the nodes that `says` names.
-    """
-
-    about: str
-    says: str
-    nodes: tuple[int, ...] = ()
+    about: str  # its subject: a key of `TITLES`, or a pitfall's code
+    says: str  # the finding in one sentence
+    nodes: tuple[int, ...] = ()  # numbers of the nodes that `says` names
 
     @property
     def sentence(self) -> str:

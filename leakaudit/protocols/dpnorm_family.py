@@ -34,12 +34,7 @@ def sensitivity(
     """Return Delta_2 = 2 c mu (K / d_i + 1 / B) G with c = 1 + 2 (gamma + 1) (Lemma 1).
 
     Args:
-        gamma: The node's gamma_i.
-        mu: Step size.
-        inner: Inner steps per round, K.
-        records: Records of the node, d_i.
         batch: Records per mini-batch, B; 0 uses all.
-        lipschitz: Largest gradient norm of one record, G.
     """
     return 2 * (1 + 2 * (gamma + 1)) * mu * (inner / records + 1 / (batch or records)) * lipschitz
 
@@ -54,9 +49,6 @@ def level(epsilon: float, delta: float, rounds: int, form: Theorem) -> float:
     and the theorem as printed has epsilon under the first root.
 
     Args:
-        epsilon: Epsilon of the guarantee.
-        delta: Delta of the guarantee.
-        rounds: Length of the run, R.
         form: ``eq8`` or ``printed``.
     """
     log = math.log(math.e + math.sqrt(2) * epsilon / ((1 + math.sqrt(1 + epsilon)) * delta))
@@ -74,8 +66,6 @@ def guaranteed(ratio: float, delta: float, rounds: int, form: Theorem) -> float:
 
     Args:
         ratio: sigma / Delta_2.
-        delta: Delta of the guarantee.
-        rounds: Length of the run, R.
         form: ``eq8`` or ``printed``.
     """
 
@@ -86,12 +76,7 @@ def guaranteed(ratio: float, delta: float, rounds: int, form: Theorem) -> float:
 
 
 def sign(i: int, j: int) -> int:
-    """Return A_{i|j}.
-
-    Args:
-        i: The node that holds z_{i|j}.
-        j: Its neighbour.
-    """
+    """Return A_{i|j}."""
     return 1 if i < j else -1
 
 
@@ -120,11 +105,7 @@ class Duals:
         """Start with z = 0.
 
         Args:
-            graph: Communication graph.
-            recorder: Receives the messages.
-            wires: Undirected edges that are recorded.
             like: The models, (N, d), which determine shape, dtype and device.
-            constants: eta_i and gamma_i of every node.
         """
         self.recorder = recorder
         recorded = {arc for i, j in wires for arc in ((i, j), (j, i))}
@@ -157,12 +138,7 @@ class Duals:
         """Send y on the stored arcs.
 
         Args:
-            t: The round.
-            name: Kind of the messages.
             shown: w + n, (N, d).
-
-        Returns:
-            lambda, and the received y.
         """
         dual = self.share[self.src] * (self.z - self.signs * shown[self.src])
         y = 2 / self.eta[self.src] * dual - self.z
@@ -173,11 +149,7 @@ class Duals:
         """Send y, and set every z to the y of the other end.
 
         Args:
-            t: The round.
             shown: w + n, (N, d).
-
-        Returns:
-            lambda of the stored arcs.
         """
         dual, y = self.send(t, "y", shown)
         self.z = y[self.back]

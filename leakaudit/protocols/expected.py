@@ -46,19 +46,12 @@ class Observer(Protocol):
 
 
 class Key(NamedTuple):
-    """What identifies a message.
-
-    Attributes:
-        round: round in which it was sent.
-        src: sender.
-        dst: receiver.
-        kind: its name in the protocol.
-    """
+    """What identifies a message."""
 
     round: int
     src: int
     dst: int
-    kind: str
+    kind: str  # its name in the protocol
 
     def __str__(self) -> str:
         """The name of the message in a sentence."""
@@ -71,36 +64,22 @@ class Key(NamedTuple):
 
 
 class Post(NamedTuple):
-    """What identifies a message on a public board, which has no receivers.
-
-    Attributes:
-        round: round in which it was sent.
-        src: sender.
-        kind: its name in the protocol.
-    """
+    """What identifies a message on a public board, which has no receivers."""
 
     round: int
     src: int
-    kind: str
+    kind: str  # its name in the protocol
 
 
 @dataclass(frozen=True)
 class Message:
-    """One declared message.
-
-    Attributes:
-        round: round in which it is sent.
-        src: sender.
-        dst: receivers, None for a public board.
-        kind: its name in the protocol.
-        secure: whether the protocol itself encrypts it.
-    """
+    """One declared message."""
 
     round: int
     src: int
-    dst: tuple[int, ...] | None
-    kind: str
-    secure: bool
+    dst: tuple[int, ...] | None  # receivers, None for a public board
+    kind: str  # its name in the protocol
+    secure: bool  # whether the protocol itself encrypts it
 
     @property
     def post(self) -> Post:
@@ -115,46 +94,23 @@ class Message:
 
 @dataclass(frozen=True)
 class Expected:
-    """The messages that a protocol sends.
+    """The messages that a protocol sends."""
 
-    Attributes:
-        messages: all messages in the declared rounds.
-        last: the last of these rounds.
-        repeats: whether each later round sends the same messages as the last one.
-        relations: the declaration itself.
-        coarse: kinds of messages that are declared to be rounded, so that few distinct numbers are
-            expected.
-    """
-
-    messages: tuple[Message, ...]
-    last: int
-    repeats: bool
-    relations: Relations
+    messages: tuple[Message, ...]  # all messages in the declared rounds
+    last: int  # the last of these rounds
+    repeats: bool  # whether each later round sends the same messages as the last one
+    relations: Relations  # the declaration itself
+    # kinds of messages that are declared to be rounded, so that few distinct numbers are expected
     coarse: frozenset[str]
 
     @classmethod
     def of(cls, trace: Trace) -> Expected:
-        """Return what the protocol of a trace sends with the trace's constants and schedule.
-
-        Args:
-            trace: the recording.
-
-        Raises:
-            LeakauditError: the protocol is not registered, or cannot be declared with these
-                constants.
-        """
+        """Return what the protocol of a trace sends with the trace's constants and schedule."""
         return cls._declared(trace)
 
     @classmethod
     def outlined(cls, trace: Trace) -> Expected:
-        """Return the same without the content of the messages, which is much faster.
-
-        Args:
-            trace: the recording.
-
-        Raises:
-            LeakauditError: as for `of`.
-        """
+        """Return the same without the content of the messages, which is much faster."""
         with outline():
             return cls._declared(trace)
 
@@ -184,10 +140,7 @@ def differences(
     """Yield how a recording differs from what its protocol sends.
 
     Args:
-        trace: the recording.
-        expected: the messages of the same protocol, constants and schedule.
         adversaries: a recording may omit messages that none of them observes.
-        secure: kinds of messages that the check declares as encrypted.
     """
     sent = _sent(trace)
     if not sent and (expected.messages or trace.rounds < 1):
@@ -215,11 +168,6 @@ def observed(trace: Trace, expected: Expected, adversary: Adversary) -> Iterator
 
     What the recording states itself is not a difference: that it contains only some channels
     (``record --wires``), or that it was cut short after a round.
-
-    Args:
-        trace: the recording, as far as the adversary observes it (`within`).
-        expected: the messages of its protocol.
-        adversary: the adversary.
     """
     channels: frozenset[tuple[int, int]] | None = None
     if trace.provenance.get("wires") is not None:
@@ -240,12 +188,7 @@ def observed(trace: Trace, expected: Expected, adversary: Adversary) -> Iterator
 
 
 def within(trace: Trace, adversary: Adversary) -> Trace:
-    """Return the rounds of a recording that an adversary observes.
-
-    Args:
-        trace: the recording.
-        adversary: the adversary.
-    """
+    """Return the rounds of a recording that an adversary observes."""
     if adversary.window is None:
         return trace
     first = first_round(adversary)
@@ -255,11 +198,7 @@ def within(trace: Trace, adversary: Adversary) -> Trace:
 
 
 def first_round(adversary: Adversary) -> int:
-    """Return the first round that an adversary observes, 0 if it observes a run from its start.
-
-    Args:
-        adversary: the adversary.
-    """
+    """Return the first round that an adversary observes, 0 if it observes a run from its start."""
     if adversary.window is None or adversary.window.start <= 1:
         return 0
     return adversary.window.start

@@ -23,15 +23,7 @@ def growth(graph: Graph, alpha: float, rho: float, theta: float, inner: int, l2:
     for about alpha rho d > 4/3 if theta = 1/2.
 
     Args:
-        graph: Communication graph.
-        alpha: Step size.
-        rho: Penalty of disagreement.
-        theta: Averaging constant.
-        inner: Gradient steps per round.
         l2: Weight of the l2 term of a node's loss.
-
-    Returns:
-        The factor; 1, without a computation, if the steps are small.
     """
     degrees = [float(graph.degree(i)) for i in range(graph.nodes)]
     degree = torch.tensor(degrees, dtype=torch.float64)

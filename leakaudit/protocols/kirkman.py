@@ -30,10 +30,7 @@ def partitions(nodes: int, size: int, count: int, generator: Generator) -> list[
     completed; the paper does not specify this case.
 
     Args:
-        nodes: Number of nodes.
         size: Nodes per group, s; the groups are s-cliques, triangles for 3.
-        count: Number of partitions.
-        generator: Source of randomness (CPU).
 
     Raises:
         LeakauditError: `size` does not divide `nodes`, no such partitions can exist, or none were

@@ -25,8 +25,6 @@ def normal(like: Tensor, std: float, generator: Generator) -> Tensor:
 
     Args:
         like: Tensor with the shape, dtype and device of the noise.
-        std: Standard deviation of a coordinate.
-        generator: Source of randomness (CPU).
     """
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).mul_(std).to(like.device)
 
@@ -37,28 +35,17 @@ class Steps:
 
     In round t, lr_t = lr / (1 + slow (t - 1)), and n ~ N(0, std^2 I). All records are used in a
     random order, then in another one.
-
-    Attributes:
-        lr: Step size.
-        count: Steps per round.
-        batch: Records per step; 0 uses all.
-        clip: Euclidean norm to which each record's gradient is clipped; 0 for none.
-        std: Standard deviation of the noise that a step adds to the model; 0 for none.
-        slow: Decrease of the step size from round to round.
-        optimiser: The optimiser, with its weight decay.
-        keep: Whether the optimiser keeps its memory from round to round.
-        sigma: Standard deviation of the noise that is added to each gradient; 0 for none.
     """
 
-    lr: float
-    count: int = 1
-    batch: int = 0
-    clip: float = 0.0
-    std: float = 0.0
-    slow: float = 0.0
-    optimiser: Optimiser = field(default_factory=Optimiser)
-    keep: bool = True
-    sigma: float = 0.0
+    lr: float  # step size
+    count: int = 1  # steps per round
+    batch: int = 0  # records per step; 0 uses all
+    clip: float = 0.0  # Euclidean norm to which each record's gradient is clipped; 0 for none
+    std: float = 0.0  # standard deviation of the noise that a step adds to the model; 0 for none
+    slow: float = 0.0  # decrease of the step size from round to round
+    optimiser: Optimiser = field(default_factory=Optimiser)  # the optimiser, with its weight decay
+    keep: bool = True  # whether the optimiser keeps its memory from round to round
+    sigma: float = 0.0  # standard deviation of the noise that is added to each gradient; 0 for none
 
     def name(self, vector: str, k: int) -> str:
         """Return the name of a vector of step k among the private states, as used in `declare`."""
@@ -68,7 +55,6 @@ class Steps:
         """Return the gradients of `LocalSteps` that one record of a node can enter.
 
         Args:
-            rounds: Length of the run.
             samples: Records per node; 0 if unknown.
 
         Returns:
@@ -99,14 +85,8 @@ class Steps:
         """Declare the steps of a node in this round.
 
         Args:
-            p: The declaration.
-            i: The node.
-            base: The model from which the first step starts.
             at: The model at which the first gradient is computed; None for `base`.
             memory: What the optimiser keeps from round to round; None for nothing.
-
-        Returns:
-            The model after the steps.
         """
         lr = decimal(self.lr) / (1 + decimal(self.slow) * (p.round - 1))
         if memory is None or not self.keep:
@@ -137,14 +117,7 @@ class LocalSteps:
     def __init__(
         self, steps: Steps, problem: Problem, recorder: Recorder, generator: Generator
     ) -> None:
-        """Prepare the steps of a run.
-
-        Args:
-            steps: The steps of a round.
-            problem: The task and every node's data.
-            recorder: Receives gradients and noise.
-            generator: Source of randomness (CPU).
-        """
+        """Prepare the steps of a run."""
         self.steps = steps
         self.problem = problem
         self.recorder = recorder
@@ -159,7 +132,6 @@ class LocalSteps:
         """Take the steps of a round.
 
         Args:
-            t: The round.
             base: The models from which the first step starts, (N, d).
             at: The models at which the first gradients are computed, (N, d); None for `base`.
 
@@ -218,15 +190,7 @@ class LocalSteps:
 
 
 def least(name: str, **values: float) -> None:
-    """Check that constants are finite and at least 0.
-
-    Args:
-        name: Name of the victim, for the error message.
-        values: Constants by name.
-
-    Raises:
-        LeakauditError: A constant is negative or not finite.
-    """
+    """Check that constants are finite and at least 0."""
     low = {k: v for k, v in values.items() if not 0 <= v < math.inf}
     if low:
         raise LeakauditError(
@@ -235,15 +199,7 @@ def least(name: str, **values: float) -> None:
 
 
 def above(name: str, **values: float) -> None:
-    """Check that constants are finite and above 0.
-
-    Args:
-        name: Name of the victim, for the error message.
-        values: Constants by name.
-
-    Raises:
-        LeakauditError: A constant is not positive or not finite.
-    """
+    """Check that constants are finite and above 0."""
     low = {k: v for k, v in values.items() if not 0 < v < math.inf}
     if low:
         raise LeakauditError(
@@ -252,17 +208,7 @@ def above(name: str, **values: float) -> None:
 
 
 def stable(name: str, task: Task, bound: float = 2.0, **steps: float) -> None:
-    """Check that gradient descent does not diverge on the task's l2 term for any data.
-
-    Args:
-        name: Name of the victim, for the error message.
-        task: The model and its loss.
-        bound: Step size times curvature from which a quadratic diverges.
-        steps: Step sizes by name.
-
-    Raises:
-        LeakauditError: A step times the weight of the l2 term reaches `bound`.
-    """
+    """Check that gradient descent does not diverge on the task's l2 term for any data."""
     high = {k: v for k, v in steps.items() if v * task.l2 >= bound}
     if high:
         limit = f"{bound / task.l2:g} (= {bound:g} / l2, where the steps begin to diverge)"
@@ -280,20 +226,10 @@ def _listed(values: Mapping[str, float]) -> str:
 
 
 def common(recorder: Recorder, problem: Problem) -> Tensor:
-    """Return the common initial model w0 for all nodes, (N, d).
-
-    Args:
-        recorder: Holds the public tensors.
-        problem: The task and every node's data.
-    """
+    """Return the common initial model w0 for all nodes, (N, d)."""
     return recorder.public["w0"].to(problem.x.device).repeat(problem.nodes, 1)
 
 
 def everybody(p: Relations, nodes: int) -> Mapping[int, Expression]:
-    """Declare the common initial model of all nodes.
-
-    Args:
-        p: The declaration.
-        nodes: Number of nodes.
-    """
+    """Declare the common initial model of all nodes."""
     return dict.fromkeys(range(nodes), p.public("w0"))

@@ -19,9 +19,6 @@ def metropolis(graph: Graph) -> Weights:
     W_ij = 1 / (1 + max(d_i, d_j)) for neighbours i and j of degrees d_i and d_j, and W_ii completes
     row i to one. The matrix is symmetric, so averaging preserves the mean.
 
-    Args:
-        graph: Communication graph.
-
     Returns:
         The entries for all arcs (i, j), and for (i, i).
     """
@@ -35,12 +32,7 @@ def metropolis(graph: Graph) -> Weights:
 
 
 def matrix(weights: Weights, like: Tensor) -> Tensor:
-    """Return the weights as a tensor (N, N).
-
-    Args:
-        weights: The nonzero entries, with the whole diagonal.
-        like: Tensor with the requested dtype and device.
-    """
+    """Return the weights as a tensor (N, N)."""
     size = 1 + max(i for i, _ in weights)
     w = torch.zeros(size, size, dtype=torch.float64)
     for (i, j), value in weights.items():

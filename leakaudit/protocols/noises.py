@@ -23,16 +23,11 @@ ZERO = 26.0  # from here on erfc(u) is below 1e-295, so every accepted delta lie
 
 @dataclass(frozen=True)
 class Noise:
-    """Independent noise of mean 0 on every coordinate, with density C exp(-|z / scale|^power).
+    """Independent noise of mean 0 on every coordinate, with density C exp(-|z / scale|^power)."""
 
-    Attributes:
-        power: 1 for Laplace noise, 2 for normal noise.
-        scale: Scale of the density; untruncated normal noise has the variance scale^2 / 2.
-        width: The density is zero outside [-width, width]; infinite without truncation.
-    """
-
-    power: Literal[1, 2]
-    scale: float
+    power: Literal[1, 2]  # 1 for Laplace noise, 2 for normal noise
+    scale: float  # scale of the density; untruncated normal noise has the variance scale^2 / 2
+    # the density is zero outside [-width, width]; infinite without truncation
     width: float = math.inf
 
     @property
@@ -58,7 +53,6 @@ class Noise:
 
         Args:
             like: Tensor with the shape, dtype and device of the noise.
-            generator: Source of randomness (CPU).
         """
         if self.law == "gaussian":
             drawn = torch.randn(like.shape, generator=generator, dtype=like.dtype)
@@ -83,16 +77,10 @@ def calibrated(
     equations of Theorem 6: the mass of [A - Delta, A] is delta.
 
     Args:
-        mechanism: Name of the mechanism.
-        epsilon: Epsilon of the guarantee, positive.
         delta: Delta of the guarantee, between 0 and 1/2; laplace does not use it.
-        sensitivity: Largest change of the release by one record, Delta.
 
     Returns:
         The noise; None for ``none``.
-
-    Raises:
-        LeakauditError: Theorem 6 has no A.
     """
     if mechanism == "none":
         return None

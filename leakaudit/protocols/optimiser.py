@@ -40,44 +40,30 @@ HIDES = (
 
 @dataclass
 class Memory:
-    """What an optimiser keeps from step to step, for all nodes of a run.
+    """What an optimiser keeps from step to step, for all nodes of a run."""
 
-    Attributes:
-        count: Steps so far.
-        first: (N, d) the momentum buffer, or Adam's mean of gradients; None before the first step.
-        second: (N, d) the mean or sum of squared gradients; None before the first step.
-    """
-
-    count: int = 0
+    count: int = 0  # steps so far
+    # (N, d) the momentum buffer, or Adam's mean of gradients; None before the first step
     first: Tensor | None = None
+    # (N, d) the mean or sum of squared gradients; None before the first step
     second: Tensor | None = None
 
 
 @dataclass
 class DeclaredMemory:
-    """The same for a declaration.
+    """The same for a declaration."""
 
-    Attributes:
-        held: Node -> its momentum buffer, or a vector that stands for all that Adam keeps.
-    """
-
+    # node -> its momentum buffer, or a vector that stands for all that Adam keeps
     held: dict[int, Expression] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Optimiser:
-    """An optimiser with its constants.
+    """An optimiser with its constants."""
 
-    Attributes:
-        kind: Its name in torch.optim, in lower case.
-        momentum: Momentum of SGD.
-        nesterov: Whether SGD uses Nesterov momentum.
-        decay: Weight decay.
-    """
-
-    kind: Kind = "sgd"
+    kind: Kind = "sgd"  # its name in torch.optim, in lower case
     momentum: float = 0.0
-    nesterov: bool = False
+    nesterov: bool = False  # whether SGD uses Nesterov momentum
     decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -105,8 +91,6 @@ class Optimiser:
         """Take a step; the memory is changed, and so may be the gradients' buffer.
 
         Args:
-            memory: What it kept from earlier steps.
-            lr: Step size.
             w: (N, d) the models.
             g: (N, d) the gradients.
 
@@ -155,20 +139,7 @@ class Optimiser:
         lr: Fraction,
         index: int | None = None,
     ) -> Expression:
-        """Declare a step of a node.
-
-        Args:
-            p: The declaration.
-            memory: What the steps before it left; changed.
-            node: The node.
-            base: The model before the step.
-            gradient: The gradient, with its noise if it has any.
-            lr: Step size.
-            index: Distinguishes the step from others of its round.
-
-        Returns:
-            The model after the step.
-        """
+        """Declare a step of a node."""
         decay = decimal(self.decay)
         if self.is_plain:
             return (1 - lr * decay) * base - lr * gradient

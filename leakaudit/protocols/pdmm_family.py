@@ -33,20 +33,13 @@ class DualRule:
 
     Stacked, z is (2, E, c): of the messages i -> j, then of those j -> i, for the edges (i, j)
     with i < j, where B = 1 for i and -1 for j.
-
-    Attributes:
-        rho: Penalty of disagreement.
-        theta: Averaging constant, 0 < theta <= 1.
-        differential: Whether the change of z is sent instead of z.
-        cell: Cell width of a fixed quantizer of the messages; 0 for none.
-        z0: Standard deviation of z^0. If it is 0, z^0 is public and not sent.
     """
 
-    rho: float
-    theta: float
-    differential: bool
-    cell: float
-    z0: float
+    rho: float  # penalty of disagreement
+    theta: float  # averaging constant, 0 < theta <= 1
+    differential: bool  # whether the change of z is sent instead of z
+    cell: float  # cell width of a fixed quantizer of the messages; 0 for none
+    z0: float  # standard deviation of z^0. If it is 0, z^0 is public and not sent.
 
     @property
     def kind(self) -> str:
@@ -59,12 +52,7 @@ class DualRule:
         """Draw z^0 of every edge, so that recording fewer edges does not change the training.
 
         Args:
-            graph: Communication graph.
             w: The models, (N, d).
-            generator: Source of randomness (CPU).
-
-        Yields:
-            An edge and its z^0, (2, d); nothing if z^0 is zero.
         """
         if not self.z0:
             return
@@ -120,12 +108,7 @@ class Sums:
         """Draw z^0 and send it unless it is zero.
 
         Args:
-            rule: The update rule of z.
-            graph: Communication graph.
-            recorder: Receives the messages.
             w: The models, (N, d).
-            wires: Undirected edges that are recorded.
-            generator: Source of randomness (CPU).
         """
         self.rule = rule
         self.recorder = recorder
@@ -219,12 +202,7 @@ class Wires:
         """Draw z^0 and send it unless it is zero.
 
         Args:
-            rule: The update rule of z.
-            graph: Communication graph.
-            recorder: Receives the messages.
             w: The models, (N, d).
-            wires: Undirected edges that are recorded.
-            generator: Source of randomness (CPU).
         """
         self.rule = rule
         self.recorder = recorder

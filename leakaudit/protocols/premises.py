@@ -43,37 +43,25 @@ OTHERS = 16
 
 @dataclass(frozen=True)
 class Premise:
-    """A number that the data must keep.
+    """A number that the data must keep."""
 
-    Attributes:
-        subject: The constant, as users know it.
-        assumed: Its value.
-        source: Who assumes it.
-    """
-
-    subject: str
+    subject: str  # the constant, as users know it
     assumed: float
-    source: str
+    source: str  # who assumes it
 
 
 @dataclass
 class Extremes:
-    """The largest gradients of single records in the first rounds of a run.
+    """The largest gradients of single records in the first rounds of a run."""
 
-    Attributes:
-        norm: Largest norm of the gradient of a record, as it is used: after clipping, and without
-            the l2 term, which does not depend on data.
-        moved: Largest change of a node's mean gradient if one record is replaced by another.
-        models: Number of models at which gradients were computed.
-        numbers: Number of their coordinates.
-        sampled: Whether some records or models were left out.
-    """
-
+    # largest norm of the gradient of a record, as it is used: after clipping, and without the l2
+    # term, which does not depend on data
     norm: float = 0.0
+    # largest change of a node's mean gradient if one record is replaced by another
     moved: float = 0.0
-    models: int = 0
+    models: int = 0  # number of models at which gradients were computed
     numbers: int = 0
-    sampled: bool = False
+    sampled: bool = False  # whether some records or models were left out
 
 
 class Enough(Exception):
@@ -82,26 +70,19 @@ class Enough(Exception):
 
 @dataclass(frozen=True, eq=False)
 class WatchedTask(Task):
-    """A task that notes the extremes of the gradients that it computes.
+    """A task that notes the extremes of the gradients that it computes."""
 
-    Attributes:
-        others: Records, of any nodes, that replace one.
-        clip: Norm to which the gradient of each record is clipped; 0 for none.
-        batch: Number of records in a mean.
-        found: The extremes so far.
-    """
-
+    # records, of any nodes, that replace one
     others: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
-    clip: float = 0.0
-    batch: int = 1
-    found: Extremes = field(default_factory=Extremes)
+    clip: float = 0.0  # norm to which the gradient of each record is clipped; 0 for none
+    batch: int = 1  # number of records in a mean
+    found: Extremes = field(default_factory=Extremes)  # the extremes so far
 
     @classmethod
     def of(cls, problem: Problem, victim: Victim) -> WatchedTask:
         """Return the task of a problem, whose records replace each other.
 
         Args:
-            problem: The task and the data of all nodes.
             victim: The protocol, which may clip gradients and use mini-batches.
         """
         own = {one.name: getattr(problem.task, one.name) for one in fields(Task)}
@@ -134,11 +115,7 @@ class WatchedTask(Task):
             thetas: (N, d) Models.
             x: (N, b, *shape) Inputs.
             y: (N, b) Labels.
-            chunk: As for `Task.gradients`.
             out: (N, d) Memory for the gradients; None allocates it.
-
-        Raises:
-            Enough: The affordable number of gradients has been computed.
         """
         if self.found.numbers >= NUMBERS or self.found.models >= MODELS:
             self.found.sampled = True
@@ -177,14 +154,7 @@ def _some(count: int, most: int) -> Tensor:
 def premises(
     victim: Victim, graph: Graph, rounds: int, public: Mapping[str, Tensor]
 ) -> list[Premise]:
-    """Return what the claims about a run assume of its data.
-
-    Args:
-        victim: The protocol.
-        graph: The network.
-        rounds: Length of the run.
-        public: Public tensors of the run.
-    """
+    """Return what the claims about a run assume of its data."""
     claims = victim.claims(graph, rounds, public)
     found = list(_claimed(claims))
     records = getattr(victim, "records", 0)
@@ -205,17 +175,11 @@ def _claimed(claims: Sequence[Claim]) -> Iterator[Premise]:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A premise that the data of a run do not keep.
-
-    Attributes:
-        premise: The premise.
-        found: What the data reach.
-        where: At how many models it was measured.
-    """
+    """A premise that the data of a run do not keep."""
 
     premise: Premise
-    found: float
-    where: str = ""
+    found: float  # what the data reach
+    where: str = ""  # at how many models it was measured
 
     @property
     def says(self) -> str:
@@ -247,13 +211,7 @@ class Contradiction:
 def contradicted(
     wanted: Sequence[Premise], extremes: Extremes, samples: int
 ) -> list[Contradiction]:
-    """Return the premises that the data do not keep.
-
-    Args:
-        wanted: The premises.
-        extremes: The largest gradients.
-        samples: Records per node.
-    """
+    """Return the premises that the data do not keep."""
     where = f" (at {extremes.models} models of the run)"
     if extremes.sampled:
         where = f" (sampled: at {extremes.models} models of the run)"
@@ -272,11 +230,7 @@ def contradicted(
 
 
 def provenance(found: Sequence[Contradiction]) -> dict[str, Json]:
-    """Return what the provenance of the trace says about contradicted premises.
-
-    Args:
-        found: The contradictions.
-    """
+    """Return what the provenance of the trace says about contradicted premises."""
     if not found:
         return {}
     said: dict[str, Json] = {}
@@ -287,23 +241,13 @@ def provenance(found: Sequence[Contradiction]) -> dict[str, Json]:
 
 
 def sentences(truth: Truth) -> list[str]:
-    """Return what a truth says about contradicted premises, with the exact figures.
-
-    Args:
-        truth: The truth of the run.
-    """
+    """Return what a truth says about contradicted premises, with the exact figures."""
     said = truth.provenance.get(KEY)
     return [str(one) for one in said] if isinstance(said, list) else []
 
 
 def measured(victim: Victim, problem: Problem, run: Callable[[Problem], None]) -> Extremes:
-    """Return the largest gradients of single records in the first rounds of a run.
-
-    Args:
-        victim: The protocol.
-        problem: The task and the data of all nodes.
-        run: Runs the protocol with a problem.
-    """
+    """Return the largest gradients of single records in the first rounds of a run."""
     task = WatchedTask.of(problem, victim)
     with suppress(Enough, LeakauditError):  # the recording itself says what goes wrong
         run(Problem(task, problem.x, problem.y))

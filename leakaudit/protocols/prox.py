@@ -28,14 +28,7 @@ DROWNED = 1e3
 
 
 def exact(task: Task) -> None:
-    """Check that a model has an exact update.
-
-    Args:
-        task: The model and its loss.
-
-    Raises:
-        LeakauditError: The model is not convex, or has more than `LARGEST` parameters.
-    """
+    """Check that a model has an exact update."""
     if not task.convex or task.layout.size > LARGEST:
         raise LeakauditError(
             "the exact update needs a convex model (linear, logistic) of at most "
@@ -50,16 +43,12 @@ def prox(problem: Problem, start: Tensor, linear: Tensor, weight: Tensor) -> Ten
     The gradient at the result is zero to rounding.
 
     Args:
-        problem: The task and every node's data.
         start: Initial point of the Newton steps, (N, d).
         linear: The linear term, (N, d).
         weight: Weight of the quadratic term, (N, 1), positive.
 
     Returns:
         The minimisers, (N, d); NaN for nodes without data in this process.
-
-    Raises:
-        LeakauditError: The model has no exact update, or the steps do not converge.
     """
     task = problem.task
     exact(task)

@@ -41,29 +41,17 @@ POOL = 1000  # records of the data set that are stored for identification, a cho
 
 @dataclass(frozen=True)
 class Plan:
-    """A scenario that is ready to run; nothing has been written yet.
-
-    Attributes:
-        scenario: The scenario of the plan.
-        victim: The protocol with its constants.
-        source: The data set.
-        rows: Records of `source` that the nodes hold, (N, samples).
-        task: The model and its loss.
-        graph: Communication graph.
-        wires: Undirected edges that are recorded.
-        kept: What is recorded of each message.
-        random: Generators by name, including those of the model and the run.
-    """
+    """A scenario that is ready to run; nothing has been written yet."""
 
     scenario: Scenario
-    victim: Victim
-    source: data.Dataset
-    rows: Tensor
-    task: Task
+    victim: Victim  # the protocol with its constants
+    source: data.Dataset  # the data set
+    rows: Tensor  # records of `source` that the nodes hold, (N, samples)
+    task: Task  # the model and its loss
     graph: Graph
-    wires: list[tuple[int, int]]
-    kept: Kept
-    random: Mapping[str, Generator]
+    wires: list[tuple[int, int]]  # undirected edges that are recorded
+    kept: Kept  # what is recorded of each message
+    random: Mapping[str, Generator]  # generators by name, including those of the model and the run
 
     @property
     def columns(self) -> tuple[int, int]:
@@ -76,12 +64,7 @@ class Plan:
         return self.count(self.scenario.rounds, self.wires)
 
     def count(self, rounds: int, wires: list[tuple[int, int]]) -> int:
-        """Return the number of messages in a recording of other rounds or channels.
-
-        Args:
-            rounds: Length of the run.
-            wires: Undirected edges that are recorded.
-        """
+        """Return the number of messages in a recording of other rounds or channels."""
         with outline():
             return self.victim.messages(self.graph, rounds, wires)
 
@@ -110,9 +93,6 @@ class Plan:
 
         Args:
             limit: Maximum size in bytes.
-
-        Raises:
-            LeakauditError: It is larger; the message lists smaller recordings and their sizes.
         """
         needed = self.size()
         if needed <= limit:
@@ -143,15 +123,8 @@ def plan(
     """Draw data and graph, and build the task.
 
     Args:
-        scenario: The scenario to run.
         data_root: Folder of data sets; None for the default.
-        download: Whether data sets may be downloaded.
-        device: Device of the training.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
-        shared: Data sets and tasks that several plans share.
-
-    Raises:
-        LeakauditError: The scenario cannot run.
     """
     shared = shared or Shared()
     victim, args = scenario.parts()
@@ -191,13 +164,8 @@ def record(
     and z^0.
 
     Args:
-        plan: The plan to run.
         path: File of the recording; None keeps it in memory.
         max_bytes: Maximum size of the recording in bytes.
-        private: Further entries of the truth.
-
-    Returns:
-        The closed recorder.
 
     Raises:
         LeakauditError: The recording would be too large; nothing has been written in this case.
@@ -219,12 +187,7 @@ def record(
 
 
 def contradictions(plan: Plan, known: Mapping[str, Tensor]) -> list[Contradiction]:
-    """Return what claims and bounds assume of the data of a plan, and these do not keep.
-
-    Args:
-        plan: The plan to run; its generators are left as they are.
-        known: Its public tensors.
-    """
+    """Return what claims and bounds assume of the data of a plan, and these do not keep."""
     scenario = plan.scenario
     wanted = premises.premises(plan.victim, plan.graph, scenario.rounds, known)
     extremes = premises.Extremes()
@@ -248,11 +211,7 @@ def _problem(plan: Plan) -> Problem:
 
 
 def public(plan: Plan) -> dict[str, Tensor]:
-    """Draw the public values at the start: the model w0 and the schedule.
-
-    Args:
-        plan: The plan to run.
-    """
+    """Draw the public values at the start: the model w0 and the schedule."""
     scheduled = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
     return {"w0": plan.task.init(plan.random["model"]), **scheduled}
 
@@ -269,12 +228,8 @@ def opened(
     """Return the recorder of a plan's run, with the truth already stored.
 
     Args:
-        plan: The plan to run.
         path: File of the recording; None keeps it in memory.
-        public: Public tensors by name.
         max_bytes: Maximum size of the recording in bytes.
-        private: Further entries of the truth.
-        provenance: Information about the origin of the trace.
         void: Premises of claims that the data do not keep; the truth has the exact figures.
     """
     scenario = plan.scenario

@@ -19,14 +19,8 @@ def ranges(name: str, l1: float, spread: float, sigma: float, fade: float) -> No
     """Check the constants that EXTRA and NIDS share.
 
     Args:
-        name: Name of the victim, for the error message.
         l1: Weight of the l1 norm.
-        spread: Standard deviation of the initial models.
         sigma: Standard deviation of the noise in round 0.
-        fade: Factor of the standard deviation from one round to the next.
-
-    Raises:
-        LeakauditError: A constant is negative, or the noise increases.
     """
     above(name, fade=fade)
     least(name, l1=l1, spread=spread, sigma=sigma)
@@ -42,9 +36,6 @@ class Released:
 
         Args:
             sigma: Standard deviation in round 0; 0 adds no noise.
-            fade: Factor of the standard deviation from one round to the next.
-            recorder: Receives the noise.
-            generator: Source of randomness (CPU).
         """
         self.sigma = sigma
         self.fade = fade
@@ -64,9 +55,7 @@ def start(problem: Problem, recorder: Recorder, generator: Generator, spread: fl
     """Return the initial models (N, d): the common one, plus private normal vectors.
 
     Args:
-        problem: The task and every node's data.
         recorder: Holds the common initial model ``w0``.
-        generator: Source of randomness (CPU).
         spread: Standard deviation of the private vectors; 0 for none.
     """
     w = common(recorder, problem)

@@ -17,12 +17,7 @@ def exchange(
     """Record a round: the server sends the model as kind ``w``, and the clients send their rows.
 
     Args:
-        recorder: Receives the messages.
-        t: The round.
-        clients: Clients with recorded channels.
-        server: The server's node.
         w: The model, (d,).
-        kind: Kind of the clients' messages.
         sent: The messages of all clients, (N, d).
     """
     if not clients:

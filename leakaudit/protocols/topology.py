@@ -35,8 +35,6 @@ def make(kind: str, nodes: int, generator: Generator) -> Graph:
             the unit square, connected if closer than sqrt(2 log n / n), or ``rgg:R``, if closer
             than R; ``er``, Erdos-Renyi with p = 2 log n / n; ``grid``, the most square rectangle;
             ``file:PATH``, with one line ``i j`` per edge, in which ``#`` begins a comment.
-        nodes: Number of nodes.
-        generator: Source of randomness.
 
     Raises:
         LeakauditError: The kind is unknown, there are too few nodes, or the graph is not connected.

@@ -15,21 +15,13 @@ Post: TypeAlias = tuple[str, int, int | None]  # kind, sender and receiver; None
 
 
 class Channel(NamedTuple):
-    """Recorded messages that the declaration does not contain.
-
-    Attributes:
-        kind: Name of their kind.
-        src: Sender.
-        dst: Receiver; None for everybody.
-        secure: Whether all of them were sent encrypted.
-        early: Whether some were sent before the first round.
-    """
+    """Recorded messages that the declaration does not contain."""
 
     kind: str
     src: int
-    dst: int | None
-    secure: bool
-    early: bool
+    dst: int | None  # receiver; None for everybody
+    secure: bool  # whether all of them were sent encrypted
+    early: bool  # whether some were sent before the first round
 
     @property
     def post(self) -> Post:
@@ -38,15 +30,11 @@ class Channel(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """How the messages of a recording differ from those that its protocol sends.
+    """How the messages of a recording differ from those that its protocol sends."""
 
-    Attributes:
-        undeclared: Channels with messages in rounds in which the protocol sends none there.
-        absent: First round of which a message was not recorded; None if all were.
-    """
-
+    # channels with messages in rounds in which the protocol sends none there
     undeclared: tuple[Channel, ...]
-    absent: int | None
+    absent: int | None  # first round of which a message was not recorded; None if all were
 
 
 def posts(vector: Vector) -> Iterator[tuple[Post, int]]:

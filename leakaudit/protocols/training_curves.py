@@ -34,12 +34,7 @@ class Curves:
     """Records a run's curves if its recorder was asked to; otherwise it costs nothing."""
 
     def __init__(self, recorder: Recorder, problem: Problem) -> None:
-        """Start the clock.
-
-        Args:
-            recorder: Receives the curves.
-            problem: The task and every node's data.
-        """
+        """Start the clock."""
         self.recorder = recorder
         self.problem = problem
         self.started = time.perf_counter()
@@ -53,7 +48,6 @@ class Curves:
         since the previous call.
 
         Args:
-            round: The round.
             w: The models, (N, d).
             vectors: Further vectors by name, (N, d) or (N, k, d).
         """
@@ -78,16 +72,9 @@ class Curves:
 def kept(truth: Truth, name: str) -> dict[str, Tensor]:
     """Return the curves stored in a truth.
 
-    Args:
-        truth: The private side of a recording.
-        name: Name of the truth, for the error message.
-
     Returns:
         The curves by quantity in the order of tables and figures, (rounds + 1,) float64 each, NaN
         if a round has no value.
-
-    Raises:
-        LeakauditError: The truth contains no curves.
     """
     found = {n: v.double() for n, v in truth.states.items() if v.dim() == 1}
     if not found:
@@ -96,11 +83,7 @@ def kept(truth: Truth, name: str) -> dict[str, Tensor]:
 
 
 def names(runs: Mapping[str, Run]) -> list[str]:
-    """Return the quantities that at least one run has, in the order of tables and figures.
-
-    Args:
-        runs: Curves by run.
-    """
+    """Return the quantities that at least one run has, in the order of tables and figures."""
     every = dict.fromkeys(n for run in runs.values() for n in run)
     return sorted(every, key=_rank)
 
@@ -113,11 +96,7 @@ def _rank(name: str) -> int:
 
 
 def rounds(run: Run) -> list[int]:
-    """Return the rounds in which at least one quantity is known.
-
-    Args:
-        run: The curves of a run.
-    """
+    """Return the rounds in which at least one quantity is known."""
     known = set()
     for values in run.values():
         known.update(values.isfinite().nonzero().flatten().tolist())
@@ -125,11 +104,7 @@ def rounds(run: Run) -> list[int]:
 
 
 def rows(runs: Mapping[str, Run]) -> list[list[str]]:
-    """Return a header row, then one row per run and round; an unknown value is empty.
-
-    Args:
-        runs: Curves by run.
-    """
+    """Return a header row, then one row per run and round; an unknown value is empty."""
     columns = names(runs)
     table = [["run", "round", *columns]]
     for label, run in runs.items():
@@ -140,11 +115,7 @@ def rows(runs: Mapping[str, Run]) -> list[list[str]]:
 
 
 def to_csv(runs: Mapping[str, Run]) -> str:
-    """Return all rounds of all runs as comma-separated values.
-
-    Args:
-        runs: Curves by run.
-    """
+    """Return all rounds of all runs as comma-separated values."""
     text = io.StringIO()
     head, *below = rows(runs)
     shown = [[separated.inert(label), *cells] for label, *cells in below]
@@ -153,11 +124,7 @@ def to_csv(runs: Mapping[str, Run]) -> str:
 
 
 def to_json(runs: Mapping[str, Run]) -> str:
-    """Return ``{run: {"round": [...], quantity: [...]}}``; an unknown value is null.
-
-    Args:
-        runs: Curves by run.
-    """
+    """Return ``{run: {"round": [...], quantity: [...]}}``; an unknown value is null."""
     tree = {}
     for label, run in runs.items():
         at = rounds(run)
@@ -166,11 +133,7 @@ def to_json(runs: Mapping[str, Run]) -> str:
 
 
 def to_text(runs: Mapping[str, Run]) -> str:
-    """Return one table per run, with at most `SHOWN` rounds from the first to the last.
-
-    Args:
-        runs: Curves by run.
-    """
+    """Return one table per run, with at most `SHOWN` rounds from the first to the last."""
     parts = []
     for label, run in runs.items():
         at = rounds(run)

@@ -18,9 +18,6 @@ def draw(graph: Graph, count: int, generator: Generator, activation: Activation)
     """Draw the active nodes; the first is uniform.
 
     Args:
-        graph: Communication graph.
-        count: Number of activations.
-        generator: Source of randomness.
         activation: ``walk`` continues with a uniform neighbour of the previous node, ``iid`` with
             any node, including the same one.
 
@@ -37,16 +34,7 @@ def draw(graph: Graph, count: int, generator: Generator, activation: Activation)
 
 
 def read(public: Mapping[str, Tensor], name: str, count: int) -> list[int]:
-    """Return the first nodes of a schedule.
-
-    Args:
-        public: Public tensors of a trace.
-        name: Name of the schedule.
-        count: Number of nodes.
-
-    Raises:
-        LeakauditError: The tensor does not exist, or is shorter.
-    """
+    """Return the first nodes of a schedule."""
     if name not in public or len(public[name]) < count:
         raise LeakauditError(
             f"expected a public tensor {name!r} with the active nodes, {count} of them; "

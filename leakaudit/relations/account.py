@@ -60,30 +60,21 @@ LARGEST = 500_000_000
 
 @dataclass(frozen=True)
 class Bound:
-    """What theory allows a view to reveal about some vectors of one node.
+    """What theory allows a view to reveal about some vectors of one node."""
 
-    Attributes:
-        mu: Certified upper value; inf if messages reveal a combination without noise.
-        attained: Value attained by some change of the targets.
-        targets: The targets, in the order of `fisher`.
-        leaking: Combinations of targets that messages reveal without noise.
-        certificate: For every gradient, 2: the point at which it was evaluated is a function of the
-            view before it, so sensitivities at record level hold. 1: the point is a function of the
-            view and of the node's own past gradients; record level requires a drift bound
-            (`drift`), and mu refers to gradients that differ by at most the sensitivity wherever
-            they are evaluated. 0: hidden noise influences the point, or that of a gradient of
-            another node; mu refers to gradients that do not depend on the model (`record` has
-            stronger adversaries). Targets that are not gradients have 2, or 0 if another gradient
-            reacts.
-        fisher: (T, T) M, sparse beyond `DENSE` targets; None if mu is inf.
-    """
-
-    mu: float
-    attained: float
-    targets: tuple[Expression, ...]
-    leaking: tuple[Expression, ...]
+    mu: float  # certified upper value; inf if messages reveal a combination without noise
+    attained: float  # value attained by some change of the targets
+    targets: tuple[Expression, ...]  # the targets, in the order of `fisher`
+    leaking: tuple[Expression, ...]  # combinations of targets that messages reveal without noise
+    # for every gradient, 2: the point at which it was evaluated is a function of the view before
+    # it, so sensitivities at record level hold. 1: the point is a function of the view and of the
+    # node's own past gradients; record level requires a drift bound (`drift`), and mu refers to
+    # gradients that differ by at most the sensitivity wherever they are evaluated. 0: hidden noise
+    # influences the point, or that of a gradient of another node; mu refers to gradients that do
+    # not depend on the model (`record` has stronger adversaries). Targets that are not gradients
+    # have 2, or 0 if another gradient reacts.
     certificate: tuple[int, ...]
-    fisher: Any
+    fisher: Any  # (T, T) M, sparse beyond `DENSE` targets; None if mu is inf
 
 
 def account(
@@ -263,11 +254,7 @@ def sensitivities(targets: Sequence[Expression], sensitivity: float | Sequence[f
     """Return a sensitivity (T,) for each target.
 
     Args:
-        targets: T vectors.
         sensitivity: One for all, or (T,).
-
-    Raises:
-        LeakauditError: A value is negative or not finite, or their number is wrong.
     """
     if isinstance(sensitivity, int | float):
         limits = np.full(len(targets), sensitivity, float)
@@ -287,17 +274,6 @@ def worst_case(
     """Return the knowledge of an adversary who knows all secrets except the targets.
 
     Outputs of nonlinear steps that this view determines are post-processing, and therefore known.
-
-    Args:
-        knowledge: Knowledge of the whole network.
-        targets: Secrets or gradients of one node, each once.
-        least: As for `account`.
-
-    Returns:
-        The knowledge over all relations, and over those that reach the view.
-
-    Raises:
-        LeakauditError: As for `account`.
     """
     vectors = knowledge.declared.vectors
     wanted = set(places(targets))
@@ -322,11 +298,7 @@ def worst_case(
 
 
 def unexplained(knowledge: Knowledge) -> frozenset[int]:
-    """Return the places of the vectors in a view that the declaration does not explain.
-
-    Args:
-        knowledge: What is known.
-    """
+    """Return the places of the vectors in a view that the declaration does not explain."""
     free = knowledge.declared.unexplained
     if not free:
         return free
@@ -434,7 +406,6 @@ def gaussian(worst: Knowledge, moving: Sequence[Expression]) -> None:
 
     Args:
         worst: The knowledge of an adversary who knows all secrets except the targets.
-        moving: Targets that change.
     """
     vectors = worst.declared.vectors
     prime = PRIMES[0]

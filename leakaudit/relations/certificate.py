@@ -18,12 +18,7 @@ from leakaudit.relations.modular import PRIMES, Row, Staircase, modular
 
 
 class Past:
-    """What follows from the relations added so far, including nonlinear functions of it.
-
-    Args:
-        knowledge: The declaration, with its nonlinear steps.
-        known: Places of the vectors that count as observed.
-    """
+    """What follows from the relations added so far, including nonlinear functions of it."""
 
     def __init__(self, knowledge: Knowledge, known: Collection[int]) -> None:
         self.knowledge = knowledge
@@ -73,7 +68,6 @@ def certificates(
 
     Args:
         worst: The knowledge of an adversary who knows all secrets except the targets.
-        targets: Gradients or other secrets of one node.
         others: Gradients that are not targets and reach the view. If the point of one of them is
             not a function of the view, it reacts to changes of everything declared before it, so
             targets declared before it have 0. If hidden noise moves that point, the gradient makes

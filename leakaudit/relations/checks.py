@@ -30,9 +30,6 @@ def consistent(declared: Relations) -> None:
 
     Relations between private vectors and noise (priors), and relations with a public vector, are
     not contradictions.
-
-    Args:
-        declared: The protocol.
     """
     vectors = declared.vectors
     prime = PRIMES[0]
@@ -65,29 +62,19 @@ class Residuals:
 
     A relation with one vector that was not recorded defines this vector; with several, it is
     skipped.
-
-    Attributes:
-        worst: Largest residual, relative to the relation's terms.
-        checked: Number of relations that were checked.
-        skipped: Number of relations that could not be checked.
     """
 
-    worst: float
-    checked: int
-    skipped: int
+    worst: float  # largest residual, relative to the relation's terms
+    checked: int  # number of relations that were checked
+    skipped: int  # number of relations that could not be checked
 
 
 @dataclass(frozen=True)
 class _Value:
-    """A vector in float64.
+    """A vector in float64."""
 
-    Attributes:
-        value: (c,) the vector.
-        size: Size of the terms from which it was computed, which determines its rounding error.
-    """
-
-    value: Tensor
-    size: float
+    value: Tensor  # (c,) the vector
+    size: float  # size of the terms from which it was computed, which determines its rounding error
 
 
 def residuals(
@@ -99,14 +86,9 @@ def residuals(
     """Check every relation, in the order of declaration, on recorded vectors.
 
     Args:
-        declared: The protocol.
         fetch: Returns a vector (c,), or None if it is not recorded.
-        tolerance: Maximum residual, relative to the relation's terms.
         gradient: Evaluates a gradient that is not recorded, at the model (c,) that the declaration
             states.
-
-    Raises:
-        LeakauditError: The residual of a relation exceeds the tolerance; names the first one.
     """
     values: dict[int, _Value] = {}
     for k, vector in enumerate(declared.vectors):

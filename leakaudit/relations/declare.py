@@ -45,19 +45,12 @@ _MOST: ContextVar[Most | None] = ContextVar("most", default=None)
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """``lhs = rhs``, as ``sum of terms = 0``.
+    """``lhs = rhs``, as ``sum of terms = 0``."""
 
-    Attributes:
-        terms: Place of a vector -> coefficient, without zeros.
-        round: Round in which it was declared.
-        lhs: Left-hand side, as written.
-        rhs: Right-hand side, as written.
-    """
-
-    terms: Mapping[int, Fraction]
+    terms: Mapping[int, Fraction]  # place of a vector -> coefficient, without zeros
     round: int
-    lhs: Form
-    rhs: Form
+    lhs: Form  # left-hand side, as written
+    rhs: Form  # right-hand side, as written
 
     @property
     def text(self) -> str:
@@ -67,27 +60,17 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The point at which a gradient was evaluated.
-
-    Attributes:
-        at: The model.
-        before: Number of relations declared before the gradient.
-    """
+    """The point at which a gradient was evaluated."""
 
     at: Expression
-    before: int
+    before: int  # number of relations declared before the gradient
 
 
 @dataclass(frozen=True)
 class Change:
-    """What a node's local steps changed: the model before them minus the one after them.
+    """What a node's local steps changed: the model before them minus the one after them."""
 
-    Attributes:
-        at: The model before them.
-        by: The steps.
-    """
-
-    at: Expression
+    at: Expression  # the model before them
     by: Training
 
 
@@ -111,17 +94,11 @@ def outlined() -> bool:
 
 @dataclass(frozen=True)
 class Most:
-    """The most that a declaration may contain.
+    """The most that a declaration may contain."""
 
-    Attributes:
-        vectors: Number of vectors; it may have `TERMS` times as many terms.
-        idle: Number of vectors in rounds that are not busy.
-        busy: Rounds of which messages were recorded.
-    """
-
-    vectors: int
-    idle: int
-    busy: frozenset[int]
+    vectors: int  # number of vectors; it may have `TERMS` times as many terms
+    idle: int  # number of vectors in rounds that are not busy
+    busy: frozenset[int]  # rounds of which messages were recorded
 
 
 @contextmanager
@@ -700,7 +677,6 @@ def later(vector: Vector, by: int) -> Vector:
 
     Args:
         vector: Vectors of round 0 are returned unchanged.
-        by: Number of rounds.
     """
     if not (vector.round and by):
         return vector

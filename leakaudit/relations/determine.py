@@ -66,10 +66,7 @@ def determined_each(
     """Return the same as `determined` for several groups; what they share is eliminated once.
 
     Args:
-        knowledge: The relations in use, and what is known.
         groups: Targets by an arbitrary key, for example the gradients of every node.
-        up_to_noise: As for `determined`.
-        form: As for `determined`.
     """
     orders = {key: places(targets) for key, targets in groups.items()}
 
@@ -84,23 +81,13 @@ def determined_each(
 
 
 def rank(knowledge: Knowledge, targets: Sequence[Expression], *, up_to_noise: bool = False) -> int:
-    """Return the number of independent combinations of the targets that are determined.
-
-    Args:
-        knowledge: The relations in use, and what is known.
-        targets: Unknown vectors.
-        up_to_noise: Also count combinations that are known only with noise.
-    """
+    """Return the number of independent combinations of the targets that are determined."""
     found = _left(knowledge, {0: places(targets)}, up_to_noise, PRIMES[0])
     return len(found[0])
 
 
 def basis(combinations: Sequence[Expression]) -> list[Expression]:
-    """Return, in order, the combinations that do not follow from those before them.
-
-    Args:
-        combinations: Combinations of vectors of one declaration.
-    """
+    """Return, in order, the combinations that do not follow from those before them."""
     prime = PRIMES[0]
     pivots: dict[int, Row] = {}  # first column -> row with a 1 there
     kept: list[Expression] = []
@@ -118,16 +105,7 @@ def basis(combinations: Sequence[Expression]) -> list[Expression]:
 def eliminated(
     combinations: Sequence[Expression], unwanted: Collection[int], order: Sequence[int]
 ) -> list[Expression]:
-    """Return a basis of the sums of multiples of combinations that do not contain some vectors.
-
-    Args:
-        combinations: Combinations of vectors of one declaration.
-        unwanted: Places of the vectors.
-        order: Places of all vectors that occur.
-
-    Returns:
-        The rows that are shortest from first to last vector in this order.
-    """
+    """Return a basis of the sums of multiples of combinations that do not contain some vectors."""
     if not combinations:
         return []
 
@@ -206,15 +184,10 @@ def is_determined(
 
 @dataclass(frozen=True)
 class Generic:
-    """Ranks of what is determined.
+    """Ranks of what is determined."""
 
-    Attributes:
-        here: Rank at the declared parameters.
-        generic: Largest rank at randomly drawn parameters.
-    """
-
-    here: int
-    generic: int
+    here: int  # rank at the declared parameters
+    generic: int  # largest rank at randomly drawn parameters
 
     @property
     def structural(self) -> bool:
@@ -238,8 +211,6 @@ def generic(
         declare: Called with the parameters as keyword arguments; returns an adversary's knowledge
             and the targets.
         parameters: The parameters by name; at least one.
-        generator: Draws the random parameters.
-        up_to_noise: As for `determined`.
     """
     if not parameters:
         raise LeakauditError("generic rank: expected at least one parameter to vary, got none")

@@ -24,17 +24,14 @@ from leakaudit.relations.knowledge import Knowledge
 
 @dataclass(frozen=True)
 class Drift:
-    """The effect of one changed record, with the view held fixed.
+    """The effect of one changed record, with the view held fixed."""
 
-    Attributes:
-        limits: (T,) how far each target moves, including its reaction to the moved model:
-            sensitivities for `account` at record level.
-        mu: Upper value from the shift that every noise hides; inf if messages reveal a combination
-            without noise, or if the relations do not bound every noise individually. With one noise
-            per message and changes that add up, it is the exact mu of `account`.
-    """
-
+    # (T,) how far each target moves, including its reaction to the moved model: sensitivities for
+    # `account` at record level
     limits: tuple[float, ...]
+    # upper value from the shift that every noise hides; inf if messages reveal a combination
+    # without noise, or if the relations do not bound every noise individually. With one noise per
+    # message and changes that add up, it is the exact mu of `account`.
     mu: float
 
 
@@ -47,8 +44,6 @@ def drift(
     """Bound how one changed record moves all gradients of its node, for Lipschitz gradients.
 
     Args:
-        knowledge: Knowledge of the whole network.
-        targets: All gradients of the node.
         sensitivity: Sensitivity of each gradient at the same point, 0 if the record does not take
             part; one for all, or (T,).
         smoothness: Lipschitz constant L >= 0 of the node's gradients, as they enter the protocol.

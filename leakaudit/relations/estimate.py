@@ -47,17 +47,11 @@ Fetch = Callable[[Vector], Tensor]
 
 @dataclass(frozen=True)
 class Block:
-    """Some columns of the estimates of a set of combinations.
+    """Some columns of the estimates of a set of combinations."""
 
-    Attributes:
-        start: The first of these columns.
-        columns: Number of all columns.
-        value: (m, b) the estimates.
-    """
-
-    start: int
-    columns: int
-    value: Tensor
+    start: int  # the first of these columns
+    columns: int  # number of all columns
+    value: Tensor  # (m, b) the estimates
 
     @property
     def whole(self) -> bool:
@@ -67,29 +61,19 @@ class Block:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Weights over known vectors that yield each combination, up to its noise.
+    """Weights over known vectors that yield each combination, up to its noise."""
 
-    Attributes:
-        combinations: The m estimated forms.
-        vectors: (k) the known vectors.
-        weights: (m, k) their weights.
-        std: (m,) noise per coordinate, including rounding.
-        noise: (m, q) the error of the estimates is ``noise @ e`` with e of unit variance.
-        drawn: how many of the first of these q columns are noise of the protocol; the others are
-            rounding.
-        amplification: (m,) standard deviation of the estimate per unit of independent error in
-            every message.
-        miss: (m,) Euclidean norm of the remaining weights of the unknown vectors, which should be 0
-            and differ from it by rounding.
-    """
-
-    combinations: tuple[Expression, ...]
-    vectors: tuple[Vector, ...]
-    weights: Array
-    std: Array
-    noise: Array
+    combinations: tuple[Expression, ...]  # the m estimated forms
+    vectors: tuple[Vector, ...]  # (k) the known vectors
+    weights: Array  # (m, k) their weights
+    std: Array  # (m,) noise per coordinate, including rounding
+    noise: Array  # (m, q) the error of the estimates is `noise @ e` with e of unit variance
+    # how many of the first of these q columns are noise of the protocol; the others are rounding
     drawn: int
+    # (m,) standard deviation of the estimate per unit of independent error in every message
     amplification: Array
+    # (m,) Euclidean norm of the remaining weights of the unknown vectors, which should be 0 and
+    # differ from it by rounding
     miss: Array
 
     def apply(self, fetch: Fetch) -> Tensor:
@@ -116,9 +100,6 @@ class Estimate:
         """Yield the same by blocks of columns; each message is read once per block.
 
         Memory does not depend on the number of columns, nor on that of messages.
-
-        Args:
-            fetch: As for `apply`.
         """
         weights, running = _on_sums(self.vectors, self.weights)
         used = set(np.flatnonzero(weights.any(axis=0)).tolist())
@@ -270,7 +251,6 @@ def recorded(view: View, columns: Tensor | None = None) -> Fetch:
     that is a constant of the protocol, such as z0 = 0, has this value in every coordinate.
 
     Args:
-        view: View of the adversary.
         columns: (k,) Columns to return; None for all.
     """
 

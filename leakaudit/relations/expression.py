@@ -81,30 +81,20 @@ def decimal(value: float) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """One vector of the model's length, named by a protocol.
+    """One vector of the model's length, named by a protocol."""
 
-    Attributes:
-        kind: Its role in the protocol.
-        name: Its name in the paper.
-        owner: The node that holds it, None for no particular node; for a message, the sender.
-        round: Round in which it was declared.
-        index: Distinguishes vectors of one name, owner and round, such as z_{i|j} by j.
-        std: Standard deviation per coordinate of noise, or of the error that a channel adds to a
-            message.
-        dst: The receivers of a message, None for everybody.
-        secure: Whether an outsider cannot read a message.
-        law: Distribution of noise.
-    """
-
-    kind: Kind
+    kind: Kind  # its role in the protocol
     name: str
+    # the node that holds it, None for no particular node; for a message, the sender
     owner: int | None
     round: int
+    # distinguishes vectors of one name, owner and round, such as z_{i|j} by j
     index: int | None = None
+    # standard deviation per coordinate of noise, or of the error that a channel adds to a message
     std: float = 0.0
-    dst: tuple[int, ...] | None = None
-    secure: bool = False
-    law: Law = "gaussian"
+    dst: tuple[int, ...] | None = None  # the receivers of a message, None for everybody
+    secure: bool = False  # whether an outsider cannot read a message
+    law: Law = "gaussian"  # distribution of noise
 
     @property
     def label(self) -> str:
@@ -127,12 +117,7 @@ class Vector:
 
 
 class Expression:
-    """A sparse linear form over the vectors of one declaration, with rational coefficients.
-
-    Args:
-        home: All vectors of the declaration.
-        terms: Place in `home` -> coefficient, without zeros.
-    """
+    """A sparse linear form over the vectors of one declaration, with rational coefficients."""
 
     __slots__ = ("home", "terms")
     __array_ufunc__ = None  # numpy scalars delegate the product to __rmul__
@@ -282,31 +267,18 @@ def _negative(factor: Fraction) -> Fraction:
 
 
 def floats(terms: Mapping[int, Fraction]) -> dict[int, float]:
-    """Return coefficients as the nearest floating-point numbers.
-
-    Args:
-        terms: Place of a vector -> coefficient.
-    """
+    """Return coefficients as the nearest floating-point numbers."""
     # The same numbers as float(factor), which takes three times as long.
     return {place: factor.numerator / factor.denominator for place, factor in terms.items()}
 
 
 def labels(vectors: Sequence[Vector], some: Iterable[int]) -> str:
-    """Return the names of some vectors of a declaration, in its order.
-
-    Args:
-        vectors: Vectors of the declaration.
-        some: Places of the vectors to name.
-    """
+    """Return the names of some vectors of a declaration, in its order."""
     return ", ".join(vectors[k].label for k in sorted(some))
 
 
 def places(vectors: Iterable[Expression]) -> list[int]:
-    """Return the places of single vectors in their declaration, in order.
-
-    Args:
-        vectors: Forms of one vector each, such as targets.
-    """
+    """Return the places of single vectors in their declaration, in order."""
     return [vector.vector for vector in vectors]
 
 

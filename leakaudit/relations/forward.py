@@ -47,14 +47,10 @@ class Forward:
     """The forward model of a declaration.
 
     Attributes:
-        declared: The declaration.
         defined: Places of the states and messages, in the order of their definitions.
         made_by: (n,) relation that defines each of them.
-        noise: Places of the noise vectors.
-        gradients: Places of the gradients.
         owner: (t,) owner of each gradient.
         nodes: One more than the largest owner.
-        public: Places of the public vectors.
         place: Place of a state or message -> its index in `defined`.
         before: (t,) number of relations declared before each gradient.
     """
@@ -104,20 +100,12 @@ class Forward:
         return cls(declared, made_by)
 
     def definition(self, k: int) -> dict[int, Fraction]:
-        """Return the form that defines a state or message.
-
-        Args:
-            k: Its place.
-        """
+        """Return the form that defines a state or message."""
         terms = self.declared.relations[self.made_by[self.place[k]]].terms
         return {j: -v / terms[k] for j, v in terms.items() if j != k}
 
     def targets(self, some: Places) -> list[Expression]:
-        """Return some gradients.
-
-        Args:
-            some: Indices into `gradients`.
-        """
+        """Return some gradients."""
         vectors = self.declared.vectors
         return [Expression(vectors, {self.gradients[k]: Fraction(1)}) for k in some.tolist()]
 
@@ -244,7 +232,6 @@ class _Simulated:
     """Responses to random inputs, modulo a prime.
 
     Attributes:
-        prime: The prime.
         columns: Number of columns for noise; one for each node follows.
         noise: (noise, columns + N) the inputs.
         defined: (n, columns + N) responses of states and messages.
@@ -299,7 +286,6 @@ def combine(
 
     Args:
         out: (m, n) residues, of which some rows are set.
-        rows: The rows to set.
         terms: Row, column and coefficient of all terms, sorted by row.
         values: (k, n) residues; a column of the terms is a row of these.
         prime: Below 2^31.
@@ -356,7 +342,6 @@ def canonical(x: Residues, prime: int) -> Residues:
     """Change numbers from -prime to 2 prime - 1 to those from 0 to prime - 1, in place.
 
     Args:
-        x: The numbers.
         prime: Below 2^31.
     """
     x += x >> 63 & prime  # x >> 63 is -1 for numbers below 0: all bits of the prime remain
@@ -397,9 +382,6 @@ class Echelon:
 
         Args:
             rows: (m, width) residues.
-
-        Returns:
-            As for `extend`.
         """
         return self.extend(self.reduced(rows))
 
@@ -408,10 +390,6 @@ class Echelon:
 
         Args:
             rows: (m, width) residues, as `reduced` returns them.
-
-        Returns:
-            The indices of the independent ones, and the columns, beyond those of noise, that a
-            combination contains without noise.
         """
         # Rows beyond the first few are reduced by a product of matrices, not one by one.
         independent, leaks = self._eliminate(rows[:ONE_BY_ONE])
@@ -456,11 +434,7 @@ class Echelon:
 
 
 def bits(some: Iterable[int]) -> int:
-    """Return the union of sets that are written as bits.
-
-    Args:
-        some: The sets.
-    """
+    """Return the union of sets that are written as bits."""
     union = 0
     for one in some:
         union |= one

@@ -61,36 +61,25 @@ NOTHING = 1e-12
 
 @dataclass(frozen=True)
 class System:
-    """The relations in use as sparse float matrices with a row for each relation.
+    """The relations in use as sparse float matrices with a row for each relation."""
 
-    Attributes:
-        flat: (m, f) F: unknowns without prior.
-        noise: (m, q) B: columns scaled by their standard deviation; first the declared noise, then
-            the error of every message that has one.
-        seen: (m, k) K: known vectors.
-        columns: Place of a flat unknown -> column of F.
-        known: Places of the vectors of the columns of K.
-        noisy: Places of the vectors of the columns of B.
-        std: Scale of the messages' columns of B.
-    """
-
-    flat: Any
+    flat: Any  # (m, f) F: unknowns without prior
+    # (m, q) B: columns scaled by their standard deviation; first the declared noise, then the error
+    # of every message that has one
     noise: Any
-    seen: Any
-    columns: dict[int, int]
-    known: tuple[int, ...]
-    noisy: tuple[int, ...]
-    std: dict[int, float]
+    seen: Any  # (m, k) K: known vectors
+    columns: dict[int, int]  # place of a flat unknown -> column of F
+    known: tuple[int, ...]  # places of the vectors of the columns of K
+    noisy: tuple[int, ...]  # places of the vectors of the columns of B
+    std: dict[int, float]  # scale of the messages' columns of B
 
 
 def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> System:
     """Build F, B and K.
 
     Args:
-        knowledge: The relations in use, and what is known.
         rounding: Standard deviation of the rounding of known messages; each message's own channel
             error is added.
-        floor: Minimum rounding of a known message.
     """
     import scipy.sparse as sp
 
@@ -119,13 +108,6 @@ def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:
     """Return a subset of unknown vectors with independent columns that span those of the others.
 
     The decision is exact.
-
-    Args:
-        knowledge: The relations in use.
-        among: Places of the vectors.
-
-    Returns:
-        Indices into `among`, ascending.
     """
     prime = PRIMES[0]
     others = knowledge.used.difference(among)
@@ -140,14 +122,6 @@ def channel_errors(
     """Return the error of every message in use that has one.
 
     It combines the message's own error and, if the message is known, its rounding.
-
-    Args:
-        knowledge: The relations in use, and what is known.
-        rounding: Standard deviation of the rounding of known messages.
-        floor: Minimum rounding of a known message.
-
-    Returns:
-        Place of the message -> standard deviation.
     """
     errors: dict[int, float] = {}
     for k in sorted(knowledge.used):

@@ -19,16 +19,11 @@ class Knowledge:
 
     A part of the relations gives a lower bound on what leaks; it is never evidence that nothing
     else leaks.
-
-    Attributes:
-        declared: The protocol.
-        known: Places of the known vectors (K).
-        rows: Places of the relations in use.
     """
 
     declared: Relations
-    known: frozenset[int]
-    rows: tuple[int, ...]
+    known: frozenset[int]  # places of the known vectors (K)
+    rows: tuple[int, ...]  # places of the relations in use
 
     @cached_property
     def relations(self) -> list[Relation]:
@@ -55,36 +50,20 @@ class Knowledge:
         return sorted(self.used - self.known)
 
     def gradients(self, node: int) -> list[Expression]:
-        """Return a node's gradients that occur in the relations in use, in order.
-
-        Args:
-            node: The owner of the gradients.
-        """
+        """Return a node's gradients that occur in the relations in use, in order."""
         return [g for g in self.declared.gradients(node) if g.vector in self.used]
 
     def also(self, vectors: Iterable[Expression]) -> Knowledge:
-        """Return the knowledge with further known vectors.
-
-        Args:
-            vectors: Forms of a single vector each.
-        """
+        """Return the knowledge with further known vectors."""
         return replace(self, known=self.known.union(places(vectors)))
 
     def within(self, rounds: range) -> Knowledge:
-        """Use only the relations of some rounds.
-
-        Args:
-            rounds: The rounds to keep.
-        """
+        """Use only the relations of some rounds."""
         rows = [r for r in self.rows if self.declared.relations[r].round in rounds]
         return replace(self, rows=tuple(rows))
 
     def near(self, nodes: Iterable[int]) -> Knowledge:
-        """Use only relations whose unknowns all occur together with an unknown of some nodes.
-
-        Args:
-            nodes: The owners of these unknowns.
-        """
+        """Use only relations whose unknowns all occur together with an unknown of some nodes."""
         relations = self.declared.relations
         by_owner, by_vector = self._index
         touched: set[int] = set()  # relations with an unknown of the nodes

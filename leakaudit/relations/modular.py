@@ -34,25 +34,14 @@ SLACK = 28
 
 
 def residue(value: Fraction, prime: int) -> int:
-    """Return a rational modulo the prime.
-
-    Args:
-        value: Its denominator must not be a multiple of the prime.
-        prime: Of `PRIMES`.
-    """
+    """Return a rational modulo the prime."""
     if value.denominator == 1:
         return value.numerator % prime
     return value.numerator * pow(value.denominator, -1, prime) % prime
 
 
 def modular(terms: Mapping[int, Fraction], prime: int, dropped: Collection[int] = ()) -> Row:
-    """Return a linear form modulo the prime.
-
-    Args:
-        terms: Column -> coefficient, without zeros.
-        prime: Of `PRIMES`.
-        dropped: Columns to omit.
-    """
+    """Return a linear form modulo the prime."""
     if not dropped:
         return {column: residue(value, prime) for column, value in terms.items()}
     return {
@@ -70,7 +59,6 @@ def rational(value: int, prime: int) -> Fraction | None:
 
     Args:
         value: The residue, from 0 to prime - 1.
-        prime: Of `PRIMES`.
     """
     bound = 1 << (prime.bit_length() - SLACK) // 2
     last_r = prime  # r = s * value modulo p, also for the last pair
@@ -93,10 +81,7 @@ def subtract(row: Row, pivot: Row, column: int, prime: int) -> Row:
     """Return a row minus the multiple of a pivot row that clears a column.
 
     Args:
-        row: Column -> residue, without zeros.
         pivot: A row with a 1 in the column.
-        column: Present in both.
-        prime: Of `PRIMES`.
     """
     factor = row[column]
     out = dict(row)
@@ -110,24 +95,13 @@ def subtract(row: Row, pivot: Row, column: int, prime: int) -> Row:
 
 
 def normal(row: Row, column: int, prime: int) -> Row:
-    """Return the multiple of a row that has a 1 in a column.
-
-    Args:
-        row: Column -> residue, without zeros.
-        column: Present in the row.
-        prime: Of `PRIMES`.
-    """
+    """Return the multiple of a row that has a 1 in a column."""
     inverse = pow(row[column], -1, prime)
     return {k: v * inverse % prime for k, v in row.items()}
 
 
 def negative(row: Row, prime: int) -> Row:
-    """Return a row with all signs changed.
-
-    Args:
-        row: Column -> residue, without zeros.
-        prime: Of `PRIMES`.
-    """
+    """Return a row with all signs changed."""
     return {k: prime - v for k, v in row.items()}
 
 
@@ -194,9 +168,6 @@ class Staircase:
 
     The pivot of every row is its last column. Columns are numbered in the order of their creation,
     so that a definition's pivot is what it defines and rows stay short.
-
-    Args:
-        prime: Of `PRIMES`.
     """
 
     def __init__(self, prime: int) -> None:
@@ -260,26 +231,14 @@ class Staircase:
 
 
 def eliminate(rows: Iterable[Row], columns: Iterable[int], prime: int) -> list[Row]:
-    """Return a basis, not reduced, of the combinations of the rows without some columns.
-
-    Args:
-        rows: Column -> residue, without zeros.
-        columns: Columns to eliminate.
-        prime: Of `PRIMES`.
-    """
+    """Return a basis, not reduced, of the combinations of the rows without some columns."""
     table = _SparseRows(rows, prime)
     table.clear(columns)
     return list(filter(None, table.rows))
 
 
 def independent(rows: Iterable[Row], columns: Iterable[int], prime: int) -> set[int]:
-    """Return columns that are linearly independent and span all of the given columns.
-
-    Args:
-        rows: Column -> residue, without zeros.
-        columns: Columns to choose from.
-        prime: Of `PRIMES`.
-    """
+    """Return columns that are linearly independent and span all of the given columns."""
     return set(_SparseRows(rows, prime).clear(columns))
 
 
@@ -287,9 +246,7 @@ def echelon(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
     """Return the reduced row echelon form in a given order of columns.
 
     Args:
-        rows: Column -> residue, without zeros.
         order: All columns that occur.
-        prime: Of `PRIMES`.
     """
     table: dict[int, Row] = dict(enumerate(rows))
     users = defaultdict[int, set[int]](set)
@@ -331,7 +288,6 @@ def minimal_span(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[
     Args:
         rows: A reduced row echelon form in the same order.
         order: All columns that occur.
-        prime: Of `PRIMES`.
     """
     place = {column: k for k, column in enumerate(order)}
     ends: dict[int, tuple[int, Row]] = {}  # last column -> first place, row

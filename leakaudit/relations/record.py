@@ -48,11 +48,6 @@ def alone(declared: Relations, node: int, private: Private | None = None) -> Kno
     nodes need not follow their own relations: a message that is lost, late or replaced by an old
     one is one more received vector, and a known vector leaves mu and certificates unchanged.
 
-    Args:
-        declared: The protocol.
-        node: The node to bound.
-        private: The `privates` of the declaration, if they were computed before.
-
     Returns:
         None if the node's relations contain vectors other than its messages, public vectors and its
         own private ones.
@@ -71,25 +66,16 @@ def alone(declared: Relations, node: int, private: Private | None = None) -> Kno
 
 @dataclass(frozen=True)
 class Private:
-    """The private relations of every node, as `alone` uses them.
+    """The private relations of every node, as `alone` uses them."""
 
-    Attributes:
-        known: Places of messages and public vectors.
-        rows: Node -> relations whose other vectors are all its own.
-        shared: Nodes of which some relation also contains a private vector of another node.
-    """
-
-    known: frozenset[int]
-    rows: Mapping[int, Sequence[int]]
+    known: frozenset[int]  # places of messages and public vectors
+    rows: Mapping[int, Sequence[int]]  # node -> relations whose other vectors are all its own
+    # nodes of which some relation also contains a private vector of another node
     shared: frozenset[int]
 
 
 def privates(declared: Relations) -> Private:
-    """Return the private relations of all nodes, in one pass.
-
-    Args:
-        declared: The protocol.
-    """
+    """Return the private relations of all nodes, in one pass."""
     vectors = declared.vectors
     rows = defaultdict[int, list[int]](list)
     shared: set[int] = set()
@@ -108,12 +94,6 @@ def with_models(
     knowledge: Knowledge, targets: Sequence[Expression], certificate: Sequence[int], below: int
 ) -> Knowledge | None:
     """Return the knowledge including the models of targets with low certificates.
-
-    Args:
-        knowledge: The knowledge to extend.
-        targets: Gradients.
-        certificate: Certificate of each target.
-        below: Targets with a certificate below this are included.
 
     Returns:
         None if this adds nothing, or if one of these models is not a single unknown state plus
@@ -148,17 +128,11 @@ def reached(
     same covariance. Changing a label in least squares is such a change.
 
     Args:
-        knowledge: Knowledge of the whole network.
-        targets: All gradients of the node.
-        enters: Indices of the targets that the record enters.
         curvature: 0 for losses with constant gradients.
 
     Returns:
         The exact mu; inf if the change is visible without noise. If the declaration does not
         explain all vectors, what it is at least.
-
-    Raises:
-        LeakauditError: As for `account`.
     """
     declared = knowledge.declared
     wanted = set(places(targets))
@@ -200,7 +174,6 @@ def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
 
     Args:
         m: (T, T) Fisher matrix of `account`.
-        turns: For each block, the sets of gradients that the record can enter.
 
     Returns:
         The value that constant gradients attain, a certified upper value for all changes, and the
@@ -256,7 +229,6 @@ def secretless(declared: Relations, nodes: Iterable[int]) -> frozenset[int]:
 
     Args:
         declared: A protocol in which data enters through gradients; none for any other.
-        nodes: The nodes to choose from.
     """
     if not declared.points:
         return frozenset()

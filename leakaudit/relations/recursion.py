@@ -52,10 +52,6 @@ class LongView:
     """One adversary's view of all nodes over many rounds that are alike.
 
     Args:
-        model: The forward model of the first rounds.
-        same: Their last rounds that are all alike (`steady`).
-        known: Places of the vectors that the adversary knows.
-        count: Number of rounds of the run.
         levels: Gradient of a round of `same` -> what is known of its point in all later rounds: 2
             if it is known, 1 if it follows from the node's own gradients, 0 if noise hides it.
         squared: (N,) squared mu of equal changes of all gradients of each node, at sensitivity 1.
@@ -91,12 +87,6 @@ class LongView:
         """Return the view; None if it is too large, or needs the general methods.
 
         Args:
-            model: The forward model of the first rounds.
-            same: Their last rounds that are all alike (`steady`).
-            known: Places of the vectors that the adversary knows.
-            count: Number of rounds of the run.
-            network: The same protocol as a symmetric network, if it is one: much faster.
-            corrupt: The nodes that the adversary controls.
             nodes: The nodes to bound; None for all.
         """
         if count <= model.declared.round + WINDOW:
@@ -122,9 +112,6 @@ class LongView:
         """Return what equal changes of all gradients attain; None if another method must decide.
 
         No mu bounds a node or a record, so the upper value is inf.
-
-        Args:
-            node: The node, whose gradients are the targets.
         """
         certificate = self._certificate(node)
         if certificate is None:
@@ -171,11 +158,7 @@ def _levels(rounds: Rounds, prime: int) -> list[int]:
     """Return what the view tells of the point of each later gradient, for a run of any length.
 
     Args:
-        rounds: The rounds of the view.
         prime: Below 2^31.
-
-    Returns:
-        As `levels` of `LongView`, one for each gradient of the later round.
 
     Raises:
         NotAlike: An observation follows from earlier ones; or what the view tells of a point may
@@ -208,18 +191,9 @@ def _simulate(
     1 / prime.
 
     Args:
-        rounds: The rounds of the view.
-        some: Consecutive rounds.
         prime: Below 2^31.
         every: Whether no observation of any round may follow from earlier ones, or none of the last
             round.
-
-    Returns:
-        For each gradient: whether no noise remains in its point, and whether gradients of the same
-        node remain.
-
-    Raises:
-        NotAlike: Such an observation follows from earlier ones.
     """
     columns = sum(len(one.observed) for one in some) + 1
     width = columns + rounds.model.nodes
@@ -308,12 +282,7 @@ def _squared(rounds: Rounds, count: int) -> Array:
 
 
 class _Filter:
-    """One round as matrices; the rows are what is passed on, followed by what is observed.
-
-    Args:
-        rounds: The rounds of the view.
-        one: The round.
-    """
+    """One round as matrices; the rows are what is passed on, followed by what is observed."""
 
     def __init__(self, rounds: Rounds, one: Round) -> None:
         vectors = rounds.declared.vectors

@@ -28,7 +28,6 @@ def steady(declared: Relations, most: int | None = None) -> range:
     Vectors of round 0 are not shifted.
 
     Args:
-        declared: The protocol.
         most: Maximum number of rounds to examine; None for all.
     """
     of = (len(declared.relations), len(declared.vectors), most)
@@ -70,9 +69,7 @@ def shifted(terms: Mapping[int, Fraction], by: int, vectors: Sequence[Vector]) -
     """Return a linear form with other times, comparable with forms of any declaration.
 
     Args:
-        terms: Place of a vector -> coefficient.
         by: Number of rounds by which the vectors are later, except for those of round 0.
-        vectors: The vectors of the declaration.
     """
     found = []
     for k, c in terms.items():
@@ -89,14 +86,6 @@ def later(estimate: Estimate, declared: Relations, by: int) -> Estimate:
 
     It is valid if the window of relations that was used (`Knowledge.within`) and the shifted window
     lie in the `steady` rounds and the same messages are observed in both.
-
-    Args:
-        estimate: An estimate for the same declaration.
-        declared: The protocol.
-        by: Number of rounds; earlier if negative.
-
-    Raises:
-        LeakauditError: The declaration does not contain such a round.
     """
     vectors = tuple(declared.vectors[_place(declared, v, by)] for v in estimate.vectors)
     combinations = tuple(
@@ -113,9 +102,6 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
     lack what the next round would define).
 
     Args:
-        declared: The protocol.
-        same: Its `steady` rounds.
-        rows: Places of the relations.
         rounds: The requested rounds. If they start after the steady ones do, all are copies, and
             nothing is declared about the time before.
 

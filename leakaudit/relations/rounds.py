@@ -28,25 +28,16 @@ class NotAlike(Exception):
 
 @dataclass(frozen=True)
 class Round:
-    """One round; its results are forms over earlier vectors, noise and gradients.
+    """One round; its results are forms over earlier vectors, noise and gradients."""
 
-    Attributes:
-        earlier: The hidden vectors of earlier rounds that it receives.
-        noise: Its hidden noise.
-        gradients: Its hidden gradients.
-        passed: What it passes to the next round.
-        observed: What is observed, in the order of declaration.
-        relations: The relation that defines each observation.
-        points: Where each of its gradients is evaluated; without terms if this point is known.
-            Empty if points are not described.
-    """
-
-    earlier: Sequence[int]
+    earlier: Sequence[int]  # the hidden vectors of earlier rounds that it receives
     noise: Sequence[int]
     gradients: Sequence[int]
-    passed: Sequence[LinearForm]
-    observed: Sequence[LinearForm]
-    relations: Sequence[int]
+    passed: Sequence[LinearForm]  # what it passes to the next round
+    observed: Sequence[LinearForm]  # what is observed, in the order of declaration
+    relations: Sequence[int]  # the relation that defines each observation
+    # where each of its gradients is evaluated; without terms if this point is known. Empty if
+    # points are not described.
     points: Sequence[LinearForm]
 
     @cached_property
@@ -59,9 +50,6 @@ class Rounds:
     """The first rounds of a protocol, and the one that all later rounds are like.
 
     Args:
-        model: The forward model of the first rounds.
-        same: Their last rounds that are all alike (`steady`).
-        known: Places of the vectors that the adversary knows.
         points: Whether the points of gradients are described as well, for which more vectors may
             have to be passed on.
 
@@ -70,9 +58,6 @@ class Rounds:
         later: Round n and all after it but the last.
         final: The last round of a run, in which nothing is known that only a next one shows, such
             as a model that is sent at the start of the next round.
-
-    Raises:
-        NotAlike: The rounds of this view have no such form, or a gradient is known.
     """
 
     def __init__(
@@ -129,12 +114,7 @@ class Rounds:
         return owner
 
     def expanded(self, form: LinearForm, kept: Collection[int]) -> LinearForm:
-        """Replace states and messages of a form by their definitions, over earlier vectors.
-
-        Args:
-            form: A form.
-            kept: Vectors that are not replaced.
-        """
+        """Replace states and messages of a form by their definitions, over earlier vectors."""
         total = defaultdict[int, Fraction](Fraction)
         for k, value in form.items():
             parts: LinearForm = {k: Fraction(1)}
@@ -235,9 +215,6 @@ class Rounds:
         """Return a round that receives some vectors, and passes others on.
 
         Args:
-            t: The round.
-            earlier: The vectors that it receives.
-            to_next: The vectors that it passes on.
             known: The known vectors of this round; None for `self.known`.
         """
         if known is None:
@@ -281,13 +258,8 @@ def implied(model: Forward, known: Collection[int], *, own: bool = False) -> fro
     A message without noise, for example, shows the state that is sent.
 
     Args:
-        model: The forward model.
-        known: Places of the known vectors.
         own: Whether vectors of a node may also follow from gradients of the same node. Vectors that
             do are used only for others of this node.
-
-    Raises:
-        NotAlike: A gradient follows.
     """
     declared = model.declared
     vectors = declared.vectors

@@ -40,19 +40,13 @@ CONDITION = 1e-7
 
 @dataclass(frozen=True)
 class _Decided:
-    """Exact decisions about a view.
+    """Exact decisions about a view."""
 
-    Attributes:
-        independent: Observations that do not follow from earlier ones.
-        leaking: Nodes, among those to bound, of which a combination is revealed without noise.
-        free: (t,) whether each point is a function of the view before it and of gradients.
-        depends: (t, n) whether it then depends on the gradients of each node to bound.
-    """
-
-    independent: Places
+    independent: Places  # observations that do not follow from earlier ones
+    # nodes, among those to bound, of which a combination is revealed without noise
     leaking: frozenset[int]
-    free: Flags
-    depends: Flags
+    free: Flags  # (t,) whether each point is a function of the view before it and of gradients
+    depends: Flags  # (t, n) whether it then depends on the gradients of each node to bound
 
     def equals(self, other: _Decided) -> bool:
         """Return whether both agree."""
@@ -65,14 +59,7 @@ class _Decided:
 
 
 class SharedView:
-    """One adversary's view of all nodes.
-
-    Args:
-        model: The forward model of the whole network.
-        known: Places of the vectors that the adversary knows.
-        nodes: The nodes to bound, ascending.
-        decided: The decisions about the view.
-    """
+    """One adversary's view of all nodes."""
 
     def __init__(
         self, model: Forward, known: Collection[int], nodes: Sequence[int], decided: _Decided
@@ -101,13 +88,7 @@ class SharedView:
 
     @classmethod
     def of(cls, model: Forward, known: Collection[int], nodes: Iterable[int]) -> SharedView | None:
-        """Return the view; None if it is too large, or needs the general methods.
-
-        Args:
-            model: The forward model of the whole network.
-            known: Places of the vectors that the adversary knows.
-            nodes: The nodes to bound.
-        """
+        """Return the view; None if it is too large, or needs the general methods."""
         some = sorted(set(nodes) & set(model.owner.tolist()))
         if not some or not model.public.issubset(known):
             return None
@@ -127,9 +108,6 @@ class SharedView:
 
         If the certificate is 0 for a gradient that is revealed, no record and no node is bounded by
         this mu; the cheap interval between aligned changes and sum |M| is then returned.
-
-        Args:
-            node: The node, whose gradients are the targets.
         """
         if node not in self._at or node in self.decided.leaking:
             return None

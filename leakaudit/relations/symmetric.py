@@ -63,15 +63,10 @@ LEVELS = 3
 
 @dataclass(frozen=True)
 class _Product:
-    """A matrix of functions of the eigenvalues, as a product of low rank.
+    """A matrix of functions of the eigenvalues, as a product of low rank."""
 
-    Attributes:
-        left: (T, r), for each m.
-        right: (r, N), for each eigenvalue.
-    """
-
-    left: Array
-    right: Array
+    left: Array  # (T, r), for each m
+    right: Array  # (r, N), for each eigenvalue
 
     @classmethod
     def of(cls, functions: Array) -> _Product:
@@ -105,11 +100,6 @@ class SymmetricNetwork:
 
     Args:
         rounds: The rounds as seen by an adversary who observes nothing, without points.
-        points: The same, with the points of gradients.
-        count: T.
-
-    Raises:
-        NotAlike: The protocol is no such network.
     """
 
     def __init__(self, rounds: Rounds, points: Rounds, count: int) -> None:
@@ -135,13 +125,7 @@ class SymmetricNetwork:
 
     @classmethod
     def of(cls, model: Forward, same: range, count: int) -> SymmetricNetwork | None:
-        """Return the network; None if the protocol is not one.
-
-        Args:
-            model: The forward model of the first rounds.
-            same: Their last rounds that are all alike (`steady`).
-            count: Number of rounds of the run.
-        """
+        """Return the network; None if the protocol is not one."""
         if model.nodes * count > LARGEST:
             return None
         try:
@@ -160,10 +144,6 @@ class SymmetricNetwork:
         """Return the nodes whose z an adversary observes; None if it knows anything else.
 
         It may control nodes of which it also observes all neighbours: their noise then follows.
-
-        Args:
-            known: Places of the vectors that the adversary knows.
-            corrupt: The nodes that it controls.
         """
         vectors = self._rounds.declared.vectors
         heard = self._times(known)
@@ -180,12 +160,7 @@ class SymmetricNetwork:
         return seen
 
     def remember(self, seen: Sequence[int], squared: Array) -> None:
-        """Keep what was computed elsewhere.
-
-        Args:
-            seen: As for `squared`.
-            squared: The values of all nodes.
-        """
+        """Keep what was computed elsewhere."""
         self._found[tuple(seen)] = squared
 
     def _around(self, node: int) -> set[int]:
@@ -230,9 +205,6 @@ class SymmetricNetwork:
     def levels(self, seen: Collection[int]) -> dict[int, int] | None:
         """Return what is known of the point of every gradient, as `LongView` requires.
 
-        Args:
-            seen: The nodes whose z is observed.
-
         Returns:
             None if a point depends on the gradients of other nodes.
         """
@@ -253,11 +225,7 @@ class SymmetricNetwork:
         """Return the squared mu of equal changes of all gradients of some nodes, (N,).
 
         Args:
-            seen: The nodes whose z is observed.
             targets: The nodes; those of others are not computed, and NaN. None for all.
-
-        Returns:
-            The values at sensitivity 1, reduced by more than the rounding of float64.
         """
         from scipy.linalg import cholesky, solve_triangular
 
@@ -278,7 +246,6 @@ class SymmetricNetwork:
         """Return what `squared` needs, with B the blocks of R and x the responses to gradients.
 
         Args:
-            rows: (|O|, N) Eigenvectors at the observed nodes.
             to: (N, J) Eigenvectors at the targets.
 
         Returns:
@@ -320,12 +287,7 @@ class SymmetricNetwork:
         return total, identity + reduced @ gram @ reduced.T, reduced @ (mixed @ changes)
 
     def _white(self, rows: Array, width: int) -> Iterator[tuple[slice, Array]]:
-        """Yield some m at a time, and the inverse Cholesky factors of their blocks.
-
-        Args:
-            rows: (|O|, N) Eigenvectors at the observed nodes.
-            width: Numbers per m in memory.
-        """
+        """Yield some m at a time, and the inverse Cholesky factors of their blocks."""
         count = len(rows)
         pairs = (rows[:, None] * rows[None]).reshape(count**2, -1)
         at_once = max(1, ENTRIES // width)

@@ -34,26 +34,14 @@ RATES = "success rate, with its 95 % Clopper-Pearson interval"
 
 @dataclass(frozen=True)
 class View:
-    """The panels of one adversary.
-
-    Attributes:
-        adversary: The adversary.
-        panels: The panels; empty if nothing was measured.
-    """
+    """The panels of one adversary."""
 
     adversary: str
-    panels: tuple[plots.Panel, ...]
+    panels: tuple[plots.Panel, ...]  # the panels; empty if nothing was measured
 
 
 def views(record: AuditRecord) -> list[View]:
-    """Return the panels of every adversary of an audit.
-
-    Args:
-        record: The record.
-
-    Returns:
-        One view for each adversary whose attacks returned something.
-    """
+    """Return the panels of every adversary of an audit."""
     audit = record.audit
     points = _points(audit)
     names = tuple(map(_name, points))
@@ -66,14 +54,7 @@ def views(record: AuditRecord) -> list[View]:
 
 
 def looks(audit: AuditPart) -> dict[str, plots.Look]:
-    """Return the colour and marker of every line of an audit, by its name.
-
-    Args:
-        audit: The audit.
-
-    Returns:
-        Looks of the attacks, and of the limits by the view bound and by the claim.
-    """
+    """Return the colour and marker of every line of an audit, by its name."""
     known = {}
     for one in audit.verdicts:
         if one.promise:
@@ -89,15 +70,7 @@ def looks(audit: AuditPart) -> dict[str, plots.Look]:
 
 
 def legend(audit: AuditPart, panels: Sequence[plots.Panel]) -> dict[str, str]:
-    """Return the text of every line in some panels.
-
-    Args:
-        audit: The audit.
-        panels: Some of its panels.
-
-    Returns:
-        Texts by the name of the line, attacks before limits.
-    """
+    """Return the text of every line in some panels."""
     limits = {one.promise.name for one in audit.verdicts if one.promise}
     names = dict.fromkeys(line.name for panel in panels for line in panel.lines)
     texts = {name: name for name in names if name not in limits}
@@ -108,14 +81,7 @@ def legend(audit: AuditPart, panels: Sequence[plots.Panel]) -> dict[str, str]:
 
 
 def styles(panels: Sequence[plots.Panel]) -> dict[str, str]:
-    """Return what the styles of lines and their intervals mean, for the legend.
-
-    Args:
-        panels: Some panels of an audit.
-
-    Returns:
-        Texts of the styles that occur and need one.
-    """
+    """Return what the styles of lines and their intervals mean, for the legend."""
     used: set[str] = set()
     bars: set[str] = set()  # styles with an interval
     for panel in panels:

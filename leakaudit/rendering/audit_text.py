@@ -82,11 +82,7 @@ def text(record: AuditRecord, width: int | None = None) -> list[RenderableType]:
     """Return the summary, the curves and the verdicts, for a terminal.
 
     Args:
-        record: The record of an audit.
         width: Columns of the terminal; None if lines are not wrapped.
-
-    Returns:
-        The parts from top to bottom.
     """
     columns = []
     for k, heading in enumerate(CURVE):
@@ -112,14 +108,7 @@ def text(record: AuditRecord, width: int | None = None) -> list[RenderableType]:
 
 
 def markdown(record: AuditRecord) -> str:
-    """Return the page about an audit, without the page about its attacks.
-
-    Args:
-        record: The record of an audit.
-
-    Returns:
-        Markdown.
-    """
+    """Return the page about an audit, without the page about its attacks."""
     parts = ["# Audit", f"**{md.escape(record.summary)}**"]
     figure = record.audit.figure
     if figure:
@@ -130,14 +119,7 @@ def markdown(record: AuditRecord) -> str:
 
 
 def curves(audit: AuditPart) -> list[tuple[str, ...]]:
-    """Return one row for each point of the grid, adversary and attack.
-
-    Args:
-        audit: The audit part of the record.
-
-    Returns:
-        Cells under `CURVE`.
-    """
+    """Return one row for each point of the grid, adversary and attack."""
     rows: list[tuple[str, ...]] = []
     for point in audit.curves:
         where = (grid_epsilon(point.epsilon), clean(point.adversary), clean(point.attack))
@@ -172,12 +154,6 @@ def verdicts(audit: AuditPart) -> list[tuple[str, ...]]:
 
     Points without a guarantee are omitted; the tests of a guarantee that allows everything share
     one row.
-
-    Args:
-        audit: The audit part of the record.
-
-    Returns:
-        Cells under `HEADINGS`.
     """
     return [row.cells for row in _rows(audit)]
 
@@ -247,9 +223,6 @@ def counted(figures: Figures | None) -> str:
 
     Args:
         figures: The figures of a verdict, None if there are none.
-
-    Returns:
-        A part of a sentence; "" if there is nothing to report.
     """
     if isinstance(figures, SuccessFigures):
         ceiling = ""

@@ -75,14 +75,7 @@ _TITLES: dict[type[RunRecord], str] = {
 
 @singledispatch
 def html(value: object) -> str:
-    """Return the card of a value.
-
-    Args:
-        value: A value of a type that has a card, see below.
-
-    Returns:
-        HTML. A value of any other type is shown by its `repr`.
-    """
+    """Return the card of a value."""
     return f"<pre>{markup.escape(repr(value))}</pre>"
 
 
@@ -447,17 +440,7 @@ def _texts(found: Sequence[Reconstruction], scores: Sequence[Score]) -> str:
 def card(
     title: str, lead: Sequence[str], headings: Sequence[str], rows: Iterable[Sequence[str]]
 ) -> str:
-    """Return a card with one table, for values of packages above this one.
-
-    Args:
-        title: The title.
-        lead: Sentences below it.
-        headings: Headings of the table.
-        rows: Its cells; all texts are escaped here.
-
-    Returns:
-        HTML.
-    """
+    """Return a card with one table, for values of packages above this one."""
     return _card(title, lead, _table(headings, list(rows)))
 
 

@@ -46,15 +46,10 @@ def width() -> int | None:
 
 
 class Form(TypedDict, total=False):
-    """The form of text on stdout; each text has its own default for what is absent.
+    """The form of text on stdout; each text has its own default for what is absent."""
 
-    Attributes:
-        width: Columns of a line.
-        color: Whether terminal codes for colours may be used.
-    """
-
-    width: int
-    color: bool
+    width: int  # columns of a line
+    color: bool  # whether terminal codes for colours may be used
 
 
 def fit() -> Form:
@@ -71,10 +66,6 @@ def printed(parts: Iterable[RenderableType], width: int | None, color: bool) -> 
     Args:
         parts: The parts in order.
         width: Columns of a line; None if lines are not wrapped.
-        color: Whether to add terminal codes for colours.
-
-    Returns:
-        The text, with a final line break.
     """
     from rich.console import Console
 
@@ -103,9 +94,6 @@ def shown(mode: str, seconds: float = 0.0, main: str = "") -> Iterator[None]:
         seconds: Time limit of the work, 0 for none.
         main: The outermost steps of the work, in whose share its progress is stated; "" for
             whatever is outermost.
-
-    Yields:
-        Nothing.
     """
     limit = seconds or None
     if mode == "auto" and in_notebook():

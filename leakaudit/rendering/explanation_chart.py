@@ -24,15 +24,6 @@ def combinations(found: Sequence[Explanation]) -> Figure:
 
     Positive weights are red and negative ones blue; the intensity of the colour is the weight
     divided by the largest weight of the row.
-
-    Args:
-        found: One explanation per node; nodes for which no leak is determined are omitted.
-
-    Returns:
-        The figure.
-
-    Raises:
-        LeakauditError: No leak is determined for any node.
     """
     shown = [one for one in found if one.rows]
     if not shown:

@@ -40,19 +40,12 @@ LEAST = 16  # the same for images that were reduced in size to stay within the b
 
 @dataclass(frozen=True)
 class Entry:
-    """One true record of a finding, or one reconstructed image if nothing was scored.
-
-    Attributes:
-        finding: The finding.
-        record: Index of the true record, or of the image.
-        row: Row of the reconstruction, None if the record was not recovered.
-        rank: Sort key; larger is closer to the truth.
-    """
+    """One true record of a finding, or one reconstructed image if nothing was scored."""
 
     finding: Finding
-    record: int
-    row: int | None
-    rank: float
+    record: int  # index of the true record, or of the image
+    row: int | None  # row of the reconstruction, None if the record was not recovered
+    rank: float  # sort key; larger is closer to the truth
 
     def value(self, column: MaybeColumn) -> float | None:
         """Return one score of this image.
@@ -87,16 +80,9 @@ class _Drawn:
 def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
     """Add images to a record.
 
-    Args:
-        results: A record.
-        folder: Folder of its files.
-
     Returns:
         The record with ``gallery``, the values of one `leakaudit.rendering.shown.Section` for each
         attack by each adversary.
-
-    Raises:
-        LeakauditError: An image file cannot be read.
     """
     record = model.of_run(results)
     if isinstance(record, CheckRecord):
@@ -111,15 +97,7 @@ def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path
     """Choose and read the images of findings.
 
     Args:
-        findings: The findings.
         originals: File with the true images, None for none.
-        folder: Folder of the files.
-
-    Returns:
-        One section for each attack by each adversary.
-
-    Raises:
-        LeakauditError: An image file cannot be read.
     """
     groups: dict[tuple[str, str], list[Entry]] = {}
     totals: Counter[tuple[str, str]] = Counter()
@@ -155,10 +133,6 @@ def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path
 
 def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
     """Choose the best, middle, worst and some random entries, a quarter of the room for each sort.
-
-    Args:
-        entries: All entries.
-        room: Largest number of entries.
 
     Returns:
         Sort in words and entry, each entry once; all entries if they fit, unmarked if their ranks
@@ -256,17 +230,11 @@ def _point(finding: Finding) -> str:
 
 @dataclass(frozen=True)
 class _Files:
-    """Arrays of the files beside a record; each file is opened once.
-
-    Attributes:
-        folder: Folder of the files.
-        originals: Name of the file with the true images, None for none.
-        held: Arrays of the files that have been opened.
-    """
+    """Arrays of the files beside a record; each file is opened once."""
 
     folder: Path
-    originals: str | None
-    held: dict[str, Mapping[str, np.ndarray]]
+    originals: str | None  # name of the file with the true images, None for none
+    held: dict[str, Mapping[str, np.ndarray]]  # arrays of the files that have been opened
 
     def drawn(self, entry: Entry, place: str) -> _Drawn:
         """Read the images of an entry, each of (h, w) or (h, w, 3) bytes."""
@@ -333,7 +301,6 @@ def image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
 
     Args:
         batch: (n, c, h, w) images as bytes or in [0, 1], None for none.
-        row: Index of the image.
 
     Returns:
         (h, w) or (h, w, 3) bytes; None if there is none, or it is not an image with 1 or 3
@@ -356,10 +323,6 @@ def fitting(
     images: Sequence[np.ndarray], budget: int = BUDGET
 ) -> Callable[[np.ndarray | None], str | None]:
     """Return an encoder with the largest image size at which all images stay within a budget.
-
-    Args:
-        images: All images that will be encoded.
-        budget: Bytes of PNG of all images together.
 
     Returns:
         A function from an image to a data URI, and from None to None.

@@ -61,12 +61,7 @@ def text(
     """Return the summary, then one block per cause, the most severe first.
 
     Args:
-        record: The record of a gate.
         width: Columns of the terminal; None if lines are not wrapped.
-        verbose: Whether to list the rules that are within their limits, too.
-
-    Returns:
-        The parts from top to bottom.
     """
     gate = record.gate
     parts: list[RenderableType] = [Text(clean(record.summary), style="bold"), Text()]
@@ -81,14 +76,7 @@ def text(
 
 
 def markdown(record: CheckRecord) -> str:
-    """Return the summary, what leaked, and the rules as a Markdown page.
-
-    Args:
-        record: The record of a gate.
-
-    Returns:
-        A page; names from the trace are escaped.
-    """
+    """Return the summary, what leaked, and the rules as a Markdown page."""
     gate = record.gate
     rows = []
     for rule in gate.rules:
@@ -108,14 +96,7 @@ def markdown(record: CheckRecord) -> str:
 
 
 def leaks(gate: GatePart) -> list[str]:
-    """Return what the attacks recovered that exceeds a limit, once per cell.
-
-    Args:
-        gate: The measurements and how they were judged.
-
-    Returns:
-        Sentences that begin with the name of the cell.
-    """
+    """Return what the attacks recovered that exceeds a limit, once per cell."""
     cells = _cells(gate)
     found = []
     for cell, rules in _causes(gate, _FINE):
@@ -126,26 +107,13 @@ def leaks(gate: GatePart) -> list[str]:
 
 
 def says_all(rule: RuleEntry) -> bool:
-    """Return whether the figures of a rule say everything, beside what leaked from its cell.
-
-    Args:
-        rule: The rule.
-    """
+    """Return whether the figures of a rule say everything, beside what leaked from its cell."""
     known = is_reconstruction(rule) and rule.value is not None
     return known and rule.status not in _EXPLAINED
 
 
 def failure(gate: GatePart, complete: bool, seeds: int) -> str:
-    """Return the message of a failed test: the summary, then the rules that are violated.
-
-    Args:
-        gate: The measurements and how they were judged.
-        complete: Whether the run was completed.
-        seeds: Number of seeds.
-
-    Returns:
-        Several lines.
-    """
+    """Return the message of a failed test: the summary, then the rules that are violated."""
     summary = Text(gate_headline(gate, complete, seeds))
     blocks = _blocks(gate, None, (*_FINE, RuleStatus.ACCEPTED))
     return printed([summary, Text(), *blocks], None, False).rstrip("\n")
@@ -249,14 +217,7 @@ def _word(rule: RuleEntry) -> Text:
 
 
 def figures(rule: RuleEntry) -> tuple[str, str, str]:
-    """Return the value, the limit and the p-value of a rule with their units.
-
-    Args:
-        rule: The rule.
-
-    Returns:
-        "" for each that it does not have.
-    """
+    """Return the value, the limit and the p-value of a rule with their units."""
     p = decoded(rule.p)
     return (
         _figure(rule.measure, rule.value),

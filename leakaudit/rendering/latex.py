@@ -58,15 +58,10 @@ _GREEK = dict(zip(_LETTERS, _COMMANDS, strict=True))
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
-
-    Attributes:
-        heading: Its heading, as LaTeX.
-        right: Whether its cells are aligned to the right, as numbers are.
-    """
+    """One column."""
 
     heading: str
-    right: bool = False
+    right: bool = False  # whether its cells are aligned to the right, as numbers are
 
 
 def table(
@@ -75,13 +70,7 @@ def table(
     """Return a table for a document that uses booktabs, and longtable if the table is long.
 
     Args:
-        columns: The columns.
         rows: One cell per column in each row, as LaTeX.
-        caption: The caption, as LaTeX.
-        label: The label, of ASCII letters, digits, hyphens and colons.
-
-    Returns:
-        The environment, below a comment that names the packages.
     """
     form = "".join("r" if column.right else "l" for column in columns)
     heading = _line([column.heading for column in columns])
@@ -121,9 +110,6 @@ def table(
 
 def escape(text: object) -> str:
     """Return text as LaTeX in ASCII.
-
-    Args:
-        text: Any value.
 
     Returns:
         One line in which no character acts as a command. Greek letters become mathematics, accents

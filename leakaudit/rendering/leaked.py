@@ -23,15 +23,7 @@ ARRAYS = "leak.npz"
 
 
 def save(pairs: Mapping[str, Pair], folder: Path) -> bool:
-    """Draw pairs beside the record of a gate, and remove those of an earlier run.
-
-    Args:
-        pairs: Name of a cell -> the original and the reconstruction.
-        folder: Folder of the record.
-
-    Returns:
-        Whether there is something to draw.
-    """
+    """Draw pairs beside the record of a gate, and remove those of an earlier run."""
     for name in (PICTURE, ARRAYS):
         (folder / name).unlink(missing_ok=True)
     if not pairs:
@@ -51,18 +43,7 @@ def save(pairs: Mapping[str, Pair], folder: Path) -> bool:
 
 
 def sections(record: CheckRecord, folder: Path) -> list[dict[str, Json]]:
-    """Return the pictures for a page.
-
-    Args:
-        record: The record of a gate.
-        folder: Its folder.
-
-    Returns:
-        The values of one `leakaudit.rendering.shown.Section` for each cell with a picture.
-
-    Raises:
-        LeakauditError: The file with the pictures cannot be read.
-    """
+    """Return the pictures for a page."""
     name = given(record.originals, None)
     if name is None:
         return []

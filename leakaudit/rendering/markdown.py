@@ -19,14 +19,7 @@ _BEGINNING = r"^(\d{1,9}(?=[.)]( |$))|(?=[-+=]))"  # starts a list or a heading
 
 
 def escape(text: object) -> str:
-    """Return text that Markdown shows literally, on one line.
-
-    Args:
-        text: Any value; it is converted to text.
-
-    Returns:
-        Markdown.
-    """
+    """Return text that Markdown shows literally, on one line."""
     out = clean(text)
     for character, written in _REPLACED:
         out = out.replace(character, written)
@@ -40,10 +33,6 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
     Args:
         headings: Markdown, one heading per column.
-        rows: Texts of the cells; they are escaped here.
-
-    Returns:
-        Markdown.
     """
     lines = [_row(headings), _row(["---"] * len(headings))]
     for row in rows:
@@ -56,12 +45,5 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def items(texts: Iterable[str]) -> str:
-    """Return a list.
-
-    Args:
-        texts: Its items; they are escaped here.
-
-    Returns:
-        Markdown.
-    """
+    """Return a list."""
     return "\n".join(f"- {escape(text)}" for text in texts)

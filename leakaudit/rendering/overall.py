@@ -17,19 +17,12 @@ SETTLED = 0.02  # share of the work after which the remaining time is estimated;
 
 @dataclass
 class Stage:
-    """Steps of one kind.
+    """Steps of one kind."""
 
-    Attributes:
-        what: The units of work.
-        done: How many are finished.
-        total: How many there are.
-        began: When the first was reported.
-    """
-
-    what: str
-    done: int
-    total: int
-    began: float
+    what: str  # the units of work
+    done: int  # how many are finished
+    total: int  # how many there are
+    began: float  # when the first was reported
 
     @property
     def finished(self) -> bool:
@@ -46,32 +39,18 @@ class Stage:
 
 @dataclass
 class Overall:
-    """The steps of a command that are under way.
+    """The steps of a command that are under way."""
 
-    Attributes:
-        main: The outermost steps of the command, in whose share its progress is stated; "" for
-            whatever is outermost. What comes before is only named.
-        clock: Returns the time in seconds.
-        stages: From the outermost to the innermost.
-    """
-
+    # the outermost steps of the command, in whose share its progress is stated; "" for whatever is
+    # outermost. What comes before is only named.
     main: str = ""
-    clock: Callable[[], float] = time.monotonic
-    stages: list[Stage] = field(default_factory=list)
+    clock: Callable[[], float] = time.monotonic  # returns the time in seconds
+    stages: list[Stage] = field(default_factory=list)  # from the outermost to the innermost
     _share: float = 0.0
     _since: tuple[float, float] | None = None  # when the main steps began, and their share then
 
     def heard(self, what: str, done: int, total: int) -> Stage | None:
-        """Take note of a step.
-
-        Args:
-            what: As in `leakaudit.progress.step`.
-            done: As there.
-            total: As there.
-
-        Returns:
-            The outermost stage if this step finishes it.
-        """
+        """Take note of a step."""
         if what == self.main and self.stages and self.stages[0].what != what:
             self.stages.clear()
         self._hold(self._depth(what), what, done, total)

@@ -34,17 +34,7 @@ Content: TypeAlias = Curves | Strips | Sequence[Grid]
 
 
 def width_of(width: str | float) -> float:
-    """Return the width of a figure in mm.
-
-    Args:
-        width: One of `WIDTHS`, or a number of mm, also as text.
-
-    Returns:
-        The width.
-
-    Raises:
-        LeakauditError: It is neither, or the figure would be too narrow or too wide.
-    """
+    """Return the width of a figure in mm."""
     if isinstance(width, str) and width in WIDTHS:
         return WIDTHS[width]
     try:
@@ -60,16 +50,7 @@ def width_of(width: str | float) -> float:
 
 
 def pdf(content: Content, width: float, title: str) -> bytes:
-    """Return a PDF with as many pages as necessary.
-
-    Args:
-        content: What is drawn.
-        width: Width of the pages in mm.
-        title: Title of the document.
-
-    Returns:
-        The bytes of the file, the same for the same content.
-    """
+    """Return a PDF with as many pages as necessary."""
     from matplotlib.backends.backend_pdf import PdfPages
 
     # Neither the time nor the versions of programs, which vary.
@@ -82,16 +63,7 @@ def pdf(content: Content, width: float, title: str) -> bytes:
 
 
 def svg(content: Content, width: float, title: str) -> str:
-    """Return one figure as SVG.
-
-    Args:
-        content: What is drawn.
-        width: Width of the figure in mm.
-        title: Title of the document.
-
-    Returns:
-        The text of the file.
-    """
+    """Return one figure as SVG."""
     (figure,) = _figures(content, width, math.inf)
     omitted = dict.fromkeys(("Date", "Format", "Type"))
     metadata = {**omitted, "Title": clean(title), "Creator": _mark(content)}
@@ -101,15 +73,7 @@ def svg(content: Content, width: float, title: str) -> str:
 
 
 def png(content: Content, width: float) -> bytes:
-    """Return one figure as PNG.
-
-    Args:
-        content: What is drawn.
-        width: Width of the figure in mm.
-
-    Returns:
-        The bytes of the file, with `DOTS` dots per inch.
-    """
+    """Return one figure as PNG."""
     (figure,) = _figures(content, width, math.inf)
     metadata = {marks.SOFTWARE: _mark(content)}
     with plots.settings(changed=SETTINGS), io.BytesIO() as file:
@@ -118,17 +82,7 @@ def png(content: Content, width: float) -> bytes:
 
 
 def save(content: Content, path: Path, width: float, title: str) -> None:
-    """Write a figure atomically, in the format given by the suffix.
-
-    Args:
-        content: What is drawn.
-        path: The file; its name ends in one of `plots.SUFFIXES`.
-        width: Width of the figure in mm.
-        title: Title of the document.
-
-    Raises:
-        LeakauditError: The suffix is not supported, or the file cannot be written.
-    """
+    """Write a figure atomically, in the format given by the suffix."""
     plots.expect_suffix(path)
     kind = path.suffix.lower()
     if kind == ".pdf":

@@ -37,19 +37,14 @@ _SUPERSCRIPTS = dict(zip(map(ord, "0123456789-"), map(ord, "⁰¹²³⁴⁵⁶�
 
 @dataclass(frozen=True)
 class Curves:
-    """Rows of panels under one legend.
+    """Rows of panels under one legend."""
 
-    Attributes:
-        rows: Title and panels of each row.
-        legend: Texts of the lines by name.
-        styles: Texts of the styles of lines, "" for none; other styles are not drawn, except
-            limits, levels and rates.
-        looks: Look of each line by name; by default `plots.looks_of` the legend.
-    """
-
-    rows: Sequence[plots.Row]
-    legend: Mapping[str, str]
+    rows: Sequence[plots.Row]  # title and panels of each row
+    legend: Mapping[str, str]  # texts of the lines by name
+    # texts of the styles of lines, "" for none; other styles are not drawn, except limits, levels
+    # and rates
     styles: Mapping[str, str]
+    # look of each line by name; by default `plots.looks_of` the legend
     looks: Mapping[str, plots.Look] | None = None
 
 
@@ -59,17 +54,11 @@ Where: TypeAlias = Literal["outside upper left", "outside lower left"]
 
 @dataclass(frozen=True)
 class _Band:
-    """Panels side by side.
+    """Panels side by side."""
 
-    Attributes:
-        title: Title above them, "" for none.
-        panels: The panels.
-        first: Number of the first panel in the whole figure.
-    """
-
-    title: str
+    title: str  # title above them, "" for none
     panels: Sequence[plots.Panel]
-    first: int
+    first: int  # number of the first panel in the whole figure
 
     @property
     def high(self) -> float:
@@ -81,12 +70,7 @@ def draw(content: Curves, width: float, highest: float) -> list[Figure]:
     """Draw curves.
 
     Args:
-        content: The curves.
-        width: Width of the figures in mm.
         highest: Height of a page in mm; infinite for one figure.
-
-    Returns:
-        The figures.
     """
     looks = content.looks
     if looks is None:
@@ -209,17 +193,11 @@ def _legend(figure: Figure, entries: Sequence[Entry], width: float, where: Where
 
 @dataclass(frozen=True)
 class _Canvas:
-    """What all panels of a figure share.
-
-    Attributes:
-        content: The curves.
-        looks: Look of each line by name.
-        wide: Width of a panel without its numbers, about, in mm.
-    """
+    """What all panels of a figure share."""
 
     content: Curves
-    looks: Mapping[str, plots.Look]
-    wide: float
+    looks: Mapping[str, plots.Look]  # look of each line by name
+    wide: float  # width of a panel without its numbers, about, in mm
 
 
 def _draw(
@@ -334,17 +312,11 @@ def _power(value: float) -> str:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Where the points of a horizontal axis lie.
+    """Where the points of a horizontal axis lie."""
 
-    Attributes:
-        at: Position of each point.
-        names: Name of each point.
-        joined: For each point, whether a line may join it to the next one.
-    """
-
-    at: tuple[float, ...]
+    at: tuple[float, ...]  # position of each point
     names: tuple[str, ...]
-    joined: tuple[bool, ...]
+    joined: tuple[bool, ...]  # for each point, whether a line may join it to the next one
 
     @classmethod
     def of(cls, points: Sequence[str], count: int) -> _Scale:

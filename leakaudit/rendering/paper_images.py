@@ -22,31 +22,19 @@ BESIDE = 1.6  # between columns of images
 
 @dataclass(frozen=True)
 class Tile:
-    """One image above its reconstruction.
+    """One image above its reconstruction."""
 
-    Attributes:
-        above: Text above, such as the node.
-        below: Text below, such as the PSNR.
-        original: The true image, None if it is not known.
-        found: The same for the reconstruction.
-    """
-
-    above: str
-    below: str
-    original: Image.Image | None
-    found: Image.Image | None
+    above: str  # text above, such as the node
+    below: str  # text below, such as the PSNR
+    original: Image.Image | None  # the true image, None if it is not known
+    found: Image.Image | None  # the same for the reconstruction
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Images above their reconstructions.
+    """Images above their reconstructions."""
 
-    Attributes:
-        title: Title above the images.
-        tiles: The images.
-    """
-
-    title: str
+    title: str  # title above the images
     tiles: Sequence[Tile] = field(default_factory=tuple)
 
 
@@ -54,12 +42,7 @@ def draw(content: Sequence[Grid], width: float, highest: float) -> list[Figure]:
     """Draw images in rows; a row holds as many as fit.
 
     Args:
-        content: The images.
-        width: Width of the figures in mm.
         highest: Height of a page in mm; infinite for one figure.
-
-    Returns:
-        The figures.
     """
     across = max(1, int((width - ROW_NAME) / (TILE + BESIDE)))
     bands: list[tuple[str, Sequence[Tile]]] = []

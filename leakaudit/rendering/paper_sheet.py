@@ -38,12 +38,7 @@ SETTINGS: dict[RcKeyType, object] = {
 
 
 def empty(width: float, high: float) -> Figure:
-    """Return an empty figure, whose parts matplotlib arranges.
-
-    Args:
-        width: Width in mm.
-        high: Height in mm.
-    """
+    """Return an empty figure, whose parts matplotlib arranges."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width / INCH, high / INCH), facecolor="white", layout="constrained")
@@ -53,7 +48,6 @@ def tick(value: float, cap: float | None) -> str:
     """Return the number at a tick.
 
     Args:
-        value: The number.
         cap: Value at which larger ones are drawn, None for none.
     """
     if cap is not None and math.isclose(value, cap):

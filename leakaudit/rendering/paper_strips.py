@@ -20,46 +20,28 @@ STRIP_NAME = 34  # most characters of the name of a row
 
 @dataclass(frozen=True)
 class Strip:
-    """Values of several things, each in a row of its own.
+    """Values of several things, each in a row of its own."""
 
-    Attributes:
-        title: What the values are, with their unit.
-        values: The values of each row; empty if it has none.
-        limits: The limit of each row, None for none.
-        cap: As in `plots.Panel`.
-    """
-
-    title: str
-    values: Sequence[Sequence[float]]
-    limits: Sequence[float | None] = ()
-    cap: float | None = None
+    title: str  # what the values are, with their unit
+    values: Sequence[Sequence[float]]  # the values of each row; empty if it has none
+    limits: Sequence[float | None] = ()  # the limit of each row, None for none
+    cap: float | None = None  # as in `plots.Panel`
 
 
 @dataclass(frozen=True)
 class Strips:
-    """Strips that share their rows.
-
-    Attributes:
-        names: Names of the rows.
-        strips: The strips, side by side.
-        note: What the marks mean, below the strips.
-    """
+    """Strips that share their rows."""
 
     names: Sequence[str]
-    strips: Sequence[Strip]
-    note: str = ""
+    strips: Sequence[Strip]  # the strips, side by side
+    note: str = ""  # what the marks mean, below the strips
 
 
 def draw(content: Strips, width: float, highest: float) -> list[Figure]:
     """Draw strips.
 
     Args:
-        content: The strips.
-        width: Width of the figures in mm.
         highest: Height of a page in mm; infinite for one figure.
-
-    Returns:
-        The figures.
     """
     from matplotlib import ticker
 

@@ -29,15 +29,8 @@ BYTES = 256
 def with_passages(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
     """Add the sequences to a record.
 
-    Args:
-        results: A record.
-        folder: Folder of its files.
-
     Returns:
         The record with ``passages``; unchanged if its reconstructions are not sequences.
-
-    Raises:
-        LeakauditError: A file cannot be read.
     """
     record = model.of_run(results)
     if len(record.trace.shape) != 1:
@@ -57,9 +50,6 @@ def text_of(tokens: np.ndarray) -> str:
 
     Args:
         tokens: (length,) whole numbers.
-
-    Returns:
-        Bytes are decoded as UTF-8; other tokens are shown as numbers.
     """
     first = tokens[: 4 * LONGEST].tolist()  # a character of UTF-8 has at most four bytes
     if tokens.min() >= 0 and tokens.max() < BYTES:

@@ -41,21 +41,13 @@ _WORDS = {"exact": "#b42318", "interval": "#b42318", "approximate": "#9a5b00", "
 
 @dataclass(frozen=True)
 class Pair:
-    """One column: an original and its reconstruction.
+    """One column: an original and its reconstruction."""
 
-    Attributes:
-        owner: The node that owns the record, or the nodes that may own it.
-        original: (c, h, w) in [0, 1] with 1 or 3 channels, None if it is not known.
-        found: The same for the reconstruction, None if the record was not recovered.
-        psnr: In dB, None if it was not measured.
-        certificate: ``exact``, ``interval``, ``approximate`` or ``failed``.
-    """
-
-    owner: str
-    original: Tensor | None
-    found: Tensor | None
-    psnr: float | None
-    certificate: str
+    owner: str  # the node that owns the record, or the nodes that may own it
+    original: Tensor | None  # (c, h, w) in [0, 1] with 1 or 3 channels, None if it is not known
+    found: Tensor | None  # the same for the reconstruction, None if the record was not recovered
+    psnr: float | None  # in dB, None if it was not measured
+    certificate: str  # `exact`, `interval`, `approximate` or `failed`
 
 
 def pair_up(
@@ -70,13 +62,7 @@ def pair_up(
     or 3 channels are omitted.
 
     Args:
-        found: The reconstructions.
-        scores: One score for each of them.
         truth: The true records, None if they are not known.
-        own: Whether the scores count only the records of the first node of each reconstruction.
-
-    Returns:
-        The columns.
     """
     out = []
     for one, score in zip(found, scores, strict=True):
@@ -117,8 +103,6 @@ def save_originals(path: Path, found: Sequence[Reconstruction], truth: Truth | N
     whole numbers.
 
     Args:
-        path: The file.
-        found: The reconstructions.
         truth: The true records, None if they are not known.
 
     Returns:
@@ -158,16 +142,9 @@ def grid(
     """Draw pairs as columns. Small images are enlarged without smoothing.
 
     Args:
-        pairs: The pairs.
         title: Title above the columns, shortened to the width of the picture; "" for none.
         columns: Most columns in a row.
         limit: Most pairs that are drawn; the picture states how many of them are shown.
-
-    Returns:
-        The picture.
-
-    Raises:
-        LeakauditError: There is nothing to draw, or a record is not an image.
     """
     tiles = [(_tile(pair.original), _tile(pair.found)) for pair in pairs[:limit]]
     sizes: list[tuple[int, int]] = []
@@ -201,12 +178,7 @@ def grid(
 
 
 def save(image: Image.Image, path: Path) -> None:
-    """Write a PNG atomically, with the mark of personal data.
-
-    Args:
-        image: The picture.
-        path: The file.
-    """
+    """Write a PNG atomically, with the mark of personal data."""
     about = PngInfo()
     about.add_text(marks.SOFTWARE, marks.PERSONAL)
     with replacing(path) as file:
@@ -215,23 +187,14 @@ def save(image: Image.Image, path: Path) -> None:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Positions and sizes in pixels.
+    """Positions and sizes in pixels."""
 
-    Attributes:
-        count: Number of columns.
-        wide: Number of columns in a row.
-        rows: Which images a column has: 0 for originals, 1 for reconstructions.
-        width: Width of a column.
-        height: Height reserved for an image.
-        head: Height of the title.
-    """
-
-    count: int
-    wide: int
-    rows: tuple[int, ...]
-    width: int
-    height: int
-    head: int
+    count: int  # number of columns
+    wide: int  # number of columns in a row
+    rows: tuple[int, ...]  # which images a column has: 0 for originals, 1 for reconstructions
+    width: int  # width of a column
+    height: int  # height reserved for an image
+    head: int  # height of the title
 
     @property
     def band(self) -> int:
@@ -300,10 +263,6 @@ def say(
     """Draw one line of text.
 
     Args:
-        draw: Drawing context of the picture.
-        at: Position of the anchor, in pixels.
-        text: The text.
-        size: Font size in pixels.
         colour: As ``#rrggbb``.
         anchor: As in PIL: horizontal, then vertical; by default the middle of the upper edge.
     """

@@ -111,33 +111,21 @@ _METADATA: dict[str, dict[str, None]] = {  # omits the date and the version, whi
 
 
 class Style(NamedTuple):
-    """How a line is drawn.
+    """How a line is drawn."""
 
-    Attributes:
-        width: Line width in units.
-        dash: Lengths of dash and gap in line widths, None for a solid line.
-        marked: Whether its points are marked.
-        sparse: Whether only some of its points are marked.
-    """
-
-    width: float
+    width: float  # line width in units
+    # lengths of dash and gap in line widths, None for a solid line
     dash: tuple[float, float] | None = None
     marked: bool = False
-    sparse: bool = False
+    sparse: bool = False  # whether only some of its points are marked
 
 
 class Look(NamedTuple):
-    """How the lines of one name are distinguished from others.
+    """How the lines of one name are distinguished from others."""
 
-    Attributes:
-        colour: As ``#rrggbb``.
-        marker: Name of the marker in matplotlib.
-        place: Index in the legend.
-    """
-
-    colour: str
-    marker: str = "o"
-    place: int = 0
+    colour: str  # as `#rrggbb`
+    marker: str = "o"  # name of the marker in matplotlib
+    place: int = 0  # index in the legend
 
 
 # Lines with these meanings have the same colour in every figure.
@@ -163,46 +151,33 @@ Interval = tuple[float, float]  # lower and upper end
 
 @dataclass(frozen=True)
 class Line:
-    """Values at the positions 0, 1, ... of the horizontal axis.
+    """Values at the positions 0, 1, ... of the horizontal axis."""
 
-    Attributes:
-        name: Name of the legend entry that has its colour.
-        style: Key in `STYLES`.
-        values: One value per position; None and values that are not finite leave a gap.
-        intervals: For each position, the ends of the interval around the value, None for none;
-            empty if the line has no intervals.
-    """
-
-    name: str
+    name: str  # name of the legend entry that has its colour
     style: str
+    # one value per position; None and values that are not finite leave a gap
     values: Sequence[float | None]
+    # for each position, the ends of the interval around the value, None for none; empty if the line
+    # has no intervals
     intervals: Sequence[Interval | None] = ()
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines on two axes.
+    """Lines on two axes."""
 
-    Attributes:
-        title: Title above the panel.
-        lines: Lines in the panel.
-        axis: Label of the horizontal axis.
-        points: Names of the positions on the horizontal axis; empty for integers.
-        low: Value that the vertical axis must include at its lower end; None to fit the values.
-        high: The same for the upper end.
-        log: Whether the vertical axis is logarithmic; None to decide by `logarithmic`.
-        empty: Text that is shown if there is no value.
-        cap: Value to which larger ones are reduced, None for none; `heading` states it.
-    """
-
-    title: str
+    title: str  # title above the panel
     lines: tuple[Line, ...]
-    axis: str = ""
+    axis: str = ""  # label of the horizontal axis
+    # names of the positions on the horizontal axis; empty for integers
     points: tuple[str, ...] = ()
+    # value that the vertical axis must include at its lower end; None to fit the values
     low: float | None = None
-    high: float | None = None
+    high: float | None = None  # the same for the upper end
+    # whether the vertical axis is logarithmic; None to decide by `logarithmic`
     log: bool | None = False
-    empty: str = "not measured"
+    empty: str = "not measured"  # text that is shown if there is no value
+    # value to which larger ones are reduced, None for none; `heading` states it
     cap: float | None = None
 
     @property
@@ -215,25 +190,16 @@ class Panel:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Weights by row and column.
+    """Weights by row and column."""
 
-    Attributes:
-        title: Title above the map.
-        columns: Names of the columns.
-        rows: Names of the rows.
-        values: A weight in [-1, 1] for each row and column; 0 means no weight.
-        across: What the columns represent.
-        down: What the rows represent.
-        note: Text below the map.
-    """
-
-    title: str
-    columns: Sequence[str]
+    title: str  # title above the map
+    columns: Sequence[str]  # names of the columns
     rows: Sequence[str]
+    # a weight in [-1, 1] for each row and column; 0 means no weight
     values: Sequence[Sequence[float]]
-    across: str = ""
-    down: str = ""
-    note: str = ""
+    across: str = ""  # what the columns represent
+    down: str = ""  # what the rows represent
+    note: str = ""  # text below the map
 
 
 Row = tuple[str, Sequence[Panel]]  # title, and panels side by side
@@ -253,15 +219,7 @@ def curves(
     has the gid ``line<k>``.
 
     Args:
-        rows: Title and panels of each row; a row without a title reserves no space for it.
         legend: Text for each name. Lines with a missing name are drawn in grey.
-        styles: Text for the styles of lines that share a colour, shown in the legend.
-        note: Text below the legend.
-        wide: Width of a panel.
-        looks: Look of each name of the legend; by default `looks_of` the legend.
-
-    Returns:
-        The figure.
     """
     across = max(len(panels) for _, panels in rows)
     page = across * wide
@@ -306,9 +264,6 @@ def heat(maps: Sequence[HeatMap]) -> Figure:
 
     Args:
         maps: The heat maps, at least one.
-
-    Returns:
-        The figure.
     """
     heights = [len(one.rows) * CELL + 90 for one in maps]
     page = max(480, 150 + CELL * max(len(one.columns) for one in maps))
@@ -328,9 +283,6 @@ def looks_of(names: Iterable[str], known: Mapping[str, Look] | None = None) -> d
         names: The names, in the order of `COLOURS`, which repeat.
         known: Looks of names with a meaning, such as `LIMIT_BY_VIEW`; other names do not get their
             colours.
-
-    Returns:
-        The look of every name, including the known ones.
     """
     found = dict(known or {})
     taken = {look.colour for look in found.values()}
@@ -349,15 +301,7 @@ def looks_of(names: Iterable[str], known: Mapping[str, Look] | None = None) -> d
 
 
 def expect_suffix(path: Path, option: str = "--output") -> None:
-    """Check that the suffix of a file name is a supported chart format.
-
-    Args:
-        path: The file of a chart.
-        option: The option that specified the name, for the error message.
-
-    Raises:
-        LeakauditError: The suffix is not one of `SUFFIXES`.
-    """
+    """Check that the suffix of a file name is a supported chart format."""
     if path.suffix.lower() not in SUFFIXES:
         raise LeakauditError(
             f"{option}: expected a name that ends in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}, "
@@ -366,15 +310,7 @@ def expect_suffix(path: Path, option: str = "--output") -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a chart atomically, in the format given by the suffix.
-
-    Args:
-        figure: The chart.
-        path: The file; its name ends in one of `SUFFIXES`.
-
-    Raises:
-        LeakauditError: The suffix is not supported, or the file cannot be written.
-    """
+    """Write a chart atomically, in the format given by the suffix."""
     expect_suffix(path)
     written = _written(figure, path.suffix.lower()[1:], "leakaudit")
     with replacing(path) as file:
@@ -385,12 +321,8 @@ def svg(figure: Figure, name: str) -> str:
     """Return a chart as SVG without a background, for use on a page.
 
     Args:
-        figure: The chart, which loses its background.
         name: Part of the ids that the SVG refers to; a different name for each chart of a page
             keeps these ids distinct.
-
-    Returns:
-        The text of the file.
     """
     figure.patch.set_visible(False)
     return _written(figure, "svg", name).decode()
@@ -401,9 +333,6 @@ def logarithmic(values: Sequence[float]) -> bool:
 
     Args:
         values: The values, at least one.
-
-    Returns:
-        True if no value is negative and the positive values span `DECADES`.
     """
     positive = [v for v in values if v > 0]
     return bool(positive) and min(values) >= 0 and max(positive) >= 10**DECADES * min(positive)
@@ -414,10 +343,6 @@ def capped(interval: Interval | None, top: float) -> Interval | None:
 
     Args:
         interval: The interval, None for none.
-        top: The cap, such as `PSNR_SHOWN`.
-
-    Returns:
-        The interval with ends of at most the cap.
     """
     if interval is None:
         return None
@@ -427,10 +352,6 @@ def capped(interval: Interval | None, top: float) -> Interval | None:
 
 def is_drawn(value: float | None, log: bool) -> TypeGuard[float]:
     """Return whether a value can be drawn on an axis; a value that cannot leaves a gap.
-
-    Args:
-        value: A value of a line.
-        log: Whether the axis is logarithmic.
 
     Returns:
         True for a number up to `DRAWN` in size; on a logarithmic axis, from 1 / `DRAWN`.
@@ -442,12 +363,7 @@ def is_drawn(value: float | None, log: bool) -> TypeGuard[float]:
 def settings(
     name: str = "leakaudit", changed: Mapping[RcKeyType, object] | None = None
 ) -> Iterator[None]:
-    """Use our settings inside the block; afterwards, those of the process are restored.
-
-    Args:
-        name: As in `svg`.
-        changed: Settings of matplotlib that replace ours.
-    """
+    """Use our settings inside the block; afterwards, those of the process are restored."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -494,15 +410,7 @@ def _draw(figure: Figure, kind: str, file: BinaryIO) -> None:
 
 
 def said(text: str, most: int) -> str:
-    """Return one printable line of limited length.
-
-    Args:
-        text: Any text.
-        most: Most characters.
-
-    Returns:
-        The text, shortened if necessary.
-    """
+    """Return one printable line of limited length."""
     shown = clean(text)
     if len(shown) <= most:
         return shown
@@ -510,16 +418,7 @@ def said(text: str, most: int) -> str:
 
 
 def wrapped(text: str, letters: int, most: int = 2) -> str:
-    """Return text on a few lines.
-
-    Args:
-        text: Any text.
-        letters: Characters of a line.
-        most: Most lines.
-
-    Returns:
-        The lines, shortened if necessary.
-    """
+    """Return text on a few lines."""
     lines = textwrap.wrap(clean(text), max(8, letters), max_lines=most, placeholder=" …")
     return "\n".join(lines)
 

@@ -43,9 +43,6 @@ def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
     Args:
         results: A record of any kind, for an attack with the images of
             `leakaudit.rendering.gallery.with_pictures`, unless they are omitted.
-
-    Returns:
-        The content, and one sentence.
     """
     if results["kind"] == "sweep":
         swept = model.of_sweep(results)
@@ -62,14 +59,7 @@ def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
 
 
 def of_sweep(record: SweepRecord) -> Curves:
-    """Return the curves of a sweep.
-
-    Args:
-        record: The record.
-
-    Returns:
-        One row of panels per adversary and point on the other axes.
-    """
+    """Return the curves of a sweep."""
     drawing = sweep_figure.panels(record.sweep)
     panels: list[plots.Panel] = []
     for _, some in drawing.rows:
@@ -78,14 +68,7 @@ def of_sweep(record: SweepRecord) -> Curves:
 
 
 def of_audit(record: AuditRecord) -> Curves:
-    """Return the curves of an audit.
-
-    Args:
-        record: The record.
-
-    Returns:
-        One row of panels per adversary.
-    """
+    """Return the curves of an audit."""
     rows: list[plots.Row] = []
     panels: list[plots.Panel] = []
     for view in audit_panels.views(record):

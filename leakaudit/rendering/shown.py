@@ -13,99 +13,60 @@ from leakaudit.trace import Json
 
 @dataclass(frozen=True)
 class Picture:
-    """One image of a gallery.
+    """One image of a gallery."""
 
-    Attributes:
-        place: ``best``, ``median``, ``worst`` or ``random``; "" if the image is none of these or
-            all images are equally good.
-        at: Point of an audit's grid in words, "" for other records.
-        owner: The node that owns the record, or the nodes that may own it.
-        record: Index of the record.
-        of: Number of records of that owner.
-        psnr: In dB, None if it was not measured.
-        ssim: Structural similarity.
-        lpips: Perceptual distance.
-        certificate: Name of the certificate in lower case.
-        found: The reconstruction as a data URI, None if there is none.
-        original: The same for the true image.
-        candidates: Number of other images that explain the leak equally well.
-        others: Data URIs of some of these.
-    """
-
+    # `best`, `median`, `worst` or `random`; "" if the image is none of these or all images are
+    # equally good
     place: str
-    at: str
-    owner: str
+    at: str  # point of an audit's grid in words, "" for other records
+    owner: str  # the node that owns the record, or the nodes that may own it
     record: int
-    of: int
-    psnr: float | None
-    ssim: float | None
-    lpips: float | None
-    certificate: str
-    found: str | None
-    original: str | None
-    candidates: int = 0
-    others: Sequence[str | None] = ()
+    of: int  # number of records of that owner
+    psnr: float | None  # in dB, None if it was not measured
+    ssim: float | None  # structural similarity
+    lpips: float | None  # perceptual distance
+    certificate: str  # name of the certificate in lower case
+    found: str | None  # the reconstruction as a data URI, None if there is none
+    original: str | None  # the same for the true image
+    candidates: int = 0  # number of other images that explain the leak equally well
+    others: Sequence[str | None] = ()  # data URIs of some of these
 
 
 @dataclass(frozen=True)
 class Section:
-    """The images of one attack by one adversary.
-
-    Attributes:
-        attack: Name of the attack.
-        adversary: The adversary.
-        total: Number of all images.
-        images: The images that are shown.
-    """
+    """The images of one attack by one adversary."""
 
     attack: str
     adversary: str
-    total: int
+    total: int  # number of all images
     images: Sequence[Picture]
 
 
 @dataclass(frozen=True)
 class Passage:
-    """One recovered sequence of tokens, as text.
-
-    Attributes:
-        attack: Name of the attack.
-        adversary: The adversary.
-        owner: The node that owns the record, or the nodes that may own it.
-        record: Index of the record.
-        certificate: Name of the certificate in lower case.
-        found: The reconstruction, None if the record was not recovered.
-        original: The true text, None if it is not known.
-    """
+    """One recovered sequence of tokens, as text."""
 
     attack: str
     adversary: str
-    owner: str
+    owner: str  # the node that owns the record, or the nodes that may own it
     record: int
-    certificate: str
-    found: str | None
-    original: str | None
+    certificate: str  # name of the certificate in lower case
+    found: str | None  # the reconstruction, None if the record was not recovered
+    original: str | None  # the true text, None if it is not known
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A record as a report shows it.
-
-    Attributes:
-        record: The record.
-        against: Comparison with an earlier record, None for none.
-        gallery: Images, empty if they are omitted.
-        location: File in the repository that SARIF points at, None if it is not specified.
-        passages: Sequences of tokens, empty if there are none or they are omitted.
-        prefix: Folder of the repository that the paths of a record are relative to, "" for its
-            root.
-    """
+    """A record as a report shows it."""
 
     record: RunRecord
-    against: Against | None = None
-    gallery: Sequence[Section] = field(default_factory=tuple)
+    against: Against | None = None  # comparison with an earlier record, None for none
+    gallery: Sequence[Section] = field(default_factory=tuple)  # images, empty if they are omitted
+    # file in the repository that SARIF points at, None if it is not specified
     location: str | None = None
+    # sequences of tokens, empty if there are none or they are omitted
     passages: Sequence[Passage] = field(default_factory=tuple)
+    # folder of the repository that the paths of a record are relative to, "" for its root
     prefix: str = ""
 
     @classmethod
@@ -117,9 +78,6 @@ class Shown:
                 ``gallery`` (`leakaudit.rendering.gallery.with_pictures`), ``passages``
                 (`leakaudit.rendering.passages.with_passages`), ``location`` and ``prefix`` may have
                 been added.
-
-        Returns:
-            The record and its additions as types.
         """
         location = results.get("location")
         if not isinstance(location, str) or not location:

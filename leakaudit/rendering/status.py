@@ -8,11 +8,7 @@ _shown: list[str] = []  # the line on the terminal, if any
 
 
 def put(text: str) -> None:
-    """Show a line on stderr if that is a terminal.
-
-    Args:
-        text: The line.
-    """
+    """Show a line on stderr if that is a terminal."""
     if _shown or not sys.stderr.isatty():
         return
     _shown.append(text)

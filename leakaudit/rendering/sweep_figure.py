@@ -37,30 +37,16 @@ RATES = "share, with its 95 % Clopper-Pearson interval (records counted as indep
 
 @dataclass(frozen=True)
 class Drawing:
-    """The panels of a sweep.
+    """The panels of a sweep."""
 
-    Attributes:
-        rows: Title and panels of each row.
-        legend: Texts of the lines by name.
-        styles: Texts of the styles of lines.
-        left_out: Number of rows beyond `ROWS`.
-    """
-
-    rows: tuple[plots.Row, ...]
-    legend: Mapping[str, str]
-    styles: Mapping[str, str]
-    left_out: int = 0
+    rows: tuple[plots.Row, ...]  # title and panels of each row
+    legend: Mapping[str, str]  # texts of the lines by name
+    styles: Mapping[str, str]  # texts of the styles of lines
+    left_out: int = 0  # number of rows beyond `ROWS`
 
 
 def figure(sweep: SweepPart) -> Figure:
-    """Draw one row of panels per adversary and point on the axes that are not drawn horizontally.
-
-    Args:
-        sweep: The sweep part of the record.
-
-    Returns:
-        The figure, with the first `ROWS` rows.
-    """
+    """Draw a row of panels per adversary and point on the axes that are not horizontal."""
     drawing = panels(sweep)
     more = ""
     if drawing.left_out:
@@ -69,14 +55,7 @@ def figure(sweep: SweepPart) -> Figure:
 
 
 def panels(sweep: SweepPart) -> Drawing:
-    """Return the panels of a sweep.
-
-    Args:
-        sweep: The sweep part of the record.
-
-    Returns:
-        The first `ROWS` rows, and what their legend says.
-    """
+    """Return the panels of a sweep."""
     view = _View.of(sweep)
     rows = _rows(sweep.points, view)
     names = list(dict.fromkeys(view.line(point) for point in sweep.points))
@@ -91,21 +70,16 @@ def panels(sweep: SweepPart) -> Drawing:
 
 @dataclass(frozen=True)
 class _View:
-    """How points are drawn.
+    """How points are drawn."""
 
-    Attributes:
-        axis: The setting that is drawn horizontally, None for none.
-        values: Values of that axis, in their order.
-        own: By attack or victim, the names of its own axes and of the settings on them.
-        apart: Axes that only some points have, because of their attack or victim, by the name of
-            the setting; and the victim itself, if the horizontal axis is a constant of one victim.
-        runs: The cells of a point by `leakaudit.results.flat.place`.
-    """
-
-    axis: str | None
-    values: list[Free]
+    axis: str | None  # the setting that is drawn horizontally, None for none
+    values: list[Free]  # values of that axis, in their order
+    # by attack or victim, the names of its own axes and of the settings on them
     own: Mapping[str, Mapping[str, str]]
+    # axes that only some points have, because of their attack or victim, by the name of the
+    # setting; and the victim itself, if the horizontal axis is a constant of one victim
     apart: Mapping[str, str]
+    # the cells of a point by `leakaudit.results.flat.place`
     runs: Mapping[str, Sequence[SweptCell]]
 
     @classmethod

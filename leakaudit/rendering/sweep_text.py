@@ -29,11 +29,7 @@ def text(record: SweepRecord, width: int | None = None) -> list[RenderableType]:
     """Return the summary, the table and the failures, for a terminal.
 
     Args:
-        record: The record of a sweep.
         width: Columns of the terminal; None if lines are not wrapped.
-
-    Returns:
-        The parts from top to bottom.
     """
     headings, rows = table(record.sweep)
     columns = []
@@ -49,14 +45,7 @@ def text(record: SweepRecord, width: int | None = None) -> list[RenderableType]:
 
 
 def markdown(record: SweepRecord) -> str:
-    """Return a page that includes the figure.
-
-    Args:
-        record: The record of a sweep.
-
-    Returns:
-        Markdown.
-    """
+    """Return a page that includes the figure."""
     sweep = record.sweep
     headings, rows = table(sweep)
     parts = ["# Sweep", f"**{md.escape(record.summary)}**"]
@@ -72,14 +61,7 @@ def markdown(record: SweepRecord) -> str:
 
 
 def table(sweep: SweepPart) -> tuple[list[str], list[list[str]]]:
-    """Return one row per point, with PSNR and SSIM for images and relative errors for other data.
-
-    Args:
-        sweep: The sweep part of the record.
-
-    Returns:
-        Headings, and rows of cells.
-    """
+    """Return a row per point: PSNR and SSIM of images, relative errors of other data."""
     images = any(not isinstance(point.psnr, UnsetType) for point in sweep.points)
     many = len({point.adversary for point in sweep.points}) > 1
     headings = [*sweep.axes, "attack"]
@@ -105,11 +87,7 @@ def table(sweep: SweepPart) -> tuple[list[str], list[list[str]]]:
 
 
 def is_number(heading: str) -> bool:
-    """Return whether a column of `table` has numbers.
-
-    Args:
-        heading: Its heading.
-    """
+    """Return whether a column of `table` has numbers."""
     return heading in COUNTS or heading.endswith(("best", "median"))
 
 
@@ -150,12 +128,6 @@ def troubles(sweep: SweepPart) -> list[str]:
     """Return one line for each reason, with the number of cells.
 
     There are reasons for cells that failed, and for nodes for which no leak is determined.
-
-    Args:
-        sweep: The sweep part of the record.
-
-    Returns:
-        Lines, cleaned.
     """
     found: Counter[str] = Counter()
     for cell in sweep.cells:

@@ -20,19 +20,13 @@ NARROWEST = 24  # columns below which text is not wrapped in its column but writ
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table.
-
-    Attributes:
-        heading: Its heading, with the unit.
-        right: Whether its cells are aligned to the right, as numbers are.
-        text: Whether its cells are sentences, which may be wrapped or written below the row.
-        spare: Whether the column may be omitted if the terminal is too narrow.
-    """
+    """One column of a table."""
 
     heading: str
-    right: bool = False
+    right: bool = False  # whether its cells are aligned to the right, as numbers are
+    # whether its cells are sentences, which may be wrapped or written below the row
     text: bool = False
-    spare: bool = False
+    spare: bool = False  # whether the column may be omitted if the terminal is too narrow
 
 
 def table(
@@ -45,7 +39,6 @@ def table(
     first.
 
     Args:
-        columns: The columns.
         rows: One cell for each column; below a row, "" and "-" are left out.
         width: Columns of the terminal; None for a file or a pipe, where each row is one line.
     """
@@ -87,7 +80,6 @@ def indented(text: Text, width: int | None = None) -> RenderableType:
     """Return a paragraph below a heading.
 
     Args:
-        text: The paragraph.
         width: Columns of the terminal; None for a file or a pipe, where it is one line.
     """
     if width is None:

@@ -25,12 +25,6 @@ def chart(runs: Mapping[str, Run]) -> Figure:
 
     Args:
         runs: Curves by label; at most as many as there are colours.
-
-    Returns:
-        The figure.
-
-    Raises:
-        LeakauditError: There are more runs than colours.
     """
     if len(runs) > len(plots.COLOURS):
         raise LeakauditError(
@@ -47,14 +41,7 @@ def chart(runs: Mapping[str, Run]) -> Figure:
 
 
 def title(name: str) -> str:
-    """Return the title for a quantity.
-
-    Args:
-        name: Name of the quantity, as in `leakaudit.protocols.training_curves`.
-
-    Returns:
-        The title of its panel.
-    """
+    """Return the title for a quantity."""
     known = {"consensus": "consensus error", "seconds": "seconds per round"}
     return known.get(name, name.replace("norm_", "norm of ").replace("_", " "))
 

@@ -29,18 +29,10 @@ class Guesser(StrEnum):
 
 
 def identified_among(total: int) -> str:
-    """Return the name of a test: the attack's image is closest to the true record.
-
-    Args:
-        total: Number of records among which the true one must be the closest.
-    """
+    """Return the name of a test: the attack's image is closest to the true record."""
     return f"identified among {total}"
 
 
 def as_near_as(psnr: float) -> str:
-    """Return the name of a test: the attack's image is close to the true record.
-
-    Args:
-        psnr: The required PSNR in dB.
-    """
+    """Return the name of a test: the attack's image is close to the true record."""
     return f"PSNR >= {psnr:g} dB"

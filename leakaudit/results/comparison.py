@@ -29,37 +29,23 @@ MEANS: dict[Change, str] = {
 
 
 class ComparedCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One check in two results.
+    """One check in two results."""
 
-    Attributes:
-        id: Its fingerprint, also used in SARIF.
-        name: What was examined.
-        node: The node that owns the data.
-        change: Change from the earlier results to these.
-        before: The earlier message, None if it was not examined before.
-        now: The message, None if it is no longer examined.
-    """
-
-    id: str
-    name: str
-    node: int
-    change: Change
-    before: str | None
-    now: str | None
+    id: str  # its fingerprint, also used in SARIF
+    name: str  # what was examined
+    node: int  # the node that owns the data
+    change: Change  # change from the earlier results to these
+    before: str | None  # the earlier message, None if it was not examined before
+    now: str | None  # the message, None if it is no longer examined
 
 
 class Against(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A comparison of results with earlier ones.
+    """A comparison of results with earlier ones."""
 
-    Attributes:
-        summary: The numbers of checks by change.
-        differs: Conditions that differ between the two results and may explain a change.
-        rows: The checks, those that became worse first.
-    """
-
-    summary: str
+    summary: str  # the numbers of checks by change
+    # conditions that differ between the two results and may explain a change
     differs: tuple[str, ...]
-    rows: tuple[ComparedCheck, ...]
+    rows: tuple[ComparedCheck, ...]  # the checks, those that became worse first
 
     @property
     def changed(self) -> list[ComparedCheck]:
@@ -70,10 +56,6 @@ class Against(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def compare(now: Mapping[str, Json], before: Mapping[str, Json]) -> dict[str, Json]:
     """Compare two records.
 
-    Args:
-        now: The record that is reported.
-        before: An earlier one.
-
     Returns:
         The record `now` with an entry ``against``, the values of an `Against`.
     """
@@ -82,16 +64,7 @@ def compare(now: Mapping[str, Json], before: Mapping[str, Json]) -> dict[str, Js
 
 
 def against(now: RunRecord, before: RunRecord, differs: Sequence[str]) -> Against:
-    """Compare the checks of two records.
-
-    Args:
-        now: The record that is reported.
-        before: An earlier one.
-        differs: As returned by `differences`.
-
-    Returns:
-        The comparison.
-    """
+    """Compare the checks of two records."""
     new = {check.id: check for check in checks(now)}
     old = {check.id: check for check in checks(before)}
     order = list(MEANS)
@@ -101,15 +74,7 @@ def against(now: RunRecord, before: RunRecord, differs: Sequence[str]) -> Agains
 
 
 def differences(now: RunRecord, before: RunRecord) -> list[str]:
-    """List the conditions that differ between two records.
-
-    Args:
-        now: The record that is reported.
-        before: An earlier one.
-
-    Returns:
-        The names, in a fixed order.
-    """
+    """List the conditions that differ between two records."""
     a, b = now.provenance, before.provenance
     pairs: dict[str, tuple[object, object]] = {
         "the protocol": (now.trace.protocol, before.trace.protocol),
@@ -138,9 +103,6 @@ def _recordings(now: TraceSource, before: TraceSource) -> tuple[object, object]:
 
 def read_against(results: Mapping[str, Json]) -> Against | None:
     """Return the comparison that `compare` added.
-
-    Args:
-        results: A record.
 
     Returns:
         The comparison, None if there is none.

@@ -44,13 +44,7 @@ def finding(
     """Return one finding of a record.
 
     Args:
-        leak: The leak that was attacked.
-        found: The reconstruction.
-        score: The quality of the reconstruction.
         images: Where it was saved, from `record_file.save_reconstructions`; None if it was not.
-
-    Returns:
-        The finding.
     """
     return Finding(
         node=found.node,
@@ -107,9 +101,6 @@ def _entry(evidence: Evidence) -> EvidenceEntry:
 def scores(score: Score) -> Scores | None:
     """Return a score in the form in which the record stores it.
 
-    Args:
-        score: The quality of a reconstruction.
-
     Returns:
         The scores, None if there was no truth.
     """
@@ -120,39 +111,17 @@ def scores(score: Score) -> Scores | None:
 
 
 def certified(found: Reconstruction) -> int:
-    """Count the inputs of a reconstruction that are certified exact.
-
-    Args:
-        found: The reconstruction.
-
-    Returns:
-        Their number.
-    """
+    """Count the inputs of a reconstruction that are certified exact."""
     return sum(one is Certificate.EXACT for one in found.certificates)
 
 
 def noted(found: Reconstruction, score: Score) -> str:
-    """Join the remarks of an attack and of scoring.
-
-    Args:
-        found: The reconstruction.
-        score: The quality of the reconstruction.
-
-    Returns:
-        Both remarks, separated by a semicolon; "" if there are none.
-    """
+    """Join the remarks of an attack and of scoring."""
     return "; ".join(filter(None, (found.note, score.note)))
 
 
 def summarised(leak: GradientLeak) -> LeakSummary:
-    """Describe a leak that was attacked.
-
-    Args:
-        leak: The leak.
-
-    Returns:
-        Its description.
-    """
+    """Describe a leak that was attacked."""
     rounds = RoundSpan(
         first=int(leak.rounds.min()), last=int(leak.rounds.max()), count=len(leak.rounds)
     )
@@ -173,17 +142,7 @@ def _labels(found: Reconstruction) -> tuple[float | None, ...] | None:
 
 
 def undetermined(node: int, adversary: str, reason: str, understood: bool) -> Undetermined:
-    """Return one entry of ``undetermined``.
-
-    Args:
-        node: A node about which this adversary learns no gradient.
-        adversary: The adversary.
-        reason: Why no gradient is determined.
-        understood: Whether the messages are those that the protocol declares.
-
-    Returns:
-        The entry.
-    """
+    """Return one entry of ``undetermined``."""
     return Undetermined(
         node=node,
         adversary=adversary,
@@ -208,19 +167,7 @@ def build(
     """Return the content of results.json.
 
     Args:
-        trace: The trace that was attacked.
-        findings: From `finding`.
-        undetermined: From `undetermined`.
-        not_tried: What the run omitted, in words.
-        provenance: From `leakaudit.results.provenance.collect`.
-        lpips: The sentence of `lpips_weights.find`.
-        picture: File with an image of all reconstructions, beside results.json.
-        originals: File with the true images.
-        complete: Whether the run was completed.
         truth: The truth of the run; None if it is not known.
-
-    Returns:
-        The values of a `leakaudit.results.model.AttackRecord`.
     """
     left_out = list(not_tried)
     return {
@@ -245,11 +192,7 @@ def trained(trace: Trace, truth: Truth | None = None) -> TraceSummary:
     """Describe the training and the network to be drawn.
 
     Args:
-        trace: A recording.
         truth: Its truth, which names the lines of the program that send; None if it is not known.
-
-    Returns:
-        Its description.
     """
     graph, task = trace.graph, trace.task
     sent: tuple[SentAt, ...] | UnsetType = UNSET
@@ -272,36 +215,19 @@ def trained(trace: Trace, truth: Truth | None = None) -> TraceSummary:
 
 
 def attacks_of(found: Iterable[Finding]) -> dict[str, AttackAbout]:
-    """Return what a reader should know about the attacks behind findings.
-
-    Args:
-        found: The findings.
-
-    Returns:
-        The description of each attack by name.
-    """
+    """Return what a reader should know about the attacks behind findings."""
     names = dict.fromkeys(one.attack for one in found if one.attack != "none")
     return {name: described(name) for name in names}
 
 
 def described(attack: str) -> AttackAbout:
-    """Return what a reader should know about an attack.
-
-    Args:
-        attack: Its name.
-
-    Returns:
-        Its source, its inputs and its cost.
-    """
+    """Return what a reader should know about an attack."""
     kind = registry.get("attacks", attack)
     return AttackAbout(paper=kind.paper, reads=kind.reads, cost=kind.cost, exact=kind.exact)
 
 
 def finite(value: float) -> float | None:
     """Return a number that JSON can represent.
-
-    Args:
-        value: Any number.
 
     Returns:
         The number, None if it is infinite or NaN.

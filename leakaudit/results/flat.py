@@ -65,17 +65,11 @@ COUNTS = (  # numbers that a test of an audit may have counted or computed
 
 @dataclass(frozen=True)
 class Table:
-    """One table.
-
-    Attributes:
-        name: Its name in `NAMES`.
-        columns: Names of the columns.
-        rows: One cell per column in each row.
-    """
+    """One table."""
 
     name: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: tuple[str, ...]  # names of the columns
+    rows: tuple[tuple[Cell, ...], ...]  # one cell per column in each row
 
     def dicts(self) -> list[Row]:
         """Return each row as a dictionary by column."""
@@ -86,14 +80,7 @@ def table(record: Record, name: str | None = None) -> Table:
     """Return one table of a record.
 
     Args:
-        record: The record of an attack, an audit, a gate or a sweep.
         name: One of `NAMES` of its kind; None for the first.
-
-    Returns:
-        The table.
-
-    Raises:
-        LeakauditError: This kind of record has no such table.
     """
     if isinstance(record, SweepRecord):
         return of_sweep(record.sweep, name)
@@ -125,17 +112,7 @@ def _chosen(kind: str, name: str | None) -> str:
 
 
 def frame(made: Table) -> DataFrame:
-    """Return a table as a data frame of pandas.
-
-    Args:
-        made: The table.
-
-    Returns:
-        One column per column of the table.
-
-    Raises:
-        LeakauditError: pandas is not installed.
-    """
+    """Return a table as a data frame of pandas."""
     try:
         import pandas
     except ImportError:
@@ -147,16 +124,7 @@ def frame(made: Table) -> DataFrame:
 
 
 def of_rows(name: str, rows: Sequence[Row], columns: Iterable[str] = ()) -> Table:
-    """Return rows with equal keys as a table.
-
-    Args:
-        name: Name of the table.
-        rows: The rows.
-        columns: Columns of a table without rows.
-
-    Returns:
-        The table.
-    """
+    """Return rows with equal keys as a table."""
     names = tuple(rows[0]) if rows else tuple(columns)
     return Table(name, names, tuple(tuple(row.values()) for row in rows))
 
@@ -168,9 +136,6 @@ def of_rows(name: str, rows: Sequence[Row], columns: Iterable[str] = ()) -> Tabl
 
 def of_findings(findings: Iterable[Finding]) -> Table:
     """Return one row per finding.
-
-    Args:
-        findings: The findings.
 
     Returns:
         The table ``findings``.
@@ -208,9 +173,6 @@ def _finding(one: Finding) -> Row:
 
 def of_scores(scores: Iterable[Score]) -> Table:
     """Return one row per score.
-
-    Args:
-        scores: Scores of reconstructions.
 
     Returns:
         The table ``scores``.
@@ -385,14 +347,7 @@ def of_gate(gate: GatePart, name: str | None = None) -> Table:
     """Return one table of a gate.
 
     Args:
-        gate: The gate part of a record.
         name: ``rules`` or ``measures``; None for the first.
-
-    Returns:
-        The table.
-
-    Raises:
-        LeakauditError: There is no such table.
     """
     if _chosen("check", name) == "measures":
         return _of_measures(gate)
@@ -449,14 +404,7 @@ def of_sweep(sweep: SweepPart, name: str | None = None) -> Table:
     """Return one table of a sweep.
 
     Args:
-        sweep: The sweep part of a record.
         name: ``points`` or ``cells``; None for the first.
-
-    Returns:
-        The table.
-
-    Raises:
-        LeakauditError: There is no such table.
     """
     if _chosen("sweep", name) == "cells":
         return _of_cells(sweep)
@@ -523,14 +471,7 @@ def _of_cells(sweep: SweepPart) -> Table:
 
 
 def runs_of(sweep: SweepPart) -> dict[str, list[SweptCell]]:
-    """Return the cells with a result at each point of a sweep.
-
-    Args:
-        sweep: The sweep part of a record.
-
-    Returns:
-        Cells, one per seed, by `place`.
-    """
+    """Return the cells with a result at each point of a sweep."""
     runs: dict[str, list[SweptCell]] = {}
     for cell in sweep.cells:
         if cell.status == "done":
@@ -539,16 +480,7 @@ def runs_of(sweep: SweepPart) -> dict[str, list[SweptCell]]:
 
 
 def place(adversary: str, attack: str, at: Mapping[str, Free]) -> str:
-    """Return a point of a sweep as a key, the same for its cells.
-
-    Args:
-        adversary: The adversary.
-        attack: Name of the attack.
-        at: Value of every axis.
-
-    Returns:
-        Text; 1, 1.0 and true are distinct.
-    """
+    """Return a point of a sweep as a key, the same for its cells."""
     settings = sorted((name, repr(value)) for name, value in at.items())
     return repr((adversary, attack, settings))
 

@@ -61,39 +61,22 @@ CONTROLS = ("recording", "attacked", "positive", "negative")  # kinds of rules
 
 @dataclass(frozen=True)
 class Check:
-    """One item that was examined; all texts are cleaned, but not escaped.
+    """One item that was examined; all texts are cleaned, but not escaped."""
 
-    Attributes:
-        id: A digest of what was examined, independent of the outcome.
-        name: What was examined, without any figures.
-        rule: Attack, test or pitfall.
-        node: The node that owns the data.
-        adversary: The adversary, "" if the check does not involve one.
-        level: Severity.
-        message: The outcome, with figures.
-        word: The outcome in one word.
-        detail: Further explanation.
-        seconds: Time that it took.
-        open: Whether the outcome is undecided.
-        cell: Cell of a gate, "" for other records.
-        harm: Sort key for checks of the same level: how much they leak.
-        others: Further nodes that own the data.
-    """
-
-    id: str
-    name: str
-    rule: str
-    node: int
-    adversary: str
+    id: str  # a digest of what was examined, independent of the outcome
+    name: str  # what was examined, without any figures
+    rule: str  # attack, test or pitfall
+    node: int  # the node that owns the data
+    adversary: str  # the adversary, "" if the check does not involve one
     level: Level
-    message: str
+    message: str  # the outcome, with figures
     word: str
-    detail: str = ""
-    seconds: float = 0.0
-    open: bool = False
-    cell: str = ""
-    harm: tuple[float, ...] = ()
-    others: tuple[int, ...] = ()
+    detail: str = ""  # further explanation
+    seconds: float = 0.0  # time that it took
+    open: bool = False  # whether the outcome is undecided
+    cell: str = ""  # cell of a gate, "" for other records
+    harm: tuple[float, ...] = ()  # sort key for checks of the same level: how much they leak
+    others: tuple[int, ...] = ()  # further nodes that own the data
 
     @property
     def place(self) -> str:
@@ -108,9 +91,6 @@ class Check:
 
 def checks(record: RunRecord | Mapping[str, object]) -> list[Check]:
     """Return all checks of a record.
-
-    Args:
-        record: As a type or as JSON values.
 
     Returns:
         The checks, the most severe first; checks with equal names are distinguished by their order.
@@ -134,9 +114,6 @@ def is_settled(record: RunRecord) -> bool:
     """Return whether a run examined all that it was to examine, and understood what it examined.
 
     If not, a list of checks without an alert is no pass.
-
-    Args:
-        record: The record of a run.
     """
     if not record.complete or any(one.understood is False for one in record.undetermined):
         return False
@@ -144,23 +121,13 @@ def is_settled(record: RunRecord) -> bool:
 
 
 def counts(found: Iterable[Check]) -> dict[Level, int]:
-    """Count checks.
-
-    Args:
-        found: Some checks.
-
-    Returns:
-        The number of checks at each level.
-    """
+    """Count checks."""
     counted = Counter(check.level for check in found)
     return {level: counted[level] for level in RANK}
 
 
 def most_severe(levels: Iterable[Level]) -> Level:
     """Return the most severe of some levels.
-
-    Args:
-        levels: Any number of levels.
 
     Returns:
         The level, ``note`` if there are none.
@@ -177,9 +144,6 @@ def level(finding: Finding) -> Level:
 
     A record counts as leaked if it is identical to the truth, certified exact, or known to within
     narrow intervals. In an audit, the verdicts decide and a finding is at most a warning.
-
-    Args:
-        finding: One finding.
 
     Returns:
         ``error`` for a leaked record, ``warning`` for one that fits the leak or is identified,

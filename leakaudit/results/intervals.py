@@ -13,10 +13,6 @@ LEVEL = 0.95  # confidence of the intervals of rates
 def of_rate(hits: int, trials: int) -> Interval | None:
     """Return the two-sided interval of a success rate by Clopper and Pearson.
 
-    Args:
-        hits: Number of successes.
-        trials: Number of trials, which count as independent.
-
     Returns:
         The limits at confidence `LEVEL`; None if these are not the counts of a rate.
     """
@@ -30,9 +26,6 @@ def of_rate(hits: int, trials: int) -> Interval | None:
 
 def of_seeds(runs: Iterable[Sequence[float]]) -> Interval | None:
     """Return the range of the medians of several runs.
-
-    Args:
-        runs: The values of each run, one per record.
 
     Returns:
         The smallest and the largest median; None if fewer than two runs have values.

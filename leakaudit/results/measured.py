@@ -19,9 +19,6 @@ def values(column: MaybeColumn) -> Sequence[float | None]:
 
     Args:
         column: A column of scores, None or absent if it was not measured.
-
-    Returns:
-        The values; empty if the metric was not measured.
     """
     if column is None or isinstance(column, UnsetType):
         return ()
@@ -30,10 +27,6 @@ def values(column: MaybeColumn) -> Sequence[float | None]:
 
 def of_record(column: MaybeColumn, record: int) -> float | None:
     """Return the value of one record.
-
-    Args:
-        column: As for `values`.
-        record: Number of the record.
 
     Returns:
         None if it was not measured, or if a stranger's file lacks it.
@@ -46,7 +39,6 @@ def best(column: MaybeColumn, pick: Callable[[list[float]], float]) -> float | N
     """Return the best value of one metric over all images.
 
     Args:
-        column: As in `values`.
         pick: ``max`` or ``min``.
 
     Returns:
@@ -59,22 +51,12 @@ def best(column: MaybeColumn, pick: Callable[[list[float]], float]) -> float | N
 
 
 def is_identical(scores: Scores | None) -> bool:
-    """Return whether a record was recovered bit for bit.
-
-    Args:
-        scores: Scores of a finding.
-
-    Returns:
-        Whether at least one of the images is identical.
-    """
+    """Return whether a record was recovered bit for bit."""
     return scores is not None and any(values(scores.exact))
 
 
 def harm(finding: Finding) -> tuple[float, ...]:
     """Return a sort key that orders findings by how much they leak.
-
-    Args:
-        finding: One finding.
 
     Returns:
         Whether a record is identical, PSNR or negative error, certificate, negative residual. The

@@ -129,19 +129,13 @@ class _Open(Struct, frozen=True, kw_only=True):
 
 
 class _Column(_Entry, frozen=True, kw_only=True):
-    """One metric of a reconstruction.
+    """One metric of a reconstruction."""
 
-    Attributes:
-        per_image: One value for each true record, None for one that was not recovered.
-        missed: The values with which missed records enter the statistics.
-        min: Smallest value, including missed records; None if nothing was recovered.
-        median: Their median.
-        mean: Their mean.
-    """
-
+    # one value for each true record, None for one that was not recovered
     per_image: tuple[Number | None, ...]
+    # the values with which missed records enter the statistics
     missed: tuple[Number, ...] | UnsetType = UNSET
-    min: Number | None
+    min: Number | None  # smallest value, including missed records; None if nothing was recovered
     median: Number | None
     mean: Number | None
 
@@ -1189,12 +1183,6 @@ class _Record(Displayed, _Entry, frozen=True, kw_only=True):
 
         Args:
             table: One of `leakaudit.results.flat.NAMES` of this kind of record; None for the first.
-
-        Returns:
-            One row per finding, verdict, rule or point.
-
-        Raises:
-            LeakauditError: There is no such table, or pandas is not installed.
         """
         # The tables are made from the types of this module.
         from leakaudit.results import flat

@@ -73,53 +73,30 @@ _AUDITED = {
 
 @dataclass(frozen=True)
 class Advice:
-    """One recommendation.
+    """One recommendation."""
 
-    Attributes:
-        text: What to do.
-        command: A command that does it or helps with it, "" for none.
-    """
-
-    text: str
-    command: str = ""
+    text: str  # what to do
+    command: str = ""  # a command that does it or helps with it, "" for none
 
 
 @dataclass(frozen=True)
 class Overview:
-    """The first screen; texts may contain names from the record and are not cleaned.
+    """The first screen; texts may contain names from the record and are not cleaned."""
 
-    Attributes:
-        topic: What was examined.
-        says: The worst case in one sentence.
-        certainty: How certain it is.
-        level: Severity.
-        badge: The severity in words.
-        facts: Who leaks to whom, and the claim beside the exact value: names and values.
-        advice: What to do, the most important first.
-        adversary: The adversary of the worst case, "" if there is none.
-        finding: The finding of the worst case, None if there is none.
-    """
-
-    topic: str
-    says: str
-    certainty: str
+    topic: str  # what was examined
+    says: str  # the worst case in one sentence
+    certainty: str  # how certain it is
     level: grading.Level
-    badge: str
+    badge: str  # the severity in words
+    # who leaks to whom, and the claim beside the exact value: names and values
     facts: tuple[tuple[str, str], ...]
-    advice: tuple[Advice, ...]
-    adversary: str = ""
-    finding: Finding | None = None
+    advice: tuple[Advice, ...]  # what to do, the most important first
+    adversary: str = ""  # the adversary of the worst case, "" if there is none
+    finding: Finding | None = None  # the finding of the worst case, None if there is none
 
 
 def overview(record: RunRecord) -> Overview:
-    """Compose the first screen of a record.
-
-    Args:
-        record: The record of an attack, an audit or a gate.
-
-    Returns:
-        What happened, how certain it is, and what to do.
-    """
+    """Compose the first screen of a record."""
     if isinstance(record, CheckRecord):
         return _gate(record)
     if isinstance(record, AuditRecord):

@@ -41,24 +41,8 @@ def collect(
     """Return the ``provenance`` of results.json.
 
     Args:
-        trace: The recording that was attacked.
-        settings: Effective configuration, including defaults.
-        seeds: Seeds of the run by purpose.
-        device: Device on which the run was computed.
-        command: As returned by `command`.
-        started: Time of the start, with its time zone.
-        seconds: Wall-clock time.
         trace_sha256: sha256 of the trace's file; None if there was no file or it was not hashed.
-        truth_sha256: The same of the truth's file.
         truth_path: File of the truth, None if nothing was scored.
-        truth_recording: As `leakaudit.trace.Truth.recording`.
-        program: The version of the program that was run; by default the one that the trace names.
-
-    Returns:
-        JSON values of a `leakaudit.results.model.Provenance`.
-
-    Raises:
-        LeakauditError: The settings contain a value that JSON cannot represent.
     """
     checked = digest(settings)
     plain = cast("dict[str, Json]", dict(settings))
@@ -96,10 +80,6 @@ def truth(sha256: str | None, path: Path | None, recording: str | None) -> dict[
     Args:
         sha256: SHA-256 of the file; None if there was no file or it was not hashed.
         path: The file, None if nothing was scored.
-        recording: As `leakaudit.trace.Truth.recording`.
-
-    Returns:
-        JSON values by name.
     """
     name = None
     if path is not None:
@@ -129,17 +109,7 @@ def versions() -> dict[str, str | None]:
 
 
 def digest(settings: Mapping[str, object]) -> str:
-    """Return the SHA-256 of settings as canonical JSON (sorted keys, no spaces, UTF-8).
-
-    Args:
-        settings: JSON values by name.
-
-    Returns:
-        The digest in hexadecimal; equal settings have equal digests.
-
-    Raises:
-        LeakauditError: A value cannot be represented in JSON.
-    """
+    """Return the SHA-256 of settings as canonical JSON (sorted keys, no spaces, UTF-8)."""
     try:
         text = json.dumps(
             settings, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False

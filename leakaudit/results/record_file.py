@@ -57,13 +57,6 @@ ID_ONLY = "only its id ties the truth to the trace, and other runs may have the 
 def validate(results: object, name: str = "results.json") -> Record:
     """Check JSON values against the types of a record.
 
-    Args:
-        results: Any value.
-        name: The file that the value comes from; error messages begin with it.
-
-    Returns:
-        The record.
-
     Raises:
         LeakauditError: It is not a record (the message names the first entry that does not fit), or
             it names a file of images without its SHA-256.
@@ -107,15 +100,7 @@ def _typed(results: Mapping[str, object], kind: type[Record], name: str) -> Reco
 
 
 def write(path: Path, results: Mapping[str, Json]) -> None:
-    """Write results.json atomically: completely or not at all.
-
-    Args:
-        path: The file.
-        results: The record as JSON values; they are written unchanged.
-
-    Raises:
-        LeakauditError: The record is not valid, or the file cannot be written.
-    """
+    """Write results.json atomically: completely or not at all."""
     validate(results, path.name)
     mapping.verify()  # what was read of the traces must still be there
     text = json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False)
@@ -129,10 +114,6 @@ def sealed(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
     Files are replaced one by one, so a run that is killed may leave its images beside the record
     of an earlier run. `whole` detects this.
 
-    Args:
-        results: The record.
-        folder: Folder of the files.
-
     Returns:
         The record with ``files``: the SHA-256 of every file that it names and that exists.
     """
@@ -142,14 +123,7 @@ def sealed(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
 
 
 def tied(record: RunRecord) -> RunRecord:
-    """Forget the digests of files that a record no longer names.
-
-    Args:
-        record: The record.
-
-    Returns:
-        The record with the digests of the files that it names, whether or not these exist.
-    """
+    """Forget the digests of files that a record no longer names."""
     digests = given(record.files, {})
     kept = {name: digest for name, digest in digests.items() if name in _named(record)}
     if kept == digests:
@@ -179,13 +153,6 @@ def remarked(results: Mapping[str, Json], *remarks: str) -> dict[str, Json]:
     """Add remarks about what is unverified, in ``unverified`` and at the start of the summary.
 
     Every report shows the summary.
-
-    Args:
-        results: The record.
-        remarks: Sentences; those that the record already has are not repeated.
-
-    Returns:
-        The record with the remarks.
     """
     record = model.of_run(results)
     known = given(record.unverified, ())
@@ -196,15 +163,7 @@ def remarked(results: Mapping[str, Json], *remarks: str) -> dict[str, Json]:
 
 
 def inconclusive(results: Mapping[str, Json], *reasons: str) -> dict[str, Json]:
-    """Add why a result is inconclusive, in ``unclear`` and at the start of the summary.
-
-    Args:
-        results: The record, before any remark.
-        reasons: Sentences.
-
-    Returns:
-        The record with the reasons.
-    """
+    """Add why a result is inconclusive, in ``unclear`` and at the start of the summary."""
     if not reasons:
         return dict(results)
     summary = warned(str(results["summary"]), (), reasons)
@@ -212,31 +171,14 @@ def inconclusive(results: Mapping[str, Json], *reasons: str) -> dict[str, Json]:
 
 
 def warned(summary: str, remarks: Sequence[str], reasons: Sequence[str] = ()) -> str:
-    """Prepend remarks to a summary.
-
-    Args:
-        summary: One sentence.
-        remarks: As in `remarked`.
-        reasons: As in `inconclusive`.
-
-    Returns:
-        The remarks, then the reasons, then the summary.
-    """
+    """Prepend remarks to a summary."""
     first = [f"UNVERIFIED: {remark}. " for remark in remarks]
     first += [f"INCONCLUSIVE: {reason}. " for reason in reasons]
     return "".join([*first, summary])
 
 
 def whole(results: Mapping[str, Json], folder: Path) -> None:
-    """Check that the existing files beside a record are those that it was written with.
-
-    Args:
-        results: The record.
-        folder: Its folder.
-
-    Raises:
-        LeakauditError: A file is a different one.
-    """
+    """Check that the existing files beside a record are those that it was written with."""
     if results["kind"] == "sweep":  # it names no files
         return
     for name, expected in given(model.of_run(results).files, {}).items():
@@ -251,15 +193,9 @@ def whole(results: Mapping[str, Json], folder: Path) -> None:
 def read(path: Path) -> dict[str, Json]:
     """Read and validate results.json.
 
-    Args:
-        path: The file.
-
     Returns:
         Its values. If the record names images without digests (version 1), a remark about this is
         added to its summary.
-
-    Raises:
-        LeakauditError: The file cannot be read, or is not a record.
     """
     expected = f"{path}: expected the results.json of a run"
     try:
@@ -278,10 +214,6 @@ def read(path: Path) -> dict[str, Json]:
 
 def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[StoredImages]:
     """Write reconstructions to one npz, so that they can be scored again without another attack.
-
-    Args:
-        path: The file.
-        found: The reconstructions.
 
     Returns:
         The ``images`` entry of each: the names of its arrays of inputs and, if there are any, of
@@ -314,18 +246,7 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[St
 
 
 def load_reconstructions(results: Mapping[str, Json], folder: Path) -> list[Reconstruction]:
-    """Rebuild the reconstructions of a record from the npz beside it.
-
-    Args:
-        results: The record.
-        folder: Its folder.
-
-    Returns:
-        One reconstruction per finding, in the same order.
-
-    Raises:
-        LeakauditError: The npz is not the one that the record was written with, or cannot be read.
-    """
+    """Rebuild the reconstructions of a record from the npz beside it."""
     whole(results, folder)
     return [_rebuild(finding, folder) for finding in model.of_run(results).findings]
 

@@ -140,11 +140,6 @@ def redact_compared(
 ) -> dict[str, Json]:
     """Remove personal data from two records, with the same node numbers, and compare them.
 
-    Args:
-        now: As in `redact`.
-        before: An earlier one.
-        key: As in `redact`.
-
     Returns:
         The record `now`, redacted, with ``against`` as `leakaudit.results.comparison.compare` adds
         it.
@@ -159,17 +154,11 @@ def redact_compared(
 
 @dataclass(frozen=True)
 class _Redactor:
-    """Redacts parts of records.
+    """Redacts parts of records."""
 
-    Attributes:
-        places: The new number of every node.
-        attacks: Names of attacks that stay.
-        protocols: Names of protocols that stay.
-    """
-
-    places: Mapping[int, int]
-    attacks: frozenset[str]
-    protocols: frozenset[str]
+    places: Mapping[int, int]  # the new number of every node
+    attacks: frozenset[str]  # names of attacks that stay
+    protocols: frozenset[str]  # names of protocols that stay
 
     @classmethod
     def drawn(cls, key: str | None, *records: RunRecord) -> _Redactor:

@@ -99,15 +99,10 @@ _TEST_WORDS = {TestName.VIEW.value: "view bound against the claim"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """An outcome of a rule of a gate, in the words of every report.
+    """An outcome of a rule of a gate, in the words of every report."""
 
-    Attributes:
-        word: In one to three words; capitals mark what needs attention.
-        meaning: A part of a sentence.
-    """
-
-    word: str
-    meaning: str
+    word: str  # in one to three words; capitals mark what needs attention
+    meaning: str  # a part of a sentence
 
 
 # The vocabulary of a gate: text, Markdown, HTML, JUnit, annotations and SARIF use these words.
@@ -140,17 +135,11 @@ SEVERITIES = {"error": "severe", "warning": "to review", "note": "without findin
 
 @dataclass(frozen=True)
 class Quantity:
-    """A measure of a gate, in the words of a report.
+    """A measure of a gate, in the words of a report."""
 
-    Attributes:
-        words: What is measured.
-        unit: Unit after a value, "" for none.
-        share: Whether its values are shares, shown in percent.
-    """
-
-    words: str
-    unit: str = ""
-    share: bool = False
+    words: str  # what is measured
+    unit: str = ""  # unit after a value, "" for none
+    share: bool = False  # whether its values are shares, shown in percent
 
 
 QUANTITIES = {
@@ -189,9 +178,6 @@ CUT_SHORT = "the run was interrupted"
 def clean(text: object) -> str:
     """Return a value as one line of printable text.
 
-    Args:
-        text: Any value.
-
     Returns:
         Its text, with control, format and direction characters replaced by spaces, and without
         commands of CI systems (`leakaudit.errors.one_line`).
@@ -205,14 +191,7 @@ def clean(text: object) -> str:
 
 
 def headline(record: RunRecord) -> str:
-    """Summarise a record in one sentence, the worst case first.
-
-    Args:
-        record: The record of an attack, an audit or a gate.
-
-    Returns:
-        The sentence, without remarks about what is unverified.
-    """
+    """Summarise a record in one sentence, the worst case first."""
     if isinstance(record, AuditRecord):
         return audit_headline(record.audit.verdicts, record.complete)
     if isinstance(record, CheckRecord):
@@ -236,13 +215,6 @@ def summary(
 ) -> str:
     """Summarise in a few sentences what an attack found.
 
-    Args:
-        findings: The findings.
-        undetermined: Nodes for which no leak is determined.
-        not_tried: What was omitted, in words.
-        shape: Shape of one training record.
-        complete: Whether the run was completed.
-
     Returns:
         The worst case, then the number of nodes, then what was not tried.
     """
@@ -257,18 +229,7 @@ def attack_headline(
     *,
     complete: bool,
 ) -> str:
-    """Return the headline of an attack.
-
-    Args:
-        findings: As in `summary`.
-        undetermined: As in `summary`.
-        not_tried: As in `summary`.
-        shape: As in `summary`.
-        complete: As in `summary`.
-
-    Returns:
-        The worst case, and the rest.
-    """
+    """Return the headline of an attack."""
     nodes = len(_owners(findings) | {one.node for one in undetermined})
     unknown = len({one.node for one in undetermined if one.understood is False})
     case = worst_case(findings, undetermined, shape)
@@ -286,15 +247,7 @@ def attack_headline(
 
 
 def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> str:
-    """Return the headline of an audit.
-
-    Args:
-        verdicts: Results of the tests.
-        complete: Whether the run was completed.
-
-    Returns:
-        The worst verdict, and the number of verdicts of each kind.
-    """
+    """Return the headline of an audit."""
     counts = []
     for verdict in VERDICT_ORDER:
         number = sum(one.verdict == verdict.name for one in verdicts)
@@ -336,11 +289,6 @@ def gate_headline(gate: GatePart, complete: bool, seeds: int) -> str:
 
     Args:
         gate: The gate's part of the record, with the most severe rule first.
-        complete: Whether the run was completed.
-        seeds: Number of seeds.
-
-    Returns:
-        The most severe rule, and the number of rules.
     """
     count = _counted(gate, seeds)
     if gate.code == 1 and gate.rules:
@@ -395,11 +343,6 @@ def _two(worst: str, count: str) -> str:
 
 def sweep_headline(cells: Sequence[SweptCell], points: Sequence[SweepPoint], missing: int) -> str:
     """Summarise in one sentence what a sweep found, the worst case first.
-
-    Args:
-        cells: The cells that were run.
-        points: The cells with a result, aggregated over seeds.
-        missing: Number of cells that have not been run.
 
     Returns:
         The point with the largest share of recovered records, then the number of cells.
@@ -488,14 +431,7 @@ def _identical(findings: Iterable[Finding]) -> set[int]:
 
 
 def outcome(finding: Finding) -> str:
-    """Describe what was recovered from one node.
-
-    Args:
-        finding: One finding.
-
-    Returns:
-        A part of a sentence.
-    """
+    """Describe what was recovered from one node."""
     scores, certificate = finding.scores, finding.certificate
     if scores is None:
         name = certificate.name.lower()
@@ -534,11 +470,6 @@ def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
 
     Args:
         one: The record that was recovered best, None if there is none.
-        adversary: The adversary.
-        attack: Name of the attack.
-
-    Returns:
-        What leaked, from which node and to which adversary.
     """
     if one is None:
         return f"{adversary} reconstructs nothing with the attack {attack}"
@@ -564,9 +495,6 @@ def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
 def untried(one: NotTried) -> str:
     """Describe something that the configuration of a gate omits.
 
-    Args:
-        one: What it omits.
-
     Returns:
         For example ``check main: nodes other than 5, 6``.
     """
@@ -582,9 +510,6 @@ def untried(one: NotTried) -> str:
 def measured(measure: str) -> str:
     """Return what a measure of a gate measures.
 
-    Args:
-        measure: Its name.
-
     Returns:
         A noun phrase, for example ``records recovered bit for bit``; the name of a measure that is
         not in `QUANTITIES`.
@@ -595,10 +520,6 @@ def measured(measure: str) -> str:
 
 def figure(measure: str, value: float) -> str:
     """Return a value of a measure with its unit.
-
-    Args:
-        measure: Name of the measure; a name that is not in `QUANTITIES` has no unit.
-        value: A value; may be infinite.
 
     Returns:
         For example ``100.0%`` or ``41.3 dB``.
@@ -612,14 +533,7 @@ def figure(measure: str, value: float) -> str:
 
 
 def outcome_word(rule: RuleEntry) -> str:
-    """Return the outcome of a gate's rule in the words of every report.
-
-    Args:
-        rule: The rule.
-
-    Returns:
-        A word of `OUTCOMES`; a budget that is void has one of its own, as no control has failed.
-    """
+    """Return the outcome of a gate's rule in the words of every report."""
     if rule.kind is RuleKind.BUDGET and rule.status is RuleStatus.VOID:
         return _UNJUDGED
     return OUTCOMES[rule.status].word
@@ -627,9 +541,6 @@ def outcome_word(rule: RuleEntry) -> str:
 
 def rule_name(rule: RuleEntry) -> str:
     """Return what a rule of a gate tests.
-
-    Args:
-        rule: The rule.
 
     Returns:
         For example ``budget: records recovered bit for bit`` or ``lint P20``.
@@ -642,23 +553,13 @@ def rule_name(rule: RuleEntry) -> str:
 
 
 def is_reconstruction(rule: RuleEntry) -> bool:
-    """Return whether a rule limits what an attack recovers.
-
-    Args:
-        rule: A rule of a gate.
-
-    Returns:
-        False for a budget on epsilon, a control and the lint.
-    """
+    """Return whether a rule limits what an attack recovers."""
     limits = rule.kind in (RuleKind.BUDGET, RuleKind.BASELINE)
     return limits and rule.measure != "epsilon"
 
 
 def rule_figures(rule: RuleEntry) -> str:
     """Return the figures of a gate's rule.
-
-    Args:
-        rule: The rule.
 
     Returns:
         For example ``records recovered bit for bit: 100.0%, at most 0.0% allowed``; "" if the rule
@@ -681,12 +582,8 @@ def rule_outcome(rule: RuleEntry, cell: CellEntry | None, pitfall: str | None) -
     """Describe the outcome of a gate's rule from its figures, in less detail than the gate does.
 
     Args:
-        rule: The rule.
         cell: Its cell, None if it has none.
         pitfall: Name of the pitfall that it concerns, None for none.
-
-    Returns:
-        A part of a sentence that names no node except the worst one of the cell.
     """
     if pitfall is not None:
         return pitfall
@@ -704,9 +601,6 @@ def rule_outcome(rule: RuleEntry, cell: CellEntry | None, pitfall: str | None) -
 def table(findings: Sequence[Finding]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return findings as a table.
 
-    Args:
-        findings: One finding per row.
-
     Returns:
         Headings, and one row of cells per finding; columns without any value are omitted. Cells
         are cleaned, but not escaped.
@@ -721,9 +615,6 @@ def table(findings: Sequence[Finding]) -> tuple[tuple[str, ...], list[tuple[str,
 
 def by_reason(entries: Iterable[tuple[int, str]]) -> list[str]:
     """Group nodes that have the same reason.
-
-    Args:
-        entries: Node and reason; empty reasons are omitted.
 
     Returns:
         ``nodes 0, 3: reason`` once for every reason; cleaned, but not escaped.
@@ -756,14 +647,7 @@ def certificates(findings: Iterable[Finding]) -> dict[str, str]:
 
 
 def notes(findings: Iterable[Finding]) -> list[str]:
-    """Return the notes of findings, grouped by note.
-
-    Args:
-        findings: Some findings.
-
-    Returns:
-        As `by_reason`.
-    """
+    """Return the notes of findings, grouped by note."""
     return by_reason((node, one.note) for one in findings for node in one.nodes)
 
 
@@ -772,9 +656,6 @@ def not_determined(entries: Iterable[Undetermined]) -> list[str]:
 
     Args:
         entries: The nodes; those whose messages are not understood are left out.
-
-    Returns:
-        As `by_reason`.
     """
     return by_reason((one.node, one.reason) for one in entries if one.understood is not False)
 
@@ -784,34 +665,17 @@ def not_understood(entries: Iterable[Undetermined]) -> list[str]:
 
     Args:
         entries: The nodes; those about which nothing is determined for another reason are left out.
-
-    Returns:
-        As `by_reason`.
     """
     return by_reason((one.node, one.reason) for one in entries if one.understood is False)
 
 
 def scopes(findings: Iterable[Finding]) -> list[str]:
-    """Return which part of the observed messages leaks are computed from, grouped by node.
-
-    Args:
-        findings: Some findings.
-
-    Returns:
-        As `by_reason`.
-    """
+    """Return which part of the observed messages leaks are computed from, grouped by node."""
     return by_reason((node, given(one.leak.scope, "")) for one in findings for node in one.nodes)
 
 
 def provenance(record: RunRecord) -> list[tuple[str, str]]:
-    """Return everything that is needed to repeat a run.
-
-    Args:
-        record: The record of the run.
-
-    Returns:
-        Names and values, cleaned, but not escaped.
-    """
+    """Return everything that is needed to repeat a run."""
     source, trace = record.provenance, record.trace
     versions = []
     for name, version in source.versions.items():
@@ -862,7 +726,6 @@ def refusal(attacked: int | None, refused: int | None) -> str:
     """Return how often an attack returned nothing.
 
     Args:
-        attacked: Number of attacked nodes, counted once per run.
         refused: Number of those for which the attack returned nothing; None for a record of
             version 1, which did not count them.
 
@@ -881,9 +744,6 @@ def refusal(attacked: int | None, refused: int | None) -> str:
 def point_of(epsilon: Extended) -> str:
     """Name the point of an audit's grid that an entry belongs to.
 
-    Args:
-        epsilon: Epsilon of the point.
-
     Returns:
         For example ``epsilon 10``.
     """
@@ -896,9 +756,6 @@ def point_of(epsilon: Extended) -> str:
 
 def cell_of(finding: Finding) -> str:
     """Name the point of an audit's grid, and the run at that point, that a finding belongs to.
-
-    Args:
-        finding: One finding.
 
     Returns:
         For example ``epsilon 10, seed 0``; "" for a finding that does not come from an audit.
@@ -926,22 +783,12 @@ def grid_epsilon(epsilon: Extended) -> str:
 
 
 def test_words(one: VerdictEntry) -> str:
-    """Return the name of a test as reports show it.
-
-    Args:
-        one: A verdict.
-
-    Returns:
-        The stored name, or the words that replace it.
-    """
+    """Return the name of a test as reports show it."""
     return _TEST_WORDS.get(one.test, one.test)
 
 
 def axis_value(value: object) -> str:
     """Return a value of a sweep's axis in few characters, distinct for distinct values.
-
-    Args:
-        value: A number, a word, true or false.
 
     Returns:
         For example ``0.1``, ``6e4`` or ``true``.
@@ -958,9 +805,6 @@ def axis_value(value: object) -> str:
 
 def short(value: float) -> str:
     """Return a number in few characters.
-
-    Args:
-        value: A finite number.
 
     Returns:
         At most four digits, for example ``8``, ``0.5`` or ``1e5``.
@@ -1009,10 +853,6 @@ def _leak(finding: Finding, span: str) -> str:
 
 def spread(column: MaybeColumn, form: str) -> str:
     """Return a metric as a table cell.
-
-    Args:
-        column: A `NumberColumn`; anything else was not measured.
-        form: Format of a number.
 
     Returns:
         The value, or the median and the range if several values differ as printed; missed records

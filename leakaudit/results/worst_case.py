@@ -73,38 +73,23 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class WorstCase:
-    """The worst case of an attack.
+    """The worst case of an attack."""
 
-    Attributes:
-        says: What was recovered from whom and by whom: one sentence.
-        certainty: How certain this is: one or two sentences.
-        outcome: The kind of the worst case.
-        finding: The finding that shows it best, None if there is none.
-        proven: Whether the attack was certain without access to the truth.
-    """
-
-    says: str
-    certainty: str
-    outcome: Outcome
-    finding: Finding | None = None
-    proven: bool = False
+    says: str  # what was recovered from whom and by whom: one sentence
+    certainty: str  # how certain this is: one or two sentences
+    outcome: Outcome  # the kind of the worst case
+    finding: Finding | None = None  # the finding that shows it best, None if there is none
+    proven: bool = False  # whether the attack was certain without access to the truth
 
 
 @dataclass(frozen=True)
 class _Tally:
-    """How many records of one finding were recovered exactly.
+    """How many records of one finding were recovered exactly."""
 
-    Attributes:
-        records: Number of true records, None if it is not known.
-        exact: Number of records that were recovered exactly.
-        proven: How many of these the attack certified.
-        wrong: Number of certified records that differ from the originals.
-    """
-
-    records: int | None
-    exact: int
-    proven: int
-    wrong: int
+    records: int | None  # number of true records, None if it is not known
+    exact: int  # number of records that were recovered exactly
+    proven: int  # how many of these the attack certified
+    wrong: int  # number of certified records that differ from the originals
 
 
 def worst_case(
@@ -113,11 +98,6 @@ def worst_case(
     shape: Sequence[int],
 ) -> WorstCase:
     """Describe the worst case.
-
-    Args:
-        findings: The findings.
-        undetermined: Nodes for which no leak is determined.
-        shape: Shape of one training record.
 
     Returns:
         The worst case; texts may contain names from the record and are not cleaned.
@@ -193,9 +173,6 @@ def _is_within_intervals(finding: Finding) -> bool:
 def who(adversary: str) -> str:
     """Describe an adversary at the start of a sentence.
 
-    Args:
-        adversary: As `Adversary.parse` reads it.
-
     Returns:
         For example ``An eavesdropper`` or ``Curious nodes 3 and 5 together``; the text itself in
         quotation marks if it does not describe an adversary.
@@ -227,32 +204,18 @@ def who(adversary: str) -> str:
 
 
 def whom(adversary: str) -> str:
-    """Describe an adversary inside a sentence.
-
-    Args:
-        adversary: As `Adversary.parse` reads it.
-
-    Returns:
-        As `who`, with a small first letter.
-    """
+    """Describe an adversary inside a sentence."""
     return _lower(who(adversary))
 
 
 def is_outsider(adversary: str) -> bool:
-    """Return whether an adversary only taps channels, so that encryption would stop it.
-
-    Args:
-        adversary: As `Adversary.parse` reads it.
-    """
+    """Return whether an adversary only taps channels, so that encryption would stop it."""
     one = _parsed(adversary)
     return one is not None and not one.corrupt
 
 
 def tally(findings: Iterable[Finding]) -> tuple[int, int | None]:
     """Count the records that were recovered exactly.
-
-    Args:
-        findings: Findings of one adversary.
 
     Returns:
         The number of records recovered exactly, and of all attacked records; None if the latter is

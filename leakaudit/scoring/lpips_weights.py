@@ -37,19 +37,12 @@ _CACHED = {
 
 @dataclass(frozen=True)
 class Weights:
-    """A loaded LPIPS network.
+    """A loaded LPIPS network."""
 
-    Attributes:
-        net: ``alex``, ``squeeze`` or ``vgg``.
-        source: Name of the file.
-        sha256: SHA-256 of that file.
-        module: Network for two batches (b, 3, h, w) in [-1, 1].
-    """
-
-    net: str
-    source: str
-    sha256: str
-    module: nn.Module
+    net: str  # `alex`, `squeeze` or `vgg`
+    source: str  # name of the file
+    sha256: str  # SHA-256 of that file
+    module: nn.Module  # network for two batches (b, 3, h, w) in [-1, 1]
 
     @property
     def side(self) -> int:
@@ -70,9 +63,6 @@ def find(option: str, shape: tuple[int, ...] | None = None) -> tuple[Weights | N
     Returns:
         The weights, None if LPIPS is not measured, and a sentence that states which weights are
         used or why LPIPS is not measured.
-
-    Raises:
-        LeakauditError: As `read`, or a cached file is damaged.
     """
     if option == "off":
         return None, "not measured (switched off)"
@@ -121,9 +111,6 @@ def read(path: Path) -> Weights:
             ``.pth``. A .pth holds torchvision's classifier (the heads then come from the lpips
             package) or a whole LPIPS module.
 
-    Returns:
-        The network, with every value from the file.
-
     Raises:
         LeakauditError: The file cannot be read, or its keys or shapes are not exactly those of one
             network.
@@ -155,9 +142,6 @@ def blank(net: str) -> nn.Module:
 
     Args:
         net: ``alex``, ``squeeze`` or ``vgg``.
-
-    Returns:
-        The module, on torch's meta device.
     """
     with torch.device("meta"), warnings.catch_warnings():
         # torchvision deprecates an argument that lpips passes

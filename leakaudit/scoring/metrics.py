@@ -36,9 +36,6 @@ def mse(x: Tensor, y: Tensor) -> Tensor:
 
     Returns:
         (b,) in squared data units.
-
-    Raises:
-        LeakauditError: The shapes differ.
     """
     return _difference(x, y).square().mean(1)
 
@@ -49,13 +46,9 @@ def psnr(x: Tensor, y: Tensor, *, data_range: float) -> Tensor:
     Args:
         x: (b, *shape) reconstructions.
         y: (b, *shape) true records.
-        data_range: Width of the data's scale.
 
     Returns:
         (b,) in dB, at most `PSNR_CAP`.
-
-    Raises:
-        LeakauditError: The shapes differ.
     """
     ratio = data_range**2 / mse(x, y)
     decibels = 10 * torch.log10(ratio)
@@ -86,13 +79,9 @@ def ssim(x: Tensor, y: Tensor, *, data_range: float) -> Tensor | None:
     Args:
         x: (b, c, h, w) reconstructions.
         y: (b, c, h, w) true images.
-        data_range: Width of the data's scale.
 
     Returns:
         (b,), with the window of `ssim_window`. None if a side is under 3 pixels.
-
-    Raises:
-        LeakauditError: The shapes differ.
     """
     from skimage.metrics import structural_similarity
 
@@ -120,8 +109,6 @@ def lpips_distance(x: Tensor, y: Tensor, weights: Weights, *, data_range: float)
     Args:
         x: (b, 1 or 3, h, w) reconstructions in [0, data_range].
         y: (b, 1 or 3, h, w) true images in [0, data_range].
-        weights: The network.
-        data_range: Width of the data's scale.
 
     Returns:
         (b,)
@@ -165,9 +152,6 @@ def exact(x: Tensor, y: Tensor, *, levels: int) -> Tensor | None:
 
     Returns:
         (b,) bool, True if the rounded records are identical. None if the data has no grid.
-
-    Raises:
-        LeakauditError: The shapes differ.
     """
     _difference(x, y)
     if levels == 0:
@@ -191,9 +175,6 @@ def relative_error(x: Tensor, y: Tensor) -> Tensor:
 
     Returns:
         (b,); the error itself if y is 0.
-
-    Raises:
-        LeakauditError: The shapes differ.
     """
     error = _length(_difference(x, y))
     size = _length(y.double().flatten(1))
@@ -209,13 +190,6 @@ def labels_correct(found: Tensor, true: Tensor) -> Tensor:
 
     Args:
         found: (b,) or (b, *target) reconstructed labels.
-        true: The true labels, of the same shape.
-
-    Returns:
-        Bool of the same shape, True if the label is correct.
-
-    Raises:
-        LeakauditError: The shapes differ.
     """
     if found.shape != true.shape:
         raise LeakauditError(
@@ -240,13 +214,9 @@ def identification(
         x: (b, *shape) reconstructions.
         y: (b, *shape) true records.
         records: (s, *shape) data set; records that are equal to y are identified with y.
-        tokens: Whether records are tokens; their distance is the number of different positions.
 
     Returns:
         The ranks and the numbers of candidates, both (b,) int64.
-
-    Raises:
-        LeakauditError: The shapes of x and y differ.
     """
     _difference(x, y)
     records = records.to(torch.promote_types(records.dtype, torch.float32))
@@ -330,9 +300,6 @@ def wording_of(tokens: Tensor) -> str:
 
     Args:
         tokens: (length,) whole numbers.
-
-    Returns:
-        The text; the numbers, with spaces between them, if they are not bytes.
     """
     numbers = [int(token) for token in tokens]
     if all(0 <= number < 256 for number in numbers):

@@ -186,8 +186,6 @@ class ScoreTable(list[Score], Displayed):
     The pictures are references to what was scored. Pickled files and copies do not contain them.
 
     Args:
-        scores: The scores.
-        found: The reconstruction of each of them.
         truth: The truth, None if there was none.
     """
 
@@ -249,15 +247,7 @@ def score(
 
 
 def require_records(truth: Truth, node: int) -> None:
-    """Check that a truth has records of a node.
-
-    Args:
-        truth: The truth.
-        node: The node.
-
-    Raises:
-        LeakauditError: It has none.
-    """
+    """Check that a truth has records of a node."""
     known = sorted(set(truth.node.tolist()))
     if node not in known:
         raise LeakauditError(
@@ -267,11 +257,6 @@ def require_records(truth: Truth, node: int) -> None:
 
 def nothing(node: int, attack: str, truth: Truth) -> Score:
     """Score an attack on a node that returned nothing.
-
-    Args:
-        node: The node that was attacked.
-        attack: Name of the attack.
-        truth: The truth.
 
     Returns:
         A score in which every record is missed and counts as `Truth.blind_guess`.
@@ -300,12 +285,7 @@ def definitions(
     """Return the definition of each metric for this data, for the record.
 
     Args:
-        task: Task of the trace.
-        lpips: The sentence of `lpips_weights.find`.
         truth: What was compared with; None if it is not known.
-
-    Returns:
-        A sentence for each metric, by its name, and one for the matching.
     """
     exact = "not measured (the data has no grid)"
     if task.is_text:
@@ -369,13 +349,8 @@ def blind_chance(guesses: int, candidates: Tensor, total: int) -> float:
     m - 1 others count m times, because each represents all of them.
 
     Args:
-        guesses: k, the number of reconstructions that can be matched.
         candidates: (b,) For each record, the number of distinct records among the N, counting
             itself once: N - m + 1.
-        total: N.
-
-    Returns:
-        k max(m) / N, at most 1.
     """
     equal = total - int(candidates.min()) + 1
     return min(1.0, guesses * equal / total)
@@ -482,16 +457,7 @@ def _missed(
 
 
 def remark(missing: int, surplus: int, size: int) -> str:
-    """Return a note if a reconstruction does not have as many records as the node.
-
-    Args:
-        missing: Number of true records without a reconstruction.
-        surplus: Number of reconstructions beyond the true records.
-        size: Number of true records.
-
-    Returns:
-        The note of a `Score`, "" if the numbers agree.
-    """
+    """Return a note if a reconstruction does not have as many records as the node."""
     said = []
     if missing:
         said.append(f"{missing} of {size} records not recovered")

@@ -57,66 +57,37 @@ Outcome: TypeAlias = Literal["ok", "outside", "too few runs"]
 
 
 class RateEntry(Struct, frozen=True, kw_only=True):
-    """An `ErrorRate` as plain values.
+    """An `ErrorRate` as plain values."""
 
-    Attributes:
-        estimator: as in `ErrorRate`, like the next eight.
-        noise: its law.
-        planted: None if the claim is true.
-        rounds: of the mechanism.
-        known: exact mu or epsilon.
-        claimed: mu or epsilon that is claimed.
-        refuted: runs that refute the claim.
-        runs: number of runs.
-        rate: fraction of the runs that refute the claim.
-        low: lower limit of the rate.
-        high: upper limit of the rate.
-        allowed: smallest power, or largest false-positive rate.
-        ok: whether even the worse limit of the rate is allowed.
-        outcome: as in `ErrorRate`.
-    """
-
-    estimator: str
+    estimator: str  # as in `ErrorRate`, like the next eight
     noise: Law
-    planted: str | None
+    planted: str | None  # none if the claim is true
     rounds: int
-    known: Extended
-    claimed: float
-    refuted: int
+    known: Extended  # exact mu or epsilon
+    claimed: float  # mu or epsilon that is claimed
+    refuted: int  # runs that refute the claim
     runs: int
-    rate: float
-    low: float
-    high: float
-    allowed: float
-    ok: bool
+    rate: float  # fraction of the runs that refute the claim
+    low: float  # lower limit of the rate
+    high: float  # upper limit of the rate
+    allowed: float  # smallest power, or largest false-positive rate
+    ok: bool  # whether even the worse limit of the rate is allowed
     outcome: Outcome
 
 
 @dataclass(frozen=True)
 class ErrorRate:
-    """One estimator on one mechanism.
-
-    Attributes:
-        estimator: its name.
-        law: of the noise.
-        planted: the mistake that makes the claim false; empty if the claim is true.
-        rounds: of the mechanism.
-        known: exact mu or epsilon of all rounds.
-        claimed: claimed mu or epsilon of all rounds.
-        refuted: number of runs that refute the claim at level alpha.
-        runs: number of runs.
-        alpha: level of the estimator.
-    """
+    """One estimator on one mechanism."""
 
     estimator: str
     law: Law
-    planted: str
+    planted: str  # the mistake that makes the claim false; empty if the claim is true
     rounds: int
-    known: float
-    claimed: float
-    refuted: int
+    known: float  # exact mu or epsilon of all rounds
+    claimed: float  # claimed mu or epsilon of all rounds
+    refuted: int  # number of runs that refute the claim at level alpha
     runs: int
-    alpha: float
+    alpha: float  # level of the estimator
 
     @property
     def rate(self) -> float:
@@ -179,19 +150,12 @@ class ErrorRate:
 
 @dataclass(frozen=True)
 class _Trial:
-    """One estimator on one mechanism, before it is run.
-
-    Attributes:
-        estimator: the test.
-        planted: the mistake; empty if the claim is true.
-        mechanism: what is tested.
-        claimed: its claimed mu or epsilon.
-    """
+    """One estimator on one mechanism, before it is run."""
 
     estimator: Estimator
-    planted: str
-    mechanism: Mechanism
-    claimed: float
+    planted: str  # the mistake; empty if the claim is true
+    mechanism: Mechanism  # what is tested
+    claimed: float  # its claimed mu or epsilon
 
 
 def check(
@@ -204,14 +168,7 @@ def check(
     """Yield the rates of every estimator: true claims first, then planted mistakes.
 
     Args:
-        runs: number of audits in each row.
-        trials: of one audit, as many with the record as without, or canaries of one run.
         alpha: level of the estimators, between 0 and 1.
-        seed: of all draws.
-        estimators: to test.
-
-    Raises:
-        LeakauditError: runs or trials are below 1, or alpha is not between 0 and 1.
     """
     if not (runs >= 1 and trials >= 1 and 0 < alpha < 1):
         raise LeakauditError(
@@ -255,19 +212,7 @@ def _planted(estimators: Sequence[Estimator]) -> Iterator[_Trial]:
 
 
 def planting(planted: str, law: Law, signal: float = 1.0) -> tuple[Mechanism, float]:
-    """Return a mechanism with a mistake, and the claim that ignores the mistake.
-
-    Args:
-        planted: the mistake, one of `PLANTED`.
-        law: of the noise.
-        signal: claimed mu or epsilon of one round.
-
-    Returns:
-        The mechanism, and the claimed mu or epsilon of all rounds.
-
-    Raises:
-        LeakauditError: there is no such mistake.
-    """
+    """Return a mechanism with a mistake, and the claim that ignores the mistake."""
     if planted == "noise halved":
         return Mechanism(law, 2 * signal), signal
     if planted == "seed reused":

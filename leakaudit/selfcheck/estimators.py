@@ -30,19 +30,14 @@ AT_ONCE = 1 << 21  # numbers per batch of draws, 16 MiB: a choice
 
 @dataclass(frozen=True)
 class Estimator:
-    """A test of a claimed epsilon (Laplace noise, delta 0) or mu (Gaussian noise).
-
-    Attributes:
-        name: for tables.
-        law: of the noise.
-        observe: (mechanism, runs, trials, generator) -> (runs, k) counts of every run.
-        refutes: (counts of a run, trials, claimed, alpha) -> whether they contradict the claim at
-            confidence 1 - alpha.
-    """
+    """A test of a claimed epsilon (Laplace noise, delta 0) or mu (Gaussian noise)."""
 
     name: str
     law: Law
+    # (mechanism, runs, trials, generator) -> (runs, k) counts of every run
     observe: Callable[[Mechanism, int, int, np.random.Generator], Outcomes]
+    # (counts of a run, trials, claimed, alpha) -> whether they contradict the claim at confidence 1
+    # - alpha
     refutes: Callable[[tuple[int, ...], int, float, float], bool]
 
     def refuted(
@@ -54,16 +49,7 @@ class Estimator:
         alpha: float,
         generator: np.random.Generator,
     ) -> int:
-        """Return the number of runs that refute the claim.
-
-        Args:
-            mechanism: what is tested.
-            claimed: epsilon or mu of all rounds.
-            runs: number of audits.
-            trials: of one audit.
-            alpha: level of the test.
-            generator: for all draws.
-        """
+        """Return the number of runs that refute the claim."""
         block = max(1, AT_ONCE // (2 * trials * mechanism.rounds))
         total = 0
         for at in range(0, runs, block):

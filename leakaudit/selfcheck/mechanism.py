@@ -18,20 +18,14 @@ class Mechanism:
     """One coordinate, released in every round under noise of scale 1.
 
     In round t the record moves the coordinate by (-1)^t signal.
-
-    Attributes:
-        law: of the noise.
-        signal: mu of one round under Gaussian noise, epsilon under Laplace noise.
-        rounds: number of releases of the coordinate.
-        reused: whether all rounds use the same draw of noise; `rounds` must then be even.
-        opposite: whether another record takes the place of a missing one, and moves the release the
-            other way.
     """
 
     law: Law
-    signal: float
-    rounds: int = 1
+    signal: float  # mu of one round under Gaussian noise, epsilon under Laplace noise
+    rounds: int = 1  # number of releases of the coordinate
+    # whether all rounds use the same draw of noise; `rounds` must then be even
     reused: bool = False
+    # whether another record takes the place of a missing one, and moves the release the other way
     opposite: bool = False
 
     @property
@@ -51,15 +45,7 @@ class Mechanism:
         return 0.0, far
 
     def scores(self, there: NDArray[np.bool_], generator: np.random.Generator) -> Floats:
-        """Return sum_t (-1)^t release_t of independent trials; reused noise cancels.
-
-        Args:
-            there: (...,) whether the record is in each trial.
-            generator: for the noise.
-
-        Returns:
-            (...,) the scores.
-        """
+        """Return sum_t (-1)^t release_t of independent trials; reused noise cancels."""
         signs = (-1.0) ** np.arange(self.rounds)
         draws = 1 if self.reused else self.rounds
         shape = (*there.shape, draws)
@@ -73,16 +59,7 @@ class Mechanism:
 
 
 def composed(law: Law, signal: float, rounds: int) -> float:
-    """Return the exact privacy of several rounds with fresh noise.
-
-    Args:
-        law: of the noise.
-        signal: mu (Gaussian) or epsilon (Laplace) of one round.
-        rounds: T, their number.
-
-    Returns:
-        sqrt(T) mu or T epsilon.
-    """
+    """Return the exact privacy of several rounds with fresh noise."""
     if law == "gaussian":
         return signal * math.sqrt(rounds)
     return signal * rounds

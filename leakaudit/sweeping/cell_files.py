@@ -34,137 +34,80 @@ class _Stored(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class PlanFile(_Stored, frozen=True, kw_only=True):
-    """The plan of a folder.
-
-    Attributes:
-        format: Name of this format.
-        version: Version of this format.
-        plan: The plan, as `leakaudit.sweeping.tables` reads and writes it.
-        versions: Versions of the packages that results depend on.
-    """
+    """The plan of a folder."""
 
     format: Literal["leakaudit.sweep"]
     version: Literal[1]
-    plan: Mapping[str, Free]
-    versions: dict[str, str | None]
+    plan: Mapping[str, Free]  # the plan, as `leakaudit.sweeping.tables` reads and writes it
+    versions: dict[str, str | None]  # versions of the packages that results depend on
 
 
 class NoiseConfig(_Stored, frozen=True, kw_only=True):
-    """How the epsilon of a cell is set; the fields are those of an audit's plan.
+    """How the epsilon of a cell is set; the fields are those of an audit's plan."""
 
-    Attributes:
-        epsilon: Privacy parameter.
-        noise: What this epsilon refers to, the view bound or the claim.
-        constant: The constant of the victim that sets it.
-        delta: Delta of the epsilon.
-        sensitivity: Largest change of a gradient if one record is exchanged.
-        smoothness: Smoothness of a node's loss. Omitted if it is not set, so that cells of earlier
-            sweeps are found again.
-        adversaries: The noise is set for the worst of these.
-    """
-
-    epsilon: Extended
-    noise: str
-    constant: str
+    epsilon: Extended  # privacy parameter
+    noise: str  # what this epsilon refers to, the view bound or the claim
+    constant: str  # the constant of the victim that sets it
     delta: Number | None
-    sensitivity: Number | None
+    sensitivity: Number | None  # largest change of a gradient if one record is exchanged
+    # smoothness of a node's loss. Omitted if it is not set, so that cells of earlier sweeps are
+    # found again.
     smoothness: Number | UnsetType = UNSET
-    adversaries: tuple[str, ...]
+    adversaries: tuple[str, ...]  # the noise is set for the worst of these
 
 
 class CellConfig(_Stored, frozen=True, kw_only=True):
-    """Everything that the result of a cell depends on, besides the versions of packages.
-
-    Attributes:
-        scenario: The scenario that is recorded.
-        adversary: The adversary.
-        attack: Name of the attack.
-        settings: Hyper-parameters of the attack.
-        epsilon: How the noise is set, None for the scenario's own constants.
-        nodes: Nodes to attack, empty for all.
-        gradients: Largest number of gradients of a leak.
-        device: Device on which the cell is computed.
-    """
+    """Everything that the result of a cell depends on, besides the versions of packages."""
 
     scenario: Mapping[str, Free]
     adversary: str
     attack: str
-    settings: Mapping[str, Free]
-    epsilon: NoiseConfig | None
-    nodes: tuple[int, ...]
-    gradients: int
-    device: str
+    settings: Mapping[str, Free]  # hyper-parameters of the attack
+    epsilon: NoiseConfig | None  # how the noise is set, None for the scenario's own constants
+    nodes: tuple[int, ...]  # nodes to attack, empty for all
+    gradients: int  # largest number of gradients of a leak
+    device: str  # device on which the cell is computed
 
 
 class CellFinding(_Stored, frozen=True, kw_only=True):
-    """One reconstruction of a cell: a finding without private fields and run-dependent ones.
+    """One reconstruction of a cell: a finding without private fields and run-dependent ones."""
 
-    Attributes:
-        node: The node that owns the inputs.
-        adversary: The adversary.
-        attack: Name of the attack.
-        leak: The leak that was attacked.
-        certificate: How certain the attack is.
-        certified: Number of inputs that are certified exact.
-        batch: Number of inputs.
-        scores: Quality of the reconstruction.
-        residual: How well the reconstruction explains the leak; None if the residual is not finite.
-        note: Remarks.
-    """
-
-    node: int
+    node: int  # the node that owns the inputs
     adversary: str
     attack: str
     leak: LeakSummary
-    certificate: CertificateEntry
-    certified: int
-    batch: int | None
-    scores: Scores | None
+    certificate: CertificateEntry  # how certain the attack is
+    certified: int  # number of inputs that are certified exact
+    batch: int | None  # number of inputs
+    scores: Scores | None  # quality of the reconstruction
+    # how well the reconstruction explains the leak; None if the residual is not finite
     residual: Number | None
     note: str
 
 
 class CellResult(_Stored, frozen=True, kw_only=True):
-    """The result of one cell, or why it has none.
+    """The result of one cell, or why it has none."""
 
-    Attributes:
-        config: Everything that it depends on.
-        status: How the cell ended.
-        says: Why it has no result, empty if it has one.
-        constants: Constants of the victim that set the epsilon.
-        records: Number of records of all attacked nodes.
-        findings: One for each node with a reconstruction.
-        refused: Scores of the nodes without a reconstruction; all their records are missed. Files
-            without this entry were written by an earlier version, and their cells are run again.
-        reasons: Why there is no reconstruction, by node.
-        sha256: Digest of the cell's name and all other entries, which tells whether a file was
-            changed or renamed.
-    """
-
-    config: CellConfig
-    status: Status
-    says: str
-    constants: Mapping[str, Free]
-    records: int
-    findings: tuple[CellFinding, ...]
+    config: CellConfig  # everything that it depends on
+    status: Status  # how the cell ended
+    says: str  # why it has no result, empty if it has one
+    constants: Mapping[str, Free]  # constants of the victim that set the epsilon
+    records: int  # number of records of all attacked nodes
+    findings: tuple[CellFinding, ...]  # one for each node with a reconstruction
+    # scores of the nodes without a reconstruction; all their records are missed. Files without this
+    # entry were written by an earlier version, and their cells are run again.
     refused: tuple[Scores, ...]
-    reasons: dict[str, str]
+    reasons: dict[str, str]  # why there is no reconstruction, by node
+    # digest of the cell's name and all other entries, which tells whether a file was changed or
+    # renamed
     sha256: str = ""
 
 
 class Timing(_Stored, frozen=True, kw_only=True):
-    """The duration of one cell.
-
-    Attributes:
-        cell: Its key.
-        seconds: Wall-clock time.
-        cpu: Processor time in seconds.
-        status: How it ended.
-        worker: Number of its process.
-    """
+    """The duration of one cell."""
 
     cell: str
-    seconds: float
-    cpu: float
-    status: str
-    worker: int
+    seconds: float  # wall-clock time
+    cpu: float  # processor time in seconds
+    status: str  # how it ended
+    worker: int  # number of its process

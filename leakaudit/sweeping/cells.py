@@ -27,26 +27,16 @@ FIELDS = tuple(f.name for f in fields(Scenario) if f.name != "set")
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """One cell.
+    """One cell."""
 
-    Attributes:
-        plan: The sweep that it belongs to.
-        scenario: The scenario that is recorded.
-        adversary: The adversary.
-        attack: Name of the attack, or ``auto``.
-        settings: Hyper-parameters of the attack.
-        epsilon: Privacy parameter for which the noise is set, None for the scenario's own
-            constants.
-        at: Its value on every axis that applies to it.
-    """
-
-    plan: SweepPlan = field(repr=False)
+    plan: SweepPlan = field(repr=False)  # the sweep that it belongs to
     scenario: Scenario
     adversary: str
-    attack: str
-    settings: Mapping[str, object]
+    attack: str  # name of the attack, or `auto`
+    settings: Mapping[str, object]  # hyper-parameters of the attack
+    # privacy parameter for which the noise is set, None for the scenario's own constants
     epsilon: float | None
-    at: Mapping[str, Setting]
+    at: Mapping[str, Setting]  # its value on every axis that applies to it
 
     def config(self) -> CellConfig:
         """Return everything that the result depends on, besides the versions of packages."""
@@ -80,14 +70,7 @@ class PlannedCell:
         )
 
     def key(self, versions: Mapping[str, str | None]) -> str:
-        """Return the name of its result: a digest of the configuration and the versions.
-
-        Args:
-            versions: As from `versions`.
-
-        Raises:
-            LeakauditError: A setting cannot be represented in JSON.
-        """
+        """Return the name of its result: a digest of the configuration and the versions."""
         try:
             config = plain(self.config())
         except TypeError as error:
@@ -109,9 +92,6 @@ def versions() -> dict[str, str | None]:
 
 def expand(plan: SweepPlan) -> list[PlannedCell]:
     """Return all cells, seed by seed, so that an interrupted sweep has covered the whole grid.
-
-    Args:
-        plan: The sweep.
 
     Raises:
         LeakauditError: A constant or a hyper-parameter does not exist, a value has the wrong type,

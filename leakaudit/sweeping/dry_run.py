@@ -21,52 +21,31 @@ from leakaudit.traces.recorder import human
 
 
 class DryCells(Struct, frozen=True, kw_only=True):
-    """The cells of one victim and attack.
-
-    Attributes:
-        victim: Name of the victim.
-        attack: Name of the attack.
-        cells: Number of cells.
-        left: Number of cells without a result.
-        cost: Cost of the attack, in words.
-        seconds_a_cell: Processor time per cell according to earlier timings, None without any.
-    """
+    """The cells of one victim and attack."""
 
     victim: str
     attack: str
     cells: int
-    left: int
-    cost: str
+    left: int  # number of cells without a result
+    cost: str  # cost of the attack, in words
+    # processor time per cell according to earlier timings, None without any
     seconds_a_cell: float | None = field(name="seconds a cell")
 
 
 class DrySweep(Struct, frozen=True, kw_only=True):
-    """What a sweep would do.
-
-    Attributes:
-        cells: Number of cells.
-        done: Number of cells with a result.
-        axes: Values of every axis.
-        attacks: Names of the attacks.
-        adversaries: The adversaries.
-        seeds: Seeds of the runs.
-        grid: The cells by victim and attack.
-        parameters: Size of the model.
-        recording: Size of a recording, in words.
-        workers: Number of processes.
-        hours_left: Estimate from earlier timings, None if cells of some kind were never timed.
-    """
+    """What a sweep would do."""
 
     cells: int
-    done: int
-    axes: dict[str, tuple[Free, ...]]
+    done: int  # number of cells with a result
+    axes: dict[str, tuple[Free, ...]]  # values of every axis
     attacks: tuple[str, ...]
     adversaries: tuple[str, ...]
     seeds: tuple[int, ...]
-    grid: tuple[DryCells, ...]
-    parameters: int
-    recording: str
-    workers: int
+    grid: tuple[DryCells, ...]  # the cells by victim and attack
+    parameters: int  # size of the model
+    recording: str  # size of a recording, in words
+    workers: int  # number of processes
+    # estimate from earlier timings, None if cells of some kind were never timed
     hours_left: float | None = field(name="hours left")
 
 
@@ -74,14 +53,6 @@ def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> DrySweep:
     """Return the number of cells, how many have a result, and the cost of the others.
 
     The cost is estimated from the timings of this folder's cells.
-
-    Args:
-        plan: The sweep.
-        folder: Folder of the results, if there are any.
-        options: How the sweep would be run.
-
-    Returns:
-        What the sweep would do.
     """
     planned = Planned(plan, cells.versions())
     store = Store(folder)

@@ -29,14 +29,7 @@ def write(folders: Sequence[Path], path: Path) -> SweepRecord:
     """Merge the parts of a sweep.
 
     Args:
-        folders: The parts.
         path: The results.json to write; sweep.png and report.md are written beside it.
-
-    Returns:
-        The content of results.json.
-
-    Raises:
-        LeakauditError: The folders belong to different sweeps, or a file is damaged.
     """
     planned, found = collect(folders)
     record = build(planned, found)
@@ -50,17 +43,7 @@ def write(folders: Sequence[Path], path: Path) -> SweepRecord:
 
 
 def collect(folders: Sequence[Path]) -> tuple[Planned, dict[str, CellResult]]:
-    """Read the parts of a sweep.
-
-    Args:
-        folders: The parts.
-
-    Returns:
-        The plan of all folders, and the existing results by key, in the order of the plan.
-
-    Raises:
-        LeakauditError: The folders belong to different sweeps, or a file is damaged.
-    """
+    """Read the parts of a sweep."""
     planned = Store(folders[0]).planned()
     for folder in folders[1:]:
         if Store(folder).planned().digest != planned.digest:
@@ -90,15 +73,7 @@ def _best(folders: Sequence[Path], key: str) -> CellResult | None:
 
 
 def build(planned: Planned, found: Mapping[str, CellResult]) -> SweepRecord:
-    """Return the record of a sweep.
-
-    Args:
-        planned: The plan.
-        found: Results of cells by key, as from `collect`.
-
-    Returns:
-        The record.
-    """
+    """Return the record of a sweep."""
     plan, keyed = planned.plan, planned.keyed
     cells = [_cell(keyed[key], key, result, plan.psnr) for key, result in found.items()]
     made = points.points([cell for cell in cells if cell.status == DONE])
@@ -141,9 +116,5 @@ def _cell(cell: PlannedCell, key: str, result: CellResult, psnr: float) -> Swept
 
 
 def beside(path: Path) -> Path:
-    """Return the file to write: results.json if the path is a folder, else the path.
-
-    Args:
-        path: A file, or a folder, which need not exist if the path ends in a separator.
-    """
+    """Return the file to write: results.json if the path is a folder, else the path."""
     return path / "results.json" if path.is_dir() or str(path).endswith(os.sep) else path

@@ -20,16 +20,10 @@ Values = Mapping[str, tuple[Setting, ...]]
 
 @dataclass(frozen=True)
 class OwnAxis:
-    """A hyper-parameter of one attack, or a constant of one victim, that varies.
+    """A hyper-parameter of one attack, or a constant of one victim, that varies."""
 
-    Attributes:
-        of: Name of the attack or the victim.
-        key: Name of the hyper-parameter or constant.
-        values: Its values.
-    """
-
-    of: str
-    key: str
+    of: str  # name of the attack or the victim
+    key: str  # name of the hyper-parameter or constant
     values: tuple[Setting, ...]
 
     @property
@@ -40,48 +34,31 @@ class OwnAxis:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The grid of a sweep.
+    """The grid of a sweep."""
 
-    Attributes:
-        scenario: What all cells have in common.
-        attacks: Names of attacks, or ``auto``.
-        adversaries: As for ``attack --as``.
-        seeds: Seeds of the scenario and the attack.
-        over: Values of fields of the scenario, and of constants that every victim or the model has.
-        own: Attack or victim -> its hyper-parameter or constant -> values, for its cells only.
-        set: Hyper-parameters and constants by attack or victim.
-        epsilon: Values of the privacy parameter for the worst of the adversaries; empty keeps the
-            scenario's own constants.
-        noise: As in an audit, like the next four.
-        constant: As in an audit.
-        delta: As in an audit.
-        sensitivity: As in an audit.
-        smoothness: As in an audit.
-        nodes: Nodes to attack, empty for all.
-        gradients: Largest number of gradients of a leak.
-        psnr: PSNR in dB from which a record counts as recovered.
-        figure: Name of the axis of the figure, None to choose one automatically.
-        device: Device on which the cells are computed.
-    """
-
-    scenario: Scenario
-    attacks: Words = ("auto",)
-    adversaries: Words = ("eavesdropper",)
-    seeds: tuple[int, ...] = (0,)
+    scenario: Scenario  # what all cells have in common
+    attacks: Words = ("auto",)  # names of attacks, or `auto`
+    adversaries: Words = ("eavesdropper",)  # as for `attack --as`
+    seeds: tuple[int, ...] = (0,)  # seeds of the scenario and the attack
+    # values of fields of the scenario, and of constants that every victim or the model has
     over: Values = field(default_factory=dict)
+    # attack or victim -> its hyper-parameter or constant -> values, for its cells only
     own: Mapping[str, Values] = field(default_factory=dict)
+    # hyper-parameters and constants by attack or victim
     set: Settings = field(default_factory=dict)
+    # values of the privacy parameter for the worst of the adversaries; empty keeps the scenario's
+    # own constants
     epsilon: Numbers = ()
-    noise: str = "exact"
+    noise: str = "exact"  # as in an audit, like the next four
     constant: str = "sigma"
     delta: Number | None = None
     sensitivity: Number | None = None
     smoothness: Number | None = None
-    nodes: Nodes = ()
-    gradients: int = 8
-    psnr: Number = 20.0
-    figure: str | None = None
-    device: str = "cpu"
+    nodes: Nodes = ()  # nodes to attack, empty for all
+    gradients: int = 8  # largest number of gradients of a leak
+    psnr: Number = 20.0  # PSNR in dB from which a record counts as recovered
+    figure: str | None = None  # name of the axis of the figure, None to choose one automatically
+    device: str = "cpu"  # device on which the cells are computed
 
     def __post_init__(self) -> None:
         """Validate everything that does not need data."""
@@ -143,7 +120,6 @@ class SweepPlan:
         """Return the audit plan that sets the epsilon of a cell; building it validates it.
 
         Args:
-            scenario: Scenario of the cell.
             epsilon: Epsilon of the cell, None for all epsilons of the sweep.
         """
         epsilons = self.epsilon if epsilon is None else (epsilon,)

@@ -36,14 +36,9 @@ def columns(
     metric is that of the mean of all other records.
 
     Args:
-        findings: One per node with a reconstruction.
-        records: Number of records of all attacked nodes.
         psnr: PSNR in dB from which a record counts as recovered.
         refused: The scores (`scoring.nothing`) of the nodes without a reconstruction; all their
             records are missed.
-
-    Returns:
-        The columns.
     """
     scores = [one.scores for one in findings if one.scores is not None]
     both = [*scores, *refused]
@@ -100,12 +95,6 @@ def points(cells: Sequence[SweptCell]) -> list[SweepPoint]:
 
     In every mean, nodes without a reconstruction count with a blind guess (the mean of all other
     records), and their labels as not found. There is no mean if no node has a reconstruction.
-
-    Args:
-        cells: The entries of results.json for each cell with a result.
-
-    Returns:
-        Entries in the order of the cells.
     """
     groups: dict[str, list[SweptCell]] = {}
     for cell in cells:
@@ -168,12 +157,6 @@ def across(plan: SweepPlan) -> str | None:
 
     It is the plan's choice, otherwise epsilon, otherwise the first axis with several numbers,
     otherwise the first with several values; None if nothing varies.
-
-    Args:
-        plan: The sweep.
-
-    Returns:
-        Its name.
     """
     if plan.figure is not None:
         return plan.figure

@@ -29,26 +29,16 @@ Items = Sequence[tuple[str, PlannedCell]]
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How a sweep is run; none of these options changes a result.
+    """How a sweep is run; none of these options changes a result."""
 
-    Attributes:
-        workers: Number of processes; 0 uses this process, None starts one per processor.
-        backend: As for an `Executor`, like `address`.
-        shard: (i, n) for the i-th of n parts, counted from 1.
-        again: Whether to retry failed cells.
-        data_root: Folder of torchvision's data sets.
-        download: Whether data sets may be downloaded.
-        trusted: The ``package.module:factory`` that may execute its code; True for any.
-        address: Address of a cluster.
-    """
-
+    # number of processes; 0 uses this process, None starts one per processor
     workers: int | None = None
-    backend: str = "process"
-    shard: tuple[int, int] = (1, 1)
-    again: bool = False
-    data_root: Path | None = None
-    download: bool = False
-    trusted: Trust = False
+    backend: str = "process"  # as for an `Executor`, like `address`
+    shard: tuple[int, int] = (1, 1)  # (i, n) for the i-th of n parts, counted from 1
+    again: bool = False  # whether to retry failed cells
+    data_root: Path | None = None  # folder of torchvision's data sets
+    download: bool = False  # whether data sets may be downloaded
+    trusted: Trust = False  # the `package.module:factory` that may execute its code; True for any
     address: str | None = None
 
     def __post_init__(self) -> None:
@@ -71,32 +61,21 @@ class SweepOptions:
 
 @dataclass
 class Swept:
-    """The outcome of a sweep.
+    """The outcome of a sweep."""
 
-    Attributes:
-        cells: Number of cells of this part.
-        skipped: Number of cells that already had a result.
-        troubles: Name of each cell without a result, and the reason.
-        left: Number of cells of this part that were not tried.
-        interrupted: Whether Ctrl-C ended the work.
-        record: That of results.json, if all parts are in one folder.
-    """
-
-    cells: int
-    skipped: int
+    cells: int  # number of cells of this part
+    skipped: int  # number of cells that already had a result
+    # name of each cell without a result, and the reason
     troubles: list[tuple[str, str]] = field(default_factory=list)
-    left: int = 0
-    interrupted: bool = False
-    record: SweepRecord | None = None
+    left: int = 0  # number of cells of this part that were not tried
+    interrupted: bool = False  # whether Ctrl-C ended the work
+    record: SweepRecord | None = None  # that of results.json, if all parts are in one folder
 
     def to_pandas(self, table: str | None = None) -> DataFrame:
         """Return one table of the results as a data frame.
 
         Args:
             table: ``points`` or ``cells``; None for the first.
-
-        Returns:
-            One row per point or cell.
 
         Raises:
             LeakauditError: Some parts are missing, there is no such table, or pandas is not
@@ -105,11 +84,7 @@ class Swept:
         return self.complete_record().to_pandas(table)
 
     def complete_record(self) -> SweepRecord:
-        """Return the record.
-
-        Raises:
-            LeakauditError: Some parts of the sweep are missing.
-        """
+        """Return the record."""
         if self.record is None:
             raise LeakauditError(
                 "the results of the other parts are missing; merge them with leakaudit sweep merge"
@@ -133,14 +108,6 @@ def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
 
     One of several parts only writes its cells; `merge` combines the parts. Ctrl-C and the time
     limit of `progress.watching` end the work, and the same call resumes it.
-
-    Args:
-        plan: The sweep.
-        folder: Folder of the results, old and new.
-        options: How to run it.
-
-    Raises:
-        LeakauditError: The plan or the folder cannot be used; nothing is run in that case.
     """
     planned = Planned(plan, cells.versions())
     store = Store(folder)
@@ -173,29 +140,12 @@ def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
 def remaining(
     mine: dict[str, PlannedCell], known: Mapping[str, Status], options: SweepOptions
 ) -> list[tuple[str, PlannedCell]]:
-    """Return the cells that remain to be run.
-
-    Args:
-        mine: All cells of this part, by key.
-        known: How cells ended.
-        options: Decides which of them are run again.
-
-    Returns:
-        Keys and cells.
-    """
+    """Return the cells that remain to be run."""
     return [(key, cell) for key, cell in mine.items() if known.get(key) not in options.kept]
 
 
 def plan_of_first(mine: dict[str, PlannedCell], options: SweepOptions) -> recording.Plan:
-    """Plan the recording of the first cell, to fail early if data or model are not available.
-
-    Args:
-        mine: All cells of this part, by key.
-        options: Specifies the source of the data.
-
-    Returns:
-        The plan of the recording.
-    """
+    """Plan the recording of the first cell, to fail early if data or model are not available."""
     first = next(iter(mine.values()))
     return recording.plan(
         first.scenario,
@@ -237,11 +187,7 @@ def part(keyed: dict[str, PlannedCell], shard: tuple[int, int]) -> dict[str, Pla
     It consists of every n-th cell in the order of the keys, so that attacks are spread over parts.
 
     Args:
-        keyed: All cells by key.
         shard: (i, n), i from 1.
-
-    Raises:
-        LeakauditError: There are fewer cells than parts, and none is left for this one.
     """
     i, n = shard
     chosen = {*sorted(keyed)[i - 1 :: n]}

@@ -40,15 +40,10 @@ APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of a folder, and the versions that name its cells.
-
-    Attributes:
-        plan: The sweep.
-        versions: Versions of the packages that results depend on.
-    """
+    """The plan of a folder, and the versions that name its cells."""
 
     plan: SweepPlan
-    versions: Mapping[str, str | None]
+    versions: Mapping[str, str | None]  # versions of the packages that results depend on
 
     @property
     def digest(self) -> str:
@@ -63,20 +58,12 @@ class Planned:
 
 @dataclass(frozen=True)
 class Store:
-    """One folder of a sweep.
-
-    Attributes:
-        folder: Its path.
-    """
+    """One folder of a sweep."""
 
     folder: Path
 
     def refuse_links(self) -> None:
-        """Refuse a folder in which a link would lead to places outside of it.
-
-        Raises:
-            LeakauditError: A folder or a file of the sweep is a link, or of another kind.
-        """
+        """Refuse a folder in which a link would lead to places outside of it."""
         for name in (CELLS, ERRORS):
             path = self.folder / name
             if path.is_symlink() or (path.exists() and not path.is_dir()):
@@ -86,11 +73,7 @@ class Store:
                 _refuse_place(path, "a file")
 
     def begin(self, planned: Planned) -> None:
-        """Write the plan; results of cells that an earlier plan shares are kept and reused.
-
-        Args:
-            planned: The plan.
-        """
+        """Write the plan; results of cells that an earlier plan shares are kept and reused."""
         about = PlanFile(
             format=FORMAT,
             version=VERSION,
@@ -100,11 +83,7 @@ class Store:
         _write(self.folder / PLAN, about)
 
     def planned(self) -> Planned:
-        """Return what `begin` wrote.
-
-        Raises:
-            LeakauditError: The folder does not contain a sweep.
-        """
+        """Return what `begin` wrote."""
         path = self.folder / PLAN
         found = _read(path, PlanFile, "expected the folder of a sweep, with its plan.json")
         return Planned(tables.of_json(found.plan), found.versions)
@@ -113,23 +92,12 @@ class Store:
         """Store the result of one cell.
 
         If the machine fails soon after, the file may be damaged; the cell is then run again.
-
-        Args:
-            key: Its name.
-            result: The result.
         """
         stored = structs.replace(result, sha256=_digest(key, result))
         _write(self._file(key), stored, durable=False)
 
     def load(self, key: str) -> CellResult | None:
-        """Return the result of a cell, None if it does not exist.
-
-        Args:
-            key: Its name.
-
-        Raises:
-            LeakauditError: The file is damaged, or that of another cell.
-        """
+        """Return the result of a cell, None if it does not exist."""
         path = self._file(key)
         if not path.is_file():
             return None
@@ -145,9 +113,6 @@ class Store:
         """Return how the stored cells ended.
 
         A damaged file is ignored and will be written again.
-
-        Args:
-            keys: Names of cells.
         """
         found = {}
         for key in keys:
@@ -160,11 +125,7 @@ class Store:
         return found
 
     def clean(self, keys: Iterable[str]) -> None:
-        """Remove partial files of these cells that a killed process left behind.
-
-        Args:
-            keys: Names of cells.
-        """
+        """Remove partial files of these cells that a killed process left behind."""
         mine = {self._file(key).name for key in keys}
         for path, name in unfinished(self.folder / CELLS).items():
             if name in mine:
@@ -174,7 +135,6 @@ class Store:
         """Store the traceback of a failed cell, or remove that of an earlier attempt.
 
         Args:
-            key: The cell's name.
             text: The traceback, None if there is none.
         """
         path = self.folder / ERRORS / f"{key}.txt"
@@ -185,15 +145,7 @@ class Store:
             file.write(text.encode("utf-8", "backslashreplace"))
 
     def timed(self, shard: str, timing: Timing) -> None:
-        """Append the timing of one cell in one write.
-
-        Args:
-            shard: The part of the sweep, which has its own file.
-            timing: Timing of the cell.
-
-        Raises:
-            LeakauditError: The file cannot be written.
-        """
+        """Append the timing of one cell in one write."""
         path = self.folder / TIMES.format(shard)
         line = json.dumps(model.plain(timing)).encode() + b"\n"
         try:

@@ -52,15 +52,7 @@ STORED = form(
 
 
 def load(path: Path) -> SweepPlan:
-    """Read a file with a scenario and a table ``[sweep]``.
-
-    Args:
-        path: The file, TOML.
-
-    Raises:
-        LeakauditError: A key is unknown (the message suggests the nearest one), or a value is
-            invalid.
-    """
+    """Read a file with a scenario and a table ``[sweep]``."""
     file = config.read(path, f"sweep {path}")
     if "scenario" in file.values:
         file.known(TABLES)
@@ -106,12 +98,7 @@ def _axes(
 
 
 def with_seed(plan: SweepPlan, seed: int) -> SweepPlan:
-    """Return the same sweep with the same number of seeds, but another first seed.
-
-    Args:
-        plan: The sweep.
-        seed: The first seed.
-    """
+    """Return the same sweep with the same number of seeds, but another first seed."""
     return replace(
         plan,
         scenario=replace(plan.scenario, seed=seed),
@@ -123,32 +110,20 @@ def with_device(plan: SweepPlan, device: str) -> SweepPlan:
     """Return the same sweep on another device.
 
     Args:
-        plan: The sweep.
         device: For example ``cuda``.
     """
     return replace(plan, device=device)
 
 
 def to_json(plan: SweepPlan) -> dict[str, Json]:
-    """Return everything that defines the sweep; `of_json` reads it.
-
-    Args:
-        plan: The sweep.
-    """
+    """Return everything that defines the sweep; `of_json` reads it."""
     plain = {**asdict(plan), "epsilon": [encoded(epsilon) for epsilon in plan.epsilon]}
     kept: dict[str, Json] = json.loads(json.dumps(plain))
     return kept
 
 
 def of_json(values: Any) -> SweepPlan:
-    """Return the plan that `to_json` wrote.
-
-    Args:
-        values: Its JSON.
-
-    Raises:
-        LeakauditError: It is not the plan of a sweep.
-    """
+    """Return the plan that `to_json` wrote."""
     try:
         plan = decoded(values, STORED)
     except Misfit as error:

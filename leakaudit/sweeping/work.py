@@ -35,41 +35,24 @@ SHARED = Shared()  # the cells of a sweep share their data, and most of them the
 
 @dataclass(frozen=True)
 class Computed:
-    """A cell that was computed.
-
-    Attributes:
-        result: Its result.
-        trouble: The traceback if it failed by an error that is not ours, otherwise None.
-        seconds: Wall-clock time.
-        cpu: Processor time in seconds.
-    """
+    """A cell that was computed."""
 
     result: CellResult
-    trouble: str | None
-    seconds: float
-    cpu: float
+    trouble: str | None  # the traceback if it failed by an error that is not ours, otherwise None
+    seconds: float  # wall-clock time
+    cpu: float  # processor time in seconds
 
 
 @dataclass(frozen=True)
 class Job:
-    """The computation of a cell, which needs no other file than data sets and models.
+    """The computation of a cell, which needs no other file than data sets and models."""
 
-    Attributes:
-        data_root: Where torchvision's data sets lie.
-        download: Whether data sets may be fetched.
-        trusted: The ``package.module:factory`` that may execute its code; True for any.
-    """
-
-    data_root: Path | None = None
-    download: bool = False
-    trusted: Trust = False
+    data_root: Path | None = None  # where torchvision's data sets lie
+    download: bool = False  # whether data sets may be fetched
+    trusted: Trust = False  # the `package.module:factory` that may execute its code; True for any
 
     def __call__(self, cell: PlannedCell) -> Computed:
-        """Compute one cell; if it raises an error, the error is its result.
-
-        Args:
-            cell: The cell.
-        """
+        """Compute one cell; if it raises an error, the error is its result."""
         start = time.perf_counter()
         cpu = time.process_time()
         trouble = None
@@ -87,14 +70,7 @@ class Job:
         return Computed(result, trouble, time.perf_counter() - start, time.process_time() - cpu)
 
     def measure(self, cell: PlannedCell) -> CellResult:
-        """Record, attack and score one cell.
-
-        Args:
-            cell: The cell.
-
-        Returns:
-            Constants, findings, and the reasons and scores of nodes without a reconstruction.
-        """
+        """Record, attack and score one cell."""
         ready, constants = self._ready(cell)
         recorder = recording.record(ready, None)
         trace, truth = recorder.trace, recorder.truth_record
@@ -175,8 +151,6 @@ def failure(cell: PlannedCell, status: Status, says: str) -> CellResult:
     """Return the entry of a cell that failed.
 
     Args:
-        cell: The cell.
-        status: How it ended.
         says: Why; shortened to one line of 500 characters.
     """
     return CellResult(

@@ -21,9 +21,6 @@ def torchvision() -> ModuleType:
     A torchvision whose compiled operators do not load raises ``operator torchvision::nms does not
     exist`` on import. Once the schemas exist, models, data sets and transforms work; `ops.nms` and
     detection models do not.
-
-    Raises:
-        LeakauditError: torchvision is absent, or broken in another way.
     """
     return _load("torchvision")
 

@@ -31,34 +31,22 @@ Bends = tuple[Tensor, Tensor | None, Tensor | None]
 
 @dataclass(frozen=True, eq=False)
 class Inverse:
-    """The information in an activation's output about its input z.
+    """The information in an activation's output about its input z."""
 
-    Attributes:
-        value: Estimate of z.
-        known: Whether z has this value, bool; otherwise z is at most 0.
-        trust: Weight of an error of the output in z, at most 1.
-        slope: s'(z).
-    """
-
-    value: Tensor
-    known: Tensor
-    trust: Tensor
-    slope: Tensor
+    value: Tensor  # estimate of z
+    known: Tensor  # whether z has this value, bool; otherwise z is at most 0
+    trust: Tensor  # weight of an error of the output in z, at most 1
+    slope: Tensor  # s'(z)
 
 
 @dataclass(frozen=True)
 class Activation:
-    """Elementwise formulas of one activation a = s(z); None for an unknown one.
+    """Elementwise formulas of one activation a = s(z); None for an unknown one."""
 
-    Attributes:
-        slope: Maps a to s'(z).
-        bends: Maps the module and z to s(z), s'(z) and s''(z); None in place of a second derivative
-            of zero.
-        undo: Maps the module, a and the relative error of a to its `Inverse`.
-    """
-
-    slope: Callable[[Tensor], Tensor] | None = None
+    slope: Callable[[Tensor], Tensor] | None = None  # maps a to s'(z)
+    # maps the module and z to s(z), s'(z) and s''(z); None in place of a second derivative of zero
     bends: Callable[[Any, Tensor], Bends] | None = None
+    # maps the module, a and the relative error of a to its `Inverse`
     undo: Callable[[Any, Tensor, float], Inverse] | None = None
 
 

@@ -32,16 +32,6 @@ def built(
 
     A factory may ask for ``shape``, ``classes`` and ``outputs``; torchvision's models ask for
     ``num_classes``. A class of transformers is built from its configuration.
-
-    Args:
-        factory: A function or class.
-        args: The user's arguments.
-        shape: Shape of one input.
-        classes: Number of classes.
-        outputs: Number of outputs.
-
-    Returns:
-        What the factory returns.
     """
     if str(getattr(factory, "__module__", "")).partition(".")[0] == "transformers":
         return _from_config(factory, args, outputs)
@@ -70,14 +60,7 @@ def _from_config(factory: Any, args: Mapping[str, Json], outputs: int) -> object
 
 
 def with_logits(net: nn.Module) -> nn.Module:
-    """Make a model return its logits if it returns them beside other values.
-
-    Args:
-        net: The model; its parameters keep their names.
-
-    Returns:
-        The same module.
-    """
+    """Make a model return its logits if it returns them beside other values."""
 
     def logits(_: nn.Module, __: tuple[Any, ...], out: Any) -> Any:
         return chosen(out)
@@ -92,9 +75,6 @@ def chosen(out: Any) -> Any:
     Args:
         out: A tensor; or a mapping or record with an entry ``logits``, which is what transformers
             returns.
-
-    Returns:
-        The tensor; any other value unchanged.
     """
     if isinstance(out, Tensor):
         return out
@@ -121,10 +101,6 @@ def is_random(net: nn.Module, x: Tensor) -> bool:
 
     Two runs on the same inputs are compared. The model and the state of torch's generators are left
     as they were.
-
-    Args:
-        net: The model in evaluation mode.
-        x: Inputs to try.
     """
     if isinstance(net, Program):
         return net.exported_graph.dropout > 0

@@ -39,14 +39,7 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 def check(spec: TaskSpec) -> None:
-    """Reject a spec that no model can implement; it may come from a stranger's trace.
-
-    Args:
-        spec: Description of the task.
-
-    Raises:
-        LeakauditError: The shape, loss, classes, mean or std is invalid.
-    """
+    """Reject a spec that no model can implement; it may come from a stranger's trace."""
     positive = bool(spec.shape) and all(type(s) is int and s > 0 for s in spec.shape)
     if not positive or math.prod(spec.shape) > LARGEST_INPUT:
         raise LeakauditError(
@@ -80,14 +73,7 @@ def _check_classes(spec: TaskSpec) -> None:
 
 
 def l2(spec: TaskSpec) -> float:
-    """Return the weight of the quadratic regulariser, 0 if the spec has none.
-
-    Args:
-        spec: Description of the task.
-
-    Raises:
-        LeakauditError: The weight is not a number, or negative.
-    """
+    """Return the weight of the quadratic regulariser, 0 if the spec has none."""
     given = spec.args.get("l2", 0.0)
     try:
         weight = float(given) if isinstance(given, str | int | float) else math.nan
@@ -99,20 +85,12 @@ def l2(spec: TaskSpec) -> float:
 
 
 def outputs(spec: TaskSpec) -> int:
-    """Return the number of outputs that the loss needs: 1 for ``binary``, one per class otherwise.
-
-    Args:
-        spec: Description of the task.
-    """
+    """Return how many outputs the loss needs: 1 for ``binary``, otherwise one per class."""
     return 1 if spec.loss == "binary" else spec.classes
 
 
 def convex(spec: TaskSpec) -> bool:
-    """Return whether the loss is convex in the parameters.
-
-    Args:
-        spec: Description of the task.
-    """
+    """Return whether the loss is convex in the parameters."""
     return spec.model in MODELS and MODELS[spec.model].convex
 
 
@@ -120,8 +98,6 @@ def module(spec: TaskSpec, generator: Generator, trusted: Trust) -> nn.Module:
     """Build the module in evaluation mode, with batch normalisation according to the spec's ``bn``.
 
     Args:
-        spec: Description of the task.
-        generator: Source of the initial parameters.
         trusted: The ``package.module:factory`` that may be imported and called; True for the one
             that the spec names. A spec read from a trace may come from a stranger, and calling the
             factory that it names would execute arbitrary code.
@@ -236,15 +212,8 @@ def linear_ends(net: nn.Module, spec: TaskSpec) -> tuple[LinearNames | None, Lin
     Each must run exactly once, with parameters of its own; otherwise gradients would be sums over
     several uses.
 
-    Args:
-        net: The model.
-        spec: Description of the task.
-
     Returns:
         Names (weight, bias or None) of the first and of the last; None if there is no such layer.
-
-    Raises:
-        LeakauditError: The model does not accept the inputs, or its outputs have another shape.
     """
     x = example(net, spec)
     linear = [(n, m) for n, m in net.named_modules() if type(m) is nn.Linear]
@@ -278,10 +247,6 @@ def linear_ends(net: nn.Module, spec: TaskSpec) -> tuple[LinearNames | None, Lin
 def embeddings(net: nn.Module, spec: TaskSpec) -> tuple[str | None, str | None]:
     """Find the embedding that receives the tokens, and one that receives their positions.
 
-    Args:
-        net: The model.
-        spec: Description of the task.
-
     Returns:
         Names of their weights; None if there is no such layer, or if it is used more than once.
     """
@@ -309,12 +274,7 @@ def embeddings(net: nn.Module, spec: TaskSpec) -> tuple[str | None, str | None]:
 
 
 def example(net: nn.Module, spec: TaskSpec) -> Tensor:
-    """Return inputs to try a model with: two, or as many as a program was exported for.
-
-    Args:
-        net: The model.
-        spec: Description of the task.
-    """
+    """Return inputs to try a model with: two, or as many as a program was exported for."""
     source = Generator().manual_seed(0)
     count = tokens(net, spec)
     batch = 2
@@ -330,11 +290,7 @@ def tokens(net: nn.Module, spec: TaskSpec) -> int:
     """Return the number of different tokens if the inputs are tokens, 0 if they are numbers.
 
     Args:
-        net: The model.
         spec: Description of the task, whose argument ``tokens`` states the number.
-
-    Raises:
-        LeakauditError: The argument is not a positive whole number.
     """
     if spec.is_text:
         return spec.classes
@@ -356,11 +312,7 @@ def masked(net: nn.Module, spec: TaskSpec) -> bool:
     """Return whether a model draws random numbers in training, unless the spec denies it.
 
     Args:
-        net: The model in evaluation mode.
         spec: Description of the task, whose argument ``dropout`` may be ``eval``.
-
-    Raises:
-        LeakauditError: The argument is neither ``train`` nor ``eval``.
     """
     dropout = spec.args.get("dropout", "train")
     if dropout not in ("train", "eval"):
@@ -450,7 +402,6 @@ def _activations(outline: nn.Module, spec: TaskSpec) -> int:
 
     Args:
         outline: The model on the device ``meta``.
-        spec: Description of the task.
     """
     total = 0
 
@@ -490,14 +441,7 @@ def _program(spec: TaskSpec, args: Mapping[str, Json]) -> Program:
 
 
 def program_file(spec: TaskSpec) -> Path:
-    """Return the file of a torch.export program: beside the file that names it, or in this folder.
-
-    Args:
-        spec: Description of the task.
-
-    Raises:
-        LeakauditError: There is no such file.
-    """
+    """Return the file of an exported program: beside the file that names it, or here."""
     places = [Path(spec.beside) / spec.model, Path(spec.model)]
     for place in places:
         if place.is_file():
@@ -509,11 +453,7 @@ def program_file(spec: TaskSpec) -> Path:
 
 
 def digest(path: Path) -> str:
-    """Return the sha256 of a file.
-
-    Args:
-        path: The file.
-    """
+    """Return the sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

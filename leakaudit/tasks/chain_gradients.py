@@ -37,22 +37,14 @@ class Link:
     """A linear layer or a convolution, and the activation after it.
 
     Values are (n, channels, b, *sides), or (n, features, b) around linear layers.
-
-    Attributes:
-        module: The layer.
-        act: The activation's module, None if there is none.
-        weight: Position of the weight in the flat parameters.
-        bias: Position of the bias in the flat parameters, None for a layer without one.
-        before: Shape of an input without the batch, channels or features first.
-        after: Shape of an output without the batch, channels or features first.
     """
 
     module: nn.Module
-    act: nn.Module | None
-    weight: slice
-    bias: slice | None
-    before: tuple[int, ...]
-    after: tuple[int, ...]
+    act: nn.Module | None  # the activation's module, None if there is none
+    weight: slice  # position of the weight in the flat parameters
+    bias: slice | None  # position of the bias in the flat parameters, None for a layer without one
+    before: tuple[int, ...]  # shape of an input without the batch, channels or features first
+    after: tuple[int, ...]  # shape of an output without the batch, channels or features first
 
     def weights(self, flat: Tensor) -> Tensor:
         """View the layer's weights as matrices.
@@ -172,41 +164,24 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """Results of a forward pass that the backward passes need.
+    """Results of a forward pass that the backward passes need."""
 
-    Attributes:
-        out: Outputs (n, classes, b).
-        columns: The input of each link, as columns.
-        first: The first derivative of each link's activation, None for 1.
-        second: The second derivative of each link's activation, None for 0.
-    """
-
-    out: Tensor
-    columns: list[Tensor]
-    first: list[Tensor | None]
-    second: list[Tensor | None]
+    out: Tensor  # outputs (n, classes, b)
+    columns: list[Tensor]  # the input of each link, as columns
+    first: list[Tensor | None]  # the first derivative of each link's activation, None for 1
+    second: list[Tensor | None]  # the second derivative of each link's activation, None for 0
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """A sequence of layers and activations.
+    """A sequence of layers and activations."""
 
-    Attributes:
-        links: The layers in order.
-        size: Length d of the flat parameters.
-    """
-
-    links: tuple[Link, ...]
-    size: int
+    links: tuple[Link, ...]  # the layers in order
+    size: int  # length d of the flat parameters
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> Chain | None:
         """Extract the chain from a plain ``Sequential``.
-
-        Args:
-            module: Any module.
-            layout: Positions of the trained parameters in the flat vector.
-            shape: Shape of an input, without the batch.
 
         Returns:
             The chain; None if the module is anything else, shares a parameter or has a frozen one.
@@ -360,13 +335,7 @@ def _flattens_all(part: sequential.Part) -> bool:
 
 
 def _after(m: nn.Module, shape: tuple[int, ...], flat: bool) -> tuple[int, ...] | None:
-    """Return the shape of a layer's output; None if a chain cannot contain the layer.
-
-    Args:
-        m: A layer with weights.
-        shape: Shape of its input.
-        flat: Whether the input has been flattened.
-    """
+    """Return the shape of a layer's output; None if a chain cannot contain the layer."""
     if isinstance(m, nn.Linear):
         return (m.out_features,) if flat and m.in_features == math.prod(shape) else None
     if not isinstance(m, nn.Conv2d) or flat or not sequential.plain(m):

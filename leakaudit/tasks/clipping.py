@@ -19,7 +19,6 @@ def gradients(task: Task, thetas: Tensor, x: Tensor, y: Tensor, clip: float) -> 
     Abadi et al. 2016, Algorithm 1.
 
     Args:
-        task: The task.
         thetas: (N, d) models.
         x: (N, b, *shape) inputs.
         y: (N, b) labels.
@@ -40,7 +39,6 @@ def norms(task: Task, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Return the norms (N, b) of the gradients of single records; see `gradients`.
 
     Args:
-        task: The task.
         thetas: (N, d) models.
         x: (N, b, *shape) inputs.
         y: (N, b) labels.

@@ -43,29 +43,19 @@ ATTEMPTS = 20
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Records, with the properties that a task needs.
+    """Records, with the properties that a task needs."""
 
-    Attributes:
-        x: (s, *shape) float32, images (c, h, w) in [0, 1] or features (p,).
-        y: (s,) int64 classes 0..classes-1, or float32 targets.
-        name: As written by the user, without folders.
-        classes: Number of classes, 1 for targets.
-        levels: 255 if x is k/255, else 0.
-        labels: Names of the classes, may be empty.
-        mean: The model receives (x - mean) / std; 0.5 per channel for images, 0 for features.
-        std: 0.5 per channel for images, 1 for features.
-        tokens: Number of different tokens if records are sequences of tokens, else 0. y is then the
-            token after each sequence.
-    """
-
-    x: Tensor
-    y: Tensor
-    name: str
-    classes: int
-    levels: int
-    labels: tuple[str, ...]
+    x: Tensor  # (s, *shape) float32, images (c, h, w) in [0, 1] or features (p,)
+    y: Tensor  # (s,) int64 classes 0..classes-1, or float32 targets
+    name: str  # as written by the user, without folders
+    classes: int  # number of classes, 1 for targets
+    levels: int  # 255 if x is k/255, else 0
+    labels: tuple[str, ...]  # names of the classes, may be empty
+    # the model receives (x - mean) / std; 0.5 per channel for images, 0 for features
     mean: tuple[float, ...]
-    std: tuple[float, ...]
+    std: tuple[float, ...]  # 0.5 per channel for images, 1 for features
+    # number of different tokens if records are sequences of tokens, else 0. y is then the token
+    # after each sequence.
     tokens: int = 0
 
     def __len__(self) -> int:
@@ -120,13 +110,7 @@ def load(
     """Load a data set by name.
 
     Args:
-        name: One of `NAMES`.
-        root: Folder of torchvision's data sets.
-        download: Whether anything may be downloaded; never by default.
         generator: Source of randomness for ``gaussians``.
-
-    Raises:
-        LeakauditError: The name is unknown, or the data cannot be used.
     """
     kind, rest = _parts(name)
     if kind in FILES and kind != name:
@@ -150,11 +134,7 @@ def load(
 
 
 def is_random(name: str) -> bool:
-    """Return whether the records are drawn from a generator.
-
-    Args:
-        name: As written by the user.
-    """
+    """Return whether the records are drawn from a generator."""
     return re.fullmatch(r"gaussians(:\d{1,9})?", name) is not None
 
 
@@ -200,20 +180,13 @@ def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Gener
     """Distribute records to nodes, each record at most once.
 
     Args:
-        dataset: The records.
-        nodes: Number of nodes.
-        samples: Records per node.
         how: ``iid``; ``classes:C``, every node holds equally many records (up to one) of exactly C
             classes chosen at random; ``dirichlet:A``, every node draws its class proportions from a
             symmetric Dirichlet distribution (small A: few classes), and uses other classes once one
             is exhausted.
-        generator: Source of randomness.
 
     Returns:
         Rows of the data set (nodes, samples) int64.
-
-    Raises:
-        LeakauditError: There are too few records, or `how` is invalid.
     """
     need = nodes * samples
     if nodes < 1 or samples < 1 or need > len(dataset):

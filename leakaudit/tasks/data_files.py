@@ -51,21 +51,13 @@ MODES = {
 
 
 class Records(NamedTuple):
-    """The records of a source.
+    """The records of a source."""
 
-    Attributes:
-        x: (s, *shape) float32, images (c, h, w) in [0, 1] or features (p,).
-        y: (s,), int64 classes 0..C-1 or float32 targets.
-        labels: Names of the classes, may be empty.
-        levels: 255 if x is k/255, else 0.
-        tokens: Number of different tokens if x are tokens, else 0.
-    """
-
-    x: Tensor
-    y: Tensor
-    labels: tuple[str, ...] = ()
-    levels: int = 0
-    tokens: int = 0
+    x: Tensor  # (s, *shape) float32, images (c, h, w) in [0, 1] or features (p,)
+    y: Tensor  # (s,), int64 classes 0..C-1 or float32 targets
+    labels: tuple[str, ...] = ()  # names of the classes, may be empty
+    levels: int = 0  # 255 if x is k/255, else 0
+    tokens: int = 0  # number of different tokens if x are tokens, else 0
 
 
 def images(pixels: np.ndarray) -> Tensor:
@@ -118,9 +110,6 @@ def read_npz(path: Path) -> Records:
         path: The file. Its x is uint8 (n, h, w[, c]) images; float (n, h, w[, c]) images in [0, 1];
             or (n, p) features, k/255 if uint8. Its y is (n,): integers or text are classes, floats
             are regression targets.
-
-    Raises:
-        LeakauditError: The file cannot be read, or has other content.
     """
     try:
         with npz.Npz(path) as file:
@@ -182,9 +171,6 @@ def read_folder(folder: Path) -> Records:
 
     Args:
         folder: Each of its subfolders is a class; without subfolders every image is its own class.
-
-    Raises:
-        LeakauditError: There are no images, one cannot be read, or their sizes differ.
     """
     if not folder.is_dir():
         raise LeakauditError(f"images:{folder}: no such folder")
@@ -277,9 +263,6 @@ def read_libsvm(path: Path) -> Records:
     Args:
         path: The file, plain, .bz2 or .gz. Integer labels become classes 0..C-1 in sorted order;
             others are regression targets.
-
-    Raises:
-        LeakauditError: The file cannot be read, is too large, or has other content.
     """
     found = _table(path)
     columns = np.frombuffer(found.columns, np.int64)

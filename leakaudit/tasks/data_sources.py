@@ -41,10 +41,6 @@ def faces(detect: bool, download: bool) -> Records:
     Args:
         detect: Whether to return all 200 images, 100 faces (y = 1) and 100 cut-outs without a face
             (y = 0).
-        download: Whether scikit-image may download the file.
-
-    Raises:
-        LeakauditError: The file would have to be downloaded.
     """
     _bundled("lfw_subset.npy", download)
     x = images(np.round(_BUNDLE.lfw_subset() * 255).astype(np.uint8))
@@ -58,12 +54,6 @@ def photos(download: bool) -> Records:
 
     Each photograph is first scaled to a shorter side of 160 by area; tiles of nearly one colour are
     omitted.
-
-    Args:
-        download: Whether scikit-image may download the files.
-
-    Raises:
-        LeakauditError: A file would have to be downloaded.
     """
     tiles, y = [], []
     for label, (name, file) in enumerate(PHOTOS.items()):
@@ -91,16 +81,7 @@ def _bundled(file: str, download: bool) -> None:
 
 
 def from_torchvision(name: str, root: Path | None, download: bool) -> Records:
-    """Read the training images of MNIST, Fashion-MNIST or CIFAR-10 in torchvision's layout.
-
-    Args:
-        name: A key of `TORCHVISION`.
-        root: Folder of the data sets.
-        download: Whether torchvision may download them.
-
-    Raises:
-        LeakauditError: No root is given, or the data cannot be read.
-    """
+    """Read the training images of MNIST, Fashion-MNIST or CIFAR-10 in torchvision's layout."""
     if root is None:
         raise LeakauditError(
             f"{name} is not bundled: set --data-root to its folder, "
@@ -127,9 +108,6 @@ def text(length: int) -> Records:
 
     Args:
         length: Number of bytes of a record.
-
-    Raises:
-        LeakauditError: The length is not from 2 to `LONGEST`.
     """
     from pydoc_data.topics import topics
 
@@ -151,15 +129,7 @@ def text(length: int) -> Records:
 
 
 def gaussians(count: int, generator: Generator | None) -> Records:
-    """Draw two unit-variance Gaussians in the plane: label 0 at (-1, -1), label 1 at (1, 1).
-
-    Args:
-        count: Number of records, half of them for each label.
-        generator: Source of randomness.
-
-    Raises:
-        LeakauditError: No generator is given.
-    """
+    """Draw two unit-variance Gaussians in the plane: label 0 at (-1, -1), label 1 at (1, 1)."""
     if generator is None:
         raise LeakauditError("gaussians are drawn at random: pass a torch.Generator to load()")
     y = torch.arange(count) % 2

@@ -20,25 +20,15 @@ from leakaudit.tasks.sequential import Role
 
 @dataclass(frozen=True)
 class Stack:
-    """Linear, activation, ..., Linear on the flattened input.
+    """Linear, activation, ..., Linear on the flattened input."""
 
-    Attributes:
-        weights: Name of each layer's weight.
-        biases: Name of each layer's bias, None for a layer without one.
-        acts: The activations between the layers, one fewer than layers.
-    """
-
-    weights: tuple[str, ...]
-    biases: tuple[str | None, ...]
-    acts: tuple[nn.Module, ...]
+    weights: tuple[str, ...]  # name of each layer's weight
+    biases: tuple[str | None, ...]  # name of each layer's bias, None for a layer without one
+    acts: tuple[nn.Module, ...]  # the activations between the layers, one fewer than layers
 
     @classmethod
     def of(cls, module: nn.Module, inputs: int) -> Stack | None:
         """Extract the stack from a plain ``Sequential``.
-
-        Args:
-            module: Any module.
-            inputs: Number of entries of an input.
 
         Returns:
             The stack; None if the module is anything else, shares a parameter or has a frozen one.

@@ -27,21 +27,14 @@ PIXELS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A module of a chain, with the parameters of one model.
+    """A module of a chain, with the parameters of one model."""
 
-    Attributes:
-        name: The module's qualified name.
-        module: The module.
-        parameters: Its parameters and buffers by their own names.
-        shape: Shape of its input, without the batch.
-        scale: (o,) what the weights of a convolution were multiplied by, if batch normalisation was
-            folded into it.
-    """
-
-    name: str
+    name: str  # the module's qualified name
     module: nn.Module
-    parameters: dict[str, Tensor]
-    shape: tuple[int, ...]
+    parameters: dict[str, Tensor]  # its parameters and buffers by their own names
+    shape: tuple[int, ...]  # shape of its input, without the batch
+    # (o,) what the weights of a convolution were multiplied by, if batch normalisation was folded
+    # into it
     scale: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -64,11 +57,7 @@ class Layer:
         return F.conv2d(x, weight, None, m.stride, m.padding, m.dilation)
 
     def back(self, d: Tensor) -> Tensor:
-        """Return the slope of the loss in the input of a layer with weights.
-
-        Args:
-            d: Slope of the loss in the output, without a batch.
-        """
+        """Return the slope of the loss in the input of a layer with weights."""
         # A layer with weights is affine, so its derivative is the same at every input, for example
         # at zero.
         found: Tensor = vjp(self, d.new_zeros(1, *self.shape))[1](d[None])[0][0]
@@ -77,24 +66,14 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Output:
-    """The known part of a layer's output (o, ...).
+    """The known part of a layer's output (o, ...)."""
 
-    Attributes:
-        value: Its value, valid if `known`.
-        known: Whether the value is known, bool; otherwise it is at most 0.
-        trust: Weight of its error, at most 1.
-    """
-
-    value: Tensor
-    known: Tensor
-    trust: Tensor
+    value: Tensor  # its value, valid if `known`
+    known: Tensor  # whether the value is known, bool; otherwise it is at most 0
+    trust: Tensor  # weight of its error, at most 1
 
     def reshape(self, shape: tuple[int, ...]) -> Output:
-        """Return the output in another shape.
-
-        Args:
-            shape: Shape of all three tensors.
-        """
+        """Return the output in another shape."""
         return Output(
             self.value.reshape(shape), self.known.reshape(shape), self.trust.reshape(shape)
         )
@@ -105,9 +84,6 @@ def unfit(task: Task) -> str | None:
 
     It must be a chain of layers with weights, each followed by at most one activation, that ends in
     a linear layer with a bias.
-
-    Args:
-        task: The task.
 
     Returns:
         A part of a sentence, or None if the network can be inverted.
@@ -153,9 +129,6 @@ def layers(task: Task, theta: Tensor) -> list[Layer]:
     Args:
         task: A task whose network is a plain ``Sequential``.
         theta: Flat parameters (d,).
-
-    Raises:
-        LeakauditError: The network is not a plain ``Sequential``.
     """
     parts = sequential.parts(task.module)
     if parts is None:
@@ -178,7 +151,6 @@ def run(chain: list[Layer], x: Tensor) -> Tensor:
     """Return the output of consecutive layers.
 
     Args:
-        chain: The layers.
         x: Inputs (b, *shape) of the first layer.
     """
     for layer in chain:
@@ -190,13 +162,6 @@ def before(
     chain: list[Layer], k: int, h: Tensor, slope: Tensor, error: float
 ) -> tuple[int, Output, Tensor]:
     """Go from the input of a layer back to the previous layer with weights, inverting the others.
-
-    Args:
-        chain: All layers.
-        k: Index of the layer.
-        h: Its input, without a batch.
-        slope: Slope of the loss in h.
-        error: Relative error of h.
 
     Returns:
         The index of the previous layer with weights, -1 if there is none; what is known of its

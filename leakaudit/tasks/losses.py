@@ -60,7 +60,6 @@ def output_slope(loss: str, out: Tensor, y: Tensor) -> Tensor:
     """Return the derivative of each node's `mean_loss` in its outputs.
 
     Args:
-        loss: One of `LOSSES`.
         out: Outputs of N nodes (N, b, k).
         y: Labels of N nodes, (N, b) or (N, b, k) as for `mean_loss`.
 

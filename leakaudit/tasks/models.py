@@ -27,15 +27,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoi
 
 
 class Model(Protocol):
-    """An architecture with its hyper-parameters.
+    """An architecture with its hyper-parameters."""
 
-    Attributes:
-        convex: Whether the usual loss is convex in the parameters.
-        note: Description in ``leakaudit list models``.
-    """
-
-    convex: ClassVar[bool]
-    note: ClassVar[str]
+    convex: ClassVar[bool]  # whether the usual loss is convex in the parameters
+    note: ClassVar[str]  # description in `leakaudit list models`
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the module for inputs (b, *shape), already normalised."""
@@ -43,17 +38,13 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Logistic:
-    """Logistic regression: one logit with loss ``binary``, one per class with ``cross_entropy``.
-
-    Attributes:
-        bias: Whether there is an intercept.
-    """
+    """Logistic regression: one logit with loss ``binary``, one per class with ``cross_entropy``."""
 
     convex: ClassVar[bool] = True
     note: ClassVar[str] = (
         "Logistic regression: one logit with loss ``binary``, one per class with ``cross_entropy``."
     )
-    bias: bool = param(True, "whether there is an intercept")
+    bias: bool = param(True, "whether there is an intercept")  # whether there is an intercept
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build Linear(prod(shape), outputs)."""
@@ -62,15 +53,11 @@ class Logistic:
 
 @dataclass(frozen=True)
 class Linear:
-    """Linear regression, for loss ``squared``.
-
-    Attributes:
-        bias: Whether there is an intercept.
-    """
+    """Linear regression, for loss ``squared``."""
 
     convex: ClassVar[bool] = True
     note: ClassVar[str] = "Linear regression, for loss ``squared``."
-    bias: bool = param(True, "whether there is an intercept")
+    bias: bool = param(True, "whether there is an intercept")  # whether there is an intercept
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build Linear(prod(shape), outputs)."""
@@ -79,15 +66,11 @@ class Linear:
 
 @dataclass(frozen=True)
 class Mlp:
-    """Fully connected network of any depth.
-
-    Attributes:
-        hidden: Widths of the hidden layers.
-        act: Activation.
-    """
+    """Fully connected network of any depth."""
 
     convex: ClassVar[bool] = False
     note: ClassVar[str] = "Fully connected network of any depth."
+    # widths of the hidden layers
     hidden: Sequence[int] = param((100,), "width of the hidden layers, e.g. 256 or 256,64")
     act: Literal["relu", "sigmoid", "tanh"] = param("relu", "activation")
 
@@ -116,9 +99,6 @@ class LeNet:
     """The LeNet of DLG (Zhu et al. 2019), all parameters drawn from U(-0.5, 0.5).
 
     Three 5x5 convolutions of 12 channels with strides 2, 2, 1, and one linear layer.
-
-    Attributes:
-        act: Activation.
     """
 
     convex: ClassVar[bool] = False
@@ -138,18 +118,14 @@ class LeNet:
 
 @dataclass(frozen=True)
 class ConvNet:
-    """Three 3x3 convolutions with strides 1, 2, 2, and one linear layer; no normalisation.
-
-    Attributes:
-        width: Channels of the first convolution; the other two have twice as many.
-        act: Activation.
-    """
+    """Three 3x3 convolutions with strides 1, 2, 2, and one linear layer; no normalisation."""
 
     convex: ClassVar[bool] = False
     note: ClassVar[str] = (
         "Three 3x3 convolutions (width, 2 width, 2 width channels; strides 1, 2, 2) "
         "and one linear layer; no normalisation."
     )
+    # channels of the first convolution; the other two have twice as many
     width: int = param(16, "channels of the first convolution")
     act: Literal["relu", "sigmoid", "tanh"] = param("relu", "activation")
 
@@ -163,15 +139,7 @@ class ConvNet:
 
 @dataclass(frozen=True)
 class Cnn:
-    """Convolutions of one kernel size and stride, each with ReLU, then fully connected layers.
-
-    Attributes:
-        channels: Channels of the convolutions.
-        kernel: Side of the kernels, an odd number; the padding is half of it.
-        stride: Stride of the convolutions.
-        hidden: Widths of the fully connected layers before the outputs.
-        act: Activation of these layers.
-    """
+    """Convolutions of one kernel size and stride, each with ReLU, then fully connected layers."""
 
     convex: ClassVar[bool] = False
     note: ClassVar[str] = (
@@ -179,9 +147,12 @@ class Cnn:
         "the default is one 3x3 convolution of 32 channels, stride 2, and 256 neurons."
     )
     channels: Sequence[int] = param((32,), "channels of the convolutions, e.g. 32 or 32,128")
+    # side of the kernels, an odd number; the padding is half of it
     kernel: int = param(3, "side of the kernels, an odd number; the padding is half of it")
     stride: int = param(2, "stride of the convolutions")
+    # widths of the fully connected layers before the outputs
     hidden: Sequence[int] = param((256,), "widths of the fully connected layers before the outputs")
+    # activation of these layers
     act: Literal["relu", "sigmoid", "tanh"] = param("relu", "activation of the connected layers")
 
     def __post_init__(self) -> None:
@@ -251,12 +222,6 @@ class Gpt:
     Tokens and learned positions are added; every block normalises its inputs (pre-norm) and has
     causal attention and two fully connected layers with GELU. The context is the length of the
     data's records, the vocabulary that of the data.
-
-    Attributes:
-        depth: Number of blocks.
-        width: Length h of the vector of one position.
-        heads: Number of attention heads.
-        tied: Whether the output layer uses the weights of the token embedding.
     """
 
     convex: ClassVar[bool] = False
@@ -264,9 +229,11 @@ class Gpt:
         "Decoder-only transformer as GPT-2: learned positions, pre-norm blocks, causal attention, "
         "GELU; for token sequences."
     )
-    depth: int = param(2, "number of blocks")
+    depth: int = param(2, "number of blocks")  # number of blocks
+    # length h of the vector of one position
     width: int = param(128, "length of the vector of one position")
-    heads: int = param(4, "number of attention heads")
+    heads: int = param(4, "number of attention heads")  # number of attention heads
+    # whether the output layer uses the weights of the token embedding
     tied: bool = param(False, "whether the output layer uses the weights of the token embedding")
 
     def __post_init__(self) -> None:
@@ -286,14 +253,7 @@ class Decoder(nn.Module):
     """The module of `Gpt`: (b, length) tokens to (b, length, vocabulary) logits."""
 
     def __init__(self, sizes: Gpt, length: int, vocabulary: int, approximate: str = "none") -> None:
-        """Draw the initial weights as GPT-2 does.
-
-        Args:
-            sizes: Depth, width and heads.
-            length: Number of positions.
-            vocabulary: Number of tokens.
-            approximate: Kind of GELU, as in `torch.nn.functional.gelu`.
-        """
+        """Draw the initial weights as GPT-2 does."""
         super().__init__()
         self.sizes = sizes
         self.approximate = approximate
@@ -334,12 +294,6 @@ class Vit:
     An image is cut into square patches. One linear layer embeds each of them, learned positions are
     added, and a class token is put in front, from which the outputs are computed. Every block
     normalises its inputs (pre-norm) and has attention and two fully connected layers with GELU.
-
-    Attributes:
-        patch: Side of a patch, in pixels.
-        depth: Number of blocks.
-        width: Length h of the vector of one token.
-        heads: Number of attention heads.
     """
 
     convex: ClassVar[bool] = False
@@ -347,10 +301,11 @@ class Vit:
         "Vision transformer as ViT-Tiny, less deep: patches, class token, learned positions, "
         "pre-norm blocks, attention, GELU."
     )
-    patch: int = param(16, "side of a patch, in pixels")
-    depth: int = param(2, "number of blocks")
+    patch: int = param(16, "side of a patch, in pixels")  # side of a patch, in pixels
+    depth: int = param(2, "number of blocks")  # number of blocks
+    # length h of the vector of one token
     width: int = param(192, "length of the vector of one token")
-    heads: int = param(3, "number of attention heads")
+    heads: int = param(3, "number of attention heads")  # number of attention heads
 
     def __post_init__(self) -> None:
         """Check the sizes."""
@@ -406,14 +361,7 @@ class Block(nn.Module):
     def __init__(
         self, width: int, heads: int, causal: bool = True, approximate: str = "none"
     ) -> None:
-        """Create the layers.
-
-        Args:
-            width: Length h of the vector of one position.
-            heads: Number of attention heads.
-            causal: Whether a position sees no later ones.
-            approximate: Kind of GELU, as in `torch.nn.functional.gelu`.
-        """
+        """Create the layers."""
         super().__init__()
         self.heads = heads
         self.causal = causal

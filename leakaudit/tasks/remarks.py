@@ -35,9 +35,6 @@ NOT_LINEAR = (
 def of(task: Task) -> tuple[str, ...]:
     """Return what is special about a model that is not one of leakaudit's own.
 
-    Args:
-        task: The task.
-
     Returns:
         One sentence per property, without a full stop; nothing for a registered model.
     """

@@ -38,39 +38,24 @@ ROLES: dict[type[nn.Module], Role] = {
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One module of a chain.
+    """One module of a chain."""
 
-    Attributes:
-        name: The module's qualified name, which prefixes the names of its parameters.
-        module: The module.
-        role: Its effect.
-    """
-
-    name: str
+    name: str  # the module's qualified name, which prefixes the names of its parameters
     module: nn.Module
     role: Role
 
 
 @dataclass(frozen=True, eq=False)
 class ActivatedLayer:
-    """A layer with weights and the activation that follows it.
-
-    Attributes:
-        layer: The layer.
-        activation: The activation's module, None if there is none.
-        flat: Whether an `nn.Flatten` comes before the layer.
-    """
+    """A layer with weights and the activation that follows it."""
 
     layer: Part
-    activation: nn.Module | None
-    flat: bool
+    activation: nn.Module | None  # the activation's module, None if there is none
+    flat: bool  # whether an `nn.Flatten` comes before the layer
 
 
 def parts(module: nn.Module) -> list[Part] | None:
     """List the modules of a plain ``Sequential`` in order, including those of nested ones.
-
-    Args:
-        module: Any module.
 
     Returns:
         The parts without their containers; a module that is used twice is listed twice. None if the
@@ -113,11 +98,7 @@ def blocks(chain: Iterable[Part]) -> list[ActivatedLayer] | None:
 
 
 def plain(convolution: nn.Conv2d) -> bool:
-    """Return whether a convolution has one group, and zero padding of explicit size.
-
-    Args:
-        convolution: Any two-dimensional convolution.
-    """
+    """Return whether a convolution has one group, and zero padding of explicit size."""
     return (
         convolution.groups == 1
         and convolution.padding_mode == "zeros"

@@ -18,27 +18,17 @@ TASKS = 8  # tasks that are held: a run needs two, and two models or victims may
 
 @dataclass
 class Shared:
-    """The last data set, and the last tasks; nothing changes them.
+    """The last data set, and the last tasks; nothing changes them."""
 
-    Attributes:
-        sources: The last data set, by what it was loaded from.
-        tasks: The last tasks, oldest first, with everything that they were built from.
-    """
-
+    # the last data set, by what it was loaded from
     sources: dict[tuple[str, Path | None, bool], data.Dataset] = field(default_factory=dict)
+    # the last tasks, oldest first, with everything that they were built from
     tasks: list[tuple[tuple[object, ...], Task]] = field(default_factory=list)
 
     def source(
         self, name: str, root: Path | None, download: bool, generator: Generator
     ) -> data.Dataset:
-        """Do what `data.load` does, once for several calls; random data are drawn in each call.
-
-        Args:
-            name: As for `data.load`, like the others.
-            root: Folder of data sets.
-            download: Whether anything may be downloaded.
-            generator: Source of random data.
-        """
+        """Do what `data.load` does, once for several calls; random data are drawn in each call."""
         if data.is_random(name):
             return data.load(name, root, download, generator)
         key = (name, root, download)
@@ -48,14 +38,7 @@ class Shared:
         return self.sources[key]
 
     def task(self, spec: TaskSpec, dtype: torch.dtype, device: str, trusted: Trust) -> Task:
-        """Do what `Task.build` does, once for several calls.
-
-        Args:
-            spec: As for `Task.build`, like the others.
-            dtype: Dtype of the models.
-            device: Device of the model.
-            trusted: As for `Task.build`.
-        """
+        """Do what `Task.build` does, once for several calls."""
         key = (spec, spec.beside, dtype, device, trusted)
         for known, task in self.tasks:
             if known == key:

@@ -27,12 +27,9 @@ class Rounding:
     """Width of the kinks, as a fraction of the root mean square of each activation's inputs.
 
     A search and the network that it evaluates share one instance, and the search changes it.
-
-    Attributes:
-        first: The first width; `share` holds the current one.
     """
 
-    first: float
+    first: float  # the first width; `share` holds the current one
 
     def __post_init__(self) -> None:
         """Start with the first width; raises LeakauditError if it is below 0."""
@@ -53,9 +50,6 @@ class Rounded(nn.Module):
     """The activation (z + sqrt(z^2 + e^2)) / 2 (squareplus, Barron 2021), which is ReLU for e = 0.
 
     The width e is a fraction of the root mean square of z. Derivatives treat it as constant.
-
-    Args:
-        rounding: The fraction, read at each call.
     """
 
     def __init__(self, rounding: Rounding) -> None:
@@ -64,14 +58,7 @@ class Rounded(nn.Module):
         self.rounding = rounding
 
     def forward(self, z: Tensor) -> Tensor:
-        """Apply the activation to the inputs of one network.
-
-        Args:
-            z: Inputs of any shape.
-
-        Returns:
-            Values of the same shape.
-        """
+        """Apply the activation to the inputs of one network."""
         square = self._square(z.detach(), tuple(range(z.dim())))
         return 0.5 * (z + (z * z + square).sqrt())
 
@@ -92,15 +79,7 @@ class Rounded(nn.Module):
 
 
 def rounded(module: nn.Module, rounding: Rounding) -> nn.Module:
-    """Copy a module with every ReLU rounded.
-
-    Args:
-        module: Any module.
-        rounding: Width of the kinks.
-
-    Returns:
-        The copy; the module itself if it has no ReLU.
-    """
+    """Copy a module with every ReLU rounded."""
     if not any(type(m) is nn.ReLU for m in module.modules()):
         return module
     found = copy.deepcopy(module)

@@ -519,19 +519,12 @@ def _described(parameter: tuple[str, tuple[int, ...]] | None) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A task and every node's data.
-
-    Attributes:
-        task: The task.
-        x: Inputs (N, b, *shape).
-        y: Labels (N, b).
-        here: (N,) bool, nodes with data in this process; None for all.
-    """
+    """A task and every node's data."""
 
     task: Task
-    x: Tensor
-    y: Tensor
-    here: Tensor | None = None
+    x: Tensor  # inputs (N, b, *shape)
+    y: Tensor  # labels (N, b)
+    here: Tensor | None = None  # (N,) bool, nodes with data in this process; None for all
 
     def __post_init__(self) -> None:
         """Check that the shapes of the data fit the task."""

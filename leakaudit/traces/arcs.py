@@ -17,32 +17,20 @@ from leakaudit.trace import Graph
 
 
 class Participant(Protocol):
-    """What an exchange needs to know about the recorder that executes it.
+    """What an exchange needs to know about the recorder that executes it."""
 
-    Attributes:
-        graph: The network of the run.
-        partial: Whether some of its nodes run in other processes.
-    """
-
-    graph: Graph
-    partial: bool
+    graph: Graph  # the network of the run
+    partial: bool  # whether some of its nodes run in other processes
 
 
 @dataclass(frozen=True, eq=False)
 class Arcs:
-    """The messages of one exchange.
+    """The messages of one exchange."""
 
-    Attributes:
-        src: (k,) the sender of each message.
-        dst: (k,) its receiver.
-        row: (k,) index of the payload that it carries.
-        kept: (k,) bool, whether it is recorded.
-    """
-
-    src: Tensor
-    dst: Tensor
-    row: Tensor
-    kept: Tensor
+    src: Tensor  # (k,) the sender of each message
+    dst: Tensor  # (k,) its receiver
+    row: Tensor  # (k,) index of the payload that it carries
+    kept: Tensor  # (k,) bool, whether it is recorded
 
     @cached_property
     def recorded(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -69,10 +57,6 @@ def broadcast(recorder: Participant, wires: Iterable[tuple[int, int]]) -> Arcs:
         recorder: Recorder of the run. If all nodes run in its process, channels that are not
             recorded are omitted; otherwise all are needed, because values are actually sent over
             them.
-        wires: Undirected edges that are recorded.
-
-    Returns:
-        The messages, sorted by sender and receiver.
     """
     both = set[tuple[int, int]]()
     for i, j in wires:

@@ -21,24 +21,15 @@ MOST = 32  # kinds of messages that are read from a file
 
 @dataclass(frozen=True)
 class Caller:
-    """A line of a program.
+    """A line of a program."""
 
-    Attributes:
-        kind: Kind of the messages that it sends.
-        file: Path of the file, relative to the folder in which the program ran.
-        line: Number of the line, from 1.
-    """
-
-    kind: str
-    file: str
-    line: int
+    kind: str  # kind of the messages that it sends
+    file: str  # path of the file, relative to the folder in which the program ran
+    line: int  # number of the line, from 1
 
 
 def of_frame(frame: FrameType) -> list[Json] | None:
     """Return the file and the line of a call.
-
-    Args:
-        frame: The frame of the caller.
 
     Returns:
         [file, line]; None if the file is not below the current folder, or is a part of leakaudit.
@@ -53,9 +44,6 @@ def of_frame(frame: FrameType) -> list[Json] | None:
 
 def read(provenance: Mapping[str, Json]) -> list[Caller]:
     """Return the lines that send messages.
-
-    Args:
-        provenance: The provenance of a truth, which may come from elsewhere.
 
     Returns:
         One entry per kind; what does not have the form that a recorder writes is left out.

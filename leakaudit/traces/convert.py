@@ -33,10 +33,7 @@ def convert(
     """Write a trace in another format, determined by the endings of the paths.
 
     Args:
-        source: A .pt, .npz or .safetensors file, or a folder of shards.
         target: A .pt, .npz or .safetensors file, or a folder (``name/``).
-        max_bytes: Maximum size of the result.
-        shard_bytes: Size of a shard of a folder.
 
     Raises:
         LeakauditError: An array is missing or out of range, or the result would exceed max_bytes.

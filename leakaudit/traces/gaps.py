@@ -25,14 +25,7 @@ SHOWN = 1000
 
 
 def sentences(trace: Trace) -> list[str]:
-    """Describe what is missing, in sentences that name the rounds.
-
-    Args:
-        trace: The recording.
-
-    Returns:
-        The sentences; none if nothing is missing, or if the provenance has another form.
-    """
+    """Describe what is missing, in sentences that name the rounds."""
     said = [*_each(trace, "missing", _missing), *_each(trace, "ended", _ended)]
     planned = trace.provenance.get("planned")
     if isinstance(planned, int) and not trace.complete and trace.rounds < planned:
@@ -41,14 +34,7 @@ def sentences(trace: Trace) -> list[str]:
 
 
 def sound(trace: Trace) -> int | None:
-    """Return the last round up to which the protocol's relations hold; None if they hold in all.
-
-    Args:
-        trace: The recording.
-
-    Raises:
-        LeakauditError: The provenance contains something other than a round.
-    """
+    """Return the last round up to which the protocol's relations hold; None if they hold in all."""
     last = trace.provenance.get("holds_until")
     if last is None:
         return None
@@ -63,12 +49,6 @@ def before(trace: Trace) -> Trace:
     """Return the trace up to the last round before the first missing message.
 
     After this round, the relations are not those that the protocol declares.
-
-    Args:
-        trace: The recording.
-
-    Raises:
-        LeakauditError: A message of the first round is missing.
     """
     last = sound(trace)
     if last is None:
@@ -82,11 +62,7 @@ def before(trace: Trace) -> Trace:
 
 
 def limit(trace: Trace) -> str:
-    """Explain why rounds after a certain one are not used; empty if all are.
-
-    Args:
-        trace: The recording.
-    """
+    """Explain why rounds after a certain one are not used; empty if all are."""
     last = sound(trace)
     if last is None:
         return ""
@@ -97,9 +73,6 @@ def lost(trace: Trace) -> str:
     """Return a statement that messages are missing; empty if none is.
 
     Whatever the file states, this never makes a run look shorter than it is.
-
-    Args:
-        trace: The recording.
     """
     last = trace.provenance.get("holds_until")
     if last is None and not trace.provenance.get("missing"):
@@ -115,13 +88,7 @@ def since(first: int) -> str:
 
 
 def between(m: Messages, first: int, last: int) -> Messages:
-    """Return the messages of some rounds.
-
-    Args:
-        m: Messages of a trace.
-        first: The first round.
-        last: The last round.
-    """
+    """Return the messages of some rounds."""
     keep = (m.round >= first) & (m.round <= last)
     return replace(
         m,

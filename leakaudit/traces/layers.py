@@ -27,12 +27,6 @@ def kept(
         layers: ``all``; or ``first``, ``last`` and names of parameters or modules, with ``*`` for
             any characters, and ``sketch`` or ``sketch:SEED`` for a sketch of everything; separated
             by commas.
-        layout: Layout of a message.
-        first: Names of the parameters of the first layer; by default those of the first module.
-        last: The same for the last layer.
-
-    Raises:
-        LeakauditError: The model has no such parameter, or there is only a sketch.
     """
     words = [w.strip() for w in (layers.split(",") if isinstance(layers, str) else layers)]
     seed: int | None = None

@@ -70,15 +70,6 @@ def outline(path: str | os.PathLike[str]) -> tuple[Trace, list[Outline]]:
     """Read what a trace contains, without its payloads and without torch.
 
     The file is checked as by `load`, but it is not compared with its sha256.
-
-    Args:
-        path: A .pt file or a folder.
-
-    Returns:
-        The trace without messages and public tensors, and the contents of each file.
-
-    Raises:
-        LeakauditError: As for `load`.
     """
     path = Path(path)
     if not path.is_dir():
@@ -137,24 +128,12 @@ def truth_path(path: Path) -> Path:
 
 
 def save_truth(truth: Truth, path: Path) -> None:
-    """Write a truth file atomically.
-
-    Args:
-        truth: The truth to write.
-        path: The file; an existing one is replaced.
-    """
+    """Write a truth file atomically."""
     write_tensors(path, tree.truth_tree(truth))
 
 
 def write_sidecar(path: str | os.PathLike[str]) -> str:
-    """Write the sha256 next to a trace or truth file; for a folder, into and next to its manifest.
-
-    Args:
-        path: The file or folder.
-
-    Returns:
-        The sha256.
-    """
+    """Write the sha256 beside a trace or truth file, or into and beside a folder's manifest."""
     path = Path(path)
     return shards.seal(path) if path.is_dir() else sidecar.write(path)
 
@@ -205,15 +184,7 @@ def same_run(
     random number of each (`Trace.recording`), and by the task that both files describe.
 
     Args:
-        trace: The trace.
-        truth: The candidate truth.
         advice: What the user can do if it belongs to another recording.
-
-    Returns:
-        Whether both contain this number. If not, only the id connects them.
-
-    Raises:
-        LeakauditError: The truth belongs to another recording.
     """
     if trace.id != truth.id:
         raise LeakauditError(
@@ -229,9 +200,5 @@ def same_run(
 
 
 def another_run(id: str) -> str:
-    """Return a statement that two recordings have the same id.
-
-    Args:
-        id: The id.
-    """
+    """Return a statement that two recordings have the same id."""
     return f"the truth has the expected id {id!r}, but belongs to another recording"

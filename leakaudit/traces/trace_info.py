@@ -30,14 +30,7 @@ CHUNK = 32 << 20  # bytes of payload that are checked at once: a choice
 
 
 def info(path: str | os.PathLike[str]) -> dict[str, Json]:
-    """Return the facts about a trace as plain values, without its payloads and without torch.
-
-    Args:
-        path: A .pt file or a folder.
-
-    Raises:
-        LeakauditError: As for `leakaudit.traces.trace_file.load`.
-    """
+    """Return the facts about a trace as plain values, without its payloads and without torch."""
     path = Path(path)
     trace, parts = trace_file.outline(path)
     tables = [part.messages for part in parts]
@@ -104,16 +97,10 @@ def _kinds(tables: Sequence[Committed]) -> dict[str, dict[str, int]]:
 def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
     """Check a complete trace: its sha256 if there is one, its form, and that payloads are finite.
 
-    Args:
-        path: A .pt file or a folder.
-
     Returns:
         The sha256 (None if there is none), the numbers of messages and values checked, and
         ``missing``, in sentences, if the engine that recorded the run states that something is
         missing.
-
-    Raises:
-        LeakauditError: The first error found; for a payload, with round, nodes and kind.
     """
     path = Path(path)
     main = shards.place(path) if path.is_dir() else path
@@ -147,10 +134,7 @@ def _check_kept(kept: Kept, stored: Tensor, first: int, path: Path) -> None:
     """Raise LeakauditError for numbers beside the first span that no message can have.
 
     Args:
-        kept: What is stored of a message.
         stored: (n, width) rows of the file.
-        first: Number of the first of these payloads.
-        path: The file, for the error.
     """
     import torch
 

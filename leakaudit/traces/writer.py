@@ -42,10 +42,7 @@ class RecordingWriter:
         """Store the arguments; nothing is created yet.
 
         Args:
-            messages: The tables of messages, not started.
-            truth: Collects the private side of the run.
             truth_path: Path of the truth; None if it is not written.
-            id: Identifier of the recording.
             hash: Whether to write a sha256 next to each file; None does so up to 4 GiB.
         """
         self.truth = truth
@@ -67,12 +64,9 @@ class RecordingWriter:
         """Add messages of one round.
 
         Args:
-            round: Their round, not lower than that of earlier messages.
             src: (k,) senders, or (1,) for all.
             dst: (k,) receivers.
-            kind: Name of their kind.
             row: (k,) index of the new payload of each, counted from 0.
-            secure: Whether they are sent encrypted.
 
         Returns:
             (rows, columns) the new payloads, to be filled before the round is committed.
@@ -86,11 +80,7 @@ class RecordingWriter:
         return payload
 
     def commit(self, round: int) -> None:
-        """Commit all messages up to this round; they are then safe even if the program is killed.
-
-        Args:
-            round: The last round that has ended.
-        """
+        """Commit all messages up to this round; they survive if the program is killed."""
         self._messages.commit(round)
         self.pending = False
 

@@ -30,15 +30,8 @@ def send(
     """Send a record to a tracker.
 
     Args:
-        tracker: A key of `OLDEST`.
-        content: What is sent.
         to: Where: a folder, the URI of a store, or a project; None for the tracker's default.
         name: Name of the run in the tracker; None for the kind of the record.
-        step: Step of the metrics.
-        settings: Further arguments of the tracker.
-
-    Returns:
-        The folder or the id of the tracker's run.
 
     Raises:
         LeakauditError: The tracker is unknown, its package is absent or too old, or it does not

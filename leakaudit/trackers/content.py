@@ -45,25 +45,17 @@ Values = Iterator[tuple[str, float]]
 
 @dataclass(frozen=True)
 class Content:
-    """What is sent.
+    """What is sent."""
 
-    Attributes:
-        kind: Kind of the record: attack, audit, check or sweep.
-        headline: The worst case in one sentence.
-        report: The Markdown report, which contains the verdicts.
-        record: Text of results.json.
-        metrics: Finite numbers by name. Names consist of letters, digits and ``_-./``.
-        images: Images (h, w, 3) of bytes by name.
-        files: Images that are files beside the record.
-    """
-
-    kind: str
-    headline: str
-    report: str
-    record: str
+    kind: str  # kind of the record: attack, audit, check or sweep
+    headline: str  # the worst case in one sentence
+    report: str  # the Markdown report, which contains the verdicts
+    record: str  # text of results.json
+    # finite numbers by name. Names consist of letters, digits and `_-./`.
     metrics: Mapping[str, float]
+    # images (h, w, 3) of bytes by name
     images: Mapping[str, np.ndarray] = field(default_factory=dict)
-    files: tuple[Path, ...] = ()
+    files: tuple[Path, ...] = ()  # images that are files beside the record
 
 
 def gather(
@@ -77,17 +69,7 @@ def gather(
     """Select what is sent of a record.
 
     Args:
-        results: The record as JSON values.
         folder: Its folder, in which the images are; None if it is only in memory.
-        pictures: Whether to send images of reconstructions and originals.
-        redact: Whether to send the redacted record, which has no images.
-        key: Key of the redaction.
-
-    Returns:
-        The selection.
-
-    Raises:
-        LeakauditError: A sweep cannot be redacted, or a file is not the one that the record names.
     """
     record = model.of(results)
     if redact:
@@ -124,9 +106,6 @@ def gather(
 
 def metrics(record: model.Record) -> dict[str, float]:
     """Return the scores and counts of a record.
-
-    Args:
-        record: Any record.
 
     Returns:
         Finite numbers by name, such as ``attack/analytic/eavesdropper/psnr/max``.
@@ -303,9 +282,6 @@ def _side_by_side(picture: Picture) -> np.ndarray | None:
 
 def pixels(path: Path) -> np.ndarray:
     """Read an image file.
-
-    Args:
-        path: The file.
 
     Returns:
         (h, w, 3) bytes.

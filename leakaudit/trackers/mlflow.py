@@ -17,16 +17,10 @@ def send(content: Content, to: str | None, name: str, step: int, settings: dict[
     changes.
 
     Args:
-        content: What is sent.
         to: URI of the tracking store, such as ``sqlite:///mlflow.db``; by default the one that
             MLflow is configured with. A new run is made if it is given.
-        name: Name of a new run.
-        step: Step of the metrics.
         settings: ``experiment``, the name of the experiment of a new run, and further arguments
             of ``MlflowClient.create_run``.
-
-    Returns:
-        Id of the run.
     """
     import mlflow
 

@@ -11,14 +11,8 @@ def send(content: Content, to: str | None, name: str, step: int, settings: dict[
     """Write an event file.
 
     Args:
-        content: What is sent.
         to: The folder; by default ``runs/leakaudit``.
-        name: Tag of the texts.
-        step: Step of everything that is written.
         settings: Further arguments of ``torch.utils.tensorboard.SummaryWriter``.
-
-    Returns:
-        The folder.
     """
     from torch.utils.tensorboard import SummaryWriter
 

@@ -15,14 +15,8 @@ def send(content: Content, to: str | None, name: str, step: int, settings: dict[
     """Write to the active run, or to a new one.
 
     Args:
-        content: What is sent.
-        to: The project. A new run is made if it is given.
-        name: Name of a new run.
         step: Logged as ``leakaudit_step``, because the steps of a run may only increase.
         settings: Further arguments of ``wandb.init`` for a new run, such as ``mode="offline"``.
-
-    Returns:
-        Id of the run.
     """
     import wandb
 

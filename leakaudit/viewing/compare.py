@@ -13,15 +13,10 @@ NONE = "-"  # a property that a run does not have
 
 @dataclass(frozen=True)
 class Row:
-    """One property of several runs.
-
-    Attributes:
-        name: The property.
-        cells: Its value in each run.
-    """
+    """One property of several runs."""
 
     name: str
-    cells: tuple[str, ...]
+    cells: tuple[str, ...]  # its value in each run
 
     @property
     def differs(self) -> bool:
@@ -31,28 +26,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Several runs side by side.
-
-    Attributes:
-        runs: The runs.
-        different: Properties that differ.
-        equal: Properties that are equal.
-    """
+    """Several runs side by side."""
 
     runs: Sequence[Run]
-    different: Sequence[Row]
+    different: Sequence[Row]  # properties that differ
     equal: Sequence[Row]
 
 
 def table(runs: Sequence[Run]) -> Table:
-    """Compare runs by what the list knows about them.
-
-    Args:
-        runs: Two or more runs.
-
-    Returns:
-        Their properties, in a fixed order.
-    """
+    """Compare runs by what the list knows about them."""
     columns = [properties(run) for run in runs]
     names: dict[str, None] = {}
     for column in columns:
@@ -67,14 +49,7 @@ def table(runs: Sequence[Run]) -> Table:
 
 
 def properties(run: Run) -> dict[str, str]:
-    """Return what is compared.
-
-    Args:
-        run: A run.
-
-    Returns:
-        Values by name, in the order in which they are shown.
-    """
+    """Return what is compared."""
     return {
         "summary": run.says,
         "kind": run.kind,
@@ -93,9 +68,6 @@ def properties(run: Run) -> dict[str, str]:
 
 def in_time(runs: Sequence[Run]) -> tuple[Run, Run] | None:
     """Return the earlier and the later of two runs whose checks can be compared.
-
-    Args:
-        runs: The runs.
 
     Returns:
         Both in the order of their start; None unless there are exactly two, and none is a sweep.

@@ -21,30 +21,17 @@ _PAGE = re.compile(r"[0-9a-f]{16}\.html")
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """What was written."""
 
-    Attributes:
-        pages: Number of reports.
-        failed: Runs without a report, each with the reason.
-    """
-
-    pages: int
-    failed: Sequence[tuple[str, str]]
+    pages: int  # number of reports
+    failed: Sequence[tuple[str, str]]  # runs without a report, each with the reason
 
 
 def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> Exported:
     """Write the list and a page for every run.
 
     Args:
-        root: The folder with the runs.
-        target: The folder to write; an earlier export in it is replaced.
         step: Called with what is counted, how many are done, and how many there are.
-
-    Returns:
-        What was written.
-
-    Raises:
-        LeakauditError: A folder cannot be used, or there are no runs.
     """
     index = Index(root)
     listing = index.listing()

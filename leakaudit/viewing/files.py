@@ -21,9 +21,6 @@ class Unreadable(Exception):
 def facts(path: Path) -> os.stat_result | None:
     """Return what the file system says about a regular file.
 
-    Args:
-        path: The file.
-
     Returns:
         Its facts, None if there is no such file or it is a link, a folder or a device.
     """
@@ -40,14 +37,7 @@ def head(path: Path, limit: int) -> bytes:
     """Read the beginning of a regular file.
 
     Args:
-        path: The file.
         limit: Largest number of bytes to read.
-
-    Returns:
-        Its first bytes.
-
-    Raises:
-        Unreadable: It is not a regular file, or cannot be read.
     """
     return _read(path, 0, limit)
 
@@ -56,14 +46,7 @@ def tail(path: Path, limit: int) -> bytes:
     """Read the end of a regular file.
 
     Args:
-        path: The file.
         limit: Largest number of bytes to read.
-
-    Returns:
-        Its last bytes.
-
-    Raises:
-        Unreadable: As `head`.
     """
     known = facts(path)
     size = 0 if known is None else known.st_size
@@ -92,13 +75,6 @@ def folders(root: Path, skipped: frozenset[str]) -> Iterator[tuple[Path, frozens
     """Walk through a folder, in the order of the names.
 
     Links and hidden folders are left out, and so is what exceeds `DEPTH` and `ENTRIES`.
-
-    Args:
-        root: The folder.
-        skipped: Names of folders that are not entered.
-
-    Yields:
-        Each folder, with the names of everything in it.
     """
     left = ENTRIES
     waiting = [(root, 0)]

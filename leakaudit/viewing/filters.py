@@ -25,15 +25,7 @@ SORTS = {
 
 
 def values(run: Run, name: str) -> tuple[str, ...]:
-    """Return the values of one property that a filter compares.
-
-    Args:
-        run: A run.
-        name: One of `EXACT`.
-
-    Returns:
-        The values; a sweep may have several protocols.
-    """
+    """Return the values of one property that a filter compares."""
     if name == "adversary":
         return run.adversaries
     if name == "protocol":
@@ -45,40 +37,22 @@ def values(run: Run, name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Query:
-    """The choices of a reader; an empty text chooses everything.
+    """The choices of a reader; an empty text chooses everything."""
 
-    Attributes:
-        q: Words that must all occur somewhere in a run.
-        kind: Kind of the record.
-        protocol: Name of the protocol.
-        adversary: An adversary.
-        verdict: The outcome.
-        commit: Commit of the audited program, or version of leakaudit if that is not recorded.
-        since: First day.
-        until: Last day.
-        sort: One of `SORTS`.
-    """
-
-    q: str = ""
+    q: str = ""  # words that must all occur somewhere in a run
     kind: str = ""
     protocol: str = ""
     adversary: str = ""
     verdict: str = ""
+    # commit of the audited program, or version of leakaudit if that is not recorded
     commit: str = ""
-    since: str = ""
-    until: str = ""
+    since: str = ""  # first day
+    until: str = ""  # last day
     sort: str = "newest"
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Query:
-        """Read the query of an address; unknown names are ignored.
-
-        Args:
-            given: Values by name.
-
-        Returns:
-            The choices, cleaned and of bounded length.
-        """
+        """Read the query of an address; unknown names are ignored."""
         found = {}
         for name in FIELDS:
             found[name] = clean(given.get(name, "")[:LONGEST])
@@ -92,14 +66,7 @@ class Query:
         return any(getattr(self, name) for name in FIELDS if name != "sort")
 
     def address(self, **more: object) -> str:
-        """Return the choices as the query of an address.
-
-        Args:
-            **more: Further values.
-
-        Returns:
-            The query with its question mark.
-        """
+        """Return the choices as the query of an address."""
         chosen = {}
         for name in FIELDS:
             value = getattr(self, name)
@@ -108,14 +75,7 @@ class Query:
         return f"?{urlencode({**chosen, **more})}"
 
     def matches(self, run: Run) -> bool:
-        """Return whether a run is shown.
-
-        Args:
-            run: The run.
-
-        Returns:
-            Whether it fits every choice.
-        """
+        """Return whether a run is shown."""
         for name in EXACT:
             wanted = getattr(self, name)
             if wanted and wanted not in values(run, name):
@@ -131,9 +91,6 @@ class Query:
 
         Args:
             runs: All runs, in the order of their folders.
-
-        Returns:
-            Those that match, in the chosen order.
         """
         found = [run for run in runs if self.matches(run)]
         if self.sort == "name":
@@ -161,14 +118,7 @@ _KEYS: dict[str, Callable[[Run], tuple[object, ...]]] = {"worst": _severity, "pr
 
 
 def options(runs: Sequence[Run]) -> dict[str, list[tuple[str, int]]]:
-    """Return what can be chosen.
-
-    Args:
-        runs: All runs.
-
-    Returns:
-        For each of `EXACT`, the values that occur and their numbers of runs.
-    """
+    """Return what can be chosen."""
     found = {}
     for name in EXACT:
         counts: Counter[str] = Counter()

@@ -29,34 +29,22 @@ Stamp = tuple[int, int, int, int]  # device, number, size and time of a file
 
 @dataclass(frozen=True)
 class Broken:
-    """A folder whose results.json cannot be read.
+    """A folder whose results.json cannot be read."""
 
-    Attributes:
-        place: The folder, relative to the folder that is shown.
-        why: The reason.
-    """
-
-    place: str
+    place: str  # the folder, relative to the folder that is shown
     why: str
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a folder contains at one time.
+    """What a folder contains at one time."""
 
-    Attributes:
-        runs: The runs, in the order of their places.
-        progress: Runs in progress.
-        broken: Folders whose results.json cannot be read.
-        paths: Folders of runs and of progress, by identifier.
-        cut: Whether there are more than `RUNS` runs.
-    """
-
-    runs: Sequence[Run] = ()
+    runs: Sequence[Run] = ()  # the runs, in the order of their places
     progress: Sequence[Progress] = ()
-    broken: Sequence[Broken] = ()
+    broken: Sequence[Broken] = ()  # folders whose results.json cannot be read
+    # folders of runs and of progress, by identifier
     paths: dict[str, Path] = field(default_factory=dict)
-    cut: bool = False
+    cut: bool = False  # whether there are more than `RUNS` runs
 
     @property
     def empty(self) -> bool:
@@ -65,21 +53,10 @@ class Listing:
 
 
 class Index:
-    """The runs of one folder.
-
-    Attributes:
-        root: The folder, without links.
-    """
+    """The runs of one folder."""
 
     def __init__(self, root: Path) -> None:
-        """Prepare to look through a folder.
-
-        Args:
-            root: The folder.
-
-        Raises:
-            LeakauditError: There is no such folder.
-        """
+        """Prepare to look through a folder."""
         if not root.is_dir():
             raise LeakauditError(f"{root}: expected a folder with runs, found none")
         self.root = resolved(root)
@@ -87,11 +64,7 @@ class Index:
         self._lock = threading.Lock()
 
     def listing(self) -> Listing:
-        """Look through the folder.
-
-        Returns:
-            What it contains now.
-        """
+        """Look through the folder."""
         with self._lock:
             return self._looked()
 

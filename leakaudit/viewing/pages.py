@@ -40,14 +40,7 @@ REPORT_POLICY = (
 
 
 def policy(script: bool = False) -> str:
-    """Return the content security policy of a page of the viewer.
-
-    Args:
-        script: Whether the page has the script of the list.
-
-    Returns:
-        The policy, which allows no request except for navigation and for a form.
-    """
+    """Return the content security policy of a page of the viewer."""
     allowed = "'none'"
     if script:
         allowed = _hash(_script())
@@ -68,14 +61,8 @@ def listed(
     """Render the list.
 
     Args:
-        listing: What the folder contains.
-        query: The choices of the reader.
-        name: Name of the folder.
         page: Number of the page, from 1.
         static: Whether no server answers: all runs are on the page, and nothing can be compared.
-
-    Returns:
-        The page.
     """
     found = query.apply(listing.runs)
     last = max(1, -(-len(found) // ROWS))
@@ -114,12 +101,7 @@ def compared(runs: Sequence[Run], changes: Changes | None, why: str) -> str:
     """Render a comparison.
 
     Args:
-        runs: The runs.
         changes: The changes of each check, None if there are not two comparable runs.
-        why: Why the checks could not be compared, "" if they could.
-
-    Returns:
-        The page.
     """
     pair = compare.in_time(runs)
     return _render(
@@ -134,29 +116,12 @@ def compared(runs: Sequence[Run], changes: Changes | None, why: str) -> str:
 
 
 def watched(progress: Progress, cells: Sequence[Cell], paused: bool) -> str:
-    """Render the progress of a run.
-
-    Args:
-        progress: The progress.
-        cells: The cells of a sweep that ended last.
-        paused: Whether the page stays as it is.
-
-    Returns:
-        The page.
-    """
+    """Render the progress of a run."""
     return _render("watch.html.j2", progress=progress, cells=cells, paused=paused, refresh=REFRESH)
 
 
 def report(run: Run, page: Page) -> str:
-    """Return the report of a run, with a way back to the list.
-
-    Args:
-        run: The run.
-        page: The report as it was rendered.
-
-    Returns:
-        The page.
-    """
+    """Return the report of a run, with a way back to the list."""
     if page.html is None:
         return _render("text.html.j2", run=run, text=page.text or "")
     bar = (
@@ -170,24 +135,12 @@ def report(run: Run, page: Page) -> str:
 
 
 def message(title: str, text: str, back: str = LIST) -> str:
-    """Render a page that states a problem.
-
-    Args:
-        title: The heading.
-        text: One sentence.
-        back: Address of the list.
-
-    Returns:
-        The page.
-    """
+    """Render a page that states a problem."""
     return _render("message.html.j2", title=clean(title), text=clean(text), back=back)
 
 
 def duration(seconds: float) -> str:
     """Return a duration in words.
-
-    Args:
-        seconds: The duration.
 
     Returns:
         For example ``3 min``.

@@ -26,47 +26,29 @@ Key = tuple[object, ...]
 
 
 class Page(Struct, frozen=True):
-    """A report.
+    """A report."""
 
-    Attributes:
-        html: The page, None if there is none for this kind of record.
-        text: The report as text otherwise.
-        policy: Content security policy of the page, None for a page without a script.
-    """
-
-    html: str | None = None
-    text: str | None = None
+    html: str | None = None  # the page, None if there is none for this kind of record
+    text: str | None = None  # the report as text otherwise
+    # content security policy of the page, None for a page without a script
     policy: str | None = None
 
 
 class Change(Struct, frozen=True):
-    """One check in two runs.
+    """One check in two runs."""
 
-    Attributes:
-        change: ``worse``, ``new``, ``better``, ``gone`` or ``same``.
-        name: What was examined.
-        before: The earlier message.
-        now: The later message.
-    """
-
-    change: str
-    name: str
-    before: str
-    now: str
+    change: str  # `worse`, `new`, `better`, `gone` or `same`
+    name: str  # what was examined
+    before: str  # the earlier message
+    now: str  # the later message
 
 
 class Changes(Struct, frozen=True):
-    """A comparison of two runs.
+    """A comparison of two runs."""
 
-    Attributes:
-        summary: The numbers of checks by change.
-        rows: The checks.
-        more: Number of checks that are left out.
-    """
-
-    summary: str
+    summary: str  # the numbers of checks by change
     rows: tuple[Change, ...]
-    more: int
+    more: int  # number of checks that are left out
 
 
 class _Failed(Struct, frozen=True):
@@ -79,12 +61,7 @@ class Reports:
     """Reports of the runs in one folder; the latest are kept in memory."""
 
     def __init__(self, root: Path, seconds: float = SECONDS) -> None:
-        """Prepare; no process is started before the first report.
-
-        Args:
-            root: The folder that is shown, without links.
-            seconds: Longest time that one report may take.
-        """
+        """Prepare; no process is started before the first report."""
         self._root = root
         self._seconds = seconds
         self._kept: OrderedDict[Key, Page] = OrderedDict()
@@ -100,17 +77,7 @@ class Reports:
                 forks.context(PRELOADED)
 
     def page(self, folder: Path) -> Page:
-        """Return the report of a run.
-
-        Args:
-            folder: Folder of the run.
-
-        Returns:
-            The report.
-
-        Raises:
-            LeakauditError: It cannot be rendered.
-        """
+        """Return the report of a run."""
         key = _state(folder)
         with self._lock:
             if key in self._kept:
@@ -121,18 +88,7 @@ class Reports:
         return made
 
     def changes(self, now: Path, before: Path) -> Changes:
-        """Compare two runs.
-
-        Args:
-            now: Folder of the later run.
-            before: Folder of the earlier run.
-
-        Returns:
-            The comparison.
-
-        Raises:
-            LeakauditError: They cannot be compared.
-        """
+        """Compare two runs."""
         return msgspec.json.decode(self._ask("changes", (now, before)), type=Changes)
 
     def _keep(self, key: Key, made: Page) -> None:

@@ -34,17 +34,11 @@ CELL = 1 << 20  # bytes of a cell's file
 
 @dataclass(frozen=True)
 class Stage:
-    """One kind of work that is counted.
+    """One kind of work that is counted."""
 
-    Attributes:
-        what: What is counted, such as ``cells``.
-        done: How many are finished.
-        total: How many there are, 0 if that is not known.
-    """
-
-    what: str
-    done: int
-    total: int
+    what: str  # what is counted, such as `cells`
+    done: int  # how many are finished
+    total: int  # how many there are, 0 if that is not known
 
     @property
     def share(self) -> str:
@@ -56,25 +50,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Progress:
-    """A run in progress, or one that was interrupted.
+    """A run in progress, or one that was interrupted."""
 
-    Attributes:
-        id: As `leakaudit.viewing.summaries.Run.id`.
-        place: Its folder.
-        kind: ``sweep`` or ``run``.
-        stages: What is counted.
-        failed: Number of cells without a result.
-        quiet: Seconds since a file was written.
-        left: Estimated seconds that are left, None if they cannot be estimated.
-    """
-
-    id: str
+    id: str  # as `leakaudit.viewing.summaries.Run.id`
     place: str
-    kind: str
-    stages: Sequence[Stage]
-    failed: int
-    quiet: float
-    left: float | None
+    kind: str  # `sweep` or `run`
+    stages: Sequence[Stage]  # what is counted
+    failed: int  # number of cells without a result
+    quiet: float  # seconds since a file was written
+    left: float | None  # estimated seconds that are left, None if they cannot be estimated
 
     @property
     def active(self) -> bool:
@@ -84,41 +68,23 @@ class Progress:
 
 @dataclass(frozen=True)
 class Cell:
-    """A finished cell of a sweep.
-
-    Attributes:
-        victim: The protocol.
-        attack: The attack.
-        adversary: The adversary.
-        epsilon: Epsilon, "" for the constants of the scenario.
-        seed: The seed.
-        status: How it ended.
-        says: Why it has no result.
-        psnr: Best PSNR in dB, "" if there is none.
-        ago: Seconds since it ended.
-    """
+    """A finished cell of a sweep."""
 
     victim: str
     attack: str
     adversary: str
-    epsilon: str
+    epsilon: str  # epsilon, "" for the constants of the scenario
     seed: str
-    status: str
-    says: str
-    psnr: str
-    ago: float
+    status: str  # how it ended
+    says: str  # why it has no result
+    psnr: str  # best PSNR in dB, "" if there is none
+    ago: float  # seconds since it ended
 
 
 def progress(
     folder: Path, place: str, names: frozenset[str], seen: Run | Broken | None
 ) -> Progress | None:
     """Return how far the run of a folder is.
-
-    Args:
-        folder: The folder.
-        place: The same, relative to the folder that is shown.
-        names: Names of everything in it.
-        seen: Its record, if there is one.
 
     Returns:
         The progress; None if the run is finished, or the folder does not show any.
@@ -214,14 +180,7 @@ def _left(
 
 
 def latest(folder: Path) -> list[Cell]:
-    """Return the cells of a sweep that ended last.
-
-    Args:
-        folder: The folder of the sweep.
-
-    Returns:
-        At most `LATEST` cells, the newest first.
-    """
+    """Return the cells of a sweep that ended last."""
     dated = []
     for path in _some(folder / CELLS, ".json"):
         facts = files.facts(path)

@@ -56,14 +56,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, token: str, port: int, strangers: Strangers) -> None:
-        """Guard an application.
-
-        Args:
-            app: What answers accepted requests.
-            token: The secret.
-            port: Port of the server.
-            strangers: The connections without an accepted request.
-        """
+        """Guard an application."""
         self._app = app
         self.token = token
         self.strangers = strangers
@@ -72,13 +65,7 @@ class Guard:
             self.hosts |= {LOOPBACK, "localhost"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
-
-        Args:
-            scope: The request.
-            receive: Its body, which is not read.
-            send: Receives the answer.
-        """
+        """Answer one request."""
         if scope["type"] != "http":
             return
 
@@ -123,29 +110,15 @@ def _policy(text: str) -> dict[str, str]:
 
 
 class Site:
-    """The pages of one folder.
-
-    Attributes:
-        index: Finds the runs.
-        reports: Renders reports.
-    """
+    """The pages of one folder."""
 
     def __init__(self, index: Index, reports: Reports) -> None:
-        """Prepare the pages.
-
-        Args:
-            index: Finds the runs.
-            reports: Renders reports.
-        """
+        """Prepare the pages."""
         self.index = index
         self.reports = reports
 
     def routes(self) -> list[Route]:
-        """Return the addresses below the token.
-
-        Returns:
-            One route per kind of page.
-        """
+        """Return the addresses below the token."""
         return [
             Route("/{token}/", self.runs),
             Route("/{token}/index.html", self.runs),
@@ -155,14 +128,7 @@ class Site:
         ]
 
     def runs(self, request: Request) -> Response:
-        """Answer with the list.
-
-        Args:
-            request: The request, with the choices of the reader.
-
-        Returns:
-            The page.
-        """
+        """Answer with the list."""
         asked = request.query_params
         page = asked.get("page", "1")
         number = int(page) if page.isascii() and page.isdigit() and len(page) < 6 else 1
@@ -172,14 +138,7 @@ class Site:
         return HTMLResponse(text, headers=headers, background=BackgroundTask(self.reports.warm))
 
     def report(self, request: Request) -> Response:
-        """Answer with the report of a run.
-
-        Args:
-            request: The request.
-
-        Returns:
-            The page.
-        """
+        """Answer with the report of a run."""
         listing = self.index.listing()
         run = _run(listing, request.path_params["id"])
         if run is None:
@@ -196,14 +155,7 @@ class Site:
         return HTMLResponse(pages.report(run, page), headers=_policy(policy))
 
     def compare(self, request: Request) -> Response:
-        """Answer with a comparison.
-
-        Args:
-            request: The request, with the identifiers of the runs.
-
-        Returns:
-            The page.
-        """
+        """Answer with a comparison."""
         listing = self.index.listing()
         asked = dict.fromkeys(request.query_params.getlist("run"))
         runs = []
@@ -232,14 +184,7 @@ class Site:
             return None, _relative(str(error), self.index.root)
 
     def watch(self, request: Request) -> Response:
-        """Answer with the progress of a run; the browser asks again while it is active.
-
-        Args:
-            request: The request.
-
-        Returns:
-            The page.
-        """
+        """Answer with the progress of a run; the browser asks again while it is active."""
         listing = self.index.listing()
         name = request.path_params["id"]
         for one in listing.progress:
@@ -286,16 +231,7 @@ def application(root: Path, token: str, port: int, strangers: Strangers | None =
     """Return the viewer as an ASGI application.
 
     Args:
-        root: The folder.
-        token: The secret in every address.
-        port: Port of the server.
         strangers: The places for connections without the token; by default the usual ones.
-
-    Returns:
-        The guarded application.
-
-    Raises:
-        LeakauditError: There is no such folder, or it contains no run.
     """
     index = Index(root)
     if index.listing().empty:
@@ -314,12 +250,6 @@ def listen(port: int) -> socket.socket:
 
     Args:
         port: The port, 0 for any free one.
-
-    Returns:
-        The socket.
-
-    Raises:
-        LeakauditError: The port cannot be used.
     """
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -337,9 +267,6 @@ def listen(port: int) -> socket.socket:
 
 def server(app: Guard) -> uvicorn.Server:
     """Return the server, which is not started yet.
-
-    Args:
-        app: The application.
 
     Returns:
         The server; its ``run`` takes the socket.

@@ -37,34 +37,20 @@ class Strangers:
     """
 
     def __init__(self, seconds: float = SECONDS, places: int = PLACES) -> None:
-        """Begin without connections.
-
-        Args:
-            seconds: Time after which a connection without the token ends.
-            places: Largest number of such connections.
-        """
+        """Begin without connections."""
         self.seconds = seconds
         self.places = places
         self._present: dict[Client, _Stranger] = {}
 
     def arrive(self, client: Client, transport: asyncio.Transport) -> None:
-        """Note a new connection; if no place is free, the oldest one ends.
-
-        Args:
-            client: Address of the client.
-            transport: Its connection.
-        """
+        """Note a new connection; if no place is free, the oldest one ends."""
         if len(self._present) >= self.places:
             self._end(next(iter(self._present)))
         deadline = asyncio.get_running_loop().call_later(self.seconds, self._end, client)
         self._present[client] = _Stranger(transport, deadline)
 
     def leave(self, client: Client) -> None:
-        """Forget a connection that has shown the token, or has ended.
-
-        Args:
-            client: Address of the client.
-        """
+        """Forget a connection that has shown the token, or has ended."""
         stranger = self._present.pop(client, None)
         if stranger is not None:
             stranger.deadline.cancel()
@@ -81,20 +67,13 @@ def protocol(strangers: Strangers) -> type[H11Protocol]:
 
     Args:
         strangers: Learns of every connection; the application reports those with the token.
-
-    Returns:
-        A class for uvicorn, which creates one object per connection.
     """
 
     class Connection(H11Protocol):
         """A connection that is a stranger's until it shows the token."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            """Begin to wait for a request.
-
-            Args:
-                transport: The connection.
-            """
+            """Begin to wait for a request."""
             super().connection_made(transport)
             if self.client is None:  # the client has ended the connection already
                 transport.abort()

@@ -58,44 +58,25 @@ _RECORD = AttackRecord | AuditRecord | CheckRecord | SweepRecord
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the list; all texts are cleaned, but not escaped.
+    """One run of the list; all texts are cleaned, but not escaped."""
 
-    Attributes:
-        id: Its name in addresses: a digest of its place, from which no path can be made.
-        place: Its folder, relative to the folder that is shown; "." for that folder itself.
-        kind: Kind of its record.
-        verdict: The outcome in a few words.
-        level: Severity of the outcome.
-        says: The summary of the record, which begins with the worst result.
-        complete: Whether the run was completed.
-        started: Time of the start in UTC, or when the file was written if that is not stored.
-        protocol: Name of the protocol, or the protocols of a sweep.
-        protocols: The names by themselves.
-        model: As `protocol`, of the model.
-        data: The same of the data.
-        adversaries: The adversaries, at most `NAMES`.
-        attacks: The attacks, at most `NAMES`.
-        version: Version of leakaudit.
-        commit: Commit of the audited program, "" if it is not recorded.
-        figures: Further values by name, for comparisons.
-    """
-
-    id: str
-    place: str
+    id: str  # its name in addresses: a digest of its place, from which no path can be made
+    place: str  # its folder, relative to the folder that is shown; "." for that folder itself
     kind: str
-    verdict: str
-    level: grading.Level
-    says: str
-    complete: bool
-    started: str
-    protocol: str = ""
-    protocols: tuple[str, ...] = ()
+    verdict: str  # the outcome in a few words
+    level: grading.Level  # severity of the outcome
+    says: str  # the summary of the record, which begins with the worst result
+    complete: bool  # whether the run was completed
+    started: str  # time of the start in UTC, or when the file was written if that is not stored
+    protocol: str = ""  # name of the protocol, or the protocols of a sweep
+    protocols: tuple[str, ...] = ()  # the names by themselves
     model: str = ""
     data: str = ""
-    adversaries: tuple[str, ...] = ()
-    attacks: tuple[str, ...] = ()
+    adversaries: tuple[str, ...] = ()  # the adversaries, at most `NAMES`
+    attacks: tuple[str, ...] = ()  # the attacks, at most `NAMES`
     version: str = ""
-    commit: str = ""
+    commit: str = ""  # commit of the audited program, "" if it is not recorded
+    # further values by name, for comparisons
     figures: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -129,31 +110,12 @@ class Run:
 
 
 def identifier(place: str) -> str:
-    """Return the name of a folder in addresses.
-
-    Args:
-        place: The folder, relative to the folder that is shown.
-
-    Returns:
-        Sixteen hexadecimal digits.
-    """
+    """Return the name of a folder in addresses."""
     return hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
 
 
 def summarise(file: Path, place: str, known: os.stat_result) -> Run:
-    """Summarise one run.
-
-    Args:
-        file: Its results.json.
-        place: Its folder, relative to the folder that is shown.
-        known: What the file system says about the file.
-
-    Returns:
-        The summary.
-
-    Raises:
-        Unreadable: The file is not a record, or is damaged.
-    """
+    """Summarise one run."""
     written = datetime.fromtimestamp(known.st_mtime, UTC).isoformat(timespec="seconds")
     if known.st_size > WHOLE:
         return _glanced(file, place, written)

@@ -34,10 +34,8 @@ def work(
     """Do one job and send the outcome, as JSON: a page or rows, or the reason of a failure.
 
     Args:
-        answer: Where the outcome is sent.
         job: ``page`` or ``changes``.
         folders: One folder for a page, two for changes: the later run, then the earlier one.
-        root: The folder that is shown; nothing outside is read.
     """
     _limit()
     try:
@@ -68,15 +66,7 @@ def _limit() -> None:
 
 
 def check(folder: Path, root: Path) -> None:
-    """Check that everything that a report would read is a regular file inside a folder.
-
-    Args:
-        folder: Folder of the run.
-        root: The folder that is shown, without links.
-
-    Raises:
-        LeakauditError: A file is a link, a device or too large.
-    """
+    """Check that everything that a report would read is a regular file inside a folder."""
     if not resolved(folder).is_relative_to(root):
         raise LeakauditError(f"{folder} is outside {root}")
     known = files.facts(folder / RECORD)
@@ -113,15 +103,9 @@ def _named(results: Mapping[str, object]) -> Iterator[str]:
 def page(folder: Path) -> dict[str, object]:
     """Render the report of a run.
 
-    Args:
-        folder: Folder of the run.
-
     Returns:
         ``html``, a page, and its ``policy``, None for a page without a script; or ``text``, if
         there is no page for this kind of record.
-
-    Raises:
-        LeakauditError: The record or a file beside it cannot be used.
     """
     kind = str(record_file.read(folder / RECORD)["kind"])
     if kind == "sweep" and "html" not in api.SWEEP_FORMS:
@@ -135,15 +119,8 @@ def page(folder: Path) -> dict[str, object]:
 def changes(now: Path, before: Path) -> dict[str, object]:
     """Compare two runs, check by check.
 
-    Args:
-        now: Folder of the later run.
-        before: Folder of the earlier run.
-
     Returns:
         ``summary``, and at most `ROWS` ``rows``, those that changed most first.
-
-    Raises:
-        LeakauditError: A record cannot be used, or is that of a sweep.
     """
     new = model.of_run(record_file.read(now / RECORD))
     old = model.of_run(record_file.read(before / RECORD))

@@ -9,14 +9,7 @@ from pathlib import Path
 def run(
     answer: Connection[object, object], job: str, folders: tuple[Path, ...], root: Path
 ) -> None:
-    """Do one job of `leakaudit.viewing.worker`.
-
-    Args:
-        answer: As `leakaudit.viewing.worker.work`, like the others.
-        job: The job.
-        folders: The folders of the runs.
-        root: The folder that is shown.
-    """
+    """Do one job of `leakaudit.viewing.worker`."""
     from leakaudit.viewing import worker
 
     worker.work(answer, job, folders, root)

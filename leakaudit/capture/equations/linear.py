@@ -23,31 +23,18 @@ COMPARED = 16  # rounds that are compared: also a choice
 
 @dataclass(frozen=True)
 class Linear:
-    """An equation whose coefficients are the same in all rounds.
+    """An equation whose coefficients are the same in all rounds."""
 
-    Attributes:
-        kind: Kind of the messages that it defines.
-        rank: Rank of what it leaves: 0 for nothing, otherwise the number of records of gradients.
-        terms: The earlier messages that it contains.
-        weights: (term, node, sender) -> coefficient. The sender of a sum over clients is -1.
-        rounds: Rounds in which it was tested.
-        miss: Largest norm beyond the rank, in units of rounding.
-    """
-
-    kind: str
-    rank: int
-    terms: tuple[Term, ...]
+    kind: str  # kind of the messages that it defines
+    rank: int  # rank of what it leaves: 0 for nothing, otherwise the number of records of gradients
+    terms: tuple[Term, ...]  # the earlier messages that it contains
+    # (term, node, sender) -> coefficient. The sender of a sum over clients is -1.
     weights: dict[tuple[Term, int, int], Fraction]
     rounds: tuple[int, ...]
-    miss: float
+    miss: float  # largest norm beyond the rank, in units of rounding
 
     def of(self, streams: Streams, node: int, t: int) -> Tensor | None:
         """Return the combination of earlier messages (d,) in the equation of one node.
-
-        Args:
-            streams: The messages.
-            node: The node.
-            t: The round.
 
         Returns:
             The combination; None if one of the messages does not exist.
@@ -70,13 +57,7 @@ class Linear:
 def columns(
     streams: Streams, terms: tuple[Term, ...], node: int
 ) -> list[tuple[Term, int, tuple[int, ...]]]:
-    """Return the unknown coefficients of a node: term, sender, and the messages that are added.
-
-    Args:
-        streams: The messages.
-        terms: The terms.
-        node: The node whose equation contains them.
-    """
+    """Return the unknown coefficients of a node: term, sender, and the messages that are added."""
     found: list[tuple[Term, int, tuple[int, ...]]] = []
     for term in terms:
         nodes = streams.nodes_of(term, node)
@@ -90,14 +71,7 @@ def columns(
 def column_value(
     streams: Streams, column: tuple[Term, int, tuple[int, ...]], t: int, recorded: bool = False
 ) -> Tensor | None:
-    """Return what one coefficient multiplies in a round.
-
-    Args:
-        streams: The messages.
-        column: The coefficient.
-        t: The round.
-        recorded: Whether the public initial model does not count.
-    """
+    """Return what one coefficient multiplies in a round."""
     term, _, nodes = column
     total: Tensor | None = None
     for node in nodes:
@@ -114,9 +88,6 @@ def search(streams: Streams, task: Task, kind: str, rank: int) -> Linear | None:
     """Return the equation with the fewest terms that leaves blocks of a rank.
 
     Args:
-        streams: The messages.
-        task: The model.
-        kind: Kind of the messages.
         rank: The rank; 0 for an equation that leaves nothing.
 
     Returns:
@@ -132,12 +103,7 @@ def search(streams: Streams, task: Task, kind: str, rank: int) -> Linear | None:
 
 
 def candidates(streams: Streams, kind: str) -> Iterator[tuple[Term, ...]]:
-    """Yield the terms that an equation may have, those with fewer coefficients first.
-
-    Args:
-        streams: The messages.
-        kind: Kind of the messages that the equation defines.
-    """
+    """Yield the terms that an equation may have, those with fewer coefficients first."""
     own = Term(kind, 1, "own")
     near = Term(kind, 1, "near")
     others = tuple(one for one in streams.kinds if one != kind)
@@ -230,11 +196,7 @@ def block(task: Task, value: Tensor) -> np.ndarray:
     """Return the weights (H, n) of the first fully connected layer beside its bias (H, 1).
 
     Args:
-        task: The model.
         value: (d,) a vector of the model's size.
-
-    Raises:
-        LeakauditError: It has another size, as if the trace did not contain all columns.
     """
     if value.shape != (task.layout.size,):
         raise LeakauditError(
@@ -249,13 +211,7 @@ def block(task: Task, value: Tensor) -> np.ndarray:
 
 
 def starts(streams: Streams, terms: tuple[Term, ...], node: int) -> list[np.ndarray]:
-    """Return coefficients from which to search: averages, and the node's own message.
-
-    Args:
-        streams: The messages.
-        terms: The terms.
-        node: The node.
-    """
+    """Return coefficients from which to search: averages, and the node's own message."""
     some = columns(streams, terms, node)
     count = len(some)
     if not count:

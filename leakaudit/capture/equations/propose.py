@@ -22,30 +22,15 @@ COARSE = 1e-4
 
 @dataclass(frozen=True)
 class Proposal:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        text: The protocol file; None if an equation is not known.
-        said: What each equation explains, or why it is not known: one line each.
-        nodes: The equation of every node, with its rounds: one line each.
-    """
-
-    text: str | None
-    said: tuple[str, ...]
-    nodes: tuple[str, ...] = ()
+    text: str | None  # the protocol file; None if an equation is not known
+    said: tuple[str, ...]  # what each equation explains, or why it is not known: one line each
+    nodes: tuple[str, ...] = ()  # the equation of every node, with its rounds: one line each
 
 
 def propose(trace: Trace, task: Task, name: str) -> Proposal:
-    """Propose the equations of a protocol.
-
-    Args:
-        trace: The messages. Its declared protocol is not used.
-        task: The model.
-        name: Name of the protocol in the file.
-
-    Returns:
-        The equations if the messages prove all of them.
-    """
+    """Propose the equations of a protocol."""
     why = obstacle(task, trace.dtype) or _incomplete(trace)
     if why:
         return Proposal(None, (why,))
@@ -75,12 +60,7 @@ def propose(trace: Trace, task: Task, name: str) -> Proposal:
 
 
 def obstacle(task: Task, dtype: torch.dtype) -> str:
-    """Return why no equation can be fitted to messages; empty if there is no reason.
-
-    Args:
-        task: The model.
-        dtype: The number format of the messages.
-    """
+    """Return why no equation can be fitted to messages; empty if there is no reason."""
     if task.first_linear is None or task.first_linear[1] is None:
         return "the model has no fully connected first layer with a bias"
     if torch.finfo(dtype).eps > COARSE:

@@ -45,51 +45,30 @@ COARSE = 0.01  # miss above which nothing is proved, however coarse the rounding
 
 @dataclass(frozen=True)
 class Step:
-    """What the equation of every node leaves.
+    """What the equation of every node leaves."""
 
-    Attributes:
-        form: `single`: R_t = a g_t. `momentum`: R_t = b R_{t-1} + a g_t.
-            `difference`: R_t = a (g_t - g_{t-1}), so that b = -a.
-        point: The model at which g_t is evaluated; None for the combination itself.
-        rate: The coefficient a.
-        other: The coefficient b; 0 for a single gradient.
-        records: Node -> records (b, *shape) and labels (b,).
-        miss: Largest difference from a recomputed gradient, relative to what is left.
-    """
-
+    # `single`: R_t = a g_t. `momentum`: R_t = b R_{t-1} + a g_t. `difference`: R_t = a (g_t -
+    # g_{t-1}), so that b = -a.
     form: Form
-    point: Term | None
+    point: Term | None  # the model at which g_t is evaluated; None for the combination itself
     rate: Fraction
-    other: Fraction
-    records: Mapping[int, tuple[Tensor, Tensor]]
-    miss: float
+    other: Fraction  # the coefficient b; 0 for a single gradient
+    records: Mapping[int, tuple[Tensor, Tensor]]  # node -> records (b, *shape) and labels (b,)
+    miss: float  # largest difference from a recomputed gradient, relative to what is left
 
 
 @dataclass(frozen=True)
 class Left:
-    """What an equation leaves of the messages of one node.
+    """What an equation leaves of the messages of one node."""
 
-    Attributes:
-        values: Round -> (d,) float64.
-        noise: Round -> size of its rounding errors, relative to it.
-        inputs: The records (b, *shape) that it reveals, in each way in which a program may have
-            stored them.
-    """
-
-    values: Mapping[int, Tensor]
-    noise: Mapping[int, float]
+    values: Mapping[int, Tensor]  # round -> (d,) float64
+    noise: Mapping[int, float]  # round -> size of its rounding errors, relative to it
+    # the records (b, *shape) that it reveals, in each way in which a program may have stored them
     inputs: tuple[Tensor, ...] = ()
 
 
 def left(streams: Streams, linear: Linear, node: int, rounds: tuple[int, ...]) -> Left:
-    """Return what an equation leaves in some rounds.
-
-    Args:
-        streams: The messages.
-        linear: The combination of messages.
-        node: The node.
-        rounds: The rounds.
-    """
+    """Return what an equation leaves in some rounds."""
     values: dict[int, Tensor] = {}
     noise: dict[int, float] = {}
     for t in rounds:
@@ -108,11 +87,6 @@ def left(streams: Streams, linear: Linear, node: int, rounds: tuple[int, ...]) -
 
 def prove(streams: Streams, task: Task, linear: Linear) -> Step | None:
     """Return the step that recomputed gradients prove for every node.
-
-    Args:
-        streams: The messages.
-        task: The model.
-        linear: An equation that leaves blocks of a small rank.
 
     Returns:
         The step; None if there is none, or if several points explain the messages.
@@ -143,12 +117,7 @@ def prove(streams: Streams, task: Task, linear: Linear) -> Step | None:
 
 
 def points(streams: Streams, linear: Linear) -> Iterator[Term | None]:
-    """Yield the models at which gradients may have been computed.
-
-    Args:
-        streams: The messages.
-        linear: The combination of messages.
-    """
+    """Yield the models at which gradients may have been computed."""
     if len(linear.terms) > 1:
         yield None
     if streams.server is not None:
@@ -166,11 +135,7 @@ def model(streams: Streams, linear: Linear, point: Term | None, node: int, t: in
     """Return the model (d,) at which a gradient may have been computed.
 
     Args:
-        streams: The messages.
-        linear: The combination of messages.
         point: The model; None for the combination itself.
-        node: The node.
-        t: The round.
     """
     if point is None:
         return linear.of(streams, node, t)
@@ -292,10 +257,6 @@ def _labels(task: Task, form: Form, rest: Left, thetas: Mapping[int, Tensor], ep
     """Return the label of each record whose first layer is nearest to what is left.
 
     Args:
-        task: The model.
-        form: The form.
-        rest: What an equation leaves.
-        thetas: The models by round.
         eps: Distance from 1 to the next number in the number format of the messages.
 
     Returns:
@@ -331,14 +292,7 @@ def _gradients(task: Task, x: Tensor, y: Tensor, thetas: Mapping[int, Tensor]) -
 def parts(
     form: Form, t: int, values: Mapping[int, Tensor], gradients: Mapping[int, Tensor]
 ) -> list[Tensor] | None:
-    """Return what a form adds up in a round; None if a part of it is not known.
-
-    Args:
-        form: The form.
-        t: The round.
-        values: What the equation leaves, by round.
-        gradients: The gradients by round.
-    """
+    """Return what a form adds up in a round; None if a part of it is not known."""
     before = {"single": gradients, "momentum": values, "difference": gradients}[form]
     if t not in gradients or (form != "single" and t - 1 not in before):
         return None
@@ -353,7 +307,6 @@ def allowed(noise: float, eps: float) -> float:
     """Return how far a recomputed gradient may be from what is left, relative to it.
 
     Args:
-        noise: Size of the rounding errors of what is left, relative to it.
         eps: Distance from 1 to the next number in the number format of the messages.
     """
     return min(COARSE, ROUNDINGS * noise + LAST_PLACES * eps)
@@ -361,17 +314,11 @@ def allowed(noise: float, eps: float) -> float:
 
 @dataclass(frozen=True)
 class _Row:
-    """What is left in one round, and the parts that should add up to it.
+    """What is left in one round, and the parts that should add up to it."""
 
-    Attributes:
-        parts: (m, k), rotated into the few directions that occur.
-        value: (m,) of norm 1, likewise.
-        allowed: How far from each other they may be.
-    """
-
-    parts: Tensor
-    value: Tensor
-    allowed: float
+    parts: Tensor  # (m, k), rotated into the few directions that occur
+    value: Tensor  # (m,) of norm 1, likewise
+    allowed: float  # how far from each other they may be
 
     def miss(self, factors: Tensor) -> float:
         """Return how far the parts, times their factors, are from the value."""

@@ -19,50 +19,30 @@ COMPUTED = 1e-14  # error of a singular value in double precision: a choice, 45 
 
 @dataclass(frozen=True)
 class Term:
-    """Earlier messages that an equation may contain.
-
-    Attributes:
-        kind: Kind of the messages.
-        lag: Number of rounds by which they are older.
-        who: Their senders: the node itself, its neighbours, the server or all clients.
-    """
+    """Earlier messages that an equation may contain."""
 
     kind: str
-    lag: int
-    who: Who
+    lag: int  # number of rounds by which they are older
+    who: Who  # their senders: the node itself, its neighbours, the server or all clients
 
 
 @dataclass(frozen=True)
 class Streams:
-    """The messages of a trace, by sender.
-
-    Attributes:
-        graph: The network.
-        eps: Distance from 1 to the next number in the number format of the messages, or relative
-            error of computations in double precision if that is larger.
-        rounds: The last round.
-        sent: (kind, node) -> round -> vector (d,), as float64.
-        server: The node that serves all others; None if there is none.
-        start: (d,) the public initial model; None if the trace has none.
-    """
+    """The messages of a trace, by sender."""
 
     graph: Graph
+    # distance from 1 to the next number in the number format of the messages, or relative error of
+    # computations in double precision if that is larger
     eps: float
     rounds: int
+    # (kind, node) -> round -> vector (d,), as float64
     sent: dict[tuple[str, int], dict[int, Tensor]]
-    server: int | None
-    start: Tensor | None
+    server: int | None  # the node that serves all others; None if there is none
+    start: Tensor | None  # (d,) the public initial model; None if the trace has none
 
     @classmethod
     def of(cls, trace: Trace) -> Streams:
-        """Return the messages of a trace whose nodes send the same to all receivers.
-
-        Args:
-            trace: The trace.
-
-        Raises:
-            LeakauditError: Messages to several receivers differ.
-        """
+        """Return the messages of a trace whose nodes send the same to all receivers."""
         sent: dict[tuple[str, int], dict[int, Tensor]] = {}
         rows: dict[tuple[str, int, int], tuple[int, int]] = {}
         for number, table in enumerate(trace.messages):
@@ -96,21 +76,11 @@ class Streams:
         return tuple(sorted({kind for kind, _ in self.sent}))
 
     def senders(self, kind: str) -> tuple[int, ...]:
-        """Return the nodes that send messages of a kind.
-
-        Args:
-            kind: The kind.
-        """
+        """Return the nodes that send messages of a kind."""
         return tuple(sorted(node for name, node in self.sent if name == kind))
 
     def value(self, kind: str, node: int, t: int) -> Tensor | None:
-        """Return a message, or the initial model before the first one.
-
-        Args:
-            kind: Kind of the message.
-            node: Its sender.
-            t: Its round.
-        """
+        """Return a message, or the initial model before the first one."""
         history = self.sent.get((kind, node), {})
         if t in history:
             return history[t]
@@ -119,12 +89,7 @@ class Streams:
         return None
 
     def nodes_of(self, term: Term, node: int) -> tuple[int, ...]:
-        """Return the senders of a term in the equation of a node.
-
-        Args:
-            term: The term.
-            node: The node whose equation contains it.
-        """
+        """Return the senders of a term in the equation of a node."""
         if term.who == "own":
             return (node,)
         if term.who == "near":

@@ -27,25 +27,14 @@ MATRICES = "ABCDEFGH"
 
 @dataclass(frozen=True)
 class Equation:
-    """The equation of one kind of messages, with its proof.
+    """The equation of one kind of messages, with its proof."""
 
-    Attributes:
-        linear: The combination of earlier messages.
-        step: What it leaves; None if it leaves nothing.
-    """
-
-    linear: Linear
-    step: Step | None
+    linear: Linear  # the combination of earlier messages
+    step: Step | None  # what it leaves; None if it leaves nothing
 
 
 class Writer:
-    """Writes the equations of all kinds.
-
-    Args:
-        streams: The messages.
-        task: The model.
-        equations: The equation of every kind.
-    """
+    """Writes the equations of all kinds."""
 
     def __init__(self, streams: Streams, task: Task, equations: Sequence[Equation]) -> None:
         self.streams = streams
@@ -63,9 +52,6 @@ class Writer:
 
     def text(self, name: str) -> str:
         """Return the text of the file.
-
-        Args:
-            name: The protocol's name.
 
         Raises:
             LeakauditError: The first rounds do not follow the equations, in a way that a file

@@ -21,24 +21,12 @@ class Board:
     """One row per process: its state, the time since when, and the last round that it completed."""
 
     def __init__(self, path: str | os.PathLike[str], procs: int, new: bool = False) -> None:
-        """Map the file.
-
-        Args:
-            path: Location of the file.
-            procs: Number of processes.
-            new: Whether to create it first.
-        """
+        """Map the file."""
         mode: Literal["w+", "r+"] = "w+" if new else "r+"
         self._rows = np.memmap(Path(path), dtype=np.float64, mode=mode, shape=(procs, 3))
 
     def tell(self, rank: int, state: int, round: int | None = None) -> None:
-        """Record the new state of a process.
-
-        Args:
-            rank: The process.
-            state: `STARTING`, `WORKING`, `WAITING` or `DONE`.
-            round: The round that it has just completed, if any.
-        """
+        """Record the new state of a process."""
         self._rows[rank, _STATE] = state
         self._rows[rank, _SINCE] = time.monotonic()
         if round is not None:
@@ -50,11 +38,7 @@ class Board:
         return bool((self._rows[:, _STATE] != STARTING).all())
 
     def connected(self, rank: int) -> bool:
-        """Return whether a process was ever connected to all others.
-
-        Args:
-            rank: The process.
-        """
+        """Return whether a process was ever connected to all others."""
         return bool(self._rows[rank, _STATE] != STARTING)
 
     def lowest(self) -> int:
@@ -65,11 +49,7 @@ class Board:
         return int(self._rows[:, _ROUND].max())
 
     def stuck(self, seconds: float) -> bool:
-        """Return whether no running process has made progress.
-
-        Args:
-            seconds: The length of time to consider.
-        """
+        """Return whether no running process has made progress."""
         running = self._rows[:, _STATE] != DONE
         return bool((time.monotonic() - self._rows[running, _SINCE] > seconds).all())
 
@@ -78,10 +58,6 @@ class Board:
 
         This is the case if the process has been working for too long, or if all processes wait for
         each other. A process that is waiting itself does not count; the one it waits for may.
-
-        Args:
-            rank: The process.
-            seconds: Maximum working time.
         """
         state = self._rows[:, _STATE].copy()
         since = self._rows[:, _SINCE].copy()

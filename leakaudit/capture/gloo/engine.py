@@ -60,16 +60,9 @@ def record(
     processes and keeps what they have sent.
 
     Args:
-        plan: The plan to run.
         path: File of the trace; None records in memory.
-        options: The distribution of the run over processes.
         max_bytes: Maximum size of the recording in bytes.
-        private: Plain values for the provenance of the truth only.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
-        threads: Whether to run threads of this process instead, without gloo.
-
-    Returns:
-        The closed recorder.
 
     Raises:
         LeakauditError: The plan cannot be run in this way (nothing has been written then), or a
@@ -117,15 +110,7 @@ def record(
 
 
 def check(plan: Plan, options: Spread) -> None:
-    """Reject a plan that cannot be run in these processes.
-
-    Args:
-        plan: The plan to run.
-        options: The distribution of the run over processes.
-
-    Raises:
-        LeakauditError: The victim, the curves, the device or an option does not allow it.
-    """
+    """Reject a plan that cannot be run in these processes."""
     nodes = plan.graph.nodes
     if not plan.victim.separable:
         able = [n for n, kind in registry.everything("victims") if kind.separable]

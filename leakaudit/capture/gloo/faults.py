@@ -26,31 +26,17 @@ class Fault:
     ``stop:3@5``: the process of node 3 ends without notice after round 5. ``late:2@4:0.5``: node 2
     sends its messages of round 4 half a second late. ``drop:0-1@6``: the message from node 0 to
     node 1 in round 6 is lost, and nobody observes it.
-
-    Attributes:
-        kind: ``stop``, ``late`` or ``drop``.
-        node: The node that stops, is late or sends.
-        round: The round of the fault.
-        to: The node that does not receive; None except for ``drop``.
-        seconds: The delay; 0 except for ``late``.
     """
 
-    kind: Kind
-    node: int
+    kind: Kind  # `stop`, `late` or `drop`
+    node: int  # the node that stops, is late or sends
     round: int
-    to: int | None = None
-    seconds: float = 0.0
+    to: int | None = None  # the node that does not receive; None except for `drop`
+    seconds: float = 0.0  # the delay; 0 except for `late`
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Read one fault.
-
-        Args:
-            text: A fault in one of the three forms.
-
-        Raises:
-            LeakauditError: The text has another form; the message lists the three.
-        """
+        """Read one fault."""
         found = FORM.fullmatch(text)
         kind, node, to, round, seconds = found.groups() if found else ("", "0", None, "0", None)
         if (to is not None, seconds is not None) != PARTS.get(kind):
@@ -79,15 +65,7 @@ class Fault:
         return f"--fault {self}: did not occur, because node {self.node} {why} round {self.round}"
 
     def check(self, graph: Graph, rounds: int) -> None:
-        """Reject a fault that cannot occur.
-
-        Args:
-            graph: Communication graph of the run.
-            rounds: Length of the run.
-
-        Raises:
-            LeakauditError: The run has no such node, channel or round.
-        """
+        """Reject a fault that cannot occur."""
         what = ""
         if self.to is None and self.node >= graph.nodes:
             what = f"nodes 0 to {graph.nodes - 1}"

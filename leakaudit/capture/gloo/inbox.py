@@ -37,11 +37,7 @@ class Inbox:
     """
 
     def __init__(self, peers: Iterable[int]) -> None:
-        """Start empty.
-
-        Args:
-            peers: The other processes.
-        """
+        """Start empty."""
         self._in: dict[int, Queue[_Packet | _End]] = {p: Queue() for p in peers}
         self._early: dict[int, _Packet] = {}  # packets of later exchanges, kept until needed
         self._gone: dict[int, _End] = {}
@@ -50,32 +46,18 @@ class Inbox:
         """Add a packet of a peer; any thread may call this.
 
         Args:
-            peer: The sender.
-            number: Number of the exchange.
             rows: (k, d) Its rows.
         """
         self._in[peer].put(_Packet(number, rows))
 
     def end(self, peer: int, word: int, reached: int = 0) -> None:
-        """Add the last notice of a peer; any thread may call this.
-
-        Args:
-            peer: The sender.
-            word: `GOODBYE` or `CUT`.
-            reached: The exchange that it had reached.
-        """
+        """Add the last notice of a peer; any thread may call this."""
         self._in[peer].put(_End(word, reached))
 
     def take(
         self, peer: int, number: int, silent: Callable[[], bool], waiting: Callable[[], None]
     ) -> tuple[Tensor | None, str]:
         """Return a peer's rows of an exchange; rows of earlier exchanges are discarded.
-
-        Args:
-            peer: The sender.
-            number: Number of the exchange.
-            silent: Returns whether to stop waiting for the peer.
-            waiting: Called before the first wait.
 
         Returns:
             The rows and an empty text, or None and the reason: ``lost``, ``ended``, ``closed`` or

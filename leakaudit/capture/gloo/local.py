@@ -32,7 +32,6 @@ class LocalTask(Task):
             thetas: (N, d) Models.
             x: (N, b, *shape) Inputs.
             y: (N, b) Labels.
-            chunk: As for `Task.gradients`.
             out: (N, d) Memory for the gradients; None allocates it.
 
         Returns:
@@ -53,9 +52,6 @@ def problem(task: LocalTask, nodes: int, here: Sequence[int], x: Tensor, y: Tens
     """Return the problem of all nodes, with the data of some.
 
     Args:
-        task: The task of the run.
-        nodes: Total number of nodes.
-        here: The nodes of this process.
         x: (k, b, *shape) Their inputs.
         y: (k, b) Their labels.
     """

@@ -26,24 +26,10 @@ FOREVER = timedelta(days=30)
 
 
 class Mail:
-    """The connections of one process.
-
-    Attributes:
-        inbox: Packets received from the others.
-    """
+    """The connections of one process."""
 
     def __init__(self, folder: Path, rank: int, procs: int, dtype: torch.dtype) -> None:
-        """Connect to the other processes; the system chooses ports on 127.0.0.1.
-
-        Args:
-            folder: Folder shared by all processes; a file in it coordinates them.
-            rank: This process.
-            procs: Number of processes.
-            dtype: Dtype of all rows.
-
-        Raises:
-            RuntimeError: The others cannot be reached.
-        """
+        """Connect to the other processes; the system chooses ports on 127.0.0.1."""
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
         store = dist.FileStore(str(folder / "store"), procs)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=procs, timeout=FOREVER)
@@ -62,8 +48,6 @@ class Mail:
         """Send rows; they are dropped if the peer has ended.
 
         Args:
-            peer: The receiver.
-            number: Number of the exchange.
             rows: (k, d).
         """
         self._out[peer].put((number, rows))
@@ -74,12 +58,7 @@ class Mail:
             queue.join()
 
     def close(self, seconds: float, reached: int) -> None:
-        """Send a goodbye and wait for those of the others, so that unread packets are not lost.
-
-        Args:
-            seconds: Maximum waiting time.
-            reached: Number of exchanges in which this process took part.
-        """
+        """Send a goodbye and wait for those of the others, so that unread packets are not lost."""
         for queue in self._out.values():
             queue.put((GOODBYE, torch.empty(reached, 0)))
             queue.put(None)

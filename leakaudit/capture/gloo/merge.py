@@ -21,15 +21,9 @@ ERROR = "error"  # prefix of the file in which a process leaves its error; its n
 
 
 class Lost(NamedTuple):
-    """Messages that are missing in consecutive rounds.
+    """Messages that are missing in consecutive rounds."""
 
-    Attributes:
-        missed: The missing message in one of these rounds.
-        first: The first round.
-        last: The last round.
-    """
-
-    missed: Missed
+    missed: Missed  # the missing message in one of these rounds
     first: int
     last: int
 
@@ -46,46 +40,25 @@ class Lost(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """A message that is missing in some rounds.
-
-    Attributes:
-        src: Its sender.
-        dst: Its receiver.
-        kind: Name of its kind.
-        why: One of `leakaudit.traces.gaps.WHY`.
-    """
+    """A message that is missing in some rounds."""
 
     src: int
     dst: int
     kind: str
-    why: str
+    why: str  # one of `leakaudit.traces.gaps.WHY`
 
 
 @dataclass(frozen=True)
 class Logs:
-    """The logs that all processes of a run wrote.
+    """The logs that all processes of a run wrote."""
 
-    Attributes:
-        ranks: Log by process; a process that was killed immediately has none.
-        codes: Exit code by process, negative for a signal.
-        place: The process of every node.
-    """
-
-    ranks: dict[int, RankLog]
-    codes: dict[int, int]
-    place: Sequence[int]
+    ranks: dict[int, RankLog]  # log by process; a process that was killed immediately has none
+    codes: dict[int, int]  # exit code by process, negative for a signal
+    place: Sequence[int]  # the process of every node
 
     @classmethod
     def read(cls, folder: Path, place: Sequence[int]) -> Logs:
-        """Read the logs and the exit codes.
-
-        Args:
-            folder: Folder of the run.
-            place: The process of every node.
-
-        Raises:
-            LeakauditError: There is no log.
-        """
+        """Read the logs and the exit codes."""
         return cls({log.rank: log for log in read_logs(folder)}, exit_codes(folder), place)
 
     @property
@@ -94,30 +67,18 @@ class Logs:
         return self.rounds >= 0 or any(self.events("send"))
 
     def nodes(self, rank: int) -> list[int]:
-        """Return the nodes of a process.
-
-        Args:
-            rank: The process.
-        """
+        """Return the nodes of a process."""
         return [i for i, p in enumerate(self.place) if p == rank]
 
     def events(self, op: str) -> Iterator[tuple[RankLog, Event]]:
-        """Yield all events of one kind, with the logs that contain them.
-
-        Args:
-            op: The kind.
-        """
+        """Yield all events of one kind, with the logs that contain them."""
         for log in self.ranks.values():
             for event in log.events:
                 if event.op == op:
                     yield log, event
 
     def last(self, rank: int) -> int:
-        """Return the last round that a process completed, -1 for none.
-
-        Args:
-            rank: The process.
-        """
+        """Return the last round that a process completed, -1 for none."""
         if rank not in self.ranks:
             return -1
         events = self.ranks[rank].events
@@ -135,10 +96,6 @@ class Logs:
 
     def about(self, planned: int, cut: str = "") -> dict[str, Json]:
         """Return the provenance of the run.
-
-        Args:
-            planned: Planned number of rounds.
-            cut: Why the processes that were still running were stopped; empty if they were not.
 
         Returns:
             The planned rounds, missing messages, nodes that ended early, and the round up to which
@@ -201,11 +158,6 @@ def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
 
     They are ordered by round, exchange, sender and receiver. An incomplete run ends with its last
     message in a round that at least one process completed.
-
-    Args:
-        recorder: Open, without messages.
-        logs: The logs of all processes.
-        complete: Whether all rounds were run and nothing is missing.
     """
     last = logs.rounds
     sent = sorted(logs.events("send"), key=_exchange_of)
@@ -272,11 +224,7 @@ def _exchange(recorder: Recorder, round: int, together: Sequence[tuple[RankLog, 
 
 
 def exit_codes(folder: Path) -> dict[int, int]:
-    """Return the exit code of every process that has ended, negative for a signal.
-
-    Args:
-        folder: Folder of the run.
-    """
+    """Return the exit code of every process that has ended, negative for a signal."""
     codes = {}
     ended = folder / "ended"
     if ended.is_file():
@@ -288,11 +236,7 @@ def exit_codes(folder: Path) -> dict[int, int]:
 
 
 def last_word(folder: Path) -> str:
-    """Return the error that a process left, empty if there is none.
-
-    Args:
-        folder: Folder of the run.
-    """
+    """Return the error that a process left, empty if there is none."""
     found = {int(file.name.removeprefix(ERROR)): file for file in folder.glob(f"{ERROR}*")}
     if not found:
         return ""

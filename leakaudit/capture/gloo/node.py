@@ -28,20 +28,14 @@ ROUTES = 64  # routes to remember: a choice; victims repeat a few exchanges
 
 
 class Transport(Protocol):
-    """The transport of packets: gloo between processes, direct delivery between threads.
+    """The transport of packets: gloo between processes, direct delivery between threads."""
 
-    Attributes:
-        inbox: Packets received from the others.
-    """
-
-    inbox: Inbox
+    inbox: Inbox  # packets received from the others
 
     def post(self, peer: int, number: int, rows: Tensor) -> None:
         """Send rows; they are dropped if the peer has ended.
 
         Args:
-            peer: The receiver.
-            number: Number of the exchange.
             rows: (k, d).
         """
 
@@ -59,11 +53,8 @@ class NodeRecorder:
     Attributes:
         partial: Whether some nodes run in other processes.
         keep_curves: Whether `curve` records anything.
-        graph: The communication graph.
-        public: Public tensors.
         kept: What is recorded of each message.
         columns: (start, stop) of the flat vector that is recorded; of several spans, the first.
-        here: The nodes of this process.
         reached: Number of exchanges in which this process has taken part.
     """
 
@@ -79,16 +70,7 @@ class NodeRecorder:
         board: Board,
         stop: Callable[[], None],
     ) -> None:
-        """Prepare the recorder, before the first exchange.
-
-        Args:
-            setup: The setup of the run.
-            rank: This process.
-            mail: The transport of packets.
-            log: Receives everything that is sent.
-            board: Receives the status of this process.
-            stop: Ends this process without notice.
-        """
+        """Prepare the recorder, before the first exchange."""
         self.setup = setup
         self.rank = rank
         self.mail = mail
@@ -118,18 +100,11 @@ class NodeRecorder:
         """Send the rows of this process's nodes, and return them with the received rows.
 
         Args:
-            round: Round of the messages.
-            kind: Name of their kind.
             values: (rows, d) The payloads; rows of other processes are ignored.
-            arcs: Who sends which of them to whom.
-            secure: Whether they are encrypted.
             instead: Returns (rows, d), which replace rows that were expected but did not arrive.
 
         Returns:
             (rows, d) The payloads as received; NaN in rows that no node of this process receives.
-
-        Raises:
-            Silence: A row did not arrive and `instead` is None.
         """
         self.reached += 1
         route = self._route(arcs)
@@ -172,28 +147,16 @@ class NodeRecorder:
         """Log the private vectors of this process's nodes, if the run records states.
 
         Args:
-            name: Name of the vectors.
-            round: The round at the end of which they have these values.
             value: (N, ...) The vectors of all nodes.
         """
         if self.setup.scenario.states:
             self.log.write("state", value[self._own], round=round, kind=name)
 
     def curve(self, name: str, round: int, value: float) -> None:
-        """Record nothing: a curve needs all nodes.
-
-        Args:
-            name: Name of the number.
-            round: Its round.
-            value: The number.
-        """
+        """Record nothing: a curve needs all nodes."""
 
     def end_round(self, round: int) -> None:
-        """Record that a round is complete, and stop if a fault requires it.
-
-        Args:
-            round: The round.
-        """
+        """Record that a round is complete, and stop if a fault requires it."""
         self.log.write("round", None, round=round)
         self.board.tell(self.rank, WORKING, round)
         for fault in self.setup.options.faults:

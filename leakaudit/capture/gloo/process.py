@@ -23,15 +23,7 @@ from leakaudit.traces.recorder import Recorder
 
 
 def run(folder: Path, rank: int) -> int:
-    """Run the nodes of one process; an error is written to ``error<rank>`` as one line.
-
-    Args:
-        folder: Folder of the run.
-        rank: The process.
-
-    Returns:
-        Its exit code.
-    """
+    """Run the nodes of one process; an error is written to ``error<rank>`` as one line."""
     try:
         _run(Setup.read(folder), rank)
     except Exception as error:
@@ -51,11 +43,7 @@ def _run(setup: Setup, rank: int) -> None:
 
 
 def task_of(setup: Setup) -> local.LocalTask:
-    """Build the task of a run.
-
-    Args:
-        setup: The setup of the run.
-    """
+    """Build the task of a run."""
     dtype = getattr(torch, setup.scenario.dtype)
     task = local.LocalTask.build(setup.spec, dtype=dtype, trusted=setup.trusted)
     return cast(local.LocalTask, task)
@@ -74,19 +62,7 @@ def serve(
     log: Log,
     stop: Callable[[], None] = die,
 ) -> int:
-    """Run the victim for the nodes of one process that is connected to the others.
-
-    Args:
-        setup: The setup of the run.
-        rank: The process.
-        task: The task of the run, not used by another thread.
-        mail: The transport of packets.
-        log: Receives everything that is sent.
-        stop: Ends the process without notice.
-
-    Returns:
-        The number of exchanges in which it took part.
-    """
+    """Run the victim for the nodes of one process that is connected to the others."""
     board = Board(setup.folder / "board", setup.options.procs)
     board.tell(rank, WORKING)
     victim, _ = setup.scenario.parts()
@@ -109,13 +85,7 @@ def serve(
 
 
 def failed(folder: Path, rank: int, error: Exception) -> None:
-    """Write an error as one line, for the parent process.
-
-    Args:
-        folder: Folder of the run.
-        rank: The process.
-        error: The error that ended it.
-    """
+    """Write an error as one line, for the parent process."""
     text = str(error) if isinstance(error, LeakauditError) else f"{type(error).__name__}: {error}"
     line = " ".join(text.split())
     try:

@@ -16,31 +16,17 @@ Parts = dict[int, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """The part of an exchange that one process has to do.
+    """The part of an exchange that one process has to do."""
 
-    Attributes:
-        out: Arcs and rows that it sends, by the other process.
-        into: Arcs and rows that it receives, by the other process.
-        foreign: Rows that are sent only on arcs which start in other processes.
-        wanted: Those of them that end in this process.
-        told: Arcs that start in this process and are recorded.
-    """
-
-    out: Parts
-    into: Parts
-    foreign: Tensor
-    wanted: Tensor
-    told: Tensor
+    out: Parts  # arcs and rows that it sends, by the other process
+    into: Parts  # arcs and rows that it receives, by the other process
+    foreign: Tensor  # rows that are sent only on arcs which start in other processes
+    wanted: Tensor  # those of them that end in this process
+    told: Tensor  # arcs that start in this process and are recorded
 
     @classmethod
     def of(cls, arcs: Arcs, place: Sequence[int], rank: int) -> Route:
-        """Determine the part of one process.
-
-        Args:
-            arcs: The arcs of the exchange.
-            place: The process of every node.
-            rank: The process.
-        """
+        """Determine the part of one process."""
         where = torch.tensor(place)
         start = where[arcs.src]
         end = where[arcs.dst]

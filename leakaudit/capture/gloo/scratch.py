@@ -25,12 +25,6 @@ def scratch(path: Path | str | None) -> Iterator[Path]:
 
     Args:
         path: Output of the run, next to which the folder is; None for the system's own place.
-
-    Yields:
-        The folder, which only its owner can read.
-
-    Raises:
-        LeakauditError: It cannot be created.
     """
     beside = None if path is None else Path(path).parent
     if beside is not None:
@@ -50,11 +44,7 @@ def scratch(path: Path | str | None) -> Iterator[Path]:
 
 
 def clear(beside: Path) -> None:
-    """Remove the folders of runs that were killed.
-
-    Args:
-        beside: The folder in which they were created.
-    """
+    """Remove the folders of runs that were killed."""
     for folder in beside.glob(f"{PREFIX}*"):
         with suppress(OSError):
             lock = lock_folder(folder, wait=False)

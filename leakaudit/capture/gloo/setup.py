@@ -23,54 +23,31 @@ from leakaudit.trace import Graph, TaskSpec
 
 @dataclass(frozen=True)
 class Spread:
-    """The distribution of a run over processes.
+    """The distribution of a run over processes."""
 
-    Attributes:
-        procs: Number of processes; each gets a block of consecutive nodes.
-        timeout: Seconds after which a process that neither sends nor waits is given up.
-        faults: Deliberate faults.
-    """
-
-    procs: int
-    timeout: float = 120.0
+    procs: int  # number of processes; each gets a block of consecutive nodes
+    timeout: float = 120.0  # seconds after which a process that neither sends nor waits is given up
     faults: tuple[Fault, ...] = ()
 
     def place(self, nodes: int) -> list[int]:
-        """Return the process of every node.
-
-        Args:
-            nodes: Number of nodes.
-        """
+        """Return the process of every node."""
         return [i * self.procs // nodes for i in range(nodes)]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The setup of one run, as its processes read it.
-
-    Attributes:
-        folder: Folder of the setup.
-        scenario: The scenario to run.
-        spec: The task.
-        graph: The communication graph.
-        wires: Undirected edges that are recorded.
-        kept: What is recorded of each message.
-        public: Public tensors.
-        random: Initial state of the generator, common to all processes.
-        options: The distribution of the run over processes.
-        trusted: The ``package.module:factory`` that may execute its code; True for any.
-    """
+    """The setup of one run, as its processes read it."""
 
     folder: Path
     scenario: Scenario
     spec: TaskSpec
     graph: Graph
-    wires: tuple[tuple[int, int], ...]
-    kept: Kept
+    wires: tuple[tuple[int, int], ...]  # undirected edges that are recorded
+    kept: Kept  # what is recorded of each message
     public: Mapping[str, Tensor]
-    random: Tensor
-    options: Spread
-    trusted: Trust
+    random: Tensor  # initial state of the generator, common to all processes
+    options: Spread  # the distribution of the run over processes
+    trusted: Trust  # the `package.module:factory` that may execute its code; True for any
 
     @cached_property
     def place(self) -> list[int]:
@@ -78,11 +55,7 @@ class Setup:
         return self.options.place(self.graph.nodes)
 
     def here(self, rank: int) -> list[int]:
-        """Return the nodes of a process.
-
-        Args:
-            rank: The process.
-        """
+        """Return the nodes of a process."""
         return [i for i, p in enumerate(self.place) if p == rank]
 
     def generator(self) -> Generator:
@@ -97,9 +70,6 @@ class Setup:
     def data(self, rank: int) -> tuple[Tensor, Tensor]:
         """Return the data of a process's nodes, and remove the file that contained them.
 
-        Args:
-            rank: The process.
-
         Returns:
             x (k, b, *shape) and y (k, b).
         """
@@ -110,11 +80,7 @@ class Setup:
 
     @classmethod
     def read(cls, folder: Path) -> Setup:
-        """Read the files that `write` created.
-
-        Args:
-            folder: Folder of the run.
-        """
+        """Read the files that `write` created."""
         tree = torch.load(folder / "setup.pt", weights_only=True)
         told = json.loads(tree["meta"])
         return cls(
@@ -143,10 +109,6 @@ def write(
     """Write the files of the processes: the common setup, the data of each, and an empty board.
 
     Args:
-        folder: Folder of the run.
-        plan: The plan to run.
-        public: Public tensors.
-        options: The distribution of the run over processes.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
     """
     told = {

@@ -26,14 +26,7 @@ from leakaudit.capture.gloo.setup import Setup
 
 
 def main(folder: Path) -> int:
-    """Start all processes and write how each ended to ``ended``, one line per process.
-
-    Args:
-        folder: Folder of the run.
-
-    Returns:
-        The exit code.
-    """
+    """Start all processes and write how each ended to ``ended``, one line per process."""
     torch.set_num_threads(1)
     setup = Setup.read(folder)
     setup.scenario.parts()  # imports the victims, once for all processes

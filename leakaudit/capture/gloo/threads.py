@@ -26,20 +26,11 @@ class Hand:
     """The connections of one thread: packets go directly into the receiver's inbox.
 
     Attributes:
-        hands: The connections of all threads.
-        rank: This thread.
         halted: Whether the run is over; then nothing more is sent.
-        inbox: Packets received from the others.
     """
 
     def __init__(self, hands: list[Hand], rank: int, procs: int) -> None:
-        """Start with an empty inbox.
-
-        Args:
-            hands: Those of all threads, including this one when the run begins.
-            rank: This thread.
-            procs: Number of threads.
-        """
+        """Start with an empty inbox."""
         self.hands = hands
         self.rank = rank
         self.halted = False
@@ -49,12 +40,7 @@ class Hand:
         """Send rows.
 
         Args:
-            peer: The receiver.
-            number: Number of the exchange.
             rows: (k, d).
-
-        Raises:
-            Stopped: The run is over.
         """
         if self.halted:
             raise Stopped
@@ -64,12 +50,7 @@ class Hand:
         """Do nothing: packets are delivered immediately."""
 
     def end(self, word: int, reached: int = 0) -> None:
-        """Notify all others that this thread has ended or crashed.
-
-        Args:
-            word: `GOODBYE` or `CUT`.
-            reached: Number of exchanges in which it took part.
-        """
+        """Notify all others that this thread has ended or crashed."""
         for other in self.hands:
             if other is not self:
                 other.inbox.end(self.rank, word, reached)
@@ -79,9 +60,6 @@ def run(setup: Setup) -> None:
     """Run all threads and wait for them; Ctrl-C ends them.
 
     Errors are written to files, as processes do.
-
-    Args:
-        setup: The setup of the run.
     """
     procs = setup.options.procs
     hands: list[Hand] = []

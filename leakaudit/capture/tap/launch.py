@@ -30,14 +30,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 
 
 def prepare(folder: Path) -> None:
-    """Create an empty folder for the logs; logs of an earlier tap are removed.
-
-    Args:
-        folder: the folder; created if it does not exist.
-
-    Raises:
-        LeakauditError: the folder cannot be written, or contains other files than logs.
-    """
+    """Create an empty folder for the logs; logs of an earlier tap are removed."""
     try:
         private_folder(folder)
         held = sorted(folder.iterdir())
@@ -57,14 +50,7 @@ def prepare(folder: Path) -> None:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Keep other taps out of the folder for the logs, which is created.
-
-    Args:
-        folder: the folder.
-
-    Raises:
-        LeakauditError: another tap writes to it, or it cannot be created.
-    """
+    """Keep other taps out of the folder for the logs, which is created."""
     try:
         held = _held(folder)
     except BlockingIOError:
@@ -100,11 +86,7 @@ def _held(folder: Path) -> int | None:
 
 
 def clear(folder: Path) -> None:
-    """Remove the logs of a tap, and the folder if it is then empty.
-
-    Args:
-        folder: folder of the logs; files with other names are kept.
-    """
+    """Remove the logs of a tap, and the folder if it is then empty."""
     for path in folder.iterdir():
         if _is_log(path):
             path.unlink()
@@ -120,11 +102,7 @@ def _is_log(path: Path) -> bool:
 
 
 def waits_not(command: Sequence[str]) -> bool:
-    """Return whether a command only hands its work to the background: ``flwr run`` without logs.
-
-    Args:
-        command: the program and its arguments.
-    """
+    """Return whether a command only hands its work to the background: ``flwr run`` without logs."""
     is_run = Path(command[0]).name == "flwr" and "run" in command[1:2]
     return is_run and "--stream" not in command
 
@@ -133,17 +111,6 @@ def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
     """Run a program on our own standard streams.
 
     Ctrl-C reaches the program through the terminal; other termination signals are forwarded.
-
-    Args:
-        command: the program and its arguments.
-        folder: folder in which its processes write their logs.
-        listening: the other arguments of `capture.Capture`.
-
-    Returns:
-        Its exit code; 128 + n if signal n ended it.
-
-    Raises:
-        LeakauditError: the program cannot be started.
     """
     path = [str(SITE)]
     if os.environ.get("PYTHONPATH"):

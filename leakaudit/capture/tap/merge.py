@@ -36,23 +36,14 @@ NAMELESS = re.compile(r"[^\w.-]+")  # characters of a layer's name that a file's
 
 
 class TapFacts(msgspec.Struct, frozen=True):
-    """Facts about a tapped run, in the provenance of its trace.
+    """Facts about a tapped run, in the provenance of its trace."""
 
-    Attributes:
-        processes: number of tapped processes.
-        exit: exit code of the program.
-        share: fraction of the processes' time that the tap used.
-        seconds: time that the tap used.
-        left_out: reason -> number of messages without payload.
-        notes: remarks for the reader of the trace.
-    """
-
-    processes: int
-    exit: int
-    share: float
-    seconds: float
-    left_out: dict[str, int]
-    notes: tuple[str, ...]
+    processes: int  # number of tapped processes
+    exit: int  # exit code of the program
+    share: float  # fraction of the processes' time that the tap used
+    seconds: float  # time that the tap used
+    left_out: dict[str, int]  # reason -> number of messages without payload
+    notes: tuple[str, ...]  # remarks for the reader of the trace
 
 
 def write(
@@ -70,19 +61,9 @@ def write(
     the disk failed while a log was written.
 
     Args:
-        plan: the contents of the logs.
-        logs: the logs of all processes.
-        path: file of the trace.
-        code: exit code of the program.
         truth: the records of all nodes; None if unknown.
-        max_bytes: maximum size of the trace.
-        command: the command that made the trace, for its provenance.
-
-    Returns:
-        The trace.
 
     Raises:
-        NotUnderstood: no payload was kept, because of how the program sends them.
         LeakauditError: the trace would exceed max_bytes or cannot be written; no files are left
             behind.
     """
@@ -188,11 +169,6 @@ def _remove(path: Path) -> None:
 def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Json]:
     """Return a summary of the run for the trace's provenance.
 
-    Args:
-        plan: the contents of the logs.
-        logs: the logs of all processes.
-        code: exit code of the program.
-
     Returns:
         Plain values; ``missing`` and ``ended`` are in the form that `leakaudit.traces.gaps` reads.
     """
@@ -251,7 +227,6 @@ def others(plan: ArrangedLog, path: Path) -> Iterator[tuple[ArrangedLog, Path]]:
     becomes a trace of its own, whose file is called after its first layer.
 
     Args:
-        plan: the contents of the logs.
         path: file of the trace with the longest run of columns.
     """
     if not plan.sent or not plan.chosen:
@@ -266,23 +241,12 @@ def others(plan: ArrangedLog, path: Path) -> Iterator[tuple[ArrangedLog, Path]]:
 
 
 def facts(trace: Trace) -> TapFacts:
-    """Return the facts about a tapped run in the provenance of its trace.
-
-    Args:
-        trace: the result of `write`.
-    """
+    """Return the facts about a tapped run in the provenance of its trace."""
     return msgspec.convert(trace.provenance["tap"], TapFacts)
 
 
 def warnings(trace: Trace) -> list[str]:
-    """Return warnings for the user of a trace that a tap made.
-
-    Args:
-        trace: the result of `write`.
-
-    Returns:
-        One line per warning.
-    """
+    """Return warnings for the user of a trace that a tap made."""
     tap = facts(trace)
     found = list(gaps.sentences(trace))
     if tap.left_out:
@@ -296,8 +260,6 @@ def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
 
     Args:
         path: the file, with x (s, *shape), y (s,) and node (s,).
-        shape: shape of one input.
-        nodes: number of nodes.
 
     Raises:
         LeakauditError: an array is missing, has another shape, or names a node that does not exist.

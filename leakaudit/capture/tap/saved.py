@@ -22,68 +22,40 @@ LARGEST = 1 << 20  # bytes of the facts, far above what the tap writes: a choice
 
 
 class Facts(Struct, frozen=True):
-    """What the tap wrote about a model.
+    """What the tap wrote about a model."""
 
-    Attributes:
-        name: module:class of the model.
-        args: arguments of its constructor, as far as they are attributes of the model.
-        unknown: arguments of its constructor that are not known.
-        training: whether the model was in train mode.
-        parameters: number of its parameters.
-        frozen: names of the parameters that are not trained.
-        losses: losses that the program computed.
-        why: why the model was not exported; empty if it was.
-        shape: shape of one input.
-        outputs: number of outputs; 0 if the output is not one vector per input, or per token.
-        tokens: whether the inputs are whole numbers.
-        each: whether there is an output for every token.
-        labels: whether the program passed labels to the model, which then computes the loss.
-        batch: number of inputs for which the program was exported; None for any number.
-        left_out: inputs without which the program was exported: they contained only ones.
-    """
-
-    name: str = ""
+    name: str = ""  # module:class of the model
+    # arguments of its constructor, as far as they are attributes of the model
     args: dict[str, bool | int | float | str | None] = {}
-    unknown: list[str] = []
-    training: bool = False
+    unknown: list[str] = []  # arguments of its constructor that are not known
+    training: bool = False  # whether the model was in train mode
     parameters: int = 0
-    frozen: list[str] = []
-    losses: list[str] = []
-    why: str = ""
-    shape: list[int] = []
-    outputs: int = 0
-    tokens: bool = False
-    each: bool = False
+    frozen: list[str] = []  # names of the parameters that are not trained
+    losses: list[str] = []  # losses that the program computed
+    why: str = ""  # why the model was not exported; empty if it was
+    shape: list[int] = []  # shape of one input
+    outputs: int = 0  # number of outputs; 0 if the output is not one vector per input, or per token
+    tokens: bool = False  # whether the inputs are whole numbers
+    each: bool = False  # whether there is an output for every token
+    # whether the program passed labels to the model, which then computes the loss
     labels: bool = False
+    # number of inputs for which the program was exported; None for any number
     batch: int | None = None
+    # inputs without which the program was exported: they contained only ones
     left_out: list[str] = []
 
 
 @dataclass(frozen=True)
 class SavedModel:
-    """The model beside the trace.
+    """The model beside the trace."""
 
-    Attributes:
-        task: the task of the program, if it can be run.
-        assumed: why the loss is not known; empty if the program computed this loss.
-        said: lines for the user.
-    """
-
-    task: Task | None
-    assumed: str
-    said: tuple[str, ...]
+    task: Task | None  # the task of the program, if it can be run
+    assumed: str  # why the loss is not known; empty if the program computed this loss
+    said: tuple[str, ...]  # lines for the user
 
 
 def take(folder: Path, trace: Path) -> SavedModel:
-    """Copy the model from the log beside the trace, and check the program.
-
-    Args:
-        folder: folder of the log.
-        trace: the trace that will be written.
-
-    Returns:
-        The model; without a task if it was not found, not exported, or cannot be run.
-    """
+    """Copy the model from the log beside the trace, and check the program."""
     path = folder / finder.FACTS
     if not path.is_file() or not 0 < path.stat().st_size < LARGEST:
         return SavedModel(None, "", (NOT_FOUND,))

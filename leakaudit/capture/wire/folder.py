@@ -24,16 +24,10 @@ SHOWN = 6  # tensors that an error message lists
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of the folder.
+    """One message of the folder."""
 
-    Attributes:
-        where: file and line, for messages to the user.
-        line: what the line states, with the receivers as a list.
-        payload: its tensors.
-    """
-
-    where: str
-    line: Line
+    where: str  # file and line, for messages to the user
+    line: Line  # what the line states, with the receivers as a list
     payload: Payload
 
     @property
@@ -44,23 +38,14 @@ class Message:
 
 @dataclass(frozen=True)
 class Folder:
-    """The messages of a folder.
-
-    Attributes:
-        path: the folder.
-        messages: all messages, ordered by round, then as written.
-        nodes: number of nodes.
-        cut: file -> why it is incomplete.
-        cut_nodes: nodes of which the last messages may be missing.
-        skipped: tensors without floating-point numbers, which are not read.
-    """
+    """The messages of a folder."""
 
     path: Path
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...]  # all messages, ordered by round, then as written
     nodes: int
-    cut: Mapping[str, str]
-    cut_nodes: frozenset[int]
-    skipped: tuple[str, ...]
+    cut: Mapping[str, str]  # file -> why it is incomplete
+    cut_nodes: frozenset[int]  # nodes of which the last messages may be missing
+    skipped: tuple[str, ...]  # tensors without floating-point numbers, which are not read
 
     @property
     def first(self) -> int:
@@ -82,10 +67,6 @@ class Folder:
 
 def read(path: Path, max_bytes: float) -> Folder:
     """Read and check the lines of all files of messages; payloads are only located.
-
-    Args:
-        path: the folder.
-        max_bytes: maximum size of all payloads.
 
     Raises:
         LeakauditError: a line or a payload is invalid, or the folder contains no messages; the
@@ -136,9 +117,6 @@ def _read(folder: Path, file: Path, found: list[Message]) -> str:
     """Append the messages of one file.
 
     Only the last line of a program that was killed may be truncated, or lack its payload.
-
-    Returns:
-        Why the file is incomplete; empty if it is complete.
     """
     known: dict[object, Payload] = {}
     pending = ""  # what the line before lacks; an error unless it is the last
@@ -256,11 +234,7 @@ def _check_forms(messages: Iterable[Message]) -> None:
 
 
 def listed(payload: Payload) -> str:
-    """Return the tensors of a payload for an error message.
-
-    Args:
-        payload: the payload.
-    """
+    """Return the tensors of a payload for an error message."""
     texts = []
     for place, shape in enumerate(payload.shapes[:SHOWN]):
         lengths = "x".join(map(str, shape)) or "scalar"

@@ -48,45 +48,23 @@ class _Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A message as its line describes it.
+    """A message as its line describes it."""
 
-    Attributes:
-        round: the program's own number of the round.
-        src: node that sent it.
-        dst: nodes that receive it; None if all others do.
-        kind: its name in the protocol; empty if the line has none.
-        tag: distinguishes several messages of a round on one channel.
-        file: file of the payload.
-        names: names of its tensors; empty if they have none.
-        offset: offset of the first tensor in a raw file; None if not given.
-        dtype: number format of a raw file; None if not given.
-        shapes: shapes of the tensors in a raw file; None if not given.
-    """
-
-    round: int
-    src: int
-    dst: tuple[int, ...] | None
-    kind: str
-    tag: int
+    round: int  # the program's own number of the round
+    src: int  # node that sent it
+    dst: tuple[int, ...] | None  # nodes that receive it; None if all others do
+    kind: str  # its name in the protocol; empty if the line has none
+    tag: int  # distinguishes several messages of a round on one channel
     file: str
-    names: tuple[str, ...]
-    offset: int | None
-    dtype: str | None
+    names: tuple[str, ...]  # names of its tensors; empty if they have none
+    offset: int | None  # offset of the first tensor in a raw file; None if not given
+    dtype: str | None  # number format of a raw file; None if not given
+    # shapes of the tensors in a raw file; None if not given
     shapes: tuple[tuple[int, ...], ...] | None
 
 
 def parse(text: bytes) -> object:
-    """Parse one line as JSON.
-
-    Args:
-        text: the line.
-
-    Returns:
-        Its value.
-
-    Raises:
-        LeakauditError: it is not JSON, for example because it was truncated.
-    """
+    """Parse one line as JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -94,17 +72,7 @@ def parse(text: bytes) -> object:
 
 
 def checked(value: object) -> Line:
-    """Check the values of a line.
-
-    Args:
-        value: the result of `parse`.
-
-    Returns:
-        The message that it describes.
-
-    Raises:
-        LeakauditError: a key is missing, unknown or out of range; the message names it.
-    """
+    """Check the values of a line."""
     try:
         line = msgspec.convert(value, _Line)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
@@ -182,16 +150,7 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def require_name(key: str, name: str, limit: int) -> None:
-    """Reject a name that is empty, too long, or not printable.
-
-    Args:
-        key: the key that contains it, for the message.
-        name: the name.
-        limit: maximum number of characters.
-
-    Raises:
-        LeakauditError: it is not such a name.
-    """
+    """Reject a name that is empty, too long, or not printable."""
     if not 0 < len(name) <= limit or not name.isprintable():
         raise LeakauditError(f"{key}: expected 1 to {limit} printable characters, got {name!r:.60}")
 

@@ -36,22 +36,14 @@ class Unfinished(LeakauditError):
 
 @dataclass(frozen=True)
 class Payload:
-    """Where the tensors of a message are, and their form.
-
-    Attributes:
-        path: the file.
-        names: names of the tensors; empty if they have none.
-        shapes: shapes of the tensors.
-        dtypes: number formats of the tensors.
-        offset: offset of the first tensor in a raw file, else 0.
-        skipped: tensors of a .safetensors file that do not hold floating-point numbers.
-    """
+    """Where the tensors of a message are, and their form."""
 
     path: Path
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
-    offset: int = 0
+    names: tuple[str, ...]  # names of the tensors; empty if they have none
+    shapes: tuple[tuple[int, ...], ...]  # shapes of the tensors
+    dtypes: tuple[str, ...]  # number formats of the tensors
+    offset: int = 0  # offset of the first tensor in a raw file, else 0
+    # tensors of a .safetensors file that do not hold floating-point numbers
     skipped: tuple[str, ...] = ()
 
     @property
@@ -68,11 +60,7 @@ class Payload:
         return self.names, self.shapes
 
     def read(self) -> list[Tensor]:
-        """Read the tensors.
-
-        Raises:
-            LeakauditError: a number is NaN or infinite, or the file cannot be read.
-        """
+        """Read the tensors."""
         if self.path.suffix == SAFETENSORS:
             tensors = _read_safetensors(self)
         elif self.path.suffix == NUMPY:
@@ -92,16 +80,7 @@ class Payload:
 
 
 def find(folder: Path, line: Line) -> Payload:
-    """Find the tensors of a message without reading them.
-
-    Args:
-        folder: the folder that contains all files of the messages.
-        line: the message.
-
-    Raises:
-        Unfinished: the file is missing or too short.
-        LeakauditError: the file is outside the folder, or does not have the stated form.
-    """
+    """Find the tensors of a message without reading them."""
     path = _inside(folder, line.file)
     if path.suffix not in (SAFETENSORS, NUMPY):
         return _raw(path, line)

@@ -26,15 +26,7 @@ def write(folder: Folder, logs: Path, description: Description | None = None) ->
     """Write one log for each sending node.
 
     Args:
-        folder: the messages.
-        logs: an empty folder.
         description: the description of the messages; None if it is to be inferred.
-
-    Returns:
-        The names of tensors that are not part of the model, and were left out.
-
-    Raises:
-        LeakauditError: a payload contains NaN, or its tensors are not those of the model.
     """
     chosen: dict[tuple[str, int], Sequence[int]] = {}
     extra: set[str] = set()
@@ -85,15 +77,7 @@ def _log(log: Log, message: Message, held: Sequence[int], position: int) -> None
 
 
 def parameters(description: Description, message: Message) -> Sequence[int]:
-    """Return the tensors of a message that are the model's parameters, in the described order.
-
-    Args:
-        description: the description of the messages.
-        message: the first message of a kind; all others have equal tensors.
-
-    Raises:
-        LeakauditError: a parameter is missing, or a shape is not that of its parameter.
-    """
+    """Return the tensors of a message that are the model's parameters, in the described order."""
     layout = description.task.layout
     names = message.payload.names
     shapes = message.payload.shapes
@@ -172,16 +156,7 @@ def _example(description: Description, shapes: Sequence[tuple[int, ...]]) -> str
 
 
 def check_complete(folder: Folder, seen: Observed, description: Description) -> None:
-    """Reject messages that would be ignored because they do not have the size of the model.
-
-    Args:
-        folder: the messages.
-        seen: those that have the size of the model.
-        description: the description of the messages.
-
-    Raises:
-        LeakauditError: a message is not among them; the message names its line.
-    """
+    """Reject messages that would be ignored because they do not have the size of the model."""
     held: set[tuple[object, ...]] = set()
     for stream in seen.streams.values():
         held.update((m.src, m.dst, m.index, m.tag, m.note("kind") or "") for m in stream)
@@ -199,15 +174,7 @@ def check_complete(folder: Folder, seen: Observed, description: Description) -> 
 
 
 def check_kinds(folder: Folder, plan: ArrangedLog) -> None:
-    """Reject kinds that the protocol does not send, or sends elsewhere.
-
-    Args:
-        folder: the messages.
-        plan: the same messages in terms of the protocol.
-
-    Raises:
-        LeakauditError: a line states such a kind; the message names the line.
-    """
+    """Reject kinds that the protocol does not send, or sends elsewhere."""
     description = plan.description
     vocabulary = Vocabulary(description.protocol, description.params, plan.graph, None, {})
     known = vocabulary.kinds

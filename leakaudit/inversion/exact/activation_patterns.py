@@ -108,46 +108,29 @@ WEAK: Doubt = 2
 
 @dataclass(frozen=True)
 class Dual:
-    """A dual vector and where it vanishes.
+    """A dual vector and where it vanishes."""
 
-    Attributes:
-        vector: (b,) the vector q.
-        zero: (G,) bool, the groups where its sample is inactive.
-        rank: Rank of the rows of these groups, summed over the groups.
-        doubt: `SOLID` if many groups single it out, `RELATIVE` if it is known only up to multiples
-            of others, `WEAK` if only one or two groups single it out, which combinations of duals
-            can also achieve at a neuron that is active in few rounds.
-    """
-
-    vector: Tensor
-    zero: Tensor
-    rank: float
+    vector: Tensor  # (b,) the vector q
+    zero: Tensor  # (G,) bool, the groups where its sample is inactive
+    rank: float  # rank of the rows of these groups, summed over the groups
+    # `SOLID` if many groups single it out, `RELATIVE` if it is known only up to multiples of
+    # others, `WEAK` if only one or two groups single it out, which combinations of duals can also
+    # achieve at a neuron that is active in few rounds
     doubt: Doubt = SOLID
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The rows of all neurons over windows of rounds; one group is one neuron in one window.
+    """The rows of all neurons over windows of rounds; one group is one neuron in one window."""
 
-    Attributes:
-        rows: (G, n, b) with independent errors.
-        noise: (G,) standard deviation of these errors.
-        right: (G, min(n, b), b) right singular vectors of the rows.
-        sizes: (G, min(n, b)) their singular values.
-        soft: (G, b, b) soft projectors onto what is above the noise.
-        rank: (G,) number of dimensions that are clearly above the noise.
-        null: (G,) number of dimensions that are within the noise.
-        scale: (b,) relative sizes of the coordinates.
-    """
-
-    rows: Tensor
-    noise: Tensor
-    right: Tensor
-    sizes: Tensor
-    soft: Tensor
-    rank: Tensor
-    null: Tensor
-    scale: Tensor
+    rows: Tensor  # (G, n, b) with independent errors
+    noise: Tensor  # (G,) standard deviation of these errors
+    right: Tensor  # (G, min(n, b), b) right singular vectors of the rows
+    sizes: Tensor  # (G, min(n, b)) their singular values
+    soft: Tensor  # (G, b, b) soft projectors onto what is above the noise
+    rank: Tensor  # (G,) number of dimensions that are clearly above the noise
+    null: Tensor  # (G,) number of dimensions that are within the noise
+    scale: Tensor  # (b,) relative sizes of the coordinates
 
     @classmethod
     def of(cls, rows: Tensor, noise: Tensor) -> Groups:
@@ -214,9 +197,6 @@ class Groups:
 
         Args:
             q: (b,) candidate.
-            known: Duals found before.
-            generator: Chooses among the rows.
-            relative: Whether the dual may be known only up to multiples of others.
 
         Returns:
             The dual, or None if its zero rows do not determine one direction or, if relative, one
@@ -280,9 +260,7 @@ class Groups:
         """Descend from a group's null space to fewer and fewer dimensions.
 
         Args:
-            start: The group.
             known: Duals found before. The walk keeps a dimension that none of them explains.
-            generator: Chooses the groups to visit.
 
         Returns:
             (b, d) orthonormal columns, without the directions of known duals. If the walk isolated
@@ -328,12 +306,6 @@ class Groups:
 
         Args:
             visits: The search ends after this many walks in a row without a new dual.
-            generator: Chooses starts and paths.
-            relative: Whether to accept duals that are known only up to multiples of others.
-            known: Duals found before.
-
-        Returns:
-            Independent duals, at most b of them.
         """
         if self.batch == 1:
             one = self.rows.new_ones(1)
@@ -387,12 +359,6 @@ class Groups:
 
         Linear independence is a matroid, so the greedy choice has the largest total rank of all
         bases. Combinations of duals are zero at fewer rows than their parts, and come last.
-
-        Args:
-            pool: Candidates.
-
-        Returns:
-            At most b of them.
         """
         chosen: list[Dual] = []
         basis = self.scale.new_zeros(self.batch, 0)

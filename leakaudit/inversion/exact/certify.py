@@ -105,62 +105,39 @@ WORSE = 10.0
 
 @dataclass(frozen=True)
 class Batch:
-    """What is proven about the inputs of a batch, all on the grid.
+    """What is proven about the inputs of a batch, all on the grid."""
 
-    Attributes:
-        x: (b, p) the inputs; some may have been replaced by others that fit the slopes at known
-            models.
-        exact: Which of them are proven.
-        choices: For some of the others, the images (k, p) that explain the rows equally well.
-        why: The first condition that is not met; empty if all inputs are proven.
-    """
-
+    # (b, p) the inputs; some may have been replaced by others that fit the slopes at known models
     x: Tensor
-    exact: tuple[bool, ...]
+    exact: tuple[bool, ...]  # which of them are proven
+    # for some of the others, the images (k, p) that explain the rows equally well
     choices: Mapping[int, Tensor]
-    why: str = ""
+    why: str = ""  # the first condition that is not met; empty if all inputs are proven
 
 
 @dataclass(frozen=True)
 class Proven:
-    """What is proven about one input, or about a whole batch without a grid.
+    """What is proven about one input, or about a whole batch without a grid."""
 
-    Attributes:
-        certificate: EXACT, INTERVAL or APPROXIMATE.
-        x: (1, p), rounded to the grid if rounding is safe.
-        interval: Half-widths, or None.
-        note: What was observed, or which condition is not met.
-    """
-
-    certificate: Certificate
-    x: Tensor
-    interval: Tensor | None
-    note: str
+    certificate: Certificate  # EXACT, INTERVAL or APPROXIMATE
+    x: Tensor  # (1, p), rounded to the grid if rounding is safe
+    interval: Tensor | None  # half-widths, or None
+    note: str  # what was observed, or which condition is not met
 
 
 @dataclass(frozen=True)
 class Heard:
-    """The observations by which a batch is judged.
+    """The observations by which a batch is judged."""
 
-    Attributes:
-        leak: Source of the rows.
-        task: The learning task.
-        stack: (m, H, p + 1) rows of the first layer.
-        white: The same rows, whitened over all rounds.
-        span: The space that they span.
-        grid: Grid of the data.
-        generator: Divides neurons into parts.
-        observed: If only some entries were observed: the whitened rows, and a mask (H, p + 1) of
-            these entries. The other rows above are then completed, and no evidence for pixels.
-    """
-
-    leak: GradientLeak
+    leak: GradientLeak  # source of the rows
     task: Task
-    stack: Tensor
-    white: Tensor
+    stack: Tensor  # (m, H, p + 1) rows of the first layer
+    white: Tensor  # the same rows, whitened over all rounds
     span: Span
     grid: Grid
-    generator: Generator
+    generator: Generator  # divides neurons into parts
+    # if only some entries were observed: the whitened rows, and a mask (H, p + 1) of these entries.
+    # The other rows above are then completed, and no evidence for pixels.
     observed: tuple[Tensor, Tensor] | None = None
 
     def estimates(self, rows: Tensor) -> Estimates:
@@ -192,10 +169,7 @@ def estimates(leak: GradientLeak, stack: Tensor, white: Tensor, rows: Tensor) ->
     """Estimate inputs (b, p + 1) again from all rows of a leak.
 
     Args:
-        leak: Source of the rows.
         stack: (m, H, p + 1) rows of the first layer.
-        white: The same rows, whitened.
-        rows: The inputs as the first layer receives them.
     """
     return Estimates.of(white, rows, stack, leak.wire, first_layer_rows.fresh(leak))
 
@@ -212,13 +186,8 @@ def single(
     """Judge one input, given rows of rank one.
 
     Args:
-        leak: Source of the rows.
-        task: The learning task.
         stack: (m, H, p + 1) rows of the first layer.
-        white: The same rows, whitened.
         row: (p + 1,) their direction: the input as the first layer receives it, followed by a 1.
-        grid: Grid of the data.
-        alone: Whether the singular values after the first are message noise.
     """
     found = estimates(leak, stack, white, row[None])
     x = found.pixels(grid)
@@ -257,7 +226,6 @@ def interval(
     Args:
         x: (b, p) the values.
         width: (b, p) their half-widths as far as the errors of messages cause them.
-        task: The learning task.
         fresh: Whether no state of a sender keeps errors (`first_layer_rows.fresh`).
         condition: Condition number of the inputs of a batch, by which errors of one input are
             amplified in the others.
@@ -306,7 +274,6 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     """Judge images on the grid.
 
     Args:
-        heard: The rows and their source.
         x: (n, p) different images on the grid. If some depend on those before them, they are
             omitted.
         estimates: (k, p) estimates of the other inputs, as many as are needed in addition to x.
@@ -381,7 +348,6 @@ def table(heard: Heard, x: Tensor) -> Proven:
     """Judge a whole batch of data without a grid: intervals if activity proves every input.
 
     Args:
-        heard: The rows and their source.
         x: (b, p) estimates of all inputs.
     """
     from scipy.special import ndtri  # slow to import, and inputs on a grid need no quantile
@@ -422,13 +388,9 @@ def companions(heard: Heard, inside: Tensor, agreed: bool | None) -> list[frozen
     A companion must remain for every window length: one length that excludes it is sufficient.
 
     Args:
-        heard: The rows and their source.
         inside: (b, b) the inputs in the rows' space.
         agreed: Whether the slopes of the inputs at known models match those in the rows. If this is
             not certain, the rows themselves have to show that these slopes are independent.
-
-    Returns:
-        One set for each input: the indices of its companions.
     """
     near = [frozenset(range(len(inside)))] * len(inside)
     rounds = len(heard.stack)
@@ -463,11 +425,7 @@ def whole_gradient(
     pixels tested.
 
     Args:
-        leak: A plain gradient.
-        task: The learning task.
         x: (1, *shape) on the grid.
-        left: Relative residual of x.
-        residual: Computes the relative residual of other inputs.
     """
     if leak.batch != 1 or left > ROUNDED:
         return False
@@ -512,10 +470,6 @@ def decays(leak: GradientLeak, task: Task) -> bool:
     """Check whether the rows may contain weight decay, not removed because models are unknown.
 
     The models between the inner steps of a gradient are always unknown.
-
-    Args:
-        leak: Source of the rows.
-        task: The learning task.
     """
     return bool(task.l2) and (leak.theta is None or leak.inner > 1)
 
@@ -526,7 +480,6 @@ def ends(span: Span, white: Tensor) -> bool:
     Samples whose rows hardly change would appear among them.
 
     Args:
-        span: The space of the rows.
         white: (m, H, p + 1) whitened rows.
     """
     rows, columns = white.flatten(0, 1).shape
@@ -545,13 +498,8 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, span: Tensor) -> str:
     Nor are rounds at models that cannot tell the samples apart (`separation`).
 
     Args:
-        leak: Source of the rows.
-        task: The learning task.
         white: (m, H, p + 1) whitened rows.
         span: (r, p + 1) inputs or directions that span the rows.
-
-    Returns:
-        The reason; empty if they cannot.
     """
     samples = leak.samples
     inputs = len(span)
@@ -621,9 +569,7 @@ def _settled(heard: Heard, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor
     this can reveal more such images.
 
     Args:
-        heard: The rows and their source.
         x: (n, p) images on the grid.
-        estimates: (b - n, p) estimates of the other inputs.
 
     Returns:
         The inputs as rows (b, p + 1), and for each the probability (b,) of a wrong pixel; 1 if the

@@ -24,23 +24,15 @@ ACTING = (nn.ReLU, nn.Sigmoid, nn.Tanh)
 
 @dataclass(frozen=True, eq=False)
 class Composed:
-    """Convolutions, activations and average pooling as one function of images.
+    """Convolutions, activations and average pooling as one function of images."""
 
-    Attributes:
-        layers: The layers, without a last activation and without what only changes the shape.
-        last: The last activation, which was left out; None if there is none.
-    """
-
+    # the layers, without a last activation and without what only changes the shape
     layers: list[Layer]
-    last: nn.Module | None
+    last: nn.Module | None  # the last activation, which was left out; None if there is none
 
     @classmethod
     def of(cls, chain: list[Layer]) -> Composed | str:
-        """Compose the layers before the features, or explain why they cannot be composed.
-
-        Args:
-            chain: The layers with the parameters of one model.
-        """
+        """Compose the layers before the features, or explain why they cannot be composed."""
         acting = [layer for layer in chain if not isinstance(layer.module, SILENT)]
         for layer in acting:
             if not isinstance(layer.module, (nn.Conv2d, *ACTING, *AVERAGES)):
@@ -85,19 +77,13 @@ class Composed:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """The affine function that a chain is around some images.
-
-    Attributes:
-        chain: The chain.
-        shaped: (b, ...) outputs of the chain at these images.
-        inputs: For each convolution, its inputs (b, c, h, w).
-        active: For each activation inside, (b, c, h, w) its slopes. That of a ReLU is 1 if the
-            output is active, and 0 otherwise.
-    """
+    """The affine function that a chain is around some images."""
 
     chain: Composed
-    shaped: Tensor
-    inputs: list[Tensor]
+    shaped: Tensor  # (b, ...) outputs of the chain at these images
+    inputs: list[Tensor]  # for each convolution, its inputs (b, c, h, w)
+    # for each activation inside, (b, c, h, w) its slopes. That of a ReLU is 1 if the output is
+    # active, and 0 otherwise.
     active: list[Tensor]
 
     @property
@@ -165,7 +151,6 @@ def weight_gradient(layer: Layer, inputs: Tensor, slopes: Tensor) -> Tensor:
     """Return the gradient (o, c, k, k) of a convolution's weights, summed over samples.
 
     Args:
-        layer: The convolution.
         inputs: (b, c, h, w).
         slopes: (b, o, h', w') slopes of the loss in its outputs.
     """
@@ -180,7 +165,6 @@ def input_slopes(layer: Layer, inputs: Tensor, slopes: Tensor, weight: Tensor) -
     """Apply the transpose of `weight_gradient` as a function of the inputs.
 
     Args:
-        layer: The convolution.
         inputs: (b, c, h, w), only their shape is used.
         slopes: (b, o, h', w').
         weight: (o, c, k, k) slopes in the gradient.
@@ -196,11 +180,7 @@ def input_slopes(layer: Layer, inputs: Tensor, slopes: Tensor, weight: Tensor) -
 
 
 def padding(m: nn.Conv2d) -> tuple[int, ...]:
-    """Return the zero padding of a convolution.
-
-    Args:
-        m: A convolution with explicit padding.
-    """
+    """Return the zero padding of a convolution."""
     assert not isinstance(m.padding, str)  # `sequential.plain`
     return m.padding
 
@@ -210,9 +190,6 @@ def folded(chain: list[Layer]) -> list[Layer]:
 
     (z - mean) / sqrt(var + eps) * gain + shift of z = W x + b is another convolution, with the
     weights s W and the bias s (b - mean) + shift, where s = gain / sqrt(var + eps).
-
-    Args:
-        chain: Layers with their parameters and buffers.
     """
     found: list[Layer] = []
     for layer in chain:

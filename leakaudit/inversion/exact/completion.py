@@ -63,45 +63,29 @@ TOLD = 10.0
 
 @dataclass(frozen=True)
 class Completed:
-    """One input, as far as observed entries determine it.
+    """One input, as far as observed entries determine it."""
 
-    Attributes:
-        row: (p + 1,) the input as the first layer receives it, followed by a 1; zero where unknown.
-        error: (p + 1,) standard deviations of its values, for errors of the stated size; infinite
-            where unknown.
-        known: (p + 1,) bool, the values that are determined.
-        checked: (p + 1,) int64, how many observed entries would show a change of `step`.
-        worst: Largest difference of an observed entry from the product, in units of its error.
-        spread: Root mean square of these differences per degree of freedom.
-        freedom: Number of observed entries beyond unknowns.
-        misfit: Norm of these differences relative to the entries.
-    """
-
+    # (p + 1,) the input as the first layer receives it, followed by a 1; zero where unknown
     row: Tensor
+    # (p + 1,) standard deviations of its values, for errors of the stated size; infinite where
+    # unknown
     error: Tensor
-    known: Tensor
-    checked: Tensor
-    worst: float
-    spread: float
-    freedom: int
-    misfit: float
+    known: Tensor  # (p + 1,) bool, the values that are determined
+    checked: Tensor  # (p + 1,) int64, how many observed entries would show a change of `step`
+    worst: float  # largest difference of an observed entry from the product, in units of its error
+    spread: float  # root mean square of these differences per degree of freedom
+    freedom: int  # number of observed entries beyond unknowns
+    misfit: float  # norm of these differences relative to the entries
 
 
 @dataclass(frozen=True)
 class _Entries:
-    """Observed entries.
+    """Observed entries."""
 
-    Attributes:
-        left: (n,) the neuron and equation of each.
-        right: (n,) its pixel.
-        value: (n,) the entry.
-        error: (n,) its standard deviation.
-    """
-
-    left: Indices
-    right: Indices
-    value: Array
-    error: Array
+    left: Indices  # (n,) the neuron and equation of each
+    right: Indices  # (n,) its pixel
+    value: Array  # (n,) the entry
+    error: Array  # (n,) its standard deviation
 
     def where(self, chosen: NDArray[np.bool_]) -> _Entries:
         """Return some of the entries."""
@@ -176,8 +160,6 @@ def _along_tree(entries: _Entries, lefts: int, pixels: int) -> tuple[Array, Arra
     """Find slopes and values by products along a spanning tree, from the bias column on.
 
     Args:
-        entries: Entries that are clearly not zero.
-        lefts: Number of neurons in all equations.
         pixels: Number of columns; the last one is the bias.
 
     Returns:

@@ -84,20 +84,13 @@ UNKNOWNS = 4_096
 
 @dataclass(frozen=True)
 class LowRankLayer:
-    """A convolution whose gradient has a low rank.
-
-    Attributes:
-        name: Name of the module.
-        shape: (c, h, w) of its input.
-        space: (r, c k k) orthonormal rows that span the rows of its gradient.
-        drop: Ratio of singular value number r + 1 to number r (see `DROP`).
-        windows: Kernel size, stride, padding and dilation, by their names in torch.
-    """
+    """A convolution whose gradient has a low rank."""
 
     name: str
-    shape: tuple[int, ...]
-    space: Tensor
-    drop: float
+    shape: tuple[int, ...]  # (c, h, w) of its input
+    space: Tensor  # (r, c k k) orthonormal rows that span the rows of its gradient
+    drop: float  # ratio of singular value number r + 1 to number r (see `DROP`)
+    # kernel size, stride, padding and dilation, by their names in torch
     windows: dict[str, tuple[int, ...]]
 
     def patches(self, x: Tensor) -> Tensor:
@@ -109,9 +102,6 @@ class LowRankLayer:
 
         Args:
             x: (b, c, h, w) inputs of the layer.
-
-        Returns:
-            The share of their squares; 0 for the true inputs.
         """
         rows = self.patches(x).transpose(1, 2).flatten(0, 1)
         rows = rows - rows.mean(0)
@@ -121,27 +111,14 @@ class LowRankLayer:
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """Inputs of a layer, computed from its gradient.
-
-    Attributes:
-        layer: The layer.
-        x: (b, c, h, w), minus their mean over the batch and up to a factor.
-        before: Layers of low rank before it.
-    """
+    """Inputs of a layer, computed from its gradient."""
 
     layer: LowRankLayer
-    x: Tensor
-    before: tuple[LowRankLayer, ...]
+    x: Tensor  # (b, c, h, w), minus their mean over the batch and up to a factor
+    before: tuple[LowRankLayer, ...]  # layers of low rank before it
 
     def misfit(self, seen: dict[str, Tensor]) -> Tensor:
-        """Compare the activations of a candidate batch with the inputs, by a smooth measure.
-
-        Args:
-            seen: Inputs of the layers by name.
-
-        Returns:
-            1 - cosine, plus `LowRankLayer.outside` of the preceding layers.
-        """
+        """Compare the activations of a candidate batch with the inputs, by a smooth measure."""
         got = seen[self.layer.name]
         got = got - got.mean(0)
         length = got.norm().clamp_min(torch.finfo(got.dtype).tiny)
@@ -154,9 +131,6 @@ class LayerInputs:
 
         Args:
             seen: (b, c, h, w) inputs a of the layer.
-
-        Returns:
-            |a - x|, both minus their mean and of length 1; infinite for NaN.
         """
         a = seen - seen.mean(0)
         a = a / a.norm().clamp_min(torch.finfo(a.dtype).tiny)
@@ -172,11 +146,8 @@ def read(
     """Compute the inputs of the first layer whose gradient determines them.
 
     Args:
-        task: The learning task.
         theta: (d,) the model.
         gradient: (width,) of `columns` of theta, up to a factor.
-        columns: The parameters that the gradient covers.
-        batch: Number of samples behind the gradient.
 
     Returns:
         The inputs, in an order unrelated to that of the labels, or None if no layer determines
@@ -211,9 +182,7 @@ def lifted(layer: LowRankLayer, basis: Tensor, weight: Tensor, outputs: Tensor) 
     """Compute a layer's inputs from its outputs, if its own gradient leaves some freedom.
 
     Args:
-        layer: A convolution, followed by normalisation and ReLU.
         basis: (n, k) a basis of its inputs' differences.
-        weight: Weights of the layer.
         outputs: (b, c', h', w'), after normalisation and ReLU, up to a factor and to what all have
             in common; each entry is zero once.
 
@@ -269,11 +238,8 @@ def _layers(
     """Find the convolutions of low rank b L - 1, in the order in which the model runs them.
 
     Args:
-        task: The learning task.
         theta: (d,) the model.
         gradient: (width,) of `columns` of theta.
-        columns: The parameters that the gradient covers.
-        batch: Number b of samples behind the gradient.
     """
     own: dict[str, nn.Conv2d] = {}
     for name, module in task.module.named_modules():
@@ -318,10 +284,6 @@ def _basis(layer: LowRankLayer, batch: int) -> Tensor | None:
     them. Strides that leave one edge of an even side without padding also allow shifted inputs, and
     then there are more.
 
-    Args:
-        layer: A layer of low rank.
-        batch: Number b of inputs.
-
     Returns:
         A basis (n, k), or None if they cannot be distinguished from others, or are too large.
     """
@@ -357,8 +319,6 @@ def _separated(differences: Tensor, batch: int, drop: float) -> Tensor | None:
 
     Args:
         differences: (n, b - 1).
-        batch: Number b of inputs.
-        drop: Relative error of the gradient (see `LowRankLayer`).
 
     Returns:
         (b, n), or None if not all of them are visible.

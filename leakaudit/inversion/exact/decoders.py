@@ -58,29 +58,18 @@ Named = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Reading:
-    """A model as a decoder.
-
-    Attributes:
-        sizes: Sizes of the decoder.
-        length: Number of positions.
-        vocabulary: Number of tokens.
-        approximate: Kind of GELU, as in `torch.nn.functional.gelu`.
-        renamed: Returns parameters, or their gradients, by the names of the decoder, without those
-            that are not given.
-    """
+    """A model as a decoder."""
 
     sizes: Gpt
-    length: int
-    vocabulary: int
-    approximate: str
+    length: int  # number of positions
+    vocabulary: int  # number of tokens
+    approximate: str  # kind of GELU, as in `torch.nn.functional.gelu`
+    # returns parameters, or their gradients, by the names of the decoder, without those that are
+    # not given
     renamed: Callable[[Named], dict[str, Tensor]]
 
     def decoder(self, parameters: Named) -> Decoder:
-        """Return the decoder with given parameters, in float64.
-
-        Args:
-            parameters: Those of the model, by its own names.
-        """
+        """Return the decoder with given parameters, in float64."""
         with torch.device("meta"):  # without memory, and without drawing weights
             made = Decoder(self.sizes, self.length, self.vocabulary, self.approximate)
         values = self.renamed(parameters)
@@ -95,11 +84,7 @@ class Reading:
 
 
 def reading(task: Task) -> Reading | str:
-    """Return how to read a task's model as a decoder; or why it is none, in words.
-
-    Args:
-        task: A task whose inputs are tokens.
-    """
+    """Return how to read a task's model as a decoder; or why it is none, in words."""
     length = task.spec.shape[0]
     if isinstance(task.module, Decoder):
         sizes = task.module.sizes
@@ -120,8 +105,6 @@ def at(task: Task, read: Reading, theta: Tensor) -> Decoder:
     """Return the decoder with the parameters of a model, in float64.
 
     Args:
-        task: The task.
-        read: Its model as a decoder.
         theta: Flat parameters (d,).
     """
     return read.decoder({**_parameters(task), **task.layout.split(theta)})
@@ -131,10 +114,6 @@ def reads_every_token(task: Task, read: Reading) -> str:
     """Return why a model may treat some tokens in another way than the decoder; "" if it does not.
 
     A model may read rare tokens as others. Three random sequences would not show this.
-
-    Args:
-        task: The task.
-        read: Its model as a decoder.
     """
     if isinstance(task.module, Decoder):
         return ""

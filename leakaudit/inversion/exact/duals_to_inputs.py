@@ -65,18 +65,12 @@ ROUNDS = 6
 
 @dataclass(frozen=True)
 class KnownInputs:
-    """What is known about a batch.
+    """What is known about a batch."""
 
-    Attributes:
-        certified: (n, p) inputs on the grid.
-        open: (k, p) estimates of others.
-        duals: The known duals.
-        complete: Whether there are as many independent duals as samples, all of them reliable.
-    """
-
-    certified: Tensor
-    open: Tensor
+    certified: Tensor  # (n, p) inputs on the grid
+    open: Tensor  # (k, p) estimates of others
     duals: tuple[Dual, ...] = ()
+    # whether there are as many independent duals as samples, all of them reliable
     complete: bool = False
 
 
@@ -86,15 +80,8 @@ def recover(
     """Find the inputs behind a batch's rows.
 
     Args:
-        groups: Rows of all neurons, in coordinates of the space.
         basis: (b, p + 1) orthonormal rows that span the space.
-        grid: Grid of the data.
         known: (n, p) inputs that are already certified.
-        visits: Walks, or batches of draws, that may fail in a row.
-        generator: Source of all random choices.
-
-    Returns:
-        Certified inputs, estimates of the others, and their duals.
     """
     found = KnownInputs(known, known[:0])
     for turn in range(ROUNDS):
@@ -126,7 +113,6 @@ def merged(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
     Args:
         certified: (n, p) inputs on the grid.
         guesses: (k, p) estimates.
-        grid: Grid of the data; without one nothing is added.
 
     Returns:
         The certified inputs and the new ones, (n + new, p). Two inputs are equal if no pixel
@@ -149,7 +135,6 @@ def coordinates(x: Tensor, basis: Tensor, grid: Grid) -> Tensor:
     Args:
         x: (n, p) inputs on the grid.
         basis: (b, p + 1) orthonormal rows that span the space.
-        grid: Grid of the data.
 
     Returns:
         (n, b).
@@ -166,11 +151,7 @@ def _search(
     """Return duals; those of uncertified samples are found after removing the certified ones.
 
     Args:
-        groups: Rows of the whole batch.
         known: (n, b) coordinates of certified inputs.
-        before: Duals of the previous round.
-        visits: Walks, or batches of draws, that may fail in a row.
-        generator: Source of all random choices.
     """
     if not len(known):
         return _more(groups, visits, generator)
@@ -277,11 +258,8 @@ def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups
     reweighted least squares.
 
     Args:
-        k: Index of the sample among the duals.
-        duals: Those that are assumed to be correct.
         null: (r, b) null vectors of neurons (see `_nulls`).
         where: (r,) group of each.
-        groups: Rows of all neurons.
 
     Returns:
         (b,) the coordinates.
@@ -337,11 +315,8 @@ def _freed(
 
     Args:
         certified: (n, p) inputs on the grid.
-        dual: The estimate's dual.
         x: (p,) the estimate.
         known: (n, b) coordinates of the certified inputs.
-        groups: Rows of all neurons.
-        grid: Grid of the data.
 
     Returns:
         The certified inputs, including the estimate if a pair moves it onto the grid.

@@ -87,20 +87,14 @@ UNEVEN = 3
 
 @dataclass(frozen=True)
 class Cone:
-    """All u with u @ columns >= 0, and u @ one = 1 for the samples among them.
+    """All u with u @ columns >= 0, and u @ one = 1 for the samples among them."""
 
-    Attributes:
-        columns: (b, n) conditions.
-        one: (b,) the column that is 1 for every sample.
-        sizes: (b,) singular values that belong to the coordinates. The error of u @ columns has
-            standard deviation noise * |u / sizes| in every entry.
-        noise: Standard deviation of the rows' errors.
-    """
-
-    columns: Array
-    one: Array
+    columns: Array  # (b, n) conditions
+    one: Array  # (b,) the column that is 1 for every sample
+    # (b,) singular values that belong to the coordinates. The error of u @ columns has standard
+    # deviation noise * |u / sizes| in every entry.
     sizes: Array
-    noise: float
+    noise: float  # standard deviation of the rows' errors
 
     @classmethod
     def of(cls, columns: Tensor, one: Tensor, sizes: Tensor, noise: float) -> Cone:
@@ -110,7 +104,6 @@ class Cone:
             columns: (b, n).
             one: (b,).
             sizes: (b,).
-            noise: Standard deviation of the rows' errors.
         """
         told = (columns * sizes[:, None]).norm(dim=0) > ZERO * noise * len(sizes) ** 0.5
         return cls(_array(columns[:, told]), _array(one), _array(sizes), noise)
@@ -131,7 +124,6 @@ class Cone:
 
         Args:
             u: (b,) a polished ray.
-            rng: Divides the zeros.
         """
         b = len(u)
         if b == 1:
@@ -152,11 +144,7 @@ class Cone:
 
 
 def random(generator: Generator) -> np.random.Generator:
-    """Return a generator of numpy whose seed comes from a generator of torch.
-
-    Args:
-        generator: Source of the seed.
-    """
+    """Return a generator of numpy whose seed comes from a generator of torch."""
     seed = torch.randint(2**31, (), generator=generator, device=generator.device)
     return np.random.default_rng(int(seed))
 
@@ -170,10 +158,7 @@ def rays(
     """Find the samples among the extreme rays of a cone.
 
     Args:
-        cone: The conditions.
-        wanted: Number of samples.
         accepts: Whether a ray (b,) with u @ one = 1 is a sample.
-        generator: Source of all random choices.
 
     Returns:
         (k, b) accepted rays, k <= wanted, with u @ one = 1.
@@ -317,7 +302,6 @@ def _annihilator(cone: Cone, zeros: Array) -> Array | None:
     """Return the u (b,) with u @ zeros = 0 and u @ one = 1; None if there is none.
 
     Args:
-        cone: The cone.
         zeros: (b, n) columns.
     """
     if zeros.shape[1] < len(zeros) - 1:

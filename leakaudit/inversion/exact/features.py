@@ -73,12 +73,7 @@ SATURATED = 1e-3
 
 
 def missing(leak: GradientLeak, task: Task) -> str | None:
-    """Explain why features of a leak cannot be recovered and peeled.
-
-    Args:
-        leak: The leak.
-        task: The learning task.
-    """
+    """Explain why features of a leak cannot be recovered and peeled."""
     if leak.gaps:
         return leak.gaps
     layer = first_linear(task)
@@ -108,15 +103,7 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
 def recover(
     leak: GradientLeak, task: Task, equation: int, generator: Generator, whole: bool = True
 ) -> Reconstruction:
-    """Recover the images behind one equation of a leak.
-
-    Args:
-        leak: Gradients or differences at known models (see `missing`).
-        task: The learning task.
-        equation: Which row of the leak.
-        generator: Source of all random choices.
-        whole: Whether to search through the whole chain if layers cannot be peeled.
-    """
+    """Recover the images behind one equation of a leak."""
     found = samples(leak, task, equation, generator)
     if isinstance(found, str):
         return failed(leak, task, found)
@@ -124,14 +111,7 @@ def recover(
 
 
 def samples(leak: GradientLeak, task: Task, equation: int, generator: Generator) -> Found | str:
-    """Find the features behind one equation of a leak, or explain why there are none.
-
-    Args:
-        leak: Gradients or differences at known models (see `missing`).
-        task: The learning task.
-        equation: Which row of the leak.
-        generator: Source of all random choices.
-    """
+    """Find the features behind one equation of a leak, or explain why there are none."""
     layer = first_linear(task)
     assert not isinstance(layer, str)
     stack = first_layer_rows.rows(leak, task, layer.names)
@@ -182,33 +162,19 @@ def _by_softmax(found: Found, generator: Generator) -> Found:
 
 @dataclass(frozen=True)
 class Found:
-    """Samples of one equation.
-
-    Attributes:
-        leak: The leak.
-        task: The learning task.
-        equation: Row of the leak.
-        layer: Names of the first linear layer.
-        rows: (H, n + 1) the layer's rows.
-        span: Their space.
-        cone: Its cone.
-        rays: (k, b) samples.
-        error: (k,) standard deviation of a feature of each sample.
-        doubt: Why the rows do not show the number of samples with certainty; empty if they do.
-        firm: Whether zeros determine the rays.
-    """
+    """Samples of one equation."""
 
     leak: GradientLeak
     task: Task
-    equation: int
-    layer: LinearNames
-    rows: Tensor
+    equation: int  # row of the leak
+    layer: LinearNames  # names of the first linear layer
+    rows: Tensor  # (H, n + 1) the layer's rows
     span: Span
     cone: Cone
-    rays: extreme_rays.Array
-    error: extreme_rays.Array
-    doubt: str
-    firm: bool = True
+    rays: extreme_rays.Array  # (k, b) samples
+    error: extreme_rays.Array  # (k,) standard deviation of a feature of each sample
+    doubt: str  # why the rows do not show the number of samples with certainty; empty if they do
+    firm: bool = True  # whether zeros determine the rays
 
     @property
     def chains(self) -> list[tuple[list[Layer], Tensor]]:
@@ -233,11 +199,7 @@ class Found:
         return found
 
     def of_convolution(self, layer: Layer) -> Tensor | None:
-        """Return the gradient of a convolution's weights, flattened; None if it has not leaked.
-
-        Args:
-            layer: The convolution, with batch normalisation folded into it.
-        """
+        """Return the gradient of a convolution's weights, flattened; None if it has not leaked."""
         found = self.gradient(f"{layer.name}.weight")
         if found is None or layer.scale is None:
             return found
@@ -246,11 +208,7 @@ class Found:
         return (found.reshape(shape) / layer.scale[:, None, None, None]).flatten()
 
     def gradient(self, name: str) -> Tensor | None:
-        """Return the equation's value for one parameter, without weight decay; None if not leaked.
-
-        Args:
-            name: Name of the parameter.
-        """
+        """Return the equation's value for a parameter, without weight decay; None if not leaked."""
         leak = self.leak
         start, stop = leak.columns
         columns = self.task.layout.slices[name]
@@ -265,50 +223,31 @@ class Found:
 
 @dataclass(frozen=True)
 class _Images:
-    """Images that were peeled from features.
+    """Images that were peeled from features."""
 
-    Attributes:
-        plain: (k, *shape) images on the grid that their features prove.
-        other: (m, *shape) images with these features, but with pixels that these do not prove.
-        close: (n, *shape) images that do not have these features.
-        why: Why some rays gave no image.
-    """
-
-    plain: Tensor
-    other: Tensor
-    close: Tensor
-    why: str
+    plain: Tensor  # (k, *shape) images on the grid that their features prove
+    other: Tensor  # (m, *shape) images with these features, but with pixels that these do not prove
+    close: Tensor  # (n, *shape) images that do not have these features
+    why: str  # why some rays gave no image
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """One ray, taken back to pixels.
-
-    Attributes:
-        ray: Its index.
-        peeled: Its pixels, as far as they are known.
-        chain: The layers of the model that the ray belongs to.
-        weight: (H, n) weights of the linear layer of this model.
-        values: (n,) its features.
-        error: Relative error of the features.
-        allowed: (n,) largest errors of the features.
-    """
+    """One ray, taken back to pixels."""
 
     ray: int
-    peeled: Peeled
-    chain: list[Layer]
-    weight: Tensor
-    values: Tensor
-    error: float
-    allowed: Tensor
+    peeled: Peeled  # its pixels, as far as they are known
+    chain: list[Layer]  # the layers of the model that the ray belongs to
+    weight: Tensor  # (H, n) weights of the linear layer of this model
+    values: Tensor  # (n,) its features
+    error: float  # relative error of the features
+    allowed: Tensor  # (n,) largest errors of the features
 
     def image(self, x: Tensor, grid: Grid, task: Task) -> Tensor | None:
         """Return the rounded image if its features are those of the leak; None if they are not.
 
         Args:
             x: (p,) input of the network.
-            grid: Grid of the pixels.
-            task: The learning task.
         """
         image = task.denormalise(x.reshape(1, *task.spec.shape))
         away = (image * grid.levels - (image * grid.levels).round()).square().mean().sqrt()
@@ -403,10 +342,7 @@ def _with_refined(
     """Peel the samples that are not known again.
 
     Args:
-        found: All samples of one equation.
-        samples: The same, peeled.
         known: The exact features (n,) of some of them.
-        grid: Grid of the pixels.
     """
     values = torch.stack([one.values for one in samples])
     deviation = torch.from_numpy(found.error).to(values)
@@ -520,38 +456,22 @@ def _reported(leak: GradientLeak, task: Task, images: _Images, found: Found) -> 
 
 
 def failed(leak: GradientLeak, task: Task, why: str) -> Reconstruction:
-    """Report that nothing was found.
-
-    Args:
-        leak: The leak.
-        task: The learning task.
-        why: The reason.
-    """
+    """Report that nothing was found."""
     none = torch.empty(0, *task.spec.shape)
     return Reconstruction(leak.node, "cone", none, None, Certificate.FAILED, 1.0, note=why)
 
 
 @dataclass(frozen=True)
 class FirstLinear:
-    """The first linear layer behind convolutions.
+    """The first linear layer behind convolutions."""
 
-    Attributes:
-        names: Names of its weight and bias.
-        rectified: Whether its inputs come out of a ReLU, so that they are never negative.
-        softmax: Whether it is the last layer, with softmax and cross-entropy behind it.
-    """
-
-    names: LinearNames
-    rectified: bool
-    softmax: bool
+    names: LinearNames  # names of its weight and bias
+    rectified: bool  # whether its inputs come out of a ReLU, so that they are never negative
+    softmax: bool  # whether it is the last layer, with softmax and cross-entropy behind it
 
 
 def first_linear(task: Task) -> FirstLinear | str:
-    """Return the first linear layer behind convolutions; or why its inputs cannot be found.
-
-    Args:
-        task: The learning task.
-    """
+    """Return the first linear layer behind convolutions; or why its inputs cannot be found."""
     parts = sequential.parts(task.module)
     if parts is None:
         return f"{task.spec.model} is not a plain chain of layers"

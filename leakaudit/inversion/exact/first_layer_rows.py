@@ -82,25 +82,19 @@ LEAST = 1e-17
 
 @dataclass(frozen=True)
 class Span:
-    """The space that the rows of a stack span.
+    """The space that the rows of a stack span."""
 
-    Attributes:
-        basis: (b, p) orthonormal rows.
-        sizes: Singular values in descending order: first the b of the batch, then those of noise.
-        noise: Standard deviation of one entry of the stack's noise.
-        clear: Ratio of the batch's last singular value to the first one after it, a measure of the
-            confidence in b.
-        white: Whether the noise is white, of about the size that the leak states, and large enough
-            to matter.
-        level: Standard deviation of white noise, estimated from its largest singular value; 1 if
-            the noise is not white.
-    """
-
-    basis: Tensor
+    basis: Tensor  # (b, p) orthonormal rows
+    # singular values in descending order: first the b of the batch, then those of noise
     sizes: Tensor
-    noise: float
+    noise: float  # standard deviation of one entry of the stack's noise
+    # ratio of the batch's last singular value to the first one after it, a measure of the
+    # confidence in b
     clear: float
+    # whether the noise is white, of about the size that the leak states, and large enough to matter
     white: bool = False
+    # standard deviation of white noise, estimated from its largest singular value; 1 if the noise
+    # is not white
     level: float = 1.0
 
     @property
@@ -114,7 +108,6 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
 
     Args:
         leak: Gradients of some columns of the parameters.
-        task: The learning task.
 
     Returns:
         The reason, or None if the leak contains the rows.
@@ -127,7 +120,6 @@ def absent(leak: GradientLeak, task: Task) -> str | None:
 
     Args:
         leak: Gradients of some columns of the parameters.
-        task: The learning task.
 
     Returns:
         The reason, or None if the leak contains entries of the rows.
@@ -142,8 +134,6 @@ def not_leaked(leak: GradientLeak, task: Task, layer: LinearNames) -> str | None
 
     Args:
         leak: Gradients of some columns of the parameters.
-        task: The learning task.
-        layer: Names of its weight and bias.
 
     Returns:
         The reason, or None if the leak contains the rows.
@@ -168,8 +158,6 @@ def rows(leak: GradientLeak, task: Task, layer: LinearNames | None = None) -> Te
     known; those between the inner steps of a gradient never are.
 
     Args:
-        leak: Gradients that contain the layer (see `missing`).
-        task: The learning task.
         layer: Names of its weight and bias; None stands for the first layer.
 
     Returns:
@@ -190,7 +178,6 @@ def entries(
     Args:
         value: (m, c), such as the leak's values or the mask of those that are determined.
         leak: The leak, which states the columns.
-        task: The learning task.
         layer: Names of the layer's weight and bias; None stands for the first layer.
 
     Returns:
@@ -205,11 +192,7 @@ def entries(
 
 
 def fresh(leak: GradientLeak) -> bool:
-    """Check whether every error is in one equation only, so that no state of a sender keeps it.
-
-    Args:
-        leak: Source of the rows.
-    """
+    """Check whether every error is in one equation only, so that no state of a sender keeps it."""
     return leak.noise is None or bool((leak.noise.count_nonzero(dim=0) <= 1).all())
 
 
@@ -220,7 +203,6 @@ def whiten(stack: Tensor, leak: GradientLeak, window: slice) -> Tensor:
         stack: (m, ...) rows of all the leak's equations.
         leak: Source of the rows. Its `noise` J states which errors of messages each equation
             contains: their covariance over time is J J^T.
-        window: The equations to use.
 
     Returns:
         The window's rows, multiplied by the inverse Cholesky factor of their errors' covariance.
@@ -252,7 +234,6 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
         stack: (m, H, p) whitened rows.
         expected: Size of the batch, or None if unknown. Equal inputs make the space smaller. If it
             is None, an increasing number of directions is computed.
-        generator: Draws the random projections of the singular value decomposition.
 
     Returns:
         The space, or None if the end of the batch is not visible.
@@ -300,8 +281,6 @@ def around(stack: Tensor, known: Tensor, batch: int, generator: Generator) -> Te
     Args:
         stack: (m, H, p) whitened rows.
         known: (n, p) rows that lie in the space exactly.
-        batch: Number b of dimensions of the space.
-        generator: Draws the random projections of the singular value decomposition.
 
     Returns:
         (b, p) orthonormal rows, those of the known space first.
@@ -340,8 +319,6 @@ def _above_noise(sizes: Tensor, noise: float, most: int) -> int:
     Args:
         sizes: Singular values in units of the edge at unit variance; 1 corresponds to the stated
             noise.
-        noise: The largest one of the noise, in the same units.
-        most: Maximum size of the batch.
 
     Returns:
         The number; 0 if the noise does not agree with the statement or too many values stand out.
@@ -361,8 +338,6 @@ def largest(flat: Tensor, count: int, generator: Generator) -> tuple[Tensor, Ten
 
     Args:
         flat: (n, p) matrix.
-        count: Number of singular values.
-        generator: Draws the projection.
 
     Returns:
         The singular values (count,) and right vectors (count, p).

@@ -54,27 +54,19 @@ EXTENSIONS = 6
 
 @dataclass(frozen=True)
 class Glued:
-    """The space of the inputs on the pixels that could be connected.
+    """The space of the inputs on the pixels that could be connected."""
 
-    Attributes:
-        basis: (b, n) orthonormal rows, on the n connected columns.
-        columns: (p + 1,) bool, these columns.
-        neurons: (k,) indices of the neurons whose slopes are known.
-        slopes: (k, m, b) their slopes over time, in coordinates of the basis.
-        noise: (k,) standard deviation of the slopes' errors in the least certain direction, for
-            rows with errors of unit variance.
-        worst: Largest singular value of what is unexplained in a neuron's rows, in units of that
-            of white noise.
-        misfit: Norm of what is unexplained relative to the rows.
-    """
-
-    basis: Tensor
-    columns: Tensor
-    neurons: Tensor
-    slopes: Tensor
+    basis: Tensor  # (b, n) orthonormal rows, on the n connected columns
+    columns: Tensor  # (p + 1,) bool, these columns
+    neurons: Tensor  # (k,) indices of the neurons whose slopes are known
+    slopes: Tensor  # (k, m, b) their slopes over time, in coordinates of the basis
+    # (k,) standard deviation of the slopes' errors in the least certain direction, for rows with
+    # errors of unit variance
     noise: Tensor
+    # largest singular value of what is unexplained in a neuron's rows, in units of that of white
+    # noise
     worst: float
-    misfit: float
+    misfit: float  # norm of what is unexplained relative to the rows
 
     def completed(self, stack: Tensor, seen: Tensor) -> Tensor:
         """Return the rows (m, k, n) of the neurons on all connected columns.
@@ -94,17 +86,11 @@ class Glued:
 
 @dataclass(frozen=True)
 class _Neuron:
-    """The observed rows of one neuron.
-
-    Attributes:
-        index: Index of the neuron.
-        pixels: (s,) the observed columns.
-        rows: (m, s) their entries over time, with errors of unit variance.
-    """
+    """The observed rows of one neuron."""
 
     index: int
-    pixels: Tensor
-    rows: Tensor
+    pixels: Tensor  # (s,) the observed columns
+    rows: Tensor  # (m, s) their entries over time, with errors of unit variance
 
     @property
     def edge(self) -> float:

@@ -78,9 +78,6 @@ def _within(
 
     Args:
         pixels: (b, p).
-        k: Which coefficient.
-        low: Lower bound.
-        high: Upper bound.
         fixed: An image whose coefficient is 1, or None.
     """
     from scipy.optimize import linprog  # slow to import

@@ -81,15 +81,10 @@ ENOUGH = 2
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of the last layer.
+    """Inputs of the last layer."""
 
-    Attributes:
-        rays: (b, b) samples in the basis of their space, with a last entry of 1.
-        error: (b,) standard deviation of a feature, because of the error of its ray.
-    """
-
-    rays: Tensor
-    error: Tensor
+    rays: Tensor  # (b, b) samples in the basis of their space, with a last entry of 1
+    error: Tensor  # (b,) standard deviation of a feature, because of the error of its ray
 
 
 def too_large(batch: int | None, classes: int) -> bool:
@@ -114,9 +109,6 @@ def inputs(
         rows: (C, n + 1) gradient of the weights and the bias, for the mean loss of the batch.
         weight: (C, n + 1) weights and bias of the model.
         basis: (b, n + 1) orthonormal rows, the space of the samples.
-        noise: Standard deviation of an entry of the rows.
-        wire: Precision in which the gradient was computed.
-        generator: Source of all random choices.
 
     Returns:
         The samples; None if some are missing, or do not give the gradient.
@@ -136,21 +128,13 @@ def inputs(
 
 @dataclass(frozen=True)
 class _Search:
-    """The gradient of a last layer in the basis of its samples.
+    """The gradient of a last layer in the basis of its samples."""
 
-    Attributes:
-        inside: (C, b) sum of d_k a_k^T over the samples a_k.
-        weight: (C, b) weights and bias, applied to a sample.
-        one: (b,) what is 1 for every sample.
-        noise: Standard deviation of an entry of `inside`.
-        least: Relative error of slopes that their computation explains.
-    """
-
-    inside: Tensor
-    weight: Tensor
-    one: Tensor
-    noise: float
-    least: float
+    inside: Tensor  # (C, b) sum of d_k a_k^T over the samples a_k
+    weight: Tensor  # (C, b) weights and bias, applied to a sample
+    one: Tensor  # (b,) what is 1 for every sample
+    noise: float  # standard deviation of an entry of `inside`
+    least: float  # relative error of slopes that their computation explains
 
     def slopes(self, rays: Tensor, labels: Tensor) -> Tensor:
         """Return the slopes (k, C) of samples (k, b)."""
@@ -158,11 +142,7 @@ class _Search:
         return (rays @ self.weight.T).softmax(1) - chosen
 
     def all(self, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Find samples (k, b) and their labels (k,), as many as possible.
-
-        Args:
-            generator: Source of all random choices.
-        """
+        """Find samples (k, b) and their labels (k,), as many as possible."""
         batch = len(self.one)
         rays = self.one.new_zeros(0, batch)
         labels = torch.zeros(0, dtype=torch.long)
@@ -182,7 +162,6 @@ class _Search:
         Args:
             rays: (k, b) samples that are found.
             labels: (k,) their labels.
-            generator: Source of all random choices.
 
         Returns:
             New samples (m, b) and labels (m,).
@@ -235,7 +214,6 @@ class _Search:
         Args:
             left: (C, q) rows of what is left.
             one: (q,) what is 1 for every sample.
-            generator: Source of random weights.
         """
         sums = left @ one
         rows = left[sums > 0] / sums[sums > 0][:, None]

@@ -94,7 +94,6 @@ def inside(r: Array, centre: Array, radius: float, most: int) -> Integers | None
         r: (n, n) upper triangular, without zeros in its diagonal.
         centre: (n,).
         radius: At least 0.
-        most: Number of steps of the search after which it gives up.
 
     Returns:
         (k, n) points, or None if there may be others.

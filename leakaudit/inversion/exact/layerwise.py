@@ -42,21 +42,14 @@ ROWS = 3
 
 @dataclass(frozen=True, eq=False)
 class LayerRelations:
-    """What is known around one layer with weights.
-
-    Attributes:
-        layer: The layer.
-        at: Its index in the chain.
-        basis: (r, n) orthonormal, the known directions of a channel of its input, or None for all.
-        seen: (r, c) the channels' components along them, or the input itself.
-        output: What is known about its output.
-    """
+    """What is known around one layer with weights."""
 
     layer: Layer
-    at: int
+    at: int  # its index in the chain
+    # (r, n) orthonormal, the known directions of a channel of its input, or None for all
     basis: Tensor | None
-    seen: Tensor
-    output: Output
+    seen: Tensor  # (r, c) the channels' components along them, or the input itself
+    output: Output  # what is known about its output
 
     def __str__(self) -> str:
         """Describe how many numbers are known, for a note."""
@@ -128,10 +121,6 @@ class LayerRelations:
 
         Args:
             h: (1, *shape) input of the layer.
-
-        Returns:
-            The relative squared error with respect to the gradient plus that of the output. An
-            unknown output of a ReLU is only known not to be positive.
         """
         if self.basis is None:
             part = h[0]
@@ -153,8 +142,6 @@ def descend(
 
     Args:
         chain: All layers in order; the last one is linear with bias.
-        slopes: Gradient of each parameter by name.
-        error: Relative error of the gradients.
 
     Returns:
         The input of the chain, or None if a layer's equations do not determine its input; and what
@@ -181,20 +168,7 @@ def descend(
 def _relations(
     layer: Layer, at: int, weight: Tensor, output: Output, d: Tensor, error: float
 ) -> tuple[LayerRelations, float]:
-    """Collect what is known from a layer's gradient and output.
-
-    Args:
-        layer: The layer.
-        at: Its index in the chain.
-        weight: Gradient of its weights.
-        output: What is known about its output.
-        d: The loss's slope in the output.
-        error: Relative error of d.
-
-    Returns:
-        The relations, and the relative error of the input that follows.
-        The relations, and how large an error of the input that makes, relative.
-    """
+    """Collect what is known from a layer's gradient and output."""
     dense = isinstance(layer.module, nn.Linear)
     if not bool(d.any()):
         # The gradient vanishes and contains no information.
@@ -218,11 +192,7 @@ def matrix(layer: Layer, d: Tensor) -> Tensor:
     Row (o, u, v) contains d_o at the pixels that entry (u, v) of the kernel is applied to.
 
     Args:
-        layer: A convolution.
         d: (o, h, w) the loss's slope in its output.
-
-    Returns:
-        (o k k, pixels).
     """
     m = layer.module
     assert isinstance(m, nn.Conv2d)

@@ -49,16 +49,11 @@ ABOVE = 1.15
 
 @dataclass(frozen=True)
 class SampleFit:
-    """Samples and their activity, and how badly they explain the rows.
+    """Samples and their activity, and how badly they explain the rows."""
 
-    Attributes:
-        m: (b, b) coordinates of the samples, each of length 1.
-        active: (G, b) bool, where they are active.
-        cost: The unexplained part, plus a penalty for each active sample; infinite if not finite.
-    """
-
-    m: Tensor
-    active: Tensor
+    m: Tensor  # (b, b) coordinates of the samples, each of length 1
+    active: Tensor  # (G, b) bool, where they are active
+    # the unexplained part, plus a penalty for each active sample; infinite if not finite
     cost: float
 
 
@@ -96,9 +91,6 @@ def fit(rows: Tensor, m: Tensor, active: Tensor) -> SampleFit:
         rows: (G, n, b) with independent errors of unit variance.
         m: (b, b) coordinates of the samples, of any length.
         active: (G, b) bool, the patterns to start from.
-
-    Returns:
-        The coordinates at length 1, the patterns and their cost.
     """
     m = m / m.norm(dim=1, keepdim=True)
     limit = penalty(rows.shape[1])
@@ -119,11 +111,7 @@ def refined(rows: Tensor, start: SampleFit, known: Tensor) -> SampleFit:
 
     Args:
         rows: (G, n, b) with independent errors of unit variance.
-        start: The fit to start from.
         known: (k, b) coordinates of the first k samples, which remain fixed.
-
-    Returns:
-        The cheapest fit found, including the start.
     """
     best = start
     if len(known):

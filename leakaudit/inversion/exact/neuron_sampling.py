@@ -54,14 +54,8 @@ def sample(groups: Groups, duals: list[Dual], batches: int, generator: Generator
     are hopeless (`DEEPEST`).
 
     Args:
-        groups: Rows of all neurons.
-        duals: Those found before.
         batches: The search ends after this many batches of `DRAWS` draws in a row without success;
             fewer for batches of more than `LARGE` samples.
-        generator: Draws neurons.
-
-    Returns:
-        Independent duals, at most b of them.
     """
     b = groups.batch
     n = groups.right.shape[1]
@@ -94,9 +88,6 @@ def _draw(rows: Tensor, full: Tensor, need: int, generator: Generator) -> Tensor
 
     Args:
         rows: (G, n, b) orthonormal rows of every neuron.
-        full: Neurons whose rows have full rank; others are not drawn.
-        need: Number of neurons per draw.
-        generator: Draws the neurons.
 
     Returns:
         (k, b) unit vectors along which at least `EXTRA` neurons beyond those drawn vanish, best

@@ -106,13 +106,7 @@ def recover(
 
     Args:
         white: (m, H, p + 1) rows.
-        span: The space that they span.
-        grid: Grid of the data.
         known: (n, p) inputs that are already certified.
-        generator: Source of all random choices.
-
-    Returns:
-        Certified inputs and estimates of the others.
     """
     basis = span.basis
     certified = known
@@ -142,20 +136,14 @@ def recover(
 
 @dataclass(frozen=True)
 class NeuronRows:
-    """The rows of all neurons, with independent errors of unit variance.
+    """The rows of all neurons, with independent errors of unit variance."""
 
-    Attributes:
-        rows: (G, n, b), condensed to the directions in time that contain signal.
-        gram: (G, b, b) the products L_g^T L_g, so that q^T gram q = |L_g q|^2.
-        scale: (b, b) scaled coordinates p, with q = scale @ p, in which the total signal of all
-            neurons has size 1 along every unit vector.
-        noise: (b, b) the share of noise in scaled coordinates.
-    """
-
-    rows: Tensor
-    gram: Tensor
+    rows: Tensor  # (G, n, b), condensed to the directions in time that contain signal
+    gram: Tensor  # (G, b, b) the products L_g^T L_g, so that q^T gram q = |L_g q|^2
+    # (b, b) scaled coordinates p, with q = scale @ p, in which the total signal of all neurons has
+    # size 1 along every unit vector
     scale: Tensor
-    noise: Tensor
+    noise: Tensor  # (b, b) the share of noise in scaled coordinates
 
     @classmethod
     def of(cls, rows: Tensor) -> NeuronRows:
@@ -204,12 +192,7 @@ class NeuronRows:
 
 
 def search(evidence: NeuronRows, generator: Generator) -> SampleFit:
-    """Find the likeliest coordinates and patterns of all samples.
-
-    Args:
-        evidence: Rows of all neurons.
-        generator: Draws the starts of the descents.
-    """
+    """Find the likeliest coordinates and patterns of all samples."""
     pool = _candidates(evidence, generator)
     duals = _independent(evidence, pool)
     best = _fit(evidence, duals)
@@ -235,7 +218,6 @@ def settled(evidence: NeuronRows, m: Tensor, known: int) -> SampleFit:
     """Refine coordinates of all samples.
 
     Args:
-        evidence: Rows of all neurons.
         m: (b, b) coordinates, of any length.
         known: Number of exact ones. They come first and remain fixed.
     """

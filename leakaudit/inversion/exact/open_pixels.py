@@ -79,38 +79,24 @@ class Contradiction(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Equations:
-    """Linear equations between the pixels of an image.
+    """Linear equations between the pixels of an image."""
 
-    Attributes:
-        matrix: (m, n) sparse, in levels and in units of the errors' standard deviation.
-        right: (m,) right sides in the same units.
-        place: (m,) index of the convolution's position that each equation belongs to.
-        pixels: (h, w, k) the pixels that each position covers, -1 for those outside the image.
-        levels: The largest level.
-    """
-
-    matrix: Any
-    right: Array
-    place: Indices
+    matrix: Any  # (m, n) sparse, in levels and in units of the errors' standard deviation
+    right: Array  # (m,) right sides in the same units
+    place: Indices  # (m,) index of the convolution's position that each equation belongs to
+    # (h, w, k) the pixels that each position covers, -1 for those outside the image
     pixels: Indices
     levels: int
 
 
 @dataclass(frozen=True)
 class Ellipsoid:
-    """All p with |factor (p - centre)| <= radius contain the true levels of some pixels.
+    """All p with |factor (p - centre)| <= radius contain the true levels of some pixels."""
 
-    Attributes:
-        pixels: (k,) which ones.
-        factor: (k, k) upper triangular.
-        centre: (k,) levels.
-        radius: At least 0.
-    """
-
-    pixels: Indices
-    factor: Array
-    centre: Array
-    radius: float
+    pixels: Indices  # (k,) which ones
+    factor: Array  # (k, k) upper triangular
+    centre: Array  # (k,) levels
+    radius: float  # at least 0
 
     @property
     def crowd(self) -> float:
@@ -137,11 +123,7 @@ class Board:
     """
 
     def __init__(self, equations: Equations) -> None:
-        """Begin with no known pixel.
-
-        Args:
-            equations: What is known about the pixels.
-        """
+        """Begin with no known pixel."""
         count = equations.matrix.shape[1]
         self.value: Array = np.zeros(count)
         self.known: Mask = np.zeros(count, dtype=bool)
@@ -153,11 +135,7 @@ class Board:
         self._rows = [order[a:b] for a, b in pairwise(ends.tolist())]
 
     def fill(self) -> None:
-        """Prove as many pixels as possible.
-
-        Raises:
-            Contradiction: No image on the grid satisfies the equations.
-        """
+        """Prove as many pixels as possible."""
         self._sweep()
         seen = self._seen()
         if self.known.all() or len(seen) < ENOUGH:
@@ -168,11 +146,7 @@ class Board:
             self._sweep()
 
     def settle(self) -> None:
-        """Prove those pixels that the equations of a window leave one level each.
-
-        Raises:
-            Contradiction: No image on the grid satisfies the equations.
-        """
+        """Prove those pixels that the equations of a window leave one level each."""
         for place in self._places():
             if len(self._unknown(place)):
                 self._narrow(self._window(place, SMALL))
@@ -198,11 +172,7 @@ class Board:
                 break
 
     def _seen(self, fewest: int = MANY) -> list[float]:
-        """Return the errors of the windows without unknown pixels, as shares of the largest norm.
-
-        Args:
-            fewest: Number of equations with which a window counts.
-        """
+        """Return the errors of windows without unknown pixels, relative to the largest norm."""
         equations = self._equations
         settled = self.settled()
         errors = (equations.matrix @ self.value - equations.right) / self._share
@@ -216,11 +186,7 @@ class Board:
         return shares
 
     def _search(self, reach: int) -> bool:
-        """Search the integer points of one position after the other, the least crowded first.
-
-        Returns:
-            Whether a pixel was proven.
-        """
+        """Search the integer points of one position after the other, the least crowded first."""
         crowds = {place: self._crowd(place, reach) for place in self._places()}
         stale: set[Place] = set()
         progress = False
@@ -285,8 +251,6 @@ class Board:
         """Project the ellipsoid of a window onto some of its unknown pixels, or onto all of them.
 
         Args:
-            place: The position in the middle.
-            reach: Number of positions on each side.
             pixels: (k,) unknown pixels of this position; None stands for all of the window.
         """
         equations = self._equations

@@ -76,23 +76,16 @@ SURE = 3.0
 
 @dataclass(frozen=True, eq=False)
 class Peeled:
-    """What remains of a sample after all layers were taken off.
+    """What remains of a sample after all layers were taken off."""
 
-    Attributes:
-        x: (n,) input of the chain, as the network receives it, flattened.
-        open: (n, d) orthonormal directions in which it is not known.
-        layer: The first convolution.
-        after: The layers that follow it.
-        output: (1, o, h, w) its output as the features show it, with -1 for what is not positive.
-        plain: Whether every pixel is proven by exhaustion (`open_pixels`), so that the image needs
-            no other evidence.
-    """
-
-    x: Tensor
-    open: Tensor
-    layer: Layer
-    after: list[Layer]
+    x: Tensor  # (n,) input of the chain, as the network receives it, flattened
+    open: Tensor  # (n, d) orthonormal directions in which it is not known
+    layer: Layer  # the first convolution
+    after: list[Layer]  # the layers that follow it
+    # (1, o, h, w) its output as the features show it, with -1 for what is not positive
     output: Tensor
+    # whether every pixel is proven by exhaustion (`open_pixels`), so that the image needs no other
+    # evidence
     plain: bool
 
     @property
@@ -153,15 +146,9 @@ def peel(
     """Solve for the input of a chain of convolutions and activations.
 
     Args:
-        chain: Layers with the parameters of one model, those before the features.
         features: (n,) output of the chain, flattened.
-        error: Relative error of the features.
-        grid: Grid of the chain's input.
         deviation: (n,) standard deviations of the features' errors, if they differ. They belong to
             a chain with one layer with weights.
-
-    Returns:
-        The input, or why the equations do not determine it.
     """
     for one in chain:
         if sequential.ROLES.get(type(one.module), Role.OTHER) is Role.OTHER:
@@ -192,10 +179,8 @@ def closed(
     so the equations are solved again with more and more certain pixels.
 
     Args:
-        samples: All k samples that contribute to the gradient.
         slopes: (m, k) the loss's slopes in their features.
         gradient: (q,) of the convolution's weights, flattened.
-        grid: Grid of the inputs.
 
     Returns:
         The input (n,) of each sample; None if some direction stays open.
@@ -241,11 +226,8 @@ def sized(
     again, as precisely as the best features are known.
 
     Args:
-        chain: Layers before the features, one of them with weights.
         features: (n,).
-        error: Relative error of the features.
         deviation: (n,) standard deviations of their errors.
-        grid: Grid of the pixels.
 
     Returns:
         (n,) features of the right size and (n,) standard deviations, which include that of s; None
@@ -291,7 +273,6 @@ def _size(
     make the equations singular.
 
     Args:
-        equations: Their matrix is used.
         of_features: (m,).
         constant: (m,).
     """
@@ -326,16 +307,7 @@ def _pixels(
     grid: Grid,
     deviation: Tensor | None,
 ) -> Peeled | str:
-    """Solve for the pixels that a first convolution's output shows.
-
-    Args:
-        layer: The convolution.
-        after: The layers that follow it.
-        output: Its output.
-        error: Standard deviation of its errors, relative to the largest one.
-        grid: Grid of the pixels.
-        deviation: Standard deviations of its entries' errors, if they differ.
-    """
+    """Solve for the pixels that a first convolution's output shows."""
     spread = torch.full_like(output.value, error * float(output.value.max()))
     if deviation is not None:
         spread = deviation.reshape(output.value.shape)
@@ -396,8 +368,6 @@ def _solved(
     """Solve for a convolution's input by sparse least squares, given a part of its output.
 
     Args:
-        layer: The convolution.
-        output: Its output.
         x: (n,) input, of which a part may be known.
         given: (n,) bool, which part.
 

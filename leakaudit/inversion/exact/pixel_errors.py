@@ -56,27 +56,20 @@ COLUMNS = 512
 
 @dataclass(frozen=True)
 class Estimates:
-    """Inputs that are estimated again, column by column, from all rows.
+    """Inputs that are estimated again, column by column, from all rows."""
 
-    Attributes:
-        values: (b, p + 1), each known up to its scale.
-        noise: (p + 1,) standard deviation of the rows' errors in each column, from its residual.
-        stated: (p + 1,) the standard deviation that the leak states; rounding is in proportion to
-            a column's size, unless a state of the sender keeps that of other columns and nodes.
-        gain: (b, 1) or (b, p) the error of an estimate per unit of noise.
-        freedom: Number of rows beyond unknowns.
-        rounding: (b, p + 1) largest errors of the values if every row's entries are off by half of
-            the messages' precision, the worst that rounding can cause.
-        coarse: Whether the messages have half precision.
-    """
-
-    values: Tensor
+    values: Tensor  # (b, p + 1), each known up to its scale
+    # (p + 1,) standard deviation of the rows' errors in each column, from its residual
     noise: Tensor
+    # (p + 1,) the standard deviation that the leak states; rounding is in proportion to a column's
+    # size, unless a state of the sender keeps that of other columns and nodes
     stated: Tensor
-    gain: Tensor
-    freedom: int
+    gain: Tensor  # (b, 1) or (b, p) the error of an estimate per unit of noise
+    freedom: int  # number of rows beyond unknowns
+    # (b, p + 1) largest errors of the values if every row's entries are off by half of the
+    # messages' precision, the worst that rounding can cause
     rounding: Tensor
-    coarse: bool
+    coarse: bool  # whether the messages have half precision
 
     @classmethod
     def of(cls, white: Tensor, rows: Tensor, stack: Tensor, wire: float, fresh: bool) -> Estimates:
@@ -86,7 +79,6 @@ class Estimates:
             white: (m, H, p + 1) whitened rows.
             rows: (b, p + 1) the inputs as the first layer receives them.
             stack: The original rows; the errors of repeated ones do not average out.
-            wire: Relative precision of the messages' number format.
             fresh: Whether no state of a sender keeps errors (`first_layer_rows.fresh`).
         """
         flat = white.flatten(0, 1)
@@ -164,7 +156,6 @@ class Estimates:
         have errors.
 
         Args:
-            grid: Grid of the data.
             noise: (p + 1,) errors of the rows.
 
         Returns:
@@ -205,8 +196,6 @@ def wrong_pixel(estimates: Estimates, grid: Grid, x: Tensor) -> Tensor:
     A pixel is wrong if its error exceeds half a grid unit. The bound is the sum over all pixels.
 
     Args:
-        estimates: Estimates of the images, with their errors.
-        grid: Grid of the data.
         x: (b, p) images on the grid.
 
     Returns:
@@ -233,9 +222,6 @@ def repeated(stack: Tensor) -> float:
 
     Args:
         stack: (m, H, p + 1) rows of the first layer.
-
-    Returns:
-        The square root of the ratio of all rounds to rounds that count, at least 1.
     """
     told = stack[1:] != 0
     equal = (stack[1:] == stack[:-1]) & told

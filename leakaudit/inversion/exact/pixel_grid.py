@@ -63,17 +63,11 @@ ITSELF = 1e-6
 
 @dataclass(frozen=True)
 class Grid:
-    """Inputs k/levels, which the model receives as (x - mean) / std.
+    """Inputs k/levels, which the model receives as (x - mean) / std."""
 
-    Attributes:
-        levels: Number of steps of the grid between 0 and 1, or 0 if the data have no grid.
-        mean: (p,) subtracted from the flattened input.
-        std: (p,) divisor of the result.
-    """
-
-    levels: int
-    mean: Tensor
-    std: Tensor
+    levels: int  # number of steps of the grid between 0 and 1, or 0 if the data have no grid
+    mean: Tensor  # (p,) subtracted from the flattened input
+    std: Tensor  # (p,) divisor of the result
 
     @classmethod
     def of(cls, task: Task) -> Grid:

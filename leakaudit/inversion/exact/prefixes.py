@@ -69,17 +69,11 @@ INDEPENDENT = 1e-9
 
 @dataclass(frozen=True)
 class Space:
-    """The space that the rows of a layer's gradient span.
+    """The space that the rows of a layer's gradient span."""
 
-    Attributes:
-        axes: (h, h) orthonormal columns, of which the first r span the space.
-        sizes: (r,) singular values of the rows, in units of the noise of one entry.
-        rounding: Relative error of a guessed vector.
-    """
-
-    axes: Tensor
-    sizes: Tensor
-    rounding: float
+    axes: Tensor  # (h, h) orthonormal columns, of which the first r span the space
+    sizes: Tensor  # (r,) singular values of the rows, in units of the noise of one entry
+    rounding: float  # relative error of a guessed vector
 
     @property
     def rank(self) -> int:
@@ -91,12 +85,6 @@ class Space:
 
         Noise of variance 1 in the rows S V^T turns a direction v_i by noise / s_i, so a vector
         sum_i a_i v_i appears at a distance of sqrt((h - r) sum_i (a_i / s_i)^2).
-
-        Args:
-            vectors: (..., h).
-
-        Returns:
-            (...)
         """
         inside, outside = (vectors @ self.axes).split([self.rank, len(self.axes) - self.rank], -1)
         turned = outside.shape[-1] * (inside / self.sizes).square().sum(-1)
@@ -110,10 +98,7 @@ def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> 
     """Find the space that the rows of one gradient span.
 
     Args:
-        leak: A leak with a single equation, which states the noise of the rows.
         rows: (n, h) rows of a layer's gradient.
-        most: Largest number of different inputs.
-        generator: Draws the random projections of the singular value decomposition.
 
     Returns:
         The space; None if the rows span everything, or if the end of the space is not visible.
@@ -133,19 +118,12 @@ def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> 
 
 @dataclass(frozen=True)
 class Tree:
-    """The sequences whose prefixes all lie in a space.
+    """The sequences whose prefixes all lie in a space."""
 
-    Attributes:
-        sequences: (s, L) the leaves; all are different.
-        farthest: Largest distance of a prefix of the tree from the space.
-        nearest: Smallest distance of a rejected guess from the space.
-        stopped: Why the search ended early; "" if it is complete.
-    """
-
-    sequences: Tensor
-    farthest: float = 0.0
-    nearest: float = math.inf
-    stopped: str = ""
+    sequences: Tensor  # (s, L) the leaves; all are different
+    farthest: float = 0.0  # largest distance of a prefix of the tree from the space
+    nearest: float = math.inf  # smallest distance of a rejected guess from the space
+    stopped: str = ""  # why the search ended early; "" if it is complete
 
     def nodes(self) -> tuple[Tensor, Tensor]:
         """Return the different prefixes.
@@ -171,11 +149,7 @@ def candidates(models: Sequence[Decoder], found: Space | None) -> list[Tensor]:
     """Return the tokens that may stand at each position, by the space of the first attention.
 
     Args:
-        models: The models of the gradients.
         found: The space; None if it excludes nothing.
-
-    Returns:
-        Tokens in ascending order, for each position.
     """
     length, vocabulary = len(models[0].places.weight), len(models[0].tokens.weight)
     if found is None:
@@ -205,7 +179,6 @@ class _Growing:
         """Return the inputs (n, c, h) of the layer behind the attention for n x c new prefixes.
 
         Args:
-            rows: The prefixes to extend.
             tokens: (c,) the tokens to append to each.
         """
         keys, values = self.keys[rows], self.values[rows]
@@ -239,17 +212,7 @@ class _Growing:
 
 
 def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], batch: int) -> Tree:
-    """Find all sequences whose prefixes lie in the space of the layer behind the first attention.
-
-    Args:
-        models: The models of the gradients; a prefix must lie in the space at all of them.
-        found: The space.
-        possible: Tokens that may stand at each position.
-        batch: Number of sequences, which limits the prefixes kept at one position.
-
-    Returns:
-        The tree.
-    """
+    """Find all sequences whose prefixes lie in the space behind the first attention."""
     growing = [_Growing(model) for model in models]
     alive = torch.empty(1, 0, dtype=torch.int64)
     farthest, nearest = 0.0, math.inf
@@ -284,17 +247,11 @@ def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], ba
 
 @dataclass(frozen=True)
 class Counts:
-    """How often each sequence of a tree occurs, and the tokens behind it.
+    """How often each sequence of a tree occurs, and the tokens behind it."""
 
-    Attributes:
-        x: (b, L) sequences, with repetitions.
-        y: (b,) the token behind each.
-        off: Largest distance of a count from a whole number.
-    """
-
-    x: Tensor
-    y: Tensor
-    off: float
+    x: Tensor  # (b, L) sequences, with repetitions
+    y: Tensor  # (b,) the token behind each
+    off: float  # largest distance of a count from a whole number
 
 
 def counts(
@@ -310,14 +267,7 @@ def counts(
     concerns the tokens of the tree only; the others still show how often each node occurs.
 
     Args:
-        models: The models of the gradients.
         weights: (K,) coefficients of the gradients at these models in the leak.
-        gradient: The combination of the gradients, by the names of the decoder's parameters.
-        tree: The tree.
-        batch: Number of sequences b.
-
-    Returns:
-        The sequences; or why they do not follow, in words.
     """
     numbers, places = tree.nodes()
     inputs, chances = [], []
@@ -412,12 +362,9 @@ def _last_tokens(
     no beta.
 
     Args:
-        models: The models of the gradients.
         weights: (K,) their coefficients.
-        gradient: The combination of the gradients.
         inputs: Inputs (n, h) of the output layer at each node, for each model.
         chances: Predicted probabilities (n, vocabulary), for each model.
-        whole: The counts that are known.
         through: (n,) sequences through each node.
         hidden: (vocabulary,) bool, the tokens whose counts are sought.
     """

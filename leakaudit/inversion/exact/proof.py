@@ -26,30 +26,17 @@ LEAVES = 0.15
 
 @dataclass(frozen=True)
 class Proof:
-    """What is proven about a batch; inputs are in the order in which they are reported.
+    """What is proven about a batch; inputs are in the order in which they are reported."""
 
-    Attributes:
-        x: (k, p) inputs, the proven ones first.
-        exact: Number of proven inputs.
-        choices: For each index, other images that explain the rows equally well.
-        why: The first condition that is not met, or what was observed.
-        interval: Half-widths for data without a grid, or None.
-    """
-
-    x: Tensor
-    exact: int
-    choices: Mapping[int, Tensor]
-    why: str
-    interval: Tensor | None
+    x: Tensor  # (k, p) inputs, the proven ones first
+    exact: int  # number of proven inputs
+    choices: Mapping[int, Tensor]  # for each index, other images that explain the rows equally well
+    why: str  # the first condition that is not met, or what was observed
+    interval: Tensor | None  # half-widths for data without a grid, or None
 
 
 def proven(found: KnownInputs, heard: Heard) -> Proof:
-    """Judge inputs on the grid, or by intervals if there is none, and append estimates.
-
-    Args:
-        found: Inputs on the grid, and estimates.
-        heard: The rows and their source.
-    """
+    """Judge inputs on the grid, or by intervals if there is none, and append estimates."""
     wanted = heard.span.batch
     grid = heard.grid
     image = heard.task.spec.is_image
@@ -68,13 +55,7 @@ def proven(found: KnownInputs, heard: Heard) -> Proof:
 
 
 def reconstruction(name: str, proof: Proof, heard: Heard) -> Reconstruction:
-    """Report what is proven and how certain each input is.
-
-    Args:
-        name: Name of the attack.
-        proof: What is proven.
-        heard: The rows and their source.
-    """
+    """Report what is proven and how certain each input is."""
     leak = heard.leak
     task = heard.task
     wanted = heard.span.batch
@@ -111,12 +92,7 @@ def reconstruction(name: str, proof: Proof, heard: Heard) -> Reconstruction:
 
 
 def verdict(proof: Proof, wanted: int) -> tuple[Certificate, str]:
-    """Return the certificate of a batch and its description for the note.
-
-    Args:
-        proof: What is proven.
-        wanted: Number of different inputs.
-    """
+    """Return the certificate of a batch and its description for the note."""
     if proof.exact == wanted:
         return Certificate.EXACT, f"all {wanted} different inputs are exact"
     if proof.interval is not None and len(proof.x) == wanted:
@@ -157,8 +133,6 @@ def _distinct(found: KnownInputs, room: int, image: bool) -> Tensor:
     """Choose estimates that differ from the certified inputs and from each other.
 
     Args:
-        found: Certified inputs and estimates.
-        room: Maximum number to choose.
         image: Whether they must stay near [0, 1].
 
     Returns:

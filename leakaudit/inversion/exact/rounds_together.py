@@ -48,11 +48,7 @@ PATIENCE = 3
 
 
 def missing(leak: GradientLeak) -> str | None:
-    """Explain why the rounds of a leak cannot be solved together; None if they can.
-
-    Args:
-        leak: A leak that `features.missing` accepts.
-    """
+    """Explain why the rounds of a leak cannot be solved together; None if they can."""
     if not leak.steady or leak.batch is None:
         return "it requires the same batch of known size in every round"
     if len(_gradients(leak)) < 2:
@@ -61,14 +57,7 @@ def missing(leak: GradientLeak) -> str | None:
 
 
 def recover(leak: GradientLeak, task: Task, most: int, generator: Generator) -> Reconstruction:
-    """Recover the images behind several gradients of one batch.
-
-    Args:
-        leak: The gradients (see `missing`).
-        task: The learning task.
-        most: Maximum number of rounds to use.
-        generator: Source of all random choices.
-    """
+    """Recover the images behind several gradients of one batch."""
     grid = Grid.of(task)
     images: _Images | None = None
     missed = 0
@@ -93,26 +82,15 @@ def recover(leak: GradientLeak, task: Task, most: int, generator: Generator) -> 
 
 @dataclass(frozen=True)
 class _Images:
-    """Images and the rounds that they were solved from.
+    """Images and the rounds that they were solved from."""
 
-    Attributes:
-        x: (b, *shape) as the network receives them.
-        done: (b,) whether they are determined and reproduce all features.
-        parts: The equations of each round, in the order of the images.
-    """
-
-    x: Tensor
-    done: Tensor
-    parts: tuple[Equations, ...]
+    x: Tensor  # (b, *shape) as the network receives them
+    done: Tensor  # (b,) whether they are determined and reproduce all features
+    parts: tuple[Equations, ...]  # the equations of each round, in the order of the images
 
     @classmethod
     def grey(cls, task: Task, known: Equations) -> _Images:
-        """Start from grey images.
-
-        Args:
-            task: The learning task.
-            known: The equations of a round.
-        """
+        """Start from grey images."""
         shape = (len(known.values), *task.spec.shape)
         x = torch.full(shape, whole_batch.GREY, dtype=known.values.dtype)
         return cls(task.normalise(x), torch.zeros(len(x), dtype=torch.bool), ())
@@ -122,8 +100,6 @@ class _Images:
 
         Args:
             known: The equations, in any order of the images.
-            grid: Grid of the images.
-            last: Whether there are no more rounds.
         """
         if self.parts:
             known = self._ordered(known)

@@ -47,17 +47,11 @@ GRID = 0.02
 
 @dataclass(frozen=True)
 class Moves:
-    """Which rows were moved.
+    """Which rows were moved."""
 
-    Attributes:
-        moved: (v,) Their numbers, in order.
-        rest: What follows about the others, in words.
-        doubt: Why nothing follows; empty if something does.
-    """
-
-    moved: Tensor
-    rest: str
-    doubt: str = ""
+    moved: Tensor  # (v,) Their numbers, in order
+    rest: str  # what follows about the others, in words
+    doubt: str = ""  # why nothing follows; empty if something does
 
 
 def decide(
@@ -68,10 +62,6 @@ def decide(
     Args:
         change: (rows, h) the weights before the steps minus those after them, as received.
         weights: (rows, h) the weights before the steps.
-        training: The steps, and the rounding of the message.
-        wire: Precision of the number format in which it was trained and sent.
-        noise: Standard deviation of the error with which the change was computed from messages.
-        before: Steps that AdamW had taken before these.
     """
     step = 0.0
     if training.bits:
@@ -110,12 +100,7 @@ def decide(
 
 
 def smallest_move(training: Training, before: int) -> float:
-    """Return the least move of each coordinate of a row by the only occurrence of its token.
-
-    Args:
-        training: The steps.
-        before: Steps that AdamW had taken before these.
-    """
+    """Return the least move of each coordinate of a row by the only occurrence of its token."""
     moves = []
     for k in range(before + 1, before + training.steps + 1):
         first = FAST / (1 - (1 - FAST) ** k)

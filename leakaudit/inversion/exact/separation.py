@@ -43,12 +43,10 @@ def separates(task: Task, theta: Tensor | None, rows: Tensor, error: float = 0.0
     """Decide whether a model would give different records different slopes in the first layer.
 
     Args:
-        task: The learning task.
         theta: (d,) the model of the first gradient; None if it is not known. A network with a
             hidden layer is then taken to have been drawn at random, because it would not learn
             from zeros.
         rows: (r, p + 1) inputs that the gradients show, followed by a 1.
-        error: Standard deviation of the error of theta.
     """
     if task.first_linear is None:
         return False
@@ -76,8 +74,6 @@ def separated(leak: GradientLeak, task: Task, rows: Tensor) -> bool:
     """Decide whether the first known model of a leak separates records; see `separates`.
 
     Args:
-        leak: Gradients of one node.
-        task: The learning task.
         rows: (r, p + 1) inputs that they show, followed by a 1.
     """
     first = None

@@ -78,10 +78,8 @@ def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Gri
 
     Args:
         leak: Gradients. If they cannot be computed again sample by sample, the result is None.
-        task: The learning task.
         basis: (b, p + 1) orthonormal rows that span the leak's rows.
         rows: (b, p + 1) all inputs as the first layer receives them, followed by a 1.
-        grid: Grid of the data.
 
     Returns:
         True if direction and length agree for every input in every round, in a layer wide enough to
@@ -150,8 +148,6 @@ def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> Tensor:
     Args:
         mine: (H,) slopes in the rows.
         expected: (targets, H) slopes that follow from the model.
-        allowed: Distance that errors explain.
-        loss: Name of the loss. Squared loss has no labels.
     """
     size = expected.norm(dim=1)
     if loss == "squared":
@@ -256,9 +252,6 @@ def _slopes(leak: GradientLeak, task: Task, row: int, images: Tensor) -> tuple[T
     of the outputs in the bias.
 
     Args:
-        leak: Gradients at known models.
-        task: The learning task.
-        row: Index of the row.
         images: (b, p) in the data's units.
 
     Returns:
@@ -324,7 +317,6 @@ def _same_sets(images: Sequence[Tensor], places: Tensor, best: int) -> Tensor:
     Args:
         images: For each position of the batch, (k, p) possible images.
         places: (n, b) which of them each trial uses.
-        best: The trial to compare with.
 
     Returns:
         (n,) bool.

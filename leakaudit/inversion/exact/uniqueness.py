@@ -106,17 +106,11 @@ LOUD = 0.5
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of all neurons over windows of rounds, in coordinates of the inputs' space.
+    """Rows of all neurons over windows of rounds, in coordinates of the inputs' space."""
 
-    Attributes:
-        rows: (G, n, b) with independent errors.
-        noise: Standard deviation of these errors.
-        neuron: (G,) the neuron of each group.
-    """
-
-    rows: Tensor
-    noise: float
-    neuron: Tensor
+    rows: Tensor  # (G, n, b) with independent errors
+    noise: float  # standard deviation of these errors
+    neuron: Tensor  # (G,) the neuron of each group
 
 
 def companions(
@@ -125,11 +119,9 @@ def companions(
     """Return, for every candidate, the others of which it may still contain multiples.
 
     Args:
-        data: Rows of the first layer.
         inputs: Candidates (b, b) in the same coordinates, an invertible matrix.
         outputs: Number of independent entries of the loss's slope in the last layer, e.g. classes -
             1.
-        generator: Divides neurons into parts.
 
     Returns:
         One set per candidate; empty sets are proofs. The companions of an unproven candidate are
@@ -188,12 +180,7 @@ def undecided(data: Rows, inputs: Tensor, generator: Generator) -> list[frozense
     All sets of two and of three candidates are examined.
 
     Args:
-        data: Rows of the first layer.
         inputs: Candidates (b, b) in the same coordinates, an invertible matrix.
-        generator: Chooses rounds and neurons.
-
-    Returns:
-        One set per candidate; empty if its slopes are shown to be independent of all others.
     """
     b = len(inputs)
     duals = torch.linalg.inv(inputs)
@@ -221,7 +208,6 @@ def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
     Args:
         rows: (G, b) slopes of all candidates in one round of each neuron, with noise 1.
         some: (n, s) sets of candidates.
-        generator: Chooses among the neurons where all candidates of a set are active.
 
     Returns:
         (n,) bool.
@@ -252,15 +238,10 @@ def _patterns(size: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Vanishing:
-    """Where a dual vanishes.
+    """Where a dual vanishes."""
 
-    Attributes:
-        groups: (G,) bool, the groups where it vanishes not by coincidence.
-        proven: Whether this proves that it is the dual of one sample.
-    """
-
-    groups: Tensor
-    proven: bool
+    groups: Tensor  # (G,) bool, the groups where it vanishes not by coincidence
+    proven: bool  # whether this proves that it is the dual of one sample
 
     def excludes(self, size: Tensor, unit: Tensor) -> bool:
         """Check whether the dual contains nothing of an input that is active with `size` (G,)."""
@@ -270,17 +251,11 @@ class _Vanishing:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """Rows in coordinates in which all of them together have unit energy in every direction.
+    """Rows in coordinates in which all of them together have unit energy in every direction."""
 
-    Attributes:
-        grams: (G, b, b) the products L_g^T L_g.
-        noise: (b, b) the contribution of noise to the energy of one row.
-        rows: Number of rows in a group.
-    """
-
-    grams: Tensor
-    noise: Tensor
-    rows: int
+    grams: Tensor  # (G, b, b) the products L_g^T L_g
+    noise: Tensor  # (b, b) the contribution of noise to the energy of one row
+    rows: int  # number of rows in a group
 
     @classmethod
     def of(cls, data: Rows) -> _Evidence:
@@ -318,8 +293,6 @@ class _Evidence:
         Args:
             size: (G,) its sizes at the groups, in units of noise.
             unit: (G,) the neuron of each group.
-            changes: Number of rounds that differ.
-            generator: Divides neurons into parts.
         """
         zero = size < ZERO
         b = self.grams.shape[1]
@@ -385,7 +358,6 @@ def refined(data: Rows, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
     every input x_i.
 
     Args:
-        data: Rows of the first layer.
         inputs: (b, b) in the same coordinates, invertible, with proven duals.
 
     Returns:
@@ -418,10 +390,6 @@ def windows(stack_rows: Sequence[Tensor], noise: float) -> Rows:
 
     Args:
         stack_rows: For each window, the rows (n, H, b) of all H neurons.
-        noise: Standard deviation of their errors.
-
-    Returns:
-        The rows, one group for each neuron in each window.
     """
     rows = torch.cat([part.transpose(0, 1) for part in stack_rows])
     neuron = torch.arange(stack_rows[0].shape[1]).repeat(len(stack_rows))

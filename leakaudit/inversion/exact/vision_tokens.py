@@ -72,32 +72,21 @@ Gradient = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Layers:
-    """The two fully connected layers at the end of a block, and what their gradients span.
+    """The two fully connected layers at the end of a block, and what their gradients span."""
 
-    Attributes:
-        inputs: (n, h + 1) orthonormal rows that span the upper layer's inputs, followed by a 1.
-        hidden: (n, m + 1) the same for the lower layer.
-        input_errors: (n,) by how much the noise of the gradient turns each row of `inputs`: the
-            standard deviation in one direction outside the space.
-        hidden_errors: (n,) the same for `hidden`.
-        weight: (m, h + 1) weights of the upper layer and its bias.
-        norm: The normalisation in front of the upper layer.
-    """
-
+    # (n, h + 1) orthonormal rows that span the upper layer's inputs, followed by a 1
     inputs: Tensor
-    hidden: Tensor
+    hidden: Tensor  # (n, m + 1) the same for the lower layer
+    # (n,) by how much the noise of the gradient turns each row of `inputs`: the standard deviation
+    # in one direction outside the space
     input_errors: Tensor
-    hidden_errors: Tensor
-    weight: Tensor
-    norm: nn.LayerNorm
+    hidden_errors: Tensor  # (n,) the same for `hidden`
+    weight: Tensor  # (m, h + 1) weights of the upper layer and its bias
+    norm: nn.LayerNorm  # the normalisation in front of the upper layer
 
 
 def tokens(layers: Layers, generator: Generator) -> Tensor:
     """Find the points of one space whose hidden values lie in the other.
-
-    Args:
-        layers: The two layers.
-        generator: Draws the starts.
 
     Returns:
         (k, h) inputs of the upper layer, k <= n.
@@ -141,7 +130,6 @@ class _Search:
 
         Args:
             avoided: (f, n) points to which starts are orthogonal.
-            generator: Draws the starts.
         """
         left_over, width = self.normal.shape
         starts = min(STARTS, left_over - len(avoided))
@@ -181,9 +169,6 @@ class _Search:
 
         Args:
             y: (s, n - 1) points.
-            steps: Most steps.
-            enough: Residual at which a point stays where it is.
-            weight: Weight of the deviation from the sphere.
 
         Returns:
             The points, and their residuals (s,).
@@ -235,11 +220,7 @@ class _Search:
 
 
 def gelu_slope(x: Tensor) -> Tensor:
-    """Return the derivative of GELU.
-
-    Args:
-        x: Where, of any shape.
-    """
+    """Return the derivative of GELU."""
     density = torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
     slope: Tensor = torch.special.ndtr(x) + x * density
     return slope
@@ -249,10 +230,7 @@ def images(net: VisionTransformer, gradient: Gradient, inputs: Tensor, batch: in
     """Compute the images from the tokens in front of the first block's last two layers.
 
     Args:
-        net: The model.
-        gradient: Its gradient, by name of the parameter.
         inputs: (n, h) the inputs of the upper layer, for all tokens of the batch.
-        batch: Number of images b.
 
     Returns:
         (b, channels, height, width) as the model receives them; or why they do not follow.
@@ -289,10 +267,6 @@ def images(net: VisionTransformer, gradient: Gradient, inputs: Tensor, batch: in
 def single(net: VisionTransformer, gradient: Gradient) -> Tensor | str:
     """Compute the image of a batch of one, whose slopes are the gradient of the positions.
 
-    Args:
-        net: The model.
-        gradient: Its gradient, by name of the parameter.
-
     Returns:
         (1, channels, height, width) as the model receives it; or why it does not follow.
     """
@@ -308,8 +282,6 @@ def _behind_attention(
     """Return the slopes of the stream behind the attention, its spread, and the stream normalised.
 
     Args:
-        block: The first block.
-        gradient: The gradient.
         inputs: (n, h) the inputs of the upper layer.
 
     Returns:
@@ -330,8 +302,6 @@ def _at_embedding(block: Block, gradient: Gradient, stream: Tensor, middle: Tens
     """Return slopes of the loss in the embedded tokens.
 
     Args:
-        block: The first block.
-        gradient: The gradient.
         stream: (k, h) different tokens, without their means.
         middle: (k, h) sums of the slopes behind the attention.
     """
@@ -349,7 +319,6 @@ def _chosen(block: Block, stream: Tensor, seen: Tensor) -> Tensor | None:
     """Return which patches (b, k) belong to each image; None if it does not follow.
 
     Args:
-        block: The first block.
         stream: (1 + k, h) the class token and all different patches.
         seen: (b, h) what the class tokens saw: weighted means of the values of their images.
     """
@@ -374,7 +343,6 @@ def _assembled(
     """Return images (b, *shape) of patches; or why they are none.
 
     Args:
-        net: The model.
         patches: (k, channels * side * side).
         place: (k,) position of each, counted from 1.
         chosen: (b, k) which belong to an image.
@@ -403,7 +371,6 @@ def _unscaled(norm: nn.LayerNorm, normal: Tensor, slopes: Tensor) -> Tensor:
     """Return slopes in front of a normalisation, times the spread by which it divides.
 
     Args:
-        norm: The normalisation.
         normal: (n, h) its outputs before gain and bias.
         slopes: (n, h) slopes in its outputs.
     """

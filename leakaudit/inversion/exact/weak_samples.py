@@ -77,36 +77,22 @@ FLOOR = 1e-3
 
 @dataclass(frozen=True)
 class Refined:
-    """Features of weak samples.
+    """Features of weak samples."""
 
-    Attributes:
-        values: (w, n) features, up to a factor near 1 for each sample.
-        deviation: (w, n) standard deviations of their errors.
-    """
-
-    values: Tensor
-    deviation: Tensor
+    values: Tensor  # (w, n) features, up to a factor near 1 for each sample
+    deviation: Tensor  # (w, n) standard deviations of their errors
 
 
 @dataclass
 class _State:
-    """D and F of G = D F, and what is known about their errors.
+    """D and F of G = D F, and what is known about their errors."""
 
-    Attributes:
-        slopes: (H, b) D.
-        live: (H, b) which slopes may differ from zero.
-        features: (b, n + 1) F, with a 1 for the bias.
-        deviation: (b, n + 1) standard deviations of F.
-        weak: (b,) bool, which samples are refined.
-        wire: Relative rounding error of the number format.
-    """
-
-    slopes: Tensor
-    live: Tensor
-    features: Tensor
-    deviation: Tensor
-    weak: Tensor
-    wire: float
+    slopes: Tensor  # (H, b) D
+    live: Tensor  # (H, b) which slopes may differ from zero
+    features: Tensor  # (b, n + 1) F, with a 1 for the bias
+    deviation: Tensor  # (b, n + 1) standard deviations of F
+    weak: Tensor  # (b,) bool, which samples are refined
+    wire: float  # relative rounding error of the number format
 
     @property
     def blurred(self) -> Tensor:
@@ -143,7 +129,6 @@ def refined(
         features: (b, n) estimates of all samples.
         deviation: (b,) standard deviations of their errors.
         known: The features (n,) of some samples.
-        wire: Relative rounding error of the number format.
         noise: Standard deviation of the errors of the rows, as an average over all entries.
 
     Returns:
@@ -286,7 +271,6 @@ def _column_equations(
     known up to its size, so it is one more unknown with an expected size of 1, and eliminated.
 
     Args:
-        state: D and F.
         weight: (H, n) of the entries.
         left: (H, n) the rows without the proven samples.
         columns: (n,) which ones.
@@ -318,7 +302,6 @@ def _cleaned(state: _State, wide: Tensor) -> None:
     reweighted least squares: a small entry that is not zero has little weight in the end.
 
     Args:
-        state: D and F.
         wide: (w,) standard deviations from which entries may still be zeros.
     """
     tiny = torch.finfo(state.features.dtype).eps

@@ -47,24 +47,16 @@ LOOSE = "some change of an image may keep its features"
 
 @dataclass(eq=False)
 class Search:
-    """Images of some rays, and what was found so far.
+    """Images of some rays, and what was found so far."""
 
-    Attributes:
-        found: Rays of one gradient.
-        values: (k, m) features of all rays.
-        known: Images on the grid, by ray, that were found before.
-        unique: Images on the grid with the features of their ray, which no other image of the same
-            linear piece has.
-        close: Other images.
-        why: Why an image is missing or not unique; empty if none is.
-    """
-
-    found: Found
-    values: Tensor
-    known: dict[int, Tensor]
+    found: Found  # rays of one gradient
+    values: Tensor  # (k, m) features of all rays
+    known: dict[int, Tensor]  # images on the grid, by ray, that were found before
+    # images on the grid with the features of their ray, which no other image of the same linear
+    # piece has
     unique: dict[int, Tensor]
-    close: dict[int, Tensor]
-    why: str = ""
+    close: dict[int, Tensor]  # other images
+    why: str = ""  # why an image is missing or not unique; empty if none is
 
     @property
     def left(self) -> list[int]:
@@ -73,11 +65,7 @@ class Search:
         return [k for k in rays if k not in self.known and k not in self.unique]
 
     def alone(self, chain: Composed) -> None:
-        """Solve for every image from its own features.
-
-        Args:
-            chain: The layers before the features.
-        """
+        """Solve for every image from its own features."""
         if self.left:
             one = equations(self.found, chain, self.left)
             self._attempt(self.left, System((one,)))
@@ -86,7 +74,6 @@ class Search:
         """Solve for all images from their features and the gradients of the convolutions.
 
         Args:
-            chain: The layers before the features.
             weight: (H, m) weights of the first linear layer.
         """
         found = self.found
@@ -139,13 +126,7 @@ class Search:
 
 
 def equations(found: Found, chain: Composed, rays: Sequence[int]) -> Equations:
-    """Return what the features of some rays say about their images.
-
-    Args:
-        found: Rays of one gradient.
-        chain: The layers before the features.
-        rays: Which rays.
-    """
+    """Return what the features of some rays say about their images."""
     chosen = torch.tensor(list(rays))
     values = (torch.from_numpy(found.rays).to(found.rows) @ found.span.basis[:, :-1])[chosen]
     precision = (found.leak.wire or 1.0) / torch.finfo(torch.float32).eps
@@ -161,8 +142,6 @@ def solve(found: Found, known: Mapping[int, Tensor], starts: Mapping[int, Tensor
     """Solve for the images of all rays that are not known.
 
     Args:
-        found: Rays of one gradient.
-        known: Images on the grid, by ray.
         starts: Estimates of other images, by ray; a search without one starts from grey.
     """
     values = torch.from_numpy(found.rays).to(found.rows) @ found.span.basis[:, :-1]

@@ -96,26 +96,17 @@ TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0
 
 @dataclass(frozen=True, eq=False)
 class Equations:
-    """What is known about the outputs of one model's chain for several samples.
-
-    Attributes:
-        chain: The chain.
-        values: (b, m) features.
-        error: (b,) errors of the features, relative to the largest one of each sample.
-        gradients: For each convolution, the gradient of its weights (o, c, k, k), summed over the
-            samples; None if it is not used. Empty if none is.
-        slopes: (b, m) slopes of the loss in the features; empty without gradients.
-        accuracy: Error of all gradients together, a norm.
-        level: (1, *shape) one level, in the units of the network.
-    """
+    """What is known about the outputs of one model's chain for several samples."""
 
     chain: Composed
-    values: Tensor
-    error: Tensor
+    values: Tensor  # (b, m) features
+    error: Tensor  # (b,) errors of the features, relative to the largest one of each sample
+    # for each convolution, the gradient of its weights (o, c, k, k), summed over the samples; None
+    # if it is not used. Empty if none is.
     gradients: list[Tensor | None]
-    slopes: Tensor
-    accuracy: float
-    level: Tensor
+    slopes: Tensor  # (b, m) slopes of the loss in the features; empty without gradients
+    accuracy: float  # error of all gradients together, a norm
+    level: Tensor  # (1, *shape) one level, in the units of the network
 
     @property
     def joint(self) -> bool:
@@ -193,7 +184,6 @@ class Equations:
 
         Args:
             x: (b, *shape) as the network receives them.
-            faint: See `Composed.piece`.
         """
         piece = self.chain.piece(x, faint)
         shown = self.shown
@@ -235,25 +225,17 @@ class Equations:
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """One model's equations, linearised at some images, as functions of their levels.
-
-    Attributes:
-        equations: The equations.
-        piece: The linear piece of the chain.
-        rest: (b, m) what the outputs differ from the features.
-        rows: (b, m) weight of each feature; 0 if it holds anyway.
-        slopes: Slopes in the outputs of the convolutions, if the equations contain gradients.
-        common: For each convolution, the difference of its gradient from the known one.
-        scale: Weight of the gradients.
-    """
+    """One model's equations, linearised at some images, as functions of their levels."""
 
     equations: Equations
-    piece: Piece
-    rest: Tensor
-    rows: Tensor
+    piece: Piece  # the linear piece of the chain
+    rest: Tensor  # (b, m) what the outputs differ from the features
+    rows: Tensor  # (b, m) weight of each feature; 0 if it holds anyway
+    # slopes in the outputs of the convolutions, if the equations contain gradients
     slopes: list[Tensor]
+    # for each convolution, the difference of its gradient from the known one
     common: list[Tensor | None]
-    scale: float
+    scale: float  # weight of the gradients
 
     @property
     def misfit(self) -> Tensor:
@@ -306,13 +288,9 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """The equations of the same samples at one or several models.
+    """The equations of the same samples at one or several models."""
 
-    Attributes:
-        parts: The equations at each model.
-    """
-
-    parts: tuple[Equations, ...]
+    parts: tuple[Equations, ...]  # the equations at each model
 
     @property
     def joint(self) -> bool:
@@ -360,7 +338,6 @@ class System:
 
         Args:
             x: (b, *shape) as the network receives them.
-            faint: See `Composed.piece`.
         """
         parts = [one.linearised(x, faint) for one in self.parts]
         return LinearSystem(parts, self.joint, torch.ones(len(x), dtype=x.dtype))
@@ -368,17 +345,11 @@ class System:
 
 @dataclass(frozen=True, eq=False)
 class LinearSystem:
-    """The sum of linearised equations.
+    """The sum of linearised equations."""
 
-    Attributes:
-        parts: The equations at each model.
-        joint: Whether the samples have equations in common.
-        moving: (b,) 0 for images that are known, 1 for others.
-    """
-
-    parts: list[Linear]
-    joint: bool
-    moving: Tensor
+    parts: list[Linear]  # the equations at each model
+    joint: bool  # whether the samples have equations in common
+    moving: Tensor  # (b,) 0 for images that are known, 1 for others
 
     @property
     def misfit(self) -> Tensor:
@@ -408,8 +379,6 @@ class LinearSystem:
         Args:
             right: (b, *shape).
             shift: (b,).
-            most: Maximum number of iterations.
-            tolerance: Relative residual at which they end.
         """
         v = torch.zeros_like(right)
         left = right
@@ -443,10 +412,7 @@ def solve(
     """Search for images with given features.
 
     Args:
-        equations: What is known of them.
         start: (b, *shape) images to start from, as the network receives them.
-        grid: Grid of the images.
-        steps: Maximum number of steps.
 
     Returns:
         Images (b, *shape) as the network receives them, on the grid if they reproduce their
@@ -511,7 +477,6 @@ def unique(equations: System, x: Tensor) -> Tensor:
     If the samples have equations in common, the same holds for all images together.
 
     Args:
-        equations: What is known of the images.
         x: (b, *shape) images that reproduce their features, as the network receives them.
     """
     if equations.per_pixel < ENOUGH:
@@ -535,9 +500,7 @@ def _exceeds(equations: System, k: int, x: Tensor, limit: Tensor) -> bool:
 
     Args:
         equations: What is known, for each model, of at most `DENSE` features.
-        k: Which sample.
         x: (*shape) its image, as the network receives it.
-        limit: ().
     """
     normal = -(limit**2) * torch.eye(x.numel(), dtype=x.dtype)
     chosen = torch.tensor([k])
@@ -557,7 +520,6 @@ def weakest(line: LinearSystem, like: Tensor, floor: Tensor) -> Tensor:
     It is 0 if conjugate gradients do not converge.
 
     Args:
-        line: The equations.
         like: (b, *shape) images.
         floor: (b,) below it, values are not resolved.
     """

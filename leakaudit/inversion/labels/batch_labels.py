@@ -31,8 +31,6 @@ def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     samples of the batch, each once.
 
     Args:
-        leak: The leak to attack.
-        task: The learning task.
         x: (b, *shape) inputs.
 
     Returns:
@@ -77,11 +75,8 @@ def _forward(
     bias.
 
     Args:
-        task: The learning task.
         theta: (t, d) models.
         x: (b, *shape) inputs.
-        weight: Columns of the last layer's weights.
-        bias: Columns of its bias.
 
     Returns:
         p (t, b, C) and h (t, b, H).

@@ -30,8 +30,6 @@ def label(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     """Find the label of a single known input.
 
     Args:
-        leak: The leak to attack.
-        task: The learning task.
         x: (1, *shape) the input.
 
     Returns:

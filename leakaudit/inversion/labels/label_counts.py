@@ -46,19 +46,12 @@ DUMMIES = 10
 
 @dataclass(frozen=True)
 class Head:
-    """The last layer.
+    """The last layer."""
 
-    Attributes:
-        weight: (C, H) gradient of its weights.
-        bias: (C,) gradient of its bias, or None.
-        matrix: (C, H) its weights; None if unknown.
-        shift: (C,) its bias; None if unknown.
-    """
-
-    weight: Tensor
-    bias: Tensor | None = None
-    matrix: Tensor | None = None
-    shift: Tensor | None = None
+    weight: Tensor  # (C, H) gradient of its weights
+    bias: Tensor | None = None  # (C,) gradient of its bias, or None
+    matrix: Tensor | None = None  # (C, H) its weights; None if unknown
+    shift: Tensor | None = None  # (C,) its bias; None if unknown
 
     @property
     def classes(self) -> int:
@@ -75,8 +68,6 @@ def plain(leak: GradientLeak, task: Task, row: int) -> Tensor:
     """Return the gradient in one plain row of a leak, without weight decay.
 
     Args:
-        leak: The leak to attack.
-        task: The learning task.
         row: Index of the row. For a local training, the result is the weighted mean of the steps.
 
     Returns:
@@ -95,8 +86,6 @@ def part(leak: GradientLeak, task: Task, value: Tensor, name: str | None) -> Ten
     """Return one parameter of a gradient in its own shape.
 
     Args:
-        leak: Source of the gradient.
-        task: The learning task.
         value: (c,) the gradient, for the leak's columns.
         name: Name of the parameter, or None.
 
@@ -115,11 +104,6 @@ def part(leak: GradientLeak, task: Task, value: Tensor, name: str | None) -> Ten
 
 def of(leak: GradientLeak, task: Task, row: int) -> Head | None:
     """Return the last layer in one plain row of a leak.
-
-    Args:
-        leak: The leak to attack.
-        task: The learning task.
-        row: Index of the row. For a local training, the model is the one halfway through it.
 
     Returns:
         The layer, or None if the row does not contain it.
@@ -160,9 +144,6 @@ def by_rows(head: Head) -> Tensor:
 def by_bias(head: Head) -> Tensor:
     """Find classes with a negative entry of db.
 
-    Args:
-        head: The last layer, after any activation.
-
     Returns:
         (C,) bool. These classes are in the batch; others may be as well.
     """
@@ -171,10 +152,6 @@ def by_bias(head: Head) -> Tensor:
 
 def yin(head: Head, batch: int) -> Tensor:
     """Return the classes with the lowest entries of dW (Yin et al. 2021, GradInversion).
-
-    Args:
-        head: The last layer.
-        batch: Number of classes to return; no class is repeated.
 
     Returns:
         Counts (C,), 0 or 1.
@@ -192,9 +169,6 @@ def rlg(head: Head) -> Tensor:
     One linear program per class: is there a vector v with plane_c v <= -1 and plane_i v >= 0 for
     all others? No class of the batch is missed; if the batch size approaches C, other classes are
     included as well.
-
-    Args:
-        head: The last layer.
 
     Returns:
         (C,) bool.
@@ -231,7 +205,6 @@ def llg(
 
     Args:
         head: The last layer, with features h >= 0.
-        batch: Number B of samples.
         impact: Change caused by one sample; None for (1 + 1/C) / B times the negative sums.
         offset: (C,), None for 0.
 
@@ -259,10 +232,7 @@ def dummies(task: Task, theta: Tensor, batch: int, generator: Generator) -> tupl
     """Estimate the parameters of `llg` from batches of uniform noise, each of one class (LLG*).
 
     Args:
-        task: The learning task, with a last linear layer and cross-entropy.
         theta: (d,) the model.
-        batch: Number of samples.
-        generator: Draws the noise.
 
     Returns:
         The impact, and the offset (C,).
@@ -289,10 +259,6 @@ def ilrg(head: Head, batch: int) -> Tensor:
     Features of class c are estimated as dW_c / db_c. With P the softmax of these features, one row
     per class, (P^T - I) n = B db and sum n = B determine n.
 
-    Args:
-        head: The last layer, with its model.
-        batch: Number B of samples.
-
     Returns:
         Real-valued counts (C,).
     """
@@ -314,10 +280,6 @@ def pooled(head: Head, batch: int) -> Tensor:
     rare or absent, whose rows of dW reveal h itself, have the largest weight. Then P = softmax(W (h
     + D_c / n_c) + b), and so on until h, D, P and n agree. iLRG instead divides single rows, which
     is wrong if n_c is close to B p_c.
-
-    Args:
-        head: The last layer, with its model.
-        batch: Number B of samples.
 
     Returns:
         Real-valued counts (C,).
@@ -349,7 +311,6 @@ def whole(real: Tensor, batch: int) -> Tensor:
 
     Args:
         real: (C,) real-valued counts.
-        batch: Number B of samples.
 
     Returns:
         Whole counts (C,).

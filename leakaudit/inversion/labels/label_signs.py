@@ -55,10 +55,6 @@ def idlg(weight: Tensor) -> Tensor | None:
 def from_gradient(leak: GradientLeak, task: Task) -> Tensor | None:
     """Read the label of one sample from the largest plain row of a leak.
 
-    Args:
-        leak: The leak to attack.
-        task: The learning task.
-
     Returns:
         (1,), from the bias if there is one, otherwise by iDLG's rule; None if the leak does not
         contain the last layer, or if the signs are not those of one sample.
@@ -75,11 +71,7 @@ def from_gradient(leak: GradientLeak, task: Task) -> Tensor | None:
 
 
 def plain_rows(leak: GradientLeak) -> list[int]:
-    """Find the rows that contain one gradient that is not zero.
-
-    Args:
-        leak: The leak to attack.
-    """
+    """Find the rows that contain one gradient that is not zero."""
     single = leak.combination.count_nonzero(dim=1) == 1
     found: list[int] = (single.cpu() & (leak.value != 0).any(1).cpu()).nonzero().flatten().tolist()
     return found

@@ -84,10 +84,6 @@ def solve(target: Target, task: Task) -> Known | None:
     It uses plain rows and rows of two gradients, and requires cross-entropy, three classes, and a
     last linear layer with bias in the leak.
 
-    Args:
-        target: Rows of a leak.
-        task: The learning task.
-
     Returns:
         Label and features, or None if the rows do not determine them.
     """
@@ -123,7 +119,6 @@ def _row(c: Tensor, value: Tensor, theta: Tensor, task: Task) -> Found | None:
         c: (1,) or (2,) coefficients.
         value: (d,) the row, without weight decay.
         theta: (1, d) or (2, d) models.
-        task: The learning task.
     """
     weight, bias = _columns(task)
     d = value[weight.start : weight.stop].reshape(-1, _width(task))
@@ -159,26 +154,16 @@ class _Pair:
 
     Its features lie on a line: h1 = base + u step and h2 = base - v step, with u = (1 - s) / r and
     v = s / r.
-
-    Attributes:
-        c: (2,) coefficients.
-        beta: (C,).
-        turned: (C,) beta' in the plane.
-        plane: (C, 2) orthonormal columns that span it.
-        base: (H,).
-        step: (H,).
-        at: (2, C) logits of both models at `base`.
-        along: (2, C) logits along `step`.
     """
 
-    c: Tensor
-    beta: Tensor
-    turned: Tensor
-    plane: Tensor
-    base: Tensor
-    step: Tensor
-    at: Tensor
-    along: Tensor
+    c: Tensor  # (2,) coefficients
+    beta: Tensor  # (C,)
+    turned: Tensor  # (C,) beta' in the plane
+    plane: Tensor  # (C, 2) orthonormal columns that span it
+    base: Tensor  # (H,)
+    step: Tensor  # (H,)
+    at: Tensor  # (2, C) logits of both models at `base`
+    along: Tensor  # (2, C) logits along `step`
 
     @classmethod
     def of(cls, c: Tensor, d: Tensor, beta: Tensor, heads: list[tuple[Tensor, Tensor]]) -> _Pair:
@@ -194,11 +179,7 @@ class _Pair:
         return cls(c, beta, plane @ turned, plane, base, step, at, along)
 
     def solve(self) -> Found | None:
-        """Search with each label, and return the best one if it is clear.
-
-        Returns:
-            The label and the features, without those of a vanishing gradient.
-        """
+        """Search with each label, and return the best one if it is clear."""
         best = sorted((self._label(y) for y in range(len(self.beta))), key=lambda found: found[0])
         misfit, label, (u, v) = best[0]
         if not misfit <= min(FITS, CLEAR * best[1][0]):
@@ -248,10 +229,6 @@ class _Pair:
 
         Args:
             a: (..., 2) coordinates of c1 q1 in the plane.
-            y: Label.
-
-        Returns:
-            (..., 2C).
         """
         q = a @ self.plane.T
         both = torch.stack([q / self.c[0], (self.beta - q) / self.c[1]], dim=-2)
@@ -275,15 +252,7 @@ class _Pair:
 
 
 def _refine(misfit: Callable[[Tensor], Tensor], start: Array) -> tuple[Array, float]:
-    """Solve least squares with Levenberg-Marquardt over two numbers of any magnitude.
-
-    Args:
-        misfit: Maps them to what should vanish.
-        start: (2,).
-
-    Returns:
-        The solution and the norm of the residual.
-    """
+    """Solve least squares with Levenberg-Marquardt over two numbers of any magnitude."""
     from scipy.optimize import least_squares  # its import takes longer than most attacks
 
     scale: Array = np.abs(start) + np.finfo(np.float64).tiny

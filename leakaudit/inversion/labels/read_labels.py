@@ -40,17 +40,11 @@ GAP = 1e-3
 
 @dataclass(frozen=True)
 class Read:
-    """Labels that were read.
+    """Labels that were read."""
 
-    Attributes:
-        y: (B,) labels in ascending order.
-        off: Maximum distance of the underlying counts from whole numbers.
-        how: How they were read, for a note.
-    """
-
-    y: Tensor
-    off: float
-    how: str
+    y: Tensor  # (B,) labels in ascending order
+    off: float  # maximum distance of the underlying counts from whole numbers
+    how: str  # how they were read, for a note
 
 
 def read(leak: GradientLeak, task: Task, batch: int) -> Read | None:
@@ -59,11 +53,6 @@ def read(leak: GradientLeak, task: Task, batch: int) -> Read | None:
     One sample: by signs. More: by `label_counts.pooled` if model and bias are known, from the row
     whose counts are closest to whole numbers; if none are close and the rows have rank `batch`, by
     the classes of `label_counts.rlg`. Otherwise by `label_counts.llg`.
-
-    Args:
-        leak: The leak to attack.
-        task: The learning task.
-        batch: Number of samples.
 
     Returns:
         The labels, or None if no plain row contains the last layer.
@@ -97,12 +86,7 @@ def _heads(leak: GradientLeak, task: Task) -> list[label_counts.Head]:
 
 
 def readable(leak: GradientLeak, task: Task) -> bool:
-    """Check whether `read` finds labels.
-
-    Args:
-        leak: The leak to attack.
-        task: The learning task.
-    """
+    """Check whether `read` finds labels."""
     if label_signs.from_gradient(leak, task) is not None:
         return True
     return bool(_heads(leak, task))
@@ -125,8 +109,6 @@ def rounded(real: Tensor, batch: int, how: str) -> Read:
 
     Args:
         real: (C,) real-valued counts.
-        batch: Number of samples.
-        how: How they were read, for a note.
     """
     n = label_counts.whole(real, batch)
     return Read(spread(n), float((real - n).abs().nan_to_num(1.0).max()), how)
@@ -135,16 +117,8 @@ def rounded(real: Tensor, batch: int, how: str) -> Read:
 def given(known: Sequence[int], task: Task, batch: int) -> Tensor | None:
     """Return labels that the user provides.
 
-    Args:
-        known: The labels; may be empty.
-        task: The learning task.
-        batch: Number of samples.
-
     Returns:
         (batch,), or None if no labels are known.
-
-    Raises:
-        AttackError: The labels are not `batch` classes of the task.
     """
     if not known:
         return None
@@ -163,17 +137,8 @@ def given_or_read(
 ) -> tuple[Tensor, str]:
     """Return known labels, or read them from the leak.
 
-    Args:
-        known: Known labels; may be empty.
-        leak: The leak to attack.
-        task: The learning task.
-        batch: Number of samples.
-
     Returns:
         The labels (batch,), and how they were read, for a note; empty if they were known.
-
-    Raises:
-        AttackError: The labels are neither known nor in the leak.
     """
     told = given(known, task, batch)
     if told is not None:

@@ -17,12 +17,6 @@ if TYPE_CHECKING:
 def raw(task: Task, batch: int, generator: Generator, dtype: torch.dtype) -> Tensor:
     """Draw label variables from N(0, 1), for a search that moves labels too.
 
-    Args:
-        task: The learning task.
-        batch: Number of samples.
-        generator: Draws them.
-        dtype: Number format.
-
     Returns:
         (batch, classes), or (batch,) for loss ``binary``.
     """
@@ -35,7 +29,6 @@ def soft(task: Task, variables: Tensor) -> Tensor:
     """Convert label variables into the argument of the loss.
 
     Args:
-        task: The learning task.
         variables: (..., classes), or (...) for loss ``binary``.
 
     Returns:
@@ -50,7 +43,6 @@ def hard(task: Task, variables: Tensor) -> Tensor:
     """Convert label variables into the labels that they represent.
 
     Args:
-        task: The learning task.
         variables: (..., classes), or (...) for loss ``binary``.
 
     Returns:
@@ -64,10 +56,6 @@ def hard(task: Task, variables: Tensor) -> Tensor:
 def candidates(task: Task, batch: int) -> list[Tensor]:
     """List all labels that differ by more than their order, which a mean gradient does not reveal.
 
-    Args:
-        task: The learning task.
-        batch: Number of samples.
-
     Returns:
         Each (batch,).
     """
@@ -76,10 +64,5 @@ def candidates(task: Task, batch: int) -> list[Tensor]:
 
 
 def count(task: Task, batch: int) -> int:
-    """Return the number of `candidates`.
-
-    Args:
-        task: The learning task.
-        batch: Number of samples.
-    """
+    """Return the number of `candidates`."""
     return math.comb(task.spec.classes + batch - 1, batch)

@@ -48,25 +48,18 @@ SHARES = (3, 2, 2, 1)
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """The schedule of Adam.
+    """The schedule of Adam."""
 
-    Attributes:
-        steps: Number of steps of each search.
-        rate: Largest step in the data's units. It increases over `warmup` steps and decreases along
-            a cosine.
-        slopes: Unchanged (``raw``), s / (|s| + mean |s|) (``soft``), or sign(s) (``hard``).
-        warmup: Number of warm-up steps.
-        langevin: Standard deviation of noise added to a point before its slope is computed,
-            relative to the rate.
-        betas: Parameters of Adam.
-    """
-
-    steps: int
+    steps: int  # number of steps of each search
+    # largest step in the data's units. It increases over `warmup` steps and decreases along a
+    # cosine.
     rate: float
-    slopes: Slopes = "raw"
-    warmup: int = 0
+    slopes: Slopes = "raw"  # unchanged (`raw`), s / (|s| + mean |s|) (`soft`), or sign(s) (`hard`)
+    warmup: int = 0  # number of warm-up steps
+    # standard deviation of noise added to a point before its slope is computed, relative to the
+    # rate
     langevin: float = 0.0
-    betas: tuple[float, float] = BETAS
+    betas: tuple[float, float] = BETAS  # parameters of Adam
 
     def at(self, k: int) -> float:
         """Return the rate of step k, counted from 0."""
@@ -130,11 +123,6 @@ def minimise(
 
     Args:
         objective: ``objective(search, step, x)``, a scalar.
-        starts: One tensor for each search.
-        schedule: The schedule of Adam.
-        project: Maps inputs into their range, after each step.
-        generator: Draws the noise.
-        what: Name for progress reports.
         between: Called before each step with its number and the current state of all searches.
 
     Returns:
@@ -186,15 +174,8 @@ def signed_adam(
 
     Args:
         objective: ``objective(*tensors)``, a scalar, normalised to 1 if nothing is explained.
-        start: Its tensors, the inputs first.
-        steps: Maximum number.
         rate: Rate of the first steps, in the data's units. It decreases to a tenth three times,
             each time after 150 steps without a gain, or after 3/8, 5/8 and 7/8 of the steps.
-        project: Maps inputs into their range, after each step.
-        what: Name for progress reports.
-
-    Returns:
-        The best finite point found.
     """
     best = SearchRun(tuple(t.detach() for t in start))
     converged = True
@@ -233,12 +214,8 @@ def together(
     A search with a non-finite objective or slope returns to the last point where both were finite.
 
     Args:
-        problems: K problems.
         start: (K, n).
-        schedule: The schedule of Adam.
         project: Maps points (K, n) into their range, after each step.
-        what: Name for progress reports.
-        between: Called before each step with its number.
 
     Returns:
         Each search's last finite point, with its last value as objective.
@@ -280,12 +257,7 @@ def together(
 
 
 def shaped(slope: Tensor, slopes: Slopes) -> Tensor:
-    """Change the magnitudes of slopes, so that small ones have an effect.
-
-    Args:
-        slope: Any shape.
-        slopes: As described in `RateSchedule`.
-    """
+    """Change the magnitudes of slopes, so that small ones have an effect."""
     if slopes == "hard":
         return slope.sign()
     if slopes == "soft":

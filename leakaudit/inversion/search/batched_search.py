@@ -54,22 +54,16 @@ FORMATS: dict[str, tuple[torch.dtype, ...]] = {
 
 @dataclass(frozen=True)
 class SearchSchedule:
-    """The schedule of searches.
+    """The schedule of searches."""
 
-    Attributes:
-        steps: Maximum number of steps, of 20 evaluations each.
-        history: Number of pairs of L-BFGS; fewer if those of one search exceed `MEMORY`.
-        patience: A search has converged if its objective decreased by less than 3 % in this many
-            steps.
-        formats: Number formats, one after the other. float32 approaches the solution at half the
-            cost of float64, which refines it. A search continues in the next format, with its
-            pairs, once it reached its goal or rounding stops it. In a loop, in which float32 gains
-            nothing, only the last one is used.
-    """
-
-    steps: int = 300
-    history: int = 100
+    steps: int = 300  # maximum number of steps, of 20 evaluations each
+    history: int = 100  # number of pairs of L-BFGS; fewer if those of one search exceed `MEMORY`
+    # a search has converged if its objective decreased by less than 3 % in this many steps
     patience: int = PATIENCE
+    # number formats, one after the other. float32 approaches the solution at half the cost of
+    # float64, which refines it. A search continues in the next format, with its pairs, once it
+    # reached its goal or rounding stops it. In a loop, in which float32 gains nothing, only the
+    # last one is used.
     formats: tuple[torch.dtype, ...] = FORMATS["mixed"]
 
 
@@ -86,12 +80,7 @@ def restarted(
     Starts are tried in rounds of 1, 2, 4, ... for each problem, together with those of all others.
 
     Args:
-        problems: Problems of one shape.
-        draw: Draws a new start of a problem; called only if needed.
-        restarts: Maximum number of starts of each problem.
         enough: Objective, in units of the problem's goal, below which no other start is tried.
-        schedule: The schedule of each search.
-        what: Name for progress reports.
 
     Yields:
         The index of a problem and its best run, with the total steps of all its runs, as soon as it
@@ -142,10 +131,7 @@ def search(
     The result of a problem is independent of the others, up to rounding.
 
     Args:
-        problems: K problems of one shape.
         start: Tensors (K, ...).
-        schedule: The schedule of each search.
-        what: Name for progress reports.
         needless: Asked from time to time, with the index of a problem, whether its search can end.
 
     Yields:
@@ -205,31 +191,18 @@ def _at(needless: Callable[[int], bool], places: Sequence[int], row: int) -> boo
 
 @dataclass
 class _State:
-    """The state of the searches of a batch; all attributes are by search, (K, ...).
+    """The state of the searches of a batch; all attributes are by search, (K, ...)."""
 
-    Attributes:
-        place: (K,) index of the problem of each search.
-        most: (K,) maximum number of evaluations.
-        x: (K, n) best points.
-        f: (K,) objectives there, in float64, because they are compared.
-        g: (K, n) slopes there.
-        d: (K, n) directions of the line searches.
-        t: (K,) next trials along them.
-        tries: (K,) number of trials so far.
-        past: (K, patience + 1) objectives at the ends of the last steps.
-        stuck: (K,) whether a search cannot continue.
-    """
-
-    place: Tensor
-    most: Tensor
-    x: Tensor
-    f: Tensor
-    g: Tensor
-    d: Tensor
-    t: Tensor
-    tries: Tensor
-    past: Tensor
-    stuck: Tensor
+    place: Tensor  # (K,) index of the problem of each search
+    most: Tensor  # (K,) maximum number of evaluations
+    x: Tensor  # (K, n) best points
+    f: Tensor  # (K,) objectives there, in float64, because they are compared
+    g: Tensor  # (K, n) slopes there
+    d: Tensor  # (K, n) directions of the line searches
+    t: Tensor  # (K,) next trials along them
+    tries: Tensor  # (K,) number of trials so far
+    past: Tensor  # (K, patience + 1) objectives at the ends of the last steps
+    stuck: Tensor  # (K,) whether a search cannot continue
 
     def of_these(self, index: Tensor) -> _State:
         """Return the state of some searches."""
@@ -262,11 +235,7 @@ class _Batch:
         """Evaluate the starts.
 
         Args:
-            problems: K problems.
             x: (K, n) points to start from.
-            done: Steps that each search has already taken.
-            schedule: The schedule of each search.
-            early: Whether another format follows, in which the searches continue.
             memory: Pairs from an earlier format; None for none.
         """
         self.problems = problems

@@ -22,17 +22,11 @@ FALL = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Cosine coefficients of each channel of an image, divided by their typical size.
+    """Cosine coefficients of each channel of an image, divided by their typical size."""
 
-    Attributes:
-        rows: (h, h) orthonormal cosine transform (DCT-II).
-        columns: (w, w) the same.
-        size: (h, w) typical sizes, with mean 1.
-    """
-
-    rows: Tensor
-    columns: Tensor
-    size: Tensor
+    rows: Tensor  # (h, h) orthonormal cosine transform (DCT-II)
+    columns: Tensor  # (w, w) the same
+    size: Tensor  # (h, w) typical sizes, with mean 1
 
     @classmethod
     def of(cls, shape: Sequence[int], device: torch.device | str = "cpu") -> Spectrum | None:

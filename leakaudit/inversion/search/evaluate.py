@@ -30,25 +30,16 @@ TEMPORARY = 3
 
 @dataclass(frozen=True, eq=False)
 class Problems:
-    """K problems of one shape, each to be minimised over its own row of a point.
-
-    Attributes:
-        task: The learning task.
-        objective: Values (k,) of k problems. Its first argument maps models (n, d), x (n, ...) and
-            y (n, ...) to gradients (n, d), differentiably; the others are rows of `given` and of a
-            point.
-        given: Tensors (K, ...), one row for each problem.
-        goal: (K,) objectives that are good enough.
-        shapes: Shapes of a point's tensors, without the first dimension.
-        chunk: Number of problems that are evaluated together; 1 for a loop.
-    """
+    """K problems of one shape, each to be minimised over its own row of a point."""
 
     task: Task
+    # values (k,) of k problems. Its first argument maps models (n, d), x (n, ...) and y (n, ...) to
+    # gradients (n, d), differentiably; the others are rows of `given` and of a point.
     objective: Objective
-    given: tuple[Tensor, ...]
-    goal: Tensor
-    shapes: tuple[torch.Size, ...] = ()
-    chunk: int = 1
+    given: tuple[Tensor, ...]  # tensors (K, ...), one row for each problem
+    goal: Tensor  # (K,) objectives that are good enough
+    shapes: tuple[torch.Size, ...] = ()  # shapes of a point's tensors, without the first dimension
+    chunk: int = 1  # number of problems that are evaluated together; 1 for a loop
 
     def at(self, start: tuple[Tensor, ...]) -> Problems:
         """Return the problems with shapes, and with a chunk that fits the memory of an evaluation.

@@ -48,24 +48,17 @@ ROUNDING = 1e-3
 
 @dataclass(frozen=True)
 class Known:
-    """What is known about one sample.
-
-    Attributes:
-        label: Its class.
-        theta: (k, d) models.
-        features: (k, H) the inputs of their last linear layers.
-    """
+    """What is known about one sample."""
 
     label: int
-    theta: Tensor
-    features: Tensor
+    theta: Tensor  # (k, d) models
+    features: Tensor  # (k, H) the inputs of their last linear layers
 
 
 def features(task: Task, theta: Tensor, x: Tensor) -> Tensor:
     """Compute the input (H,) of the last linear layer for one sample; differentiable in x.
 
     Args:
-        task: The learning task, with a last linear layer.
         theta: (d,) the model.
         x: (1, *shape).
     """
@@ -78,8 +71,6 @@ def misfit(task: Task, known: Known, x: Tensor) -> Tensor:
     """Return the mean over models of |h(x) - h|^2 / |h|^2.
 
     Args:
-        task: The learning task.
-        known: The features h, and their models.
         x: (1, *shape).
     """
     gaps: list[Tensor] = []
@@ -92,14 +83,9 @@ def invert(task: Task, known: Known, start: Tensor, coarse: bool) -> SearchRun:
     """Search for the input with L-BFGS.
 
     Args:
-        task: The learning task.
-        known: The features, and their models.
         start: (1, *shape) the input to start from.
         coarse: Whether images are first searched at sizes 4, 8 and 16. Other inputs are searched
             without smoothing.
-
-    Returns:
-        The search; its objective is `misfit` plus the last total variation.
     """
     run = SearchRun((start,))
     if not task.spec.is_image:

@@ -32,53 +32,34 @@ Format = Literal["mixed", "float32", "float64"]
 
 @dataclass(frozen=True)
 class Search:
-    """Parameters of gradient matching.
+    """Parameters of gradient matching."""
 
-    Attributes:
-        steps: Maximum number of L-BFGS steps of 20 iterations, from each start.
-        restarts: Maximum number of starting points.
-        goal: Relative residual at which a search stops.
-        space: Coordinates in which an image moves: scaled frequencies, or pixels.
-        dtype: Number format; ``mixed`` is float32 and then float64.
-    """
-
-    steps: int
-    restarts: int
-    goal: float
-    space: Space
-    dtype: Format
+    steps: int  # maximum number of L-BFGS steps of 20 iterations, from each start
+    restarts: int  # maximum number of starting points
+    goal: float  # relative residual at which a search stops
+    space: Space  # coordinates in which an image moves: scaled frequencies, or pixels
+    dtype: Format  # number format; `mixed` is float32 and then float64
 
 
 @dataclass(frozen=True)
 class Unknowns:
-    """What to search for, and the labels that belong to it.
+    """What to search for, and the labels that belong to it."""
 
-    Attributes:
-        start: Draws a new start for a leak, given its index: the inputs (b, *shape), followed by
-            any other tensors to search for.
-        constants: For the indices of some leaks, tensors with one row per leak that the labels
-            depend on.
-        labels: Computes labels from these constants and from the other tensors.
-    """
-
+    # draws a new start for a leak, given its index: the inputs (b, *shape), followed by any other
+    # tensors to search for
     start: Callable[[int], Point]
+    # for the indices of some leaks, tensors with one row per leak that the labels depend on
     constants: Callable[[list[int]], Point]
+    # computes labels from these constants and from the other tensors
     labels: Callable[[Point, Point], Tensor]
 
 
 @dataclass(frozen=True)
 class Matched:
-    """The best search for one leak.
+    """The best search for one leak."""
 
-    Attributes:
-        place: Index of the leak.
-        x: (b, *shape) the inputs in the data's units.
-        others: The other tensors.
-        run: The search.
-    """
-
-    place: int
-    x: Tensor
+    place: int  # index of the leak
+    x: Tensor  # (b, *shape) the inputs in the data's units
     others: Point
     run: SearchRun
 
@@ -91,19 +72,7 @@ def matched(
     unknowns: Unknowns,
     what: str,
 ) -> Iterator[Matched]:
-    """Search for the inputs of several leaks, those of one shape together.
-
-    Args:
-        task: The learning task.
-        targets: What each leak's gradients are compared with.
-        sizes: Number of samples behind each leak's gradients.
-        search: Parameters of the search.
-        unknowns: What to search for.
-        what: Name for progress reports.
-
-    Yields:
-        The best search of each leak, as soon as it is finished.
-    """
+    """Search for the inputs of several leaks, those of one shape together."""
     space = Spectrum.of(task.spec.shape, task.device) if search.space == "spectrum" else None
     schedule = SearchSchedule(search.steps, formats=FORMATS[search.dtype])
     for group in objectives.alike(targets, sizes):

@@ -36,7 +36,6 @@ class Memory:
     that are kept: a direction need not be exact.
 
     Attributes:
-        m: Maximum number of pairs.
         s: (K, r, n) steps.
         y: (K, r, n) changes of the slope.
         sy: (K, r, r) products of the two.
@@ -56,11 +55,7 @@ class Memory:
         self.count = torch.zeros(k, dtype=torch.long, device=like.device)
 
     def of_these(self, index: Tensor) -> Memory:
-        """Return the pairs of some searches.
-
-        Args:
-            index: Their indices.
-        """
+        """Return the pairs of some searches."""
         chosen = copy.copy(self)
         chosen.s = self.s[index]
         chosen.y = self.y[index]

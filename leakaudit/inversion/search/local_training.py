@@ -31,20 +31,13 @@ class Local:
 
     Mini-batches follow the records' order, the last one is smaller if the size does not divide, and
     after the last they start again from the first.
-
-    Attributes:
-        steps: Number K of steps.
-        rate: Step size.
-        samples: Number n of different records.
-        batch: Number of records per step.
-        keep: 1 - rate times weight decay.
     """
 
-    steps: int
-    rate: float
-    samples: int
-    batch: int
-    keep: float = 1.0
+    steps: int  # number K of steps
+    rate: float  # step size
+    samples: int  # number n of different records
+    batch: int  # number of records per step
+    keep: float = 1.0  # 1 - rate times weight decay
 
     @property
     def batches(self) -> int:
@@ -58,10 +51,8 @@ def of(leak: GradientLeak, batch: int | None, samples: int | None, decay: float 
     It raises no error: `missing` must have returned None.
 
     Args:
-        leak: The leak to attack.
         batch: Number of records per step; None for the number that the leak states.
         samples: Number of different records; None for the number per step.
-        decay: Weight decay of the steps.
     """
     size = batch or leak.batch or 1
     rate = leak.step or 0.0
@@ -78,7 +69,6 @@ def missing(leak: GradientLeak, batch: int | None, samples: int | None) -> str |
     """Explain what an attack that repeats the local steps lacks in a leak.
 
     Args:
-        leak: The leak to attack.
         batch: Number of records per step; None for the number that the leak states.
         samples: Number of different records; None for the number per step.
 
@@ -111,9 +101,6 @@ def refused(
     """Explain why an attack that compares updates at known labels cannot use a leak.
 
     Args:
-        leak: The leak to attack.
-        task: The learning task.
-        given: Known labels; empty if they are to be read from the last layer.
         batch: Number of records per step; None for the number that the leak states.
         samples: Number of different records; None for the number per step.
 
@@ -139,12 +126,9 @@ def update(
     """Train locally and return u.
 
     Args:
-        task: The learning task.
-        local: The local training.
         theta: (d,) the model to start from.
         x: (samples, *shape), in the order of the mini-batches.
         y: (samples,) labels, or soft ones.
-        graph: Whether u is differentiable in x and in soft y.
 
     Returns:
         (d,).
@@ -167,9 +151,6 @@ def cosine(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Te
     """Return one minus the cosine of whitened updates and targets (Geiping et al. 2020, eq. 4).
 
     Args:
-        target: What to compare with, as in `objectives.cosine`.
-        task: The learning task.
-        local: The local training.
         x: (samples, *shape).
         y: (samples,) labels, or soft ones.
     """
@@ -183,9 +164,6 @@ def l2(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Tensor
     """Return the squared norm of the whitened residual of updates, as `objectives.l2`.
 
     Args:
-        target: What to compare with.
-        task: The learning task.
-        local: The local training.
         x: (samples, *shape).
         y: (samples,) labels, or soft ones.
     """
@@ -198,14 +176,8 @@ def misfit(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> fl
     """Return the relative residual of updates without a graph, as `objectives.misfit`.
 
     Args:
-        target: What to compare with.
-        task: The learning task.
-        local: The local training.
         x: (samples, *shape).
         y: (samples,) labels, or soft ones.
-
-    Returns:
-        The residual; infinite if it is not finite.
     """
     found = target.mixing @ _updates(target, task, local, x.detach(), y.detach(), graph=False)
     size = float((found - target.aim).norm())

@@ -38,33 +38,22 @@ CROWD = 100
 
 @dataclass(frozen=True)
 class Target:
-    """A few rows of a leak, prepared for comparison: `combination @ gradients = value`.
+    """A few rows of a leak, prepared for comparison: `combination @ gradients = value`."""
 
-    Attributes:
-        theta: (T, d) models of the gradients that these rows use.
-        combination: (m, T).
-        value: (m, c).
-        mixing: (m, T) the combination, with rows mixed so that their errors are equal and
-            independent.
-        aim: (m, c) the value, mixed in the same way, with norm 1.
-        columns: Columns of the flat gradient to compare.
-        noise: Norm of the residual that the leak's own errors cause at the true inputs.
-    """
-
-    theta: Tensor
-    combination: Tensor
-    value: Tensor
+    theta: Tensor  # (T, d) models of the gradients that these rows use
+    combination: Tensor  # (m, T)
+    value: Tensor  # (m, c)
+    # (m, T) the combination, with rows mixed so that their errors are equal and independent
     mixing: Tensor
-    aim: Tensor
-    columns: slice
-    noise: float
+    aim: Tensor  # (m, c) the value, mixed in the same way, with norm 1
+    columns: slice  # columns of the flat gradient to compare
+    noise: float  # norm of the residual that the leak's own errors cause at the true inputs
 
 
 def missing(leak: GradientLeak, batch: int | None) -> str | None:
     """Explain what an attack by optimisation lacks in a leak.
 
     Args:
-        leak: The leak to attack.
         batch: Number of samples behind each gradient, or None if only the leak may state it.
 
     Returns:
@@ -98,10 +87,6 @@ def missing(leak: GradientLeak, batch: int | None) -> str | None:
 def incomplete(leak: GradientLeak, task: Task) -> str | None:
     """Explain why the whole gradient of a batch cannot be compared with a leak.
 
-    Args:
-        leak: The leak to attack.
-        task: The learning task.
-
     Returns:
         The reason, or None if it can.
     """
@@ -118,11 +103,7 @@ def clearest(leak: GradientLeak, usable: Tensor) -> GradientLeak:
     """Return the leak of the equation with the best signal-to-noise ratio.
 
     Args:
-        leak: The leak, with known models.
         usable: (m,) which of its equations may be chosen, at least one.
-
-    Returns:
-        A leak with this equation (1, T') and the T' models that it combines.
     """
     return leak.equation(int(_clarity(leak).where(usable, -1.0).argmax()))
 
@@ -131,12 +112,6 @@ def target(leak: GradientLeak, task: Task, rows: int, dtype: torch.dtype) -> Tar
     """Choose the consecutive rows with the best signal-to-noise ratio and prepare the comparison.
 
     It raises no error: `missing` must have returned None.
-
-    Args:
-        leak: The leak to attack.
-        task: The learning task.
-        rows: Maximum number of rows.
-        dtype: Number format of the comparison.
     """
     chosen = _window(leak, rows)
     used = leak.combination[chosen].count_nonzero(dim=0).nonzero().flatten()
@@ -162,8 +137,6 @@ def gradients(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
     """Compute the gradients (T, c) of the dummy inputs, differentiable in x and in soft labels y.
 
     Args:
-        target: Provides the models.
-        task: The learning task.
         x: (b, *shape) inputs.
         y: (b,) labels, or soft ones (b, classes).
     """
@@ -180,7 +153,6 @@ def l2(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
 
     Args:
         target: What to compare with. Gradients of zero give 1.
-        task: The learning task.
         x: (b, *shape) inputs.
         y: (b,) labels, or soft ones (b, classes).
     """
@@ -192,8 +164,6 @@ def cosine(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
     """Return one minus the cosine of whitened rows and targets (Geiping et al. 2020, eq. 4).
 
     Args:
-        target: What to compare with.
-        task: The learning task.
         x: (b, *shape) inputs.
         y: (b,) labels, or soft ones (b, classes).
     """
@@ -206,9 +176,6 @@ def cosine(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
 def stacked(targets: Sequence[Target]) -> tuple[Tensor, Tensor, Tensor]:
     """Stack targets of equal shapes, for `mixed`.
 
-    Args:
-        targets: K targets.
-
     Returns:
         Models (K, T, d), mixing (K, m, T) and aim (K, m, c).
     """
@@ -219,15 +186,7 @@ def stacked(targets: Sequence[Target]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def alike(targets: Sequence[Target], sizes: Sequence[int] = ()) -> list[list[int]]:
-    """Group targets that can be searched together: equal shapes, columns and batch sizes.
-
-    Args:
-        targets: What to compare with.
-        sizes: Number of samples behind each; empty if all are equal.
-
-    Returns:
-        The indices of the targets in each group.
-    """
+    """Group targets that can be searched together: equal shapes, columns and batch sizes."""
     groups: dict[object, list[int]] = {}
     for k, t in enumerate(targets):
         size = sizes[k] if sizes else 1
@@ -243,7 +202,6 @@ def mixed(
 
     Args:
         gradients: Gradients of models (n, d), as provided by `evaluate.Problems`.
-        columns: Columns of the flat gradient to compare.
         theta: (k, T, d).
         mixing: (k, m, T).
         x: (k, b, *shape).
@@ -313,13 +271,8 @@ def misfit(target: Target, task: Task, x: Tensor, y: Tensor) -> float:
     """Return the residual |combination @ G - value| / |value| of whitened rows, without a graph.
 
     Args:
-        target: What to compare with.
-        task: The learning task.
         x: (b, *shape) inputs.
         y: (b,) labels, or soft ones.
-
-    Returns:
-        The residual; infinite if it is not finite.
     """
     x = x.detach()
     y = y.detach()
@@ -341,14 +294,8 @@ def reconstruction(
     """Judge inputs by their relative residual after clamping.
 
     Args:
-        name: Name of the attack.
-        leak: The leak that was attacked.
-        task: The learning task.
-        target: What was compared with.
         x: (b, *shape) inputs.
         y: The labels to report; None if they are not determined.
-        residual: Computes the relative residual of inputs.
-        note: Description of the search.
 
     Returns:
         Finite inputs. The certificate is APPROXIMATE or FAILED, never EXACT: other inputs may fit

@@ -39,20 +39,13 @@ TRIES = 3
 
 @dataclass(frozen=True)
 class SearchRun:
-    """The result of a search.
-
-    Attributes:
-        point: The best point.
-        objective: Its objective.
-        steps: Number of steps taken.
-        evaluations: Number of evaluations of the objective and its slopes, each one forward and one
-            double backward pass.
-        ended: Why it ended.
-    """
+    """The result of a search."""
 
     point: Point
     objective: float = math.inf
-    steps: int = 0
+    steps: int = 0  # number of steps taken
+    # number of evaluations of the objective and its slopes, each one forward and one double
+    # backward pass
     evaluations: int = 0
     ended: Ended = "stopped"
 
@@ -107,10 +100,7 @@ def lbfgs(
 
     Args:
         objective: ``objective(*tensors)``, a scalar, normalised to 1 if nothing is explained.
-        start: Its tensors.
         steps: Maximum number; one step is 20 iterations, torch's default, as in Zhu et al. 2019.
-        goal: An objective that is good enough.
-        what: Name for progress reports.
         patience: Number of steps in which the objective must decrease by 3 %; otherwise the search
             has converged.
     """
@@ -144,17 +134,7 @@ def lbfgs(
 def restarted(
     search: Callable[[Point], SearchRun], draw: Callable[[], Point], restarts: int, goal: float
 ) -> SearchRun:
-    """Search from several points, until one run is good enough or time expires.
-
-    Args:
-        search: Runs a search from a start.
-        draw: Draws a new start; called only if needed.
-        restarts: Maximum number of starts.
-        goal: An objective that is good enough.
-
-    Returns:
-        The best run, with the total steps of all runs.
-    """
+    """Search from several points, until one run is good enough or time expires."""
     best = search(draw())
     for _ in range(1, restarts):
         if best.objective <= goal or expired():
@@ -165,13 +145,7 @@ def restarted(
 
 
 def better(best: SearchRun, x: Point, value: float) -> SearchRun:
-    """Keep a point if its value is finite and the lowest so far.
-
-    Args:
-        best: The best run so far.
-        x: The point; it is copied.
-        value: Its objective.
-    """
+    """Keep a point if its value is finite and the lowest so far."""
     if not (math.isfinite(value) and value < best.objective):
         return best
     return replace(best, point=tuple(t.detach().clone() for t in x), objective=value)

@@ -48,12 +48,7 @@ def total_variation(x: Tensor, rounding: float = 0.0) -> Tensor:
 
 
 def boxed(task: Task, x: Tensor) -> Tensor:
-    """Clamp images to [0, 1], the range of pixels in the data's units.
-
-    Args:
-        task: The learning task.
-        x: Inputs. Those that are not images are returned unchanged.
-    """
+    """Clamp images to [0, 1], the range of pixels in the data's units."""
     return x.clamp(0, 1) if task.spec.is_image else x
 
 
@@ -61,12 +56,8 @@ def start(task: Task, batch: int, generator: Generator, kind: Start, dtype: torc
     """Draw the inputs that a search starts from.
 
     Args:
-        task: The learning task.
-        batch: Number of inputs.
-        generator: Draws the inputs.
         kind: ``gray`` between 0.45 and 0.55, ``uniform`` in [0, 1], or ``normal`` with mean 0 and
             standard deviation 1, as in Zhu et al. 2019.
-        dtype: Number format.
 
     Returns:
         (batch, *shape) in the data's units.
@@ -87,14 +78,9 @@ def inputs(
     """Record the inputs of layers on a batch; differentiable in x.
 
     Args:
-        task: The learning task.
         theta: (d,) the model.
         x: (b, *shape).
-        names: Names of the layers.
         last: The layer of `names` at which the forward pass ends; later ones are missing.
-
-    Returns:
-        Inputs by the layer's name, in the order in which the layers run.
     """
     seen: dict[str, Tensor] = {}
     layers = dict(task.module.named_modules())
@@ -132,7 +118,6 @@ def batch_statistics(task: Task, theta: Tensor, x: Tensor) -> dict[str, tuple[Te
     """Compute the statistics of a batch in every batch normalisation layer; differentiable in x.
 
     Args:
-        task: The learning task.
         theta: (d,) the model.
         x: (b, *shape).
 
@@ -145,9 +130,6 @@ def batch_statistics(task: Task, theta: Tensor, x: Tensor) -> dict[str, tuple[Te
 
 def running_statistics(task: Task) -> Statistics | None:
     """Return the model's own statistics (``bn=eval``).
-
-    Args:
-        task: The learning task.
 
     Returns:
         Mean and variance by layer; None if there are none, or if they are those of a fresh model,
@@ -171,11 +153,8 @@ def normalisation(
     """Measure how far a batch's statistics are from known ones (Yin et al. 2021, R_BN).
 
     Args:
-        task: The learning task.
         theta: (d,) the model.
         x: (b, *shape).
-        known: The known statistics.
-        first: Weight of the first layer relative to the others, as in `apart`.
     """
     return apart(batch_statistics(task, theta, x), known, first)
 
@@ -185,14 +164,6 @@ def apart(found: Statistics, known: Statistics, first: float = 10.0) -> Tensor:
 
     A weighted mean over the layers of both: the squared error of means divided by the known
     variance, plus the squared error of variances divided by its square.
-
-    Args:
-        found: Statistics by layer.
-        known: Statistics by layer.
-        first: Weight of the first layer relative to the others.
-
-    Returns:
-        0 if they agree, about 1 for each unit of relative error.
     """
     gaps: list[Tensor] = []
     weights: list[float] = []
@@ -218,7 +189,6 @@ def shift(x: Tensor, reference: Tensor, most: int) -> Tensor:
     Args:
         x: (c, h, w).
         reference: (c, h, w).
-        most: Maximum number of pixels in each direction.
     """
     sides = x.shape[-2:]
     a, b = (torch.fft.rfft2(t - t.mean((-2, -1), keepdim=True)) for t in (x, reference))
@@ -245,8 +215,6 @@ def consensus(candidates: Tensor, y: Tensor, best: int, most: int) -> Tensor:
     Args:
         candidates: (s, b, *shape).
         y: (b,) labels.
-        best: Index of the candidate with which all are paired.
-        most: Maximum number of pixels by which images may be shifted.
 
     Returns:
         The mean (s, b, *shape), in the order of each candidate.
@@ -268,11 +236,7 @@ def consensus(candidates: Tensor, y: Tensor, best: int, most: int) -> Tensor:
 
 
 def normalises(task: Task) -> bool:
-    """Return whether the model has batch normalisation layers.
-
-    Args:
-        task: The learning task.
-    """
+    """Return whether the model has batch normalisation layers."""
     return bool(_norms(task))
 
 

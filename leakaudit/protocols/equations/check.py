@@ -43,9 +43,6 @@ ONCE = ("grad", "noise", "secret", "opaque")  # every occurrence is a new vector
 def check(definition: Definition) -> None:
     """Check every equation.
 
-    Args:
-        definition: The contents of the file.
-
     Raises:
         LeakauditError: A name is unknown, an index has no meaning, or an equation is not linear;
             names line, column and what was expected there.
@@ -92,15 +89,10 @@ def _indices(count: int) -> str:
 
 @dataclass(frozen=True)
 class _Scope:
-    """Where an expression stands.
+    """Where an expression stands."""
 
-    Attributes:
-        letters: The indices that have a meaning.
-        sums: Number of sums around it.
-    """
-
-    letters: frozenset[str]
-    sums: int = 0
+    letters: frozenset[str]  # the indices that have a meaning
+    sums: int = 0  # number of sums around it
 
 
 class _Checker:
@@ -378,11 +370,7 @@ def _law(expression: Expr) -> None:
 
 
 def statement_value(statement: Assign | Send | Solve) -> Expr:
-    """Return the right-hand side of a statement.
-
-    Args:
-        statement: An equation or a message.
-    """
+    """Return the right-hand side of a statement."""
     if isinstance(statement, Solve):
         return statement.right
     return statement.value

@@ -57,33 +57,18 @@ DEFAULTS = {"grad": "g", "noise": "noise", "secret": "secret", "opaque": "opaque
 
 @dataclass(frozen=True)
 class Declared:
-    """The relations of a protocol file, with the equation behind each.
-
-    Attributes:
-        relations: The relations.
-        lines: For every relation, the equation from which it comes.
-        origins: For every vector, the equation in which it was created; None for public vectors.
-    """
+    """The relations of a protocol file, with the equation behind each."""
 
     relations: Relations
-    lines: Sequence[Line]
+    lines: Sequence[Line]  # for every relation, the equation from which it comes
+    # for every vector, the equation in which it was created; None for public vectors
     origins: Sequence[Line | None]
 
 
 def declare(
     definition: Definition, constants: Mapping[str, float], graph: Graph, rounds: int
 ) -> Declared:
-    """Declare a protocol on a graph.
-
-    Args:
-        definition: The contents of the file.
-        constants: Values of its constants.
-        graph: Communication graph.
-        rounds: Length of the run.
-
-    Raises:
-        LeakauditError: An equation cannot be evaluated on this graph; names its line.
-    """
+    """Declare a protocol on a graph."""
     made = _Declaration(definition, constants, graph)
     made.run(rounds)
     return Declared(made.p, made.lines, made.origins)
@@ -91,15 +76,10 @@ def declare(
 
 @dataclass(frozen=True)
 class _Frame:
-    """The nodes for which an expression is evaluated.
-
-    Attributes:
-        node: The node of the equation.
-        letters: Index -> node.
-    """
+    """The nodes for which an expression is evaluated."""
 
     node: int
-    letters: Mapping[str, int]
+    letters: Mapping[str, int]  # index -> node
 
     def at(self, letter: str, node: int) -> _Frame:
         """Return the same with one more index."""
@@ -107,13 +87,7 @@ class _Frame:
 
 
 class _Declaration:
-    """Evaluates the equations in order.
-
-    Args:
-        definition: The contents of the file.
-        constants: Values of its constants.
-        graph: Communication graph.
-    """
+    """Evaluates the equations in order."""
 
     def __init__(
         self, definition: Definition, constants: Mapping[str, float], graph: Graph

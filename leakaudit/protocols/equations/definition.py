@@ -20,33 +20,21 @@ Entries: TypeAlias = Mapping[tuple[int, int], Fraction]
 
 @dataclass(frozen=True)
 class Definition:
-    """The contents of a protocol file.
-
-    Attributes:
-        name: Name of the protocol.
-        summary: What it does, in one sentence.
-        paper: Its source.
-        server: Whether the last node is a server without data.
-        constants: Constants by name, with their default values.
-        matrices: Matrices by name: the rule that gives their entries, or the rows.
-        public: Names of vectors that everybody knows.
-        start: Equations that hold before the first round.
-        first: Equations of the first round, if it differs from the others; else empty.
-        round: Equations of every round.
-        text: The file itself.
-    """
+    """The contents of a protocol file."""
 
     name: str
-    summary: str
+    summary: str  # what it does, in one sentence
     paper: str
-    server: bool
-    constants: Mapping[str, float]
+    server: bool  # whether the last node is a server without data
+    constants: Mapping[str, float]  # constants by name, with their default values
+    # matrices by name: the rule that gives their entries, or the rows
     matrices: Mapping[str, Rule | Rows]
-    public: tuple[str, ...]
-    start: tuple[Statement, ...]
+    public: tuple[str, ...]  # names of vectors that everybody knows
+    start: tuple[Statement, ...]  # equations that hold before the first round
+    # equations of the first round, if it differs from the others; else empty
     first: tuple[Statement, ...]
-    round: tuple[Statement, ...]
-    text: str
+    round: tuple[Statement, ...]  # equations of every round
+    text: str  # the file itself
 
     @property
     def statements(self) -> Iterator[Statement]:
@@ -83,15 +71,8 @@ class Definition:
 def entries(rule: Rule | Rows, graph: Graph) -> Entries:
     """Return the entries of a matrix on a graph.
 
-    Args:
-        rule: The rule, or the rows.
-        graph: Communication graph.
-
     Returns:
         The entries (i, j) that are not zero by construction: neighbours, and i = j.
-
-    Raises:
-        LeakauditError: The rows belong to another number of nodes.
     """
     if not isinstance(rule, str):
         return _of_rows(rule, graph)

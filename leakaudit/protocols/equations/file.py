@@ -51,17 +51,7 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def load(path: str | Path) -> type[Written]:
-    """Read a protocol file.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The class of its victim.
-
-    Raises:
-        LeakauditError: The file cannot be read, or an equation is wrong; names its line.
-    """
+    """Read a protocol file."""
     found = config.read(Path(path), f"protocol {path}")
     try:
         return victim(found.text)
@@ -71,14 +61,7 @@ def load(path: str | Path) -> type[Written]:
 
 @lru_cache(maxsize=KEPT)
 def victim(text: str) -> type[Written]:
-    """Return the victim that the text of a protocol file describes.
-
-    Args:
-        text: The text; nothing in it is executed.
-
-    Raises:
-        LeakauditError: It is not such a text; names the line.
-    """
+    """Return the victim that the text of a protocol file describes."""
     definition = read(text)
     fields: list[tuple[str, Any, Any]] = []
     for name, value in definition.constants.items():
@@ -104,15 +87,7 @@ def victim(text: str) -> type[Written]:
 
 
 def read(text: str) -> Definition:
-    """Read the text of a protocol file.
-
-    Args:
-        text: The text.
-
-    Raises:
-        LeakauditError: It is not TOML, a key is missing, unknown or invalid, or an equation is
-            wrong.
-    """
+    """Read the text of a protocol file."""
     if len(text) > LARGEST:
         raise LeakauditError(f"expected at most {LARGEST} characters, got {len(text)}")
     try:

@@ -39,13 +39,6 @@ TERMINAL = "secure"
 def parse(text: str, first: int) -> tuple[Statement, ...]:
     """Parse a block of equations.
 
-    Args:
-        text: The block.
-        first: The line of the file on which it begins.
-
-    Returns:
-        Its statements.
-
     Raises:
         LeakauditError: The text does not follow the notation; names line, column and what was
             expected there.
@@ -363,9 +356,5 @@ def _channel(value: Expr) -> tuple[Expr, Expr | None]:
 
 
 def is_server(index: Index) -> bool:
-    """Return whether an index is that of the server.
-
-    Args:
-        index: Any index.
-    """
+    """Return whether an index is that of the server."""
     return index.name == SERVER

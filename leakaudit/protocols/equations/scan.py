@@ -23,32 +23,20 @@ CLOSED = ")]"
 
 @dataclass(frozen=True)
 class Token:
-    """A word, a number or a sign.
+    """A word, a number or a sign."""
 
-    Attributes:
-        kind: ``name``, ``number``, ``sign``, or ``end`` after the last one.
-        text: As it is written.
-        place: Where it is written.
-    """
-
-    kind: str
+    kind: str  # `name`, `number`, `sign`, or `end` after the last one
     text: str
     place: Place
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """One equation before it is parsed.
-
-    Attributes:
-        line: The equation.
-        indent: Number of spaces in front of it.
-        tokens: Its words and signs, ending with ``end``.
-    """
+    """One equation before it is parsed."""
 
     line: Line
-    indent: int
-    tokens: tuple[Token, ...]
+    indent: int  # number of spaces in front of it
+    tokens: tuple[Token, ...]  # its words and signs, ending with `end`
 
 
 @dataclass(frozen=True)
@@ -64,13 +52,6 @@ def sentences(text: str, first: int) -> list[Sentence]:
 
     Args:
         text: The block; ``#`` begins a comment.
-        first: The line of the file on which it begins.
-
-    Returns:
-        The equations. One that ends inside parentheses continues on the next line.
-
-    Raises:
-        LeakauditError: A character or a number is not allowed, or an equation is too long.
     """
     found: list[Sentence] = []
     held: list[_Raw] = []

@@ -14,15 +14,10 @@ SERVER = "server"  # the index of the server, which is the last node
 
 @dataclass(frozen=True)
 class Line:
-    """One equation as it is written; it may extend over several lines of the file.
+    """One equation as it is written; it may extend over several lines of the file."""
 
-    Attributes:
-        number: The line of the file on which it begins.
-        text: The equation, with single spaces.
-    """
-
-    number: int
-    text: str
+    number: int  # the line of the file on which it begins
+    text: str  # the equation, with single spaces
 
 
 class PlacedError(LeakauditError):
@@ -31,38 +26,21 @@ class PlacedError(LeakauditError):
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a file, to which an error refers.
-
-    Attributes:
-        equation: The equation.
-        line: The line of the file.
-        column: The column in this line, counted from 1.
-    """
+    """A place in a file, to which an error refers."""
 
     equation: Line
     line: int
-    column: int
+    column: int  # the column in this line, counted from 1
 
     def error(self, says: str) -> NoReturn:
-        """Raise an error about this place.
-
-        Args:
-            says: What was expected, what was found and what to do.
-
-        Raises:
-            PlacedError: Always.
-        """
+        """Raise an error about this place."""
         raise PlacedError(
             f"line {self.line}, column {self.column}, in '{shown(self.equation.text)}': {says}"
         )
 
 
 def shown(text: str) -> str:
-    """Return an equation at a length that fits into a message.
-
-    Args:
-        text: The equation.
-    """
+    """Return an equation at a length that fits into a message."""
     if len(text) > 120:
         return f"{text[:117]}..."
     return text
@@ -70,15 +48,9 @@ def shown(text: str) -> str:
 
 @dataclass(frozen=True)
 class Index:
-    """A node: a letter that stands for any node, the server, or a number.
+    """A node: a letter that stands for any node, the server, or a number."""
 
-    Attributes:
-        name: The letter, or `SERVER`; empty for a number.
-        node: The number.
-        place: Where it is written.
-    """
-
-    name: str
+    name: str  # the letter, or `SERVER`; empty for a number
     node: int
     place: Place
 
@@ -90,16 +62,10 @@ class Index:
 
 @dataclass(frozen=True)
 class Group:
-    """A set of nodes, such as ``neighbours(i)``.
+    """A set of nodes, such as ``neighbours(i)``."""
 
-    Attributes:
-        name: A key of `GROUPS`.
-        of: The node whose neighbours are meant; None for the node of the equation.
-        place: Where it is written.
-    """
-
-    name: str
-    of: Index | None
+    name: str  # a key of `GROUPS`
+    of: Index | None  # the node whose neighbours are meant; None for the node of the equation
     place: Place
 
 
@@ -110,12 +76,7 @@ ALL = "all"  # the receivers of a message on a public board
 
 @dataclass(frozen=True)
 class Constant:
-    """A number.
-
-    Attributes:
-        value: Its exact value.
-        place: Where it is written.
-    """
+    """A number."""
 
     value: Fraction
     place: Place
@@ -123,12 +84,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Name:
-    """A constant, the round ``t``, or a public vector.
-
-    Attributes:
-        name: Its name.
-        place: Where it is written.
-    """
+    """A constant, the round ``t``, or a public vector."""
 
     name: str
     place: Place
@@ -136,100 +92,60 @@ class Name:
 
 @dataclass(frozen=True)
 class Indexed:
-    """A vector such as ``w[i]`` or ``z[i,j]``, or an entry of a matrix.
-
-    Attributes:
-        name: Its name.
-        at: One or two indices.
-        back: Number of rounds by which its value is older: 1 for ``w[i,t-1]``.
-        place: Where it is written.
-    """
+    """A vector such as ``w[i]`` or ``z[i,j]``, or an entry of a matrix."""
 
     name: str
-    at: tuple[Index, ...]
-    back: int
+    at: tuple[Index, ...]  # one or two indices
+    back: int  # number of rounds by which its value is older: 1 for `w[i,t-1]`
     place: Place
 
 
 @dataclass(frozen=True)
 class Heard:
-    """A message such as ``m[j -> i]``, as node i received it.
+    """A message such as ``m[j -> i]``, as node i received it."""
 
-    Attributes:
-        name: Kind of the message.
-        src: The sender.
-        dst: The receiver, or a group of receivers.
-        place: Where it is written.
-    """
-
-    name: str
+    name: str  # kind of the message
     src: Index
-    dst: Index | Group
+    dst: Index | Group  # the receiver, or a group of receivers
     place: Place
 
 
 @dataclass(frozen=True)
 class Negative:
-    """The negative of an expression.
-
-    Attributes:
-        of: The expression.
-        place: Where the sign is written.
-    """
+    """The negative of an expression."""
 
     of: Expr
-    place: Place
+    place: Place  # where the sign is written
 
 
 @dataclass(frozen=True)
 class Binary:
-    """Two expressions with ``+``, ``-``, ``*``, ``/`` or ``^`` between them.
-
-    Attributes:
-        sign: The operator.
-        left: The first operand.
-        right: The second operand.
-        place: Where the operator is written.
-    """
+    """Two expressions with ``+``, ``-``, ``*``, ``/`` or ``^`` between them."""
 
     sign: str
-    left: Expr
-    right: Expr
-    place: Place
+    left: Expr  # the first operand
+    right: Expr  # the second operand
+    place: Place  # where the operator is written
 
 
 @dataclass(frozen=True)
 class Total:
-    """``sum(j in neighbours: ...)`` or ``mean(j in neighbours: ...)``.
+    """``sum(j in neighbours: ...)`` or ``mean(j in neighbours: ...)``."""
 
-    Attributes:
-        mean: Whether the sum is divided by the number of its terms.
-        letter: The index.
-        over: The nodes.
-        body: The term of one node.
-        place: Where it is written.
-    """
-
-    mean: bool
+    mean: bool  # whether the sum is divided by the number of its terms
     letter: Index
     over: Group
-    body: Expr
+    body: Expr  # the term of one node
     place: Place
 
 
 @dataclass(frozen=True)
 class Call:
-    """A function such as ``grad(w[i])``.
+    """A function such as ``grad(w[i])``."""
 
-    Attributes:
-        name: A key of `FUNCTIONS`.
-        arguments: The expressions in parentheses; a group or a word is a `Name`.
-        of: The node or group in parentheses, for ``degree(i)`` and ``count(clients)``.
-        place: Where it is written.
-    """
-
-    name: str
-    arguments: tuple[Expr, ...]
+    name: str  # a key of `FUNCTIONS`
+    arguments: tuple[Expr, ...]  # the expressions in parentheses; a group or a word is a `Name`
+    # the node or group in parentheses, for `degree(i)` and `count(clients)`
     of: Index | Group | None
     place: Place
 
@@ -251,66 +167,39 @@ Expr: TypeAlias = Constant | Name | Indexed | Heard | Negative | Binary | Total 
 
 @dataclass(frozen=True)
 class Assign:
-    """``w[i] = ...``; or ``a = ...``, a number of the round.
+    """``w[i] = ...``; or ``a = ...``, a number of the round."""
 
-    Attributes:
-        target: What receives a value.
-        value: Its value.
-        line: The equation.
-    """
-
-    target: Indexed | Name
+    target: Indexed | Name  # what receives a value
     value: Expr
     line: Line
 
 
 @dataclass(frozen=True)
 class Solve:
-    """``w[i] solves ... = ...``: an implicit equation for a new value.
-
-    Attributes:
-        target: The unknown.
-        left: The left-hand side.
-        right: The right-hand side.
-        line: The equation.
-    """
+    """``w[i] solves ... = ...``: an implicit equation for a new value."""
 
     target: Indexed
-    left: Expr
-    right: Expr
+    left: Expr  # the left-hand side
+    right: Expr  # the right-hand side
     line: Line
 
 
 @dataclass(frozen=True)
 class Send:
-    """``m[i -> neighbours] = ...``.
+    """``m[i -> neighbours] = ...``."""
 
-    Attributes:
-        target: Kind, sender and receivers.
-        value: The content.
-        width: Width of the cells to which the channel rounds; None if it does not.
-        secure: Whether an outsider cannot read the message.
-        line: The equation.
-    """
-
-    target: Heard
+    target: Heard  # kind, sender and receivers
     value: Expr
-    width: Expr | None
-    secure: bool
+    width: Expr | None  # width of the cells to which the channel rounds; None if it does not
+    secure: bool  # whether an outsider cannot read the message
     line: Line
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """``repeat K:``, followed by indented equations.
+    """``repeat K:``, followed by indented equations."""
 
-    Attributes:
-        count: Number of times.
-        body: The equations.
-        line: The line that begins it.
-    """
-
-    count: Expr
+    count: Expr  # number of times
     body: tuple[Statement, ...]
     line: Line
 
@@ -319,11 +208,7 @@ Statement: TypeAlias = Assign | Solve | Send | Repeat
 
 
 def parts(expression: Expr) -> Iterator[Expr]:
-    """Yield an expression and all expressions in it.
-
-    Args:
-        expression: Any expression.
-    """
+    """Yield an expression and all expressions in it."""
     yield expression
     inner: tuple[Expr, ...] = ()
     if isinstance(expression, Negative):
@@ -339,11 +224,7 @@ def parts(expression: Expr) -> Iterator[Expr]:
 
 
 def flat(statements: tuple[Statement, ...]) -> Iterator[Statement]:
-    """Yield statements, and those inside of repetitions.
-
-    Args:
-        statements: The statements of a block.
-    """
+    """Yield statements, and those inside of repetitions."""
     for statement in statements:
         yield statement
         if isinstance(statement, Repeat):
@@ -351,11 +232,7 @@ def flat(statements: tuple[Statement, ...]) -> Iterator[Statement]:
 
 
 def expressions(statement: Statement) -> tuple[Expr, ...]:
-    """Return the expressions of a statement, without those of repeated statements.
-
-    Args:
-        statement: Any statement.
-    """
+    """Return the expressions of a statement, without those of repeated statements."""
     if isinstance(statement, Repeat):
         return (statement.count,)
     if isinstance(statement, Solve):

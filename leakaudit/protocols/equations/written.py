@@ -40,15 +40,7 @@ class Written(Victim):
         return True
 
     def declared(self, graph: Graph, rounds: int) -> Declared:
-        """Declare the protocol, with the equation behind each relation.
-
-        Args:
-            graph: The network.
-            rounds: Length of the run.
-
-        Raises:
-            LeakauditError: An equation cannot be evaluated on this graph; names its line.
-        """
+        """Declare the protocol, with the equation behind each relation."""
         return declare(self.definition, registry.values(self), graph, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:

@@ -23,27 +23,12 @@ _HERE = Path(__file__).parent
 
 
 def page(shown: Shown) -> str:
-    """Render the record of an attack, an audit or a gate.
-
-    Args:
-        shown: The record, with images and a comparison if there are any.
-
-    Returns:
-        The page.
-    """
+    """Render the record of an attack, an audit or a gate."""
     return rendered("page.html.j2", content(shown))
 
 
 def rendered(template: str, values: Mapping[str, object]) -> str:
-    """Fill in a template.
-
-    Args:
-        template: Its file name.
-        values: Its variables.
-
-    Returns:
-        The page.
-    """
+    """Fill in a template."""
     return _environment().get_template(template).render(**values)
 
 

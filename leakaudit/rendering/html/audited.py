@@ -17,9 +17,6 @@ FEW = 12  # up to this number, all verdicts are expanded; a choice
 def verdicts(record: RunRecord) -> list[Mapping[str, object]]:
     """Return the verdicts of an audit by kind.
 
-    Args:
-        record: Any record; only an audit has verdicts.
-
     Returns:
         Groups for the template, the most severe first; severe groups are expanded, and all groups
         if there are few verdicts.
@@ -54,14 +51,7 @@ def verdicts(record: RunRecord) -> list[Mapping[str, object]]:
 
 
 def views(record: RunRecord) -> list[Mapping[str, object]]:
-    """Return the view bounds of an audit.
-
-    Args:
-        record: Any record; only an audit has views.
-
-    Returns:
-        Rows for the template: the epsilon of one record and the claimed one.
-    """
+    """Return the view bounds of an audit."""
     if not isinstance(record, AuditRecord):
         return []
     rows: list[Mapping[str, object]] = []

@@ -37,13 +37,7 @@ def page(
 
     Args:
         found: The views, at least one.
-        network: The protocol and its network.
-        notes: Assumptions and the basis of the figures, with the rows that they concern.
-        general: What concerns all rows.
         unclear: How a recording differs from what it declares; empty if it does not.
-
-    Returns:
-        The page.
     """
     marked = list(zip(found, notes.marks, strict=True))
     marked.sort(key=lambda one: _severity(one[0]), reverse=True)

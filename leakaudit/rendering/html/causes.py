@@ -17,19 +17,12 @@ MOST = 40  # most causes that are listed; a choice
 
 @dataclass(frozen=True)
 class _Metric:
-    """A metric of closeness.
+    """A metric of closeness."""
 
-    Attributes:
-        name: Name of its column in the scores.
-        heading: Heading of its column in the table.
-        form: Format of a value.
-        pick: Which value is the closest, ``max`` or ``min``.
-    """
-
-    name: str
-    heading: str
-    form: str
-    pick: Callable[[list[float]], float]
+    name: str  # name of its column in the scores
+    heading: str  # heading of its column in the table
+    form: str  # format of a value
+    pick: Callable[[list[float]], float]  # which value is the closest, `max` or `min`
 
     def values(self, findings: Iterable[Finding]) -> list[float]:
         """Return the closest value of each finding that has one."""
@@ -52,49 +45,29 @@ _METRICS = (
 
 @dataclass(frozen=True)
 class Cause:
-    """Findings with the same adversary, attack, leak and outcome.
+    """Findings with the same adversary, attack, leak and outcome."""
 
-    Attributes:
-        level: Severity, a CSS class.
-        outcome: The outcome in a few words.
-        adversary: The adversary, and the point of an audit's grid.
-        attack: Name of the attack.
-        leak: Kind of the leak and its rounds.
-        nodes: The nodes.
-        exact: Number of records that were recovered exactly, of all.
-        near: The closest record, by the metric of the table.
-    """
-
-    level: grading.Level
-    outcome: str
-    adversary: str
+    level: grading.Level  # severity, a CSS class
+    outcome: str  # the outcome in a few words
+    adversary: str  # the adversary, and the point of an audit's grid
     attack: str
-    leak: str
+    leak: str  # kind of the leak and its rounds
     nodes: str
-    exact: str
-    near: str
+    exact: str  # number of records that were recovered exactly, of all
+    near: str  # the closest record, by the metric of the table
 
 
 @dataclass(frozen=True)
 class Causes:
-    """The table of causes.
+    """The table of causes."""
 
-    Attributes:
-        rows: The causes, the most severe first.
-        near: Heading of the column with the closest record, "" if none was scored.
-        left_out: Number of causes that are not listed.
-    """
-
-    rows: Sequence[Cause]
-    near: str
-    left_out: int
+    rows: Sequence[Cause]  # the causes, the most severe first
+    near: str  # heading of the column with the closest record, "" if none was scored
+    left_out: int  # number of causes that are not listed
 
 
 def causes(findings: Sequence[Finding]) -> Causes | None:
     """Group findings by cause.
-
-    Args:
-        findings: All findings of a record.
 
     Returns:
         The table; None if there are no findings, or if every finding has a cause of its own.

@@ -49,14 +49,7 @@ Row = tuple[str, Sequence[str]]  # level, and cells
 
 
 def content(shown: Shown) -> dict[str, object]:
-    """Return all variables of ``page.html.j2``.
-
-    Args:
-        shown: The record and its additions.
-
-    Returns:
-        Values by name.
-    """
+    """Return all variables of ``page.html.j2``."""
     record = shown.record
     headings, rows = table(record.findings)
     scene = gated.scene(record)
@@ -158,15 +151,7 @@ def _observed(scene: Scene, where: str) -> Iterator[tuple[str, Markup]]:
 def _blocks(
     findings: Sequence[Finding], rows: Sequence[Sequence[str]]
 ) -> Iterator[Mapping[str, object]]:
-    """Split the table of findings by adversary and grid point, and then into blocks.
-
-    Args:
-        findings: The findings.
-        rows: Their cells.
-
-    Yields:
-        The blocks; one for each adversary and point if there are few findings.
-    """
+    """Split the table of findings by adversary and grid point, and then into blocks."""
     groups: dict[str, list[int]] = {}
     for k, finding in enumerate(findings):
         groups.setdefault(_group(finding), []).append(k)

@@ -17,26 +17,14 @@ WIDTH = 340.0  # width of a figure in pixels
 
 @dataclass(frozen=True)
 class Drawn:
-    """One figure and its heading.
+    """One figure and its heading."""
 
-    Attributes:
-        title: What the figure shows.
-        picture: The figure with its legend.
-    """
-
-    title: str
-    picture: Markup
+    title: str  # what the figure shows
+    picture: Markup  # the figure with its legend
 
 
 def panels(record: RunRecord) -> list[tuple[str, list[Drawn]]]:
-    """Draw the results of every adversary of an audit.
-
-    Args:
-        record: Any record; only an audit has curves.
-
-    Returns:
-        Adversaries and their figures; an adversary without a curve has no figures.
-    """
+    """Draw the results of every adversary of an audit."""
     if not isinstance(record, AuditRecord):
         return []
     audit = record.audit
@@ -57,9 +45,6 @@ def panels(record: RunRecord) -> list[tuple[str, list[Drawn]]]:
 def refusals(record: RunRecord) -> list[str]:
     """Describe at which grid points attacks of an audit returned nothing for some nodes.
 
-    Args:
-        record: Any record; only an audit has points.
-
     Returns:
         How such nodes are counted, then one line per point; empty if every attack returned a
         result for every node.
@@ -77,14 +62,7 @@ def refusals(record: RunRecord) -> list[str]:
 def _drawn(
     panel: plots.Panel, legend: Mapping[str, str], looks: Mapping[str, plots.Look], name: str
 ) -> Drawn:
-    """Draw a panel without its title, which becomes a heading of the page.
-
-    Args:
-        panel: The panel.
-        legend: Texts of its lines.
-        looks: Their looks.
-        name: Name of the figure, unique on the page.
-    """
+    """Draw a panel without its title, which becomes a heading of the page."""
     styles = audit_panels.styles([panel])
     rows = [("", [replace(panel, title="")])]
     figure = plots.curves(rows, legend, styles, wide=WIDTH, looks=looks)

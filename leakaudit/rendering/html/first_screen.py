@@ -26,35 +26,21 @@ _UNDECIDED = 2
 
 @dataclass(frozen=True)
 class First:
-    """The variables of the first screen.
+    """The variables of the first screen."""
 
-    Attributes:
-        topic: What was examined.
-        says: The worst case in one sentence.
-        certainty: How certain it is.
-        level: Severity, a CSS class.
-        badge: The severity in words.
-        advice: What to do.
-        facts: Names and values.
-        pair: The image that shows the worst case, None if there is none.
-        texts: The text that shows it, None if there is none.
-        network: Drawing of who leaks to whom, None if the network cannot be drawn.
-        caption: What the drawing shows.
-        partial: A remark if the run is incomplete, "" otherwise.
-    """
-
-    topic: str
-    says: str
-    certainty: str
-    level: grading.Level
-    badge: str
-    advice: Sequence[Advice]
-    facts: Sequence[tuple[str, str]]
-    pair: Picture | None = None
-    texts: Passage | None = None
+    topic: str  # what was examined
+    says: str  # the worst case in one sentence
+    certainty: str  # how certain it is
+    level: grading.Level  # severity, a CSS class
+    badge: str  # the severity in words
+    advice: Sequence[Advice]  # what to do
+    facts: Sequence[tuple[str, str]]  # names and values
+    pair: Picture | None = None  # the image that shows the worst case, None if there is none
+    texts: Passage | None = None  # the text that shows it, None if there is none
+    # drawing of who leaks to whom, None if the network cannot be drawn
     network: Markup | None = None
-    caption: str = ""
-    partial: str = ""
+    caption: str = ""  # what the drawing shows
+    partial: str = ""  # a remark if the run is incomplete, "" otherwise
 
     @property
     def found_word(self) -> str:
@@ -69,14 +55,7 @@ class First:
 
 
 def first_screen(shown: Shown) -> First:
-    """Compose the first screen of an attack, an audit or a gate.
-
-    Args:
-        shown: The record and its additions.
-
-    Returns:
-        The variables of the template.
-    """
+    """Compose the first screen of an attack, an audit or a gate."""
     record = shown.record
     view = overview(record)
     partial = ""

@@ -28,30 +28,18 @@ MEANT = {
 
 
 class Group(TypedDict):
-    """Rules of some kinds, for the template.
-
-    Attributes:
-        name: Heading.
-        meant: What the rules test, "" if the heading is clear.
-        rules: The rules that are expanded.
-        fine: The rules within their limits, collapsed.
-        counted: Whether any rule has a value, a limit or a p-value.
-        count: Number of all rules.
-    """
+    """Rules of some kinds, for the template."""
 
     name: str
-    meant: str
+    meant: str  # what the rules test, "" if the heading is clear
     rules: list[Mapping[str, object]]
-    fine: list[Mapping[str, object]]
-    counted: bool
-    count: int
+    fine: list[Mapping[str, object]]  # the rules within their limits, collapsed
+    counted: bool  # whether any rule has a value, a limit or a p-value
+    count: int  # number of all rules
 
 
 def tables(record: RunRecord) -> Mapping[str, object] | None:
     """Return a gate's rules by kind, and what was accepted.
-
-    Args:
-        record: Any record.
 
     Returns:
         Values for the template; None for a record that does not come from a gate.
@@ -106,14 +94,7 @@ def _group(name: str, some: list[RuleEntry]) -> Group:
 
 
 def checks(record: CheckRecord) -> Iterator[tuple[str, Scene]]:
-    """Yield what was recovered from the nodes in each check.
-
-    Args:
-        record: The record of a gate.
-
-    Yields:
-        Name of the check, and its scene.
-    """
+    """Yield what was recovered from the nodes in each check."""
     for name, network in given(record.gate.networks, {}).items():
         shades: list[Shade] = []
         others: list[str] = []
@@ -127,9 +108,6 @@ def checks(record: CheckRecord) -> Iterator[tuple[str, Scene]]:
 
 def scene(record: RunRecord) -> Scene:
     """Return what was recovered from the nodes.
-
-    Args:
-        record: Any record.
 
     Returns:
         For a gate, the check that the most severe rule belongs to; for other records, everything.

@@ -25,47 +25,28 @@ Places = Callable[[Shade], Iterable[int]]  # returns the columns of a shade
 
 @dataclass(frozen=True)
 class Cell:
-    """Neighbouring places with the same shade.
+    """Neighbouring places with the same shade."""
 
-    Attributes:
-        shade: CSS class.
-        words: Meaning of the shade.
-        title: The meaning with the place, shown as a tooltip.
-        columns: Number of columns that it spans.
-    """
-
-    shade: str
-    words: str
-    title: str
-    columns: int
+    shade: str  # CSS class
+    words: str  # meaning of the shade
+    title: str  # the meaning with the place, shown as a tooltip
+    columns: int  # number of columns that it spans
 
 
 @dataclass(frozen=True)
 class HeatTable:
-    """A heat map as a table that uses the page's colours and is accessible to screen readers.
+    """A heat map as a table that uses the page's colours and is accessible to screen readers."""
 
-    Attributes:
-        label: Description for screen readers.
-        across: What the columns represent.
-        heads: Name and number of columns of each heading.
-        rows: Name and cells of each row.
-        columns: Number of columns.
-        wide: Width of a column in pixels, if the page is wide enough.
-    """
-
-    label: str
-    across: str
-    heads: tuple[tuple[str, int], ...]
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
-    columns: int
-    wide: int
+    label: str  # description for screen readers
+    across: str  # what the columns represent
+    heads: tuple[tuple[str, int], ...]  # name and number of columns of each heading
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]  # name and cells of each row
+    columns: int  # number of columns
+    wide: int  # width of a column in pixels, if the page is wide enough
 
 
 def by_round(scene: Scene) -> HeatTable | None:
     """Show by node and round what was recovered from leaks that span the round.
-
-    Args:
-        scene: What was recovered.
 
     Returns:
         The table, None if nothing was attacked.
@@ -87,9 +68,6 @@ def by_round(scene: Scene) -> HeatTable | None:
 
 def by_point(scene: Scene) -> HeatTable | None:
     """Show by node and grid point of an audit what was recovered, with the largest epsilon last.
-
-    Args:
-        scene: What was recovered.
 
     Returns:
         The table, None if there is no grid.
@@ -125,9 +103,6 @@ def _name(epsilon: Extended) -> str:
 def by_adversary(scene: Scene) -> HeatTable | None:
     """Show by node and adversary what was recovered.
 
-    Args:
-        scene: What was recovered.
-
     Returns:
         The table, None if there is only one adversary.
     """
@@ -145,14 +120,7 @@ def by_adversary(scene: Scene) -> HeatTable | None:
 
 
 def adversaries(scene: Scene) -> list[str]:
-    """Return the adversaries that `by_adversary` draws.
-
-    Args:
-        scene: What was recovered.
-
-    Returns:
-        Their names, in the order of the columns.
-    """
+    """Return the adversaries that `by_adversary` draws."""
     return list(dict.fromkeys(one.adversary for one in scene.shades))[:NAMED]
 
 

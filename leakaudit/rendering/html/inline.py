@@ -30,11 +30,6 @@ _REFERENCE = re.compile(r"#([\w-]+)")
 def inline(svg: str, label: str, titles: Mapping[str, Sequence[str]]) -> Markup:
     """Convert a chart to a part of the page.
 
-    Args:
-        svg: An SVG file written by matplotlib.
-        label: Description for screen readers.
-        titles: The tooltips of the markers of each line, by the id of the line.
-
     Returns:
         The chart, which shrinks with the page. It contains neither metadata nor styles, which would
         apply to the whole page, and only those ids that it refers to.

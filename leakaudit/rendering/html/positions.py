@@ -61,7 +61,6 @@ def distances(nodes: int, links: Sequence[Edge]) -> Matrix:
     """Return the number of edges between any two nodes.
 
     Args:
-        nodes: Number of nodes n.
         links: Edges (i, j).
 
     Returns:

@@ -25,49 +25,27 @@ _ERRORS = (0.316, 0.1, 0.0316)
 
 @dataclass(frozen=True)
 class Shade:
-    """What one adversary recovered from one node, as drawings show it.
-
-    Attributes:
-        node: The node.
-        adversary: The adversary.
-        first: First round of the leak.
-        last: Last round of the leak.
-        step: Index in `STEPS`.
-        point: Point of an audit's grid; empty for other records.
-    """
+    """What one adversary recovered from one node, as drawings show it."""
 
     node: int
     adversary: str
-    first: int
-    last: int
+    first: int  # first round of the leak
+    last: int  # last round of the leak
     step: int
-    point: tuple[Extended, ...] = ()
+    point: tuple[Extended, ...] = ()  # point of an audit's grid; empty for other records
 
 
 @dataclass(frozen=True)
 class Scene:
-    """A network, and what was recovered from its nodes.
-
-    Attributes:
-        trace: The network.
-        shades: What was recovered.
-        others: Adversaries for whom no leak of some node is determined.
-    """
+    """A network, and what was recovered from its nodes."""
 
     trace: TraceSummary
-    shades: tuple[Shade, ...]
-    others: tuple[str, ...]
+    shades: tuple[Shade, ...]  # what was recovered
+    others: tuple[str, ...]  # adversaries for whom no leak of some node is determined
 
 
 def shaded(finding: Finding) -> Iterator[Shade]:
-    """Yield a finding as drawings show it.
-
-    Args:
-        finding: One finding.
-
-    Yields:
-        The shade of each of its nodes.
-    """
+    """Yield a finding as drawings show it."""
     cell = given(finding.cell, None)
     for node in finding.nodes:
         yield Shade(
@@ -81,29 +59,13 @@ def shaded(finding: Finding) -> Iterator[Shade]:
 
 
 def shaded_best(one: NodeBest, adversary: str) -> Shade:
-    """Return the best record of a node in a gate as drawings show it.
-
-    Args:
-        one: The record.
-        adversary: The adversary.
-
-    Returns:
-        Its shade.
-    """
+    """Return the best record of a node in a gate as drawings show it."""
     reached = MOST if one.exact else _step(one.psnr, one.relative_error)
     return Shade(one.node, adversary, one.first, one.last, reached)
 
 
 def step(finding: Finding) -> int:
-    """Return how much was recovered according to a finding.
-
-    Args:
-        finding: One finding.
-
-    Returns:
-        The index in `STEPS`, by the closest record; by the relative error (0.1 corresponds to
-        20 dB) if there is no PSNR.
-    """
+    """Return how much was recovered according to a finding."""
     scores = finding.scores
     if scores is None:
         return UNSCORED[finding.certificate.name]
@@ -126,14 +88,7 @@ def _step(psnr: float | None, error: float | None) -> int:
 
 
 def worst_steps(shades: Iterable[Shade]) -> dict[int, int]:
-    """Return the worst case of each node.
-
-    Args:
-        shades: The shades of one adversary.
-
-    Returns:
-        Index in `STEPS` by node.
-    """
+    """Return the worst case of each node."""
     steps: dict[int, int] = {}
     for one in shades:
         steps[one.node] = max(steps.get(one.node, 0), one.step)

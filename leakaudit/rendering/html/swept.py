@@ -18,15 +18,7 @@ SHOWN = 1000  # most rows of the table; results.json has all
 
 
 def content(record: SweepRecord, figure: Markup) -> Mapping[str, object]:
-    """Return the variables of ``sweep.html.j2``.
-
-    Args:
-        record: The record of a sweep.
-        figure: Its figure.
-
-    Returns:
-        Values by name.
-    """
+    """Return the variables of ``sweep.html.j2``."""
     sweep = record.sweep
     headings, rows = sweep_text.table(sweep)
     numbers = list(map(sweep_text.is_number, headings))

@@ -11,14 +11,7 @@ ENDLESS = 2**62  # a window that ends at this round or later extends to the last
 
 
 def threat(record: RunRecord) -> list[tuple[str, str]]:
-    """Describe the training, the adversaries, what they observe and know, and what was examined.
-
-    Args:
-        record: Any record.
-
-    Returns:
-        Name and value.
-    """
+    """Describe the training, the adversaries, what they observe and know, and what was examined."""
     trace = record.trace
     settings = record.provenance.settings
     cells: tuple[CellEntry, ...] = ()

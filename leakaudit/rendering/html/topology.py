@@ -28,9 +28,6 @@ Edge = Sequence[int]
 def parsed(adversary: str) -> Adversary | None:
     """Parse the name of an adversary.
 
-    Args:
-        adversary: The name as stored in a record.
-
     Returns:
         The adversary; None if the name does not describe one.
     """
@@ -50,8 +47,6 @@ def network(
     """Draw the network as one adversary observes it.
 
     Args:
-        trace: The network.
-        adversary: Name of the adversary.
         steps: The shade of each node, as an index in `shades.STEPS`; absent nodes were not
             attacked.
         words: The meaning of each node's shade; by default, that of `shades.STEPS`.

@@ -78,31 +78,19 @@ class _Payloads(Struct):
 
 
 class Input(Struct):
-    """An argument of a node.
+    """An argument of a node."""
 
-    Attributes:
-        name: Name of the operator's parameter.
-        arg: The value, by its kind, for example ``{"as_int": 1}``.
-        kind: 1 if it is passed by position, else by name.
-    """
-
-    name: str
-    arg: dict[str, Any]
-    kind: int | None = None
+    name: str  # name of the operator's parameter
+    arg: dict[str, Any]  # the value, by its kind, for example `{"as_int": 1}`
+    kind: int | None = None  # 1 if it is passed by position, else by name
 
 
 class Node(Struct):
-    """One operation of the graph.
+    """One operation of the graph."""
 
-    Attributes:
-        target: Name of the operator, such as ``torch.ops.aten.linear.default``.
-        inputs: Its arguments.
-        outputs: Names of its results, by their kinds.
-    """
-
-    target: str
+    target: str  # name of the operator, such as `torch.ops.aten.linear.default`
     inputs: list[Input]
-    outputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]  # names of its results, by their kinds
 
 
 class _Form(Struct):
@@ -136,40 +124,26 @@ class _Program(Struct):
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """The content of a file.
+    """The content of a file."""
 
-    Attributes:
-        nodes: The operations in order.
-        parameters: Name in the graph -> name of the parameter, in the model's order.
-        buffers: Name in the graph -> name of the buffer or of another constant tensor.
-        constants: Name in the graph -> a plain value that was an argument of the model.
-        input: Name of the input in the graph.
-        output: Name of the output in the graph.
-        shape: Shape of the input, with the batch; None for a length that may vary.
-        dtype: Number format of the input.
-        tensors: Values of parameters and buffers by name.
-        trained: Names of the parameters that were trained.
-        tied: Name of a parameter -> the first one that is the same tensor, and stored once.
-    """
-
-    nodes: list[Node]
-    parameters: dict[str, str]
-    buffers: dict[str, str]
+    nodes: list[Node]  # the operations in order
+    parameters: dict[str, str]  # name in the graph -> name of the parameter, in the model's order
+    buffers: dict[str, str]  # name in the graph -> name of the buffer or of another constant tensor
+    # name in the graph -> a plain value that was an argument of the model
     constants: dict[str, bool | int | float | str | None]
-    input: str
-    output: str
+    input: str  # name of the input in the graph
+    output: str  # name of the output in the graph
+    # shape of the input, with the batch; None for a length that may vary
     shape: tuple[int | None, ...]
-    dtype: torch.dtype
-    tensors: dict[str, Tensor]
-    trained: frozenset[str]
+    dtype: torch.dtype  # number format of the input
+    tensors: dict[str, Tensor]  # values of parameters and buffers by name
+    trained: frozenset[str]  # names of the parameters that were trained
+    # name of a parameter -> the first one that is the same tensor, and stored once
     tied: dict[str, str]
 
 
 def read(path: Path) -> Stored:
     """Read a program.
-
-    Args:
-        path: The file.
 
     Raises:
         LeakauditError: It is not a program that `torch.export.save` wrote, contains pickled or
@@ -293,19 +267,12 @@ def _ends(graph: _GraphModule) -> tuple[_Bound, list[str]]:
 
 @dataclass(frozen=True, eq=False)
 class _Bound:
-    """What the inputs of a graph stand for; the attributes are those of `Stored`.
-
-    Attributes:
-        parameters: Parameters.
-        buffers: Buffers and constant tensors.
-        constants: Plain values.
-        given: The tensors that a caller passes.
-    """
+    """What the inputs of a graph stand for; the attributes are those of `Stored`."""
 
     parameters: dict[str, str]
-    buffers: dict[str, str]
-    constants: dict[str, bool | int | float | str | None]
-    given: list[str]
+    buffers: dict[str, str]  # buffers and constant tensors
+    constants: dict[str, bool | int | float | str | None]  # plain values
+    given: list[str]  # the tensors that a caller passes
 
     def add(self, spec: dict[str, dict[str, Any]]) -> None:
         """Record what one input stands for."""

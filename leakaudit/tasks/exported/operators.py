@@ -79,11 +79,7 @@ LARGEST = 2**28  # entries of a tensor that an operator creates: a GiB in float3
 
 
 def base(target: str) -> str:
-    """Return the name of an operator without overload and without the underscore of "in place".
-
-    Args:
-        target: Full name in the graph.
-    """
+    """Return the name of an operator without overload and without the underscore of "in place"."""
     name = target.removeprefix(PREFIX).partition(".")[0]
     if name in NAMES or not name.endswith("_"):
         return name
@@ -91,24 +87,13 @@ def base(target: str) -> str:
 
 
 def in_place(target: str) -> bool:
-    """Return whether an operator changes its first argument.
-
-    Args:
-        target: Full name in the graph.
-    """
+    """Return whether an operator changes its first argument."""
     name = target.removeprefix(PREFIX).partition(".")[0]
     return name.endswith("_") and not name.startswith("__") and name != "detach_"
 
 
 def function(target: str) -> Callable[..., Any]:
-    """Return the function of an operator.
-
-    Args:
-        target: Full name in the graph.
-
-    Raises:
-        LeakauditError: The operator is not on the lists.
-    """
+    """Return the function of an operator."""
     if target in LENGTHS:
         return LENGTHS[target]
     name, _, overload = target.removeprefix(PREFIX).partition(".")
@@ -128,17 +113,7 @@ def function(target: str) -> Callable[..., Any]:
 
 
 def value(argument: Mapping[str, Any], held: Mapping[str, Any], like: Tensor, own: Any) -> Any:
-    """Return the value of an argument.
-
-    Args:
-        argument: The argument, by its kind.
-        held: Results of earlier nodes by name.
-        like: The input of the program, whose number format and device are used.
-        own: Number format of the exported parameters: `like` stands for it.
-
-    Raises:
-        LeakauditError: The argument is of a kind that is not supported.
-    """
+    """Return the value of an argument."""
     if len(argument) != 1:
         raise LeakauditError("an argument of the program has several values")
     ((kind, given),) = argument.items()
@@ -180,12 +155,7 @@ def _held(given: Mapping[str, Any], held: Mapping[str, Any]) -> Any:
 
 
 def refuse_large(name: str, arguments: Mapping[str, Any]) -> None:
-    """Reject a request for more memory than any model needs.
-
-    Args:
-        name: Name of the operator.
-        arguments: Its arguments by name.
-    """
+    """Reject a request for more memory than any model needs."""
     if name not in MAKES:
         return
     sizes = arguments.get("size", arguments.get("repeats", arguments.get("end", 1)))

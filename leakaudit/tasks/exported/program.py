@@ -35,42 +35,28 @@ DEPTH = 64  # levels of modules, a choice far above those of any model
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """One node of the graph.
-
-    Attributes:
-        node: The node.
-        outputs: Names of its results.
-        module: Name of the module that computes it; empty if the operator does.
-        also: Another name that its result takes, because the operator works in place.
-    """
+    """One node of the graph."""
 
     node: Node
-    outputs: tuple[str, ...]
-    module: str = ""
-    also: str = ""
+    outputs: tuple[str, ...]  # names of its results
+    module: str = ""  # name of the module that computes it; empty if the operator does
+    also: str = ""  # another name that its result takes, because the operator works in place
 
 
 @dataclass(eq=False)
 class Graph:
-    """What a program computes, and what is known about it.
+    """What a program computes, and what is known about it."""
 
-    Attributes:
-        stored: The content of the file, without the values of its tensors.
-        name: Name of the file.
-        steps: The nodes that the output depends on, in order.
-        owned: Name of a parameter or buffer -> its name in the graph.
-        dropout: Largest probability of a dropout that was active when the program was exported.
-        normalises: Whether batch normalisation uses the statistics of the batch.
-        own: Number format of the exported parameters.
-    """
-
-    stored: Stored
+    stored: Stored  # the content of the file, without the values of its tensors
     name: str
+    # the nodes that the output depends on, in order
     steps: list[_Step] = field(default_factory=list)
+    # name of a parameter or buffer -> its name in the graph
     owned: list[tuple[str, str]] = field(default_factory=list)
+    # largest probability of a dropout that was active when the program was exported
     dropout: float = 0.0
-    normalises: bool = False
-    own: torch.dtype = torch.float32
+    normalises: bool = False  # whether batch normalisation uses the statistics of the batch
+    own: torch.dtype = torch.float32  # number format of the exported parameters
 
     @property
     def batch(self) -> int | None:
@@ -105,15 +91,7 @@ class Graph:
 
 
 class Program(nn.Module):
-    """An exported model; dropout is off, and batch normalisation changes no statistics.
-
-    Args:
-        stored: The content of the file.
-        name: Name of the file, for messages.
-
-    Raises:
-        LeakauditError: An operator is not on the list, or the program changes its own tensors.
-    """
+    """An exported model; dropout is off, and batch normalisation changes no statistics."""
 
     def __init__(self, stored: Stored, name: str) -> None:
         super().__init__()
@@ -129,9 +107,6 @@ class Program(nn.Module):
 
         Args:
             x: (b, *shape) inputs.
-
-        Raises:
-            LeakauditError: The program accepts another number of inputs only.
         """
         graph = self.exported_graph
         batch = graph.batch
@@ -315,15 +290,10 @@ def _look(graph: Graph) -> None:
 
 @dataclass(frozen=True)
 class _Own:
-    """A layer whose parameters no other node uses.
+    """A layer whose parameters no other node uses."""
 
-    Attributes:
-        parameters: Names of its parameters: the weight, and the bias if there is one.
-        kind: `LINEAR` or `EMBEDDING`.
-    """
-
-    parameters: tuple[str, ...]
-    kind: str
+    parameters: tuple[str, ...]  # names of its parameters: the weight, and the bias if there is one
+    kind: str  # `LINEAR` or `EMBEDDING`
 
     def module(self, weight: Tensor) -> nn.Module:
         """Return an empty module for it."""
@@ -335,11 +305,7 @@ class _Own:
 
 
 def _own_layers(graph: Graph) -> dict[str, _Own]:
-    """Return linear layers and embeddings by name, and mark their steps.
-
-    Args:
-        graph: The graph, whose steps are changed.
-    """
+    """Return linear layers and embeddings by name, and mark their steps."""
     stored = graph.stored
     uses = Counter(name for step in graph.steps for name in _reads(step.node))
     tensors = Counter(name.rpartition(".")[0] for name in stored.tensors)

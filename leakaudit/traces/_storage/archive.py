@@ -49,34 +49,20 @@ class Refused(Exception):
 
 
 class Record(NamedTuple):
-    """Position of the bytes of one record.
+    """Position of the bytes of one record."""
 
-    Attributes:
-        header: Start of its local header.
-        start: Start of its data.
-        size: Number of bytes of its data.
-    """
-
-    header: int
+    header: int  # start of its local header
     start: int
-    size: int
+    size: int  # number of bytes of its data
 
 
 def refuse(why: str) -> NoReturn:
-    """Raise `Refused`.
-
-    Args:
-        why: Reason, to follow "FILE is rejected: ".
-    """
+    """Raise `Refused`."""
     raise Refused(why)
 
 
 def short(text: object) -> str:
-    """Quote untrusted text on one line.
-
-    Args:
-        text: Text of any length.
-    """
+    """Quote untrusted text on one line."""
     return ascii(str(text)[:60])
 
 
@@ -102,11 +88,7 @@ def directory(fd: int, size: int) -> dict[str, Record]:
     """Return the records of an archive by name, without the archive's own prefix.
 
     Args:
-        fd: The open file.
         size: Size of the file in bytes.
-
-    Raises:
-        Refused: A record is compressed, overlaps another, or is not one that torch writes.
     """
     place = _end(fd, size)
     too_large = place.records > MAX_RECORDS or place.length > MAX_DIRECTORY
@@ -208,8 +190,6 @@ class Writer:
 
     Attributes:
         prefix: The archive's own prefix of every name.
-        at: Start of the next record.
-        records: Records by name, without the prefix.
     """
 
     _VERSION = 45  # of the format: 64-bit sizes
@@ -218,11 +198,7 @@ class Writer:
     _PADDING = 0x4246  # the extra field with which torch pads, "FB"
 
     def __init__(self, prefix: str = "trace") -> None:
-        """Start without records.
-
-        Args:
-            prefix: The archive's own prefix of every name.
-        """
+        """Start without records."""
         self.prefix = prefix
         self.at = 0
         self.records: dict[str, Record] = {}
@@ -232,7 +208,6 @@ class Writer:
         """Append a record.
 
         Args:
-            name: Name without the prefix.
             size: Size in bytes.
             data: Its first bytes, if known.
         """
@@ -262,11 +237,7 @@ class Writer:
         return record
 
     def directory(self, crc: dict[str, int]) -> bytes:
-        """Return the bytes that follow the last record.
-
-        Args:
-            crc: Checksums of the records that have one.
-        """
+        """Return the bytes that follow the last record."""
         out = b""
         for name, record in self.records.items():
             out += self._entry(name, record, crc.get(name, 0))
@@ -320,10 +291,6 @@ class Writer:
         return head + full + extra
 
     def write(self, fd: int) -> None:
-        """Write the headers and the data known so far.
-
-        Args:
-            fd: The open file.
-        """
+        """Write the headers and the data known so far."""
         for at, piece in self._pieces:
             os.pwrite(fd, piece, at)

@@ -20,10 +20,6 @@ def tensor(value: Any, what: str) -> Tensor:
 
     Args:
         value: An array of torch, numpy or anything with DLPack or ``__array__``.
-        what: Its name in errors.
-
-    Raises:
-        LeakauditError: It does not contain real numbers.
     """
     if isinstance(value, Tensor):
         return value.detach()
@@ -46,12 +42,7 @@ def integers(value: Any, what: str, stop: int) -> _Integers:
     """Return whole numbers as a one-dimensional array.
 
     Args:
-        value: One number or a sequence of numbers.
-        what: Their name in errors.
         stop: All must lie in [0, stop).
-
-    Raises:
-        LeakauditError: They are not a sequence of whole numbers, or are out of range.
     """
     if isinstance(value, Tensor):
         array = np.atleast_1d(value.detach().cpu().numpy())

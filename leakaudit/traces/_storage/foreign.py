@@ -51,15 +51,7 @@ _HARMLESS = 64 << 20
 
 
 def read_npz(path: Path, max_bytes: float) -> Trace:
-    """Read a trace from an .npz file, compressed or not; nothing is unpickled.
-
-    Args:
-        path: The file.
-        max_bytes: Maximum size after unpacking.
-
-    Raises:
-        LeakauditError: It is too large, damaged, or not a trace.
-    """
+    """Read a trace from an .npz file, compressed or not; nothing is unpickled."""
     try:
         with zipfile.ZipFile(path) as archive:
             _check_unpacked(path, archive.infolist(), max_bytes)
@@ -87,16 +79,7 @@ def _check_unpacked(path: Path, entries: list[zipfile.ZipInfo], max_bytes: float
 
 
 def read_safetensors(path: Path, max_bytes: float) -> Trace:
-    """Read a trace from a .safetensors file.
-
-    Args:
-        path: The file.
-        max_bytes: Maximum size of its contents.
-
-    Raises:
-        LeakauditError: The package is not installed, or the file is too large, damaged, or not a
-            trace.
-    """
+    """Read a trace from a .safetensors file."""
     package = _safetensors()
     try:
         size = path.stat().st_size
@@ -116,15 +99,7 @@ def read_safetensors(path: Path, max_bytes: float) -> Trace:
 
 
 def write_npz(trace: Trace, path: Path) -> None:
-    """Write a trace as an .npz file, uncompressed.
-
-    Args:
-        trace: The trace to write.
-        path: The file; an existing one is replaced.
-
-    Raises:
-        LeakauditError: The trace is in bfloat16, which numpy does not have.
-    """
+    """Write a trace as an .npz file, uncompressed."""
     if trace.dtype == torch.bfloat16:
         raise LeakauditError(".npz does not support bfloat16; write .safetensors")
     arrays, meta = _arrays(trace)
@@ -139,15 +114,7 @@ def write_npz(trace: Trace, path: Path) -> None:
 
 
 def write_safetensors(trace: Trace, path: Path) -> None:
-    """Write a trace as a .safetensors file.
-
-    Args:
-        trace: The trace to write.
-        path: The file; an existing one is replaced.
-
-    Raises:
-        LeakauditError: The package is not installed.
-    """
+    """Write a trace as a .safetensors file."""
     package = _safetensors()
     arrays, meta = _arrays(trace)
     with replacing(path) as file:

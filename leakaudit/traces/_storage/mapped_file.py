@@ -47,15 +47,10 @@ Tree = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Hole:
-    """A tensor of zeros that takes no space before it is written.
-
-    Attributes:
-        shape: Shape of the tensor.
-        dtype: Type of its numbers.
-    """
+    """A tensor of zeros that takes no space before it is written."""
 
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    dtype: torch.dtype  # type of its numbers
 
     @property
     def nbytes(self) -> int:
@@ -64,11 +59,7 @@ class Hole:
 
 
 class MemoryFile:
-    """The same as `MapFile`, without a file.
-
-    Attributes:
-        tree: Its contents, writable.
-    """
+    """The same as `MapFile`, without a file."""
 
     def __init__(self, tree: Tree) -> None:
         """Allocate the holes; memory that is never written is never used.
@@ -92,7 +83,6 @@ class MemoryFile:
         """Copy the first bytes of the last leaf of another file with rows of the same size.
 
         Args:
-            other: The file.
             stop: Number of bytes.
         """
         mine = _last_leaf(self.tree).view(-1).view(torch.uint8)
@@ -107,11 +97,7 @@ class MemoryFile:
         """
 
     def finish(self, rows: int) -> None:
-        """Truncate the last leaf and write no more.
-
-        Args:
-            rows: Number of its rows to keep.
-        """
+        """Truncate the last leaf and write no more."""
 
     def discard(self) -> None:
         """Give up before `publish`."""
@@ -121,22 +107,14 @@ class MapFile(MemoryFile):
     """The tensors of a new .pt file.
 
     The file is available at its path after `publish`; before, it has a temporary name next to it.
-
-    Attributes:
-        tree: Its contents, writable.
-        path: Its path.
     """
 
     def __init__(self, path: Path, tree: Tree) -> None:
         """Lay out the file.
 
         Args:
-            path: Path of the file after `publish`.
             tree: Dictionaries of plain values, tensors (copied) and `Hole`s, the last of which is
                 the large one.
-
-        Raises:
-            LeakauditError: The file cannot be created.
         """
         self.path = path
         self._plan = _replace(tree, lambda leaf: Hole(tuple(leaf.shape), leaf.dtype))
@@ -196,9 +174,6 @@ class MapFile(MemoryFile):
 
         Args:
             stop: Number of bytes.
-
-        Raises:
-            LeakauditError: The disk is full, or somebody truncated the file.
         """
         if stop <= self._ready:
             return
@@ -234,7 +209,6 @@ class MapFile(MemoryFile):
         """Copy through the operating system, which is faster than through the two maps.
 
         Args:
-            other: The file, also a `MapFile`.
             stop: Number of bytes of its last leaf.
         """
         assert isinstance(other, MapFile)
@@ -269,12 +243,6 @@ class MapFile(MemoryFile):
         replaced by those of the same size for the shorter tensor, and the file is truncated after
         the new directory. Until then, the old directory is valid. If the new one does not fit, the
         file keeps its length; `written` states how much of it is valid.
-
-        Args:
-            rows: Number of rows of the last leaf to keep.
-
-        Raises:
-            LeakauditError: The disk fails, or somebody truncated the file.
         """
         last = _last_leaf(self._plan)
         cut = Hole((rows, *last.shape[1:]), last.dtype)
@@ -336,19 +304,12 @@ class _Pickler(pickle.Pickler):
 
 
 class _Laid(NamedTuple):
-    """The layout of a file.
+    """The layout of a file."""
 
-    Attributes:
-        writer: Contains its records.
-        tail: The bytes that follow them.
-        index_size: Size of the index in bytes.
-        tensors: The records of tensors, in the order of the leaves of the tree.
-    """
-
-    writer: Writer
-    tail: bytes
-    index_size: int
-    tensors: list[Record]
+    writer: Writer  # contains its records
+    tail: bytes  # the bytes that follow them
+    index_size: int  # size of the index in bytes
+    tensors: list[Record]  # the records of tensors, in the order of the leaves of the tree
 
 
 def _lay_out(plan: Tree, index_size: int = 0) -> _Laid:

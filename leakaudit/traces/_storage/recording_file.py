@@ -31,13 +31,9 @@ class RecordingFile:
 
         Args:
             path: The file or folder; None for memory.
-            format: Format of all tables.
             size: (messages, rows) of the whole recording, None for an unknown number.
             limit: Maximum total size of all tables in bytes.
             shard_bytes: Size of the shards of a folder; None for one file.
-
-        Raises:
-            LeakauditError: `path` cannot be written.
         """
         self.path = path
         self._format = format
@@ -65,11 +61,7 @@ class RecordingFile:
         return self._table is not None
 
     def table(self, round: int) -> MessageTable:
-        """Return the table for messages of a round; a shard contains complete rounds only.
-
-        Args:
-            round: Round of the messages.
-        """
+        """Return the table for messages of a round; a shard contains complete rounds only."""
         if self._table is None:
             self._table = self._start(round)
         elif self._shard_bytes is not None and round > self._last:
@@ -85,11 +77,7 @@ class RecordingFile:
         return self._table
 
     def commit(self, round: int) -> None:
-        """Commit what was appended.
-
-        Args:
-            round: The last round that has ended.
-        """
+        """Commit what was appended."""
         table = self.table(round)
         table.commit(round)
         messages = table.messages - self._begin_messages

@@ -35,15 +35,10 @@ if TYPE_CHECKING:
 
 
 class Numbers(NamedTuple):
-    """A type of numbers.
-
-    Attributes:
-        name: Its name in torch.
-        itemsize: Bytes of one number.
-    """
+    """A type of numbers."""
 
     name: str
-    itemsize: int
+    itemsize: int  # bytes of one number
 
 
 STORAGES = {
@@ -82,19 +77,12 @@ NORESERVE = getattr(mmap, "MAP_NORESERVE", _LINUX_NORESERVE)
 
 @dataclass(frozen=True)
 class Mapped:
-    """A tensor of a file, whose bytes exist and are mapped copy-on-write, but have not been read.
+    """A tensor of a file, whose bytes are mapped copy-on-write, but have not been read."""
 
-    Attributes:
-        dtype: Name of the type of its numbers.
-        shape: Its shape.
-        data: The file.
-        start: Position of its first byte in the file.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # name of the type of its numbers
+    shape: tuple[int, ...]  # its shape
     data: mmap.mmap
-    start: int
+    start: int  # position of its first byte in the file
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         """Return a numpy array; numpy has no bfloat16."""
@@ -136,9 +124,6 @@ def read(path: Path) -> dict[str, Any]:
 
     Memory and time do not depend on the size of the tensors.
 
-    Args:
-        path: The file.
-
     Returns:
         Plain Python values, dictionaries and lists of them, and tensors that are mapped
         copy-on-write.
@@ -152,14 +137,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def outline(path: Path) -> dict[str, Any]:
-    """Return the file's dictionary as `read` does, with `Mapped` in place of tensors.
-
-    Args:
-        path: The file.
-
-    Raises:
-        LeakauditError: As for `read`.
-    """
+    """Return the file's dictionary as `read` does, with `Mapped` in place of tensors."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe must not block
     except OSError as error:

@@ -28,24 +28,16 @@ _SHA = re.compile(r"[0-9a-f]{64}")
 
 @dataclass
 class Manifest:
-    """Contents of a folder.
+    """Contents of a folder."""
 
-    Attributes:
-        meta: The description, which every shard contains.
-        files: sha256 by name relative to the folder, None while the file is being written.
-        complete: Whether the recording is complete.
-    """
-
+    # the description, which every shard contains
     meta: Mapping[str, Json] = field(default_factory=dict)
+    # sha256 by name relative to the folder, None while the file is being written
     files: dict[str, str | None] = field(default_factory=dict)
     complete: bool = False
 
     def write(self, folder: Path) -> None:
-        """Replace the folder's manifest.
-
-        Args:
-            folder: The folder.
-        """
+        """Replace the folder's manifest."""
         shards = []
         for name, sha in self.files.items():
             shards.append({"file": name, "round": _first_round(name), "sha256": sha})
@@ -61,20 +53,12 @@ class Manifest:
 
 
 def place(folder: Path) -> Path:
-    """Return the path of the manifest of a folder.
-
-    Args:
-        folder: The folder.
-    """
+    """Return the path of the manifest of a folder."""
     return folder / "manifest.json"
 
 
 def name(round: int) -> str:
-    """Return the name of a shard.
-
-    Args:
-        round: Its first round.
-    """
+    """Return the name of a shard."""
     return f"shards/r{round:06d}.pt"
 
 
@@ -86,14 +70,7 @@ def _first_round(name: str) -> int:
 
 
 def read(folder: Path) -> Manifest:
-    """Read and check a manifest.
-
-    Args:
-        folder: The folder that contains it.
-
-    Raises:
-        LeakauditError: It is malformed or refers to files outside its folder.
-    """
+    """Read and check a manifest."""
     path = place(folder)
     value = _json(path, folder)
     if not isinstance(value, Mapping):
@@ -162,12 +139,7 @@ def check(folder: Path, manifest: Manifest, verify: bool | None) -> None:
     """Compare the manifest and all shards with their sha256, as `sidecar.check` does for a file.
 
     Args:
-        folder: The folder.
-        manifest: The result of `read`.
         verify: Whether to do so; None does if the shards are small.
-
-    Raises:
-        LeakauditError: A file differs from its sha256, or has none and `verify` is True.
     """
     sidecar.check(place(folder), verify)
     size = sum((folder / name).stat().st_size for name in manifest.files)
@@ -184,14 +156,7 @@ def check(folder: Path, manifest: Manifest, verify: bool | None) -> None:
 
 
 def seal(folder: Path) -> str:
-    """Write the sha256 of all shards into the manifest, and that of the manifest next to it.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The sha256 of the manifest.
-    """
+    """Write the sha256 of all shards into the manifest, and that of the manifest next to it."""
     manifest = read(folder)
     manifest.files = {name: sidecar.digest(folder / name) for name in manifest.files}
     manifest.write(folder)

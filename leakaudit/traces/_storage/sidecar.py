@@ -22,23 +22,12 @@ _LINE_BYTES = 4096
 
 
 def beside(path: Path) -> Path:
-    """Return the path of the sha256 of a file.
-
-    Args:
-        path: The file.
-    """
+    """Return the path of the sha256 of a file."""
     return path.with_name(path.name + ".sha256")
 
 
 def digest(path: Path) -> str:
-    """Return the sha256 of a file, read in pieces.
-
-    Args:
-        path: The file.
-
-    Raises:
-        LeakauditError: It cannot be read.
-    """
+    """Return the sha256 of a file, read in pieces."""
     sha = hashlib.sha256()
     piece = memoryview(bytearray(CHUNK))
     done = 0
@@ -55,14 +44,7 @@ def digest(path: Path) -> str:
 
 
 def recorded(path: Path) -> str | None:
-    """Return the sha256 that is stored next to a file; None if there is none.
-
-    Args:
-        path: The file.
-
-    Raises:
-        LeakauditError: The stored value is not a sha256.
-    """
+    """Return the sha256 that is stored next to a file; None if there is none."""
     try:
         with beside(path).open("rb") as file:
             text = file.read(_LINE_BYTES)
@@ -80,14 +62,7 @@ def recorded(path: Path) -> str | None:
 
 
 def write(path: Path) -> str:
-    """Hash a file and write the result next to it.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The sha256.
-    """
+    """Hash a file and write the result next to it."""
     sha = digest(path)
     with replacing(beside(path)) as file:
         file.write(f"{sha}  {path.name}\n".encode())
@@ -98,11 +73,7 @@ def check(path: Path, verify: bool | None) -> None:
     """Compare a file with the sha256 next to it.
 
     Args:
-        path: The file.
         verify: Whether to do so; None does if there is a sha256 and the file is small.
-
-    Raises:
-        LeakauditError: They differ, or there is no sha256 and `verify` is True.
     """
     if verify is False or not path.is_file():
         return
@@ -120,11 +91,7 @@ def compare(path: Path, expected: str) -> None:
     """Reject a file that has changed.
 
     Args:
-        path: The file.
         expected: Its sha256.
-
-    Raises:
-        LeakauditError: The file has a different one.
     """
     if digest(path) != expected:
         raise LeakauditError(

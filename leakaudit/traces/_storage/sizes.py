@@ -31,9 +31,6 @@ def plan_size(messages: int, columns: int, dtype: torch.dtype, rows: int | None 
     """Return the size of a recording in bytes.
 
     Args:
-        messages: Number of messages.
-        columns: Number of entries of a payload.
-        dtype: Type of these entries.
         rows: Number of payloads, smaller than that of messages if broadcasts are stored once; by
             default the same.
     """
@@ -56,17 +53,8 @@ def estimate(
     """Return the size of the requested recording, and of smaller ones.
 
     Args:
-        messages: Number of messages.
-        columns: Number of entries of a payload.
-        dtype: Type of these entries.
         graph: The network; for the channels of one node, the node with most neighbours is used.
-        layout: Layout of the model; the first layer is all parameters of the first module.
         rounds: Number of rounds; None if unknown.
-        rows: Number of payloads; by default that of messages.
-        max_bytes: Size into which a recording of fewer rounds has to fit.
-
-    Returns:
-        Bytes by description; the requested recording comes first.
     """
     if rows is None:
         rows = messages
@@ -105,15 +93,7 @@ def _first_layer(layout: Layout) -> int:
 
 
 def refuse_above(max_bytes: float, sizes: dict[str, int]) -> None:
-    """Reject a recording that is too large, and list smaller ones.
-
-    Args:
-        max_bytes: Maximum size.
-        sizes: The result of `estimate`.
-
-    Raises:
-        LeakauditError: The first of `sizes` exceeds `max_bytes`.
-    """
+    """Reject a recording that is too large, and list smaller ones."""
     (_, whole), *smaller = sizes.items()
     if whole > max_bytes:
         others = "; ".join(f"{name} {human(size)}" for name, size in smaller)

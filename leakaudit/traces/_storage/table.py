@@ -30,17 +30,11 @@ SPARSE = 256 << 20  # maximum number of payload bytes of a new table
 
 @dataclass(frozen=True)
 class TableFormat:
-    """What all tables of one recording have in common.
+    """What all tables of one recording have in common."""
 
-    Attributes:
-        head: The contents of a file before the messages.
-        width: Number of entries of a payload.
-        dtype: Number format of the payloads.
-    """
-
-    head: Mapping[str, Any]
-    width: int
-    dtype: torch.dtype
+    head: Mapping[str, Any]  # the contents of a file before the messages
+    width: int  # number of entries of a payload
+    dtype: torch.dtype  # number format of the payloads
 
     @property
     def row_bytes(self) -> int:
@@ -48,26 +42,16 @@ class TableFormat:
         return self.width * self.dtype.itemsize
 
     def size(self, messages: int, rows: int) -> int:
-        """Return the size of a table in bytes.
-
-        Args:
-            messages: Number of messages.
-            rows: Number of payloads.
-        """
+        """Return the size of a table in bytes."""
         return plan_size(messages, self.width, self.dtype, rows)
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Numbers of messages and payload rows.
+    """Numbers of messages and payload rows."""
 
-    Attributes:
-        messages: Number of messages; None if unknown.
-        rows: Number of payloads; None if unknown.
-    """
-
-    messages: int | None
-    rows: int | None
+    messages: int | None  # number of messages; None if unknown
+    rows: int | None  # number of payloads; None if unknown
 
 
 class MessageTable:
@@ -75,7 +59,6 @@ class MessageTable:
 
     Attributes:
         messages: Number of messages appended so far.
-        rows: Number of their payloads.
     """
 
     def __init__(self, path: Path | None, format: TableFormat, size: Extent, limit: float) -> None:
@@ -83,12 +66,7 @@ class MessageTable:
 
         Args:
             path: Path of the file, which exists from the start; None for memory.
-            format: Format of the recording.
-            size: Initial size; it grows by doubling.
             limit: Maximum size in bytes.
-
-        Raises:
-            LeakauditError: The file cannot be created.
         """
         self._path = path
         self._format = format
@@ -141,14 +119,7 @@ class MessageTable:
         self._written: np.ndarray[Any, np.dtype[np.int64]] = table["written"].numpy()
 
     def kind(self, name: str) -> int:
-        """Return the number of a kind of messages; a new kind receives the next one.
-
-        Args:
-            name: Name of the kind.
-
-        Raises:
-            LeakauditError: The file cannot store the name.
-        """
+        """Return the number of a kind of messages; a new kind receives the next one."""
         if name in self._kinds:
             return self._kinds[name]
         text = "".join(f"{n}\n" for n in (*self._kinds, name)).encode()
@@ -167,8 +138,6 @@ class MessageTable:
         """Add messages with new payloads.
 
         Args:
-            count: Number of messages.
-            rows: Number of payloads.
             values: Values of the columns round, src, dst, kind, row (counted from the first of the
                 new payloads) and secure.
 
@@ -229,11 +198,7 @@ class MessageTable:
         self._late.append((first, self.rows, payload))
 
     def commit(self, round: int) -> None:
-        """Commit everything that was appended.
-
-        Args:
-            round: The last round that has ended.
-        """
+        """Commit everything that was appended."""
         for first, stop, payload in self._late:
             self._payload[first:stop] = payload[first:stop]
         self._late.clear()

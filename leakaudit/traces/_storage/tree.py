@@ -45,44 +45,20 @@ _FOREIGN = "not a file of leakaudit"
 
 
 class Outline(NamedTuple):
-    """What a trace file contains, without its payloads.
+    """What a trace file contains, without its payloads."""
 
-    Attributes:
-        trace: Its description, without messages and public tensors.
-        public: Public tensors by name.
-        messages: The messages, without payloads.
-    """
-
-    trace: Trace
-    public: Mapping[str, Any]
-    messages: Committed
+    trace: Trace  # its description, without messages and public tensors
+    public: Mapping[str, Any]  # public tensors by name
+    messages: Committed  # the messages, without payloads
 
 
 def read(path: Path, kind: str) -> dict[str, Any]:
-    """Read a file and check its format and version.
-
-    Args:
-        path: The file.
-        kind: `TRACE` or `TRUTH`.
-
-    Returns:
-        Its tree; nothing else in it has been checked.
-
-    Raises:
-        LeakauditError: It is not a file of this kind, or of a version that cannot be read.
-    """
+    """Read a file and check its format and version."""
     return _checked(safe_reader.read(path), path, kind)
 
 
 def outline(path: Path) -> Outline:
-    """Read what a trace file contains, without its payloads and without torch.
-
-    Args:
-        path: The file.
-
-    Raises:
-        LeakauditError: As for `read` and `decode`.
-    """
+    """Read what a trace file contains, without its payloads and without torch."""
     return _outlined(_checked(safe_reader.outline(path), path, TRACE), str(path))
 
 
@@ -104,14 +80,7 @@ def _checked(tree: dict[str, Any], path: Path, kind: str) -> dict[str, Any]:
 
 
 def to_json(value: object) -> str:
-    """Return a value as JSON text.
-
-    Args:
-        value: Plain values; scalars of numpy and torch become numbers.
-
-    Raises:
-        LeakauditError: JSON cannot represent the value.
-    """
+    """Return a value as JSON text."""
     try:
         return json.dumps(value, default=lambda scalar: scalar.item(), allow_nan=False)
     except (TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
@@ -121,14 +90,7 @@ def to_json(value: object) -> str:
 
 
 def head(trace: Trace) -> dict[str, Any]:
-    """Return the contents of a trace file before the messages.
-
-    Args:
-        trace: The trace; its messages are not used.
-
-    Raises:
-        LeakauditError: The result could not be read again.
-    """
+    """Return the contents of a trace file before the messages."""
     import torch
 
     about: dict[str, object] = {
@@ -163,24 +125,12 @@ def head(trace: Trace) -> dict[str, Any]:
 
 
 def version(trace: Trace) -> int:
-    """Return the version of the format of a trace's file.
-
-    Args:
-        trace: The trace.
-    """
+    """Return the version of the format of a trace's file."""
     return VERSION if trace.kept is None else KEPT
 
 
 def decode(tree: Mapping[str, Any], where: str) -> Trace:
-    """Convert the contents of a trace file into a `Trace`.
-
-    Args:
-        tree: The dictionary. Rows and messages that were never committed are omitted.
-        where: Names the file in errors.
-
-    Raises:
-        LeakauditError: A value in it is out of range.
-    """
+    """Convert the contents of a trace file into a `Trace`."""
     trace, public, found = _outlined(tree, where)
     table = tree["messages"]
     count = len(found)
@@ -244,9 +194,6 @@ def truth_tree(truth: Truth) -> dict[str, Any]:
 
     Args:
         truth: Its tensors are copied, because `torch.save` writes the whole storage of a view.
-
-    Raises:
-        LeakauditError: JSON cannot represent its provenance.
     """
     own = {
         "x": truth.x,
@@ -270,15 +217,7 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
-    """Convert the contents of a truth file into a `Truth`.
-
-    Args:
-        tree: The dictionary.
-        where: Names the file in errors.
-
-    Raises:
-        LeakauditError: A value in it is out of range.
-    """
+    """Convert the contents of a truth file into a `Truth`."""
     numbers = (*wellformed.FLOATS, "int64")
     try:
         about = wellformed.meta(tree, wellformed.TruthEntry)

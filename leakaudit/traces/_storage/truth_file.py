@@ -49,11 +49,7 @@ class TruthBuilder:
         """Start empty.
 
         Args:
-            task: Task that inputs and labels must fit.
-            nodes: Number of nodes of the network.
             limit: Maximum size in bytes of private states in memory.
-            provenance: Plain values that must not be part of the trace.
-            check: Whether inputs and labels are compared with what the task allows.
             samples: Maximum number of records per node; 0 for any number.
         """
         self._task = task
@@ -70,12 +66,7 @@ class TruthBuilder:
         self.changed = False
 
     def sent(self, kind: str, place: Json) -> None:
-        """Store where messages of a kind are sent.
-
-        Args:
-            kind: Name of the kind.
-            place: As `leakaudit.traces.callers.of_frame` returns it.
-        """
+        """Store where messages of a kind are sent."""
         noted = self._provenance.setdefault(SENT, {})
         if isinstance(noted, dict):
             noted[kind] = place
@@ -85,13 +76,9 @@ class TruthBuilder:
         """Store samples of a node.
 
         Args:
-            node: Their owner.
             x: (b, *shape) inputs, or one (*shape).
             y: (b,) labels.
             index: (b,) rows in the data set; None stores -1.
-
-        Raises:
-            LeakauditError: They do not fit the task or each other, or there are too many.
         """
         (owner,) = integers(node, "node", self._nodes)
         x = self._inputs(x, "x")
@@ -131,9 +118,6 @@ class TruthBuilder:
 
         Args:
             x: (p, *shape) inputs.
-
-        Raises:
-            LeakauditError: They do not fit the task.
         """
         self._pool = self._inputs(x, "pool")
         self.changed = True
@@ -144,12 +128,7 @@ class TruthBuilder:
         """Store a private vector of a round; a later one of the same round replaces it.
 
         Args:
-            name: Name of the vector.
-            round: Its round.
             value: The vector, of the same shape in all rounds.
-
-        Raises:
-            LeakauditError: It has another shape or an invalid round, or states exceed the limit.
         """
         value = tensor(value, f"state {name}").cpu().clone()
         rounds = self._states.setdefault(name, {})
@@ -192,11 +171,7 @@ class TruthBuilder:
         return x.float()
 
     def build(self, id: str) -> Truth:
-        """Return what was stored; states have a row for each round, NaN in rounds without a value.
-
-        Args:
-            id: Identifier of the recording.
-        """
+        """Return what was stored; states have a row per round, NaN without a value."""
         if self._parts:
             x = torch.cat([part.x for part in self._parts])
             y = torch.cat([part.y for part in self._parts])

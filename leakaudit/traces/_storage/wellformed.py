@@ -71,25 +71,15 @@ class Array(Protocol):
 
 @dataclass(frozen=True)
 class Committed:
-    """The part of a table of messages that was committed, without payloads.
+    """The part of a table of messages that was committed, without payloads."""
 
-    Attributes:
-        rows: Number of payloads.
-        index: (m,) of each column of `INDEX`.
-        secure: (m,) whether each message is encrypted.
-        kinds: Names of the kinds of messages.
-        dtype: Name of the type of the payloads.
-        last: The last round.
-        closed: Whether the recording is complete.
-    """
-
-    rows: int
-    index: Mapping[str, np.ndarray[Any, np.dtype[np.int32]]]
-    secure: np.ndarray[Any, np.dtype[np.bool_]]
-    kinds: tuple[str, ...]
-    dtype: str
+    rows: int  # number of payloads
+    index: Mapping[str, np.ndarray[Any, np.dtype[np.int32]]]  # (m,) of each column of `INDEX`
+    secure: np.ndarray[Any, np.dtype[np.bool_]]  # (m,) whether each message is encrypted
+    kinds: tuple[str, ...]  # names of the kinds of messages
+    dtype: str  # name of the type of the payloads
     last: int
-    closed: bool
+    closed: bool  # whether the recording is complete
 
     def __len__(self) -> int:
         """Number of messages m."""
@@ -116,81 +106,50 @@ class _TaskEntry(_Open, frozen=True, kw_only=True):
 
 
 class LayoutEntry(_Open, frozen=True, kw_only=True):
-    """The position of each parameter in the flat vector.
-
-    Attributes:
-        names: Names of the parameters.
-        shapes: Shapes of the parameters.
-    """
+    """The position of each parameter in the flat vector."""
 
     names: tuple[_Name, ...]
     shapes: tuple[tuple[int, ...], ...]
 
 
 class SketchEntry(_Open, frozen=True, kw_only=True):
-    """The sketch of every message (`leakaudit.sketch`).
+    """The sketch of every message (`leakaudit.sketch`)."""
 
-    Attributes:
-        seed: Determines the signs.
-        rows: Signs per row of numbers.
-        width: Length of a row of numbers.
-    """
-
-    seed: int
-    rows: int
-    width: int
+    seed: int  # determines the signs
+    rows: int  # signs per row of numbers
+    width: int  # length of a row of numbers
 
 
 class KeptEntry(_Open, frozen=True, kw_only=True):
-    """What is stored of every message, if that is more than one span of columns.
+    """What is stored of every message, if that is more than one span of columns."""
 
-    Attributes:
-        spans: First recorded column of each span, and the first one after it.
-        sketch: The sketch; then the norm of each message is stored as well.
-    """
-
+    # first recorded column of each span, and the first one after it
     spans: tuple[tuple[int, int], ...]
-    sketch: SketchEntry | None
+    sketch: SketchEntry | None  # the sketch; then the norm of each message is stored as well
 
 
 class TraceEntry(_Open, frozen=True, kw_only=True):
-    """The description of a trace.
+    """The description of a trace."""
 
-    Attributes:
-        protocol: Name of the victim.
-        params: Public constants of the protocol.
-        task: The learning task.
-        nodes: Number of nodes.
-        layout: Position of each parameter in the flat vector.
-        columns: First recorded column of the flat vector, and the first one after them.
-        kept: What is stored of every message, if that is more than these columns.
-        id: Identifier of the recording.
-        provenance: How it was made.
-    """
-
-    protocol: _Name
-    params: dict[str, _Free]
+    protocol: _Name  # name of the victim
+    params: dict[str, _Free]  # public constants of the protocol
     task: _TaskEntry
     nodes: int
-    layout: LayoutEntry
+    layout: LayoutEntry  # position of each parameter in the flat vector
+    # first recorded column of the flat vector, and the first one after them
     columns: tuple[int, ...]
+    # what is stored of every message, if that is more than these columns
     kept: KeptEntry | UnsetType = UNSET
-    id: str
-    provenance: dict[str, _Free]
+    id: str  # identifier of the recording
+    provenance: dict[str, _Free]  # how it was made
 
 
 class TruthEntry(_Open, frozen=True, kw_only=True):
-    """The description of a truth.
+    """The description of a truth."""
 
-    Attributes:
-        id: Identifier of the recording.
-        task: The learning task.
-        provenance: How it was made.
-    """
-
-    id: str
+    id: str  # identifier of the recording
     task: _TaskEntry
-    provenance: dict[str, _Free] = {}
+    provenance: dict[str, _Free] = {}  # how it was made
 
 
 class Bad(Exception):
@@ -198,11 +157,7 @@ class Bad(Exception):
 
 
 def bad(why: str) -> NoReturn:
-    """Raise `Bad`.
-
-    Args:
-        why: Reason, to follow "FILE is rejected: ".
-    """
+    """Raise `Bad`."""
     raise Bad(why)
 
 
@@ -211,13 +166,6 @@ def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
 
     json.loads reads the text, not msgspec, because it accepts half of a surrogate pair, which
     occurs in the provenance of recordings made in a folder with a name that is not valid UTF-8.
-
-    Args:
-        tree: Tree of the file.
-        kind: `TraceEntry` or `TruthEntry`.
-
-    Raises:
-        Bad: It is missing or malformed.
     """
     text = tree.get("meta")
     value = None
@@ -235,14 +183,7 @@ def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
 
 
 def spec(value: _TaskEntry) -> TaskSpec:
-    """Return the task.
-
-    Args:
-        value: The entry of the description.
-
-    Raises:
-        Bad: Its numbers are out of range.
-    """
+    """Return the task."""
     task = TaskSpec(**present(value))
     if task.is_program and Path(task.model).name != task.model:
         bad("its model is a program in another folder; expected the name of a file")
@@ -260,14 +201,7 @@ def spec(value: _TaskEntry) -> TaskSpec:
 
 
 def layout(value: LayoutEntry) -> Layout:
-    """Return the position of each parameter.
-
-    Args:
-        value: The entry of the description.
-
-    Raises:
-        Bad: Names and shapes do not match, or the model is too large.
-    """
+    """Return the position of each parameter."""
     names = value.names
     shapes = value.shapes
     odd = any(len(shape) > MAX_AXES or min(shape, default=1) < 1 for shape in shapes)
@@ -280,15 +214,7 @@ def layout(value: LayoutEntry) -> Layout:
 
 
 def columns(value: tuple[int, ...], size: int) -> tuple[int, int]:
-    """Return the recorded columns of the flat vector.
-
-    Args:
-        value: The entry of the description.
-        size: Length of the flat vector.
-
-    Raises:
-        Bad: The columns are outside the vector.
-    """
+    """Return the recorded columns of the flat vector."""
     if len(value) != 2 or not 0 <= value[0] < value[1] <= size:
         bad(f"its columns {str(list(value))[:60]} are outside a model of {size} parameters")
     return value[0], value[1]
@@ -298,12 +224,7 @@ def kept(value: KeptEntry | UnsetType, columns: tuple[int, int], size: int) -> K
     """Return what is stored of every message, if that is more than one span of columns.
 
     Args:
-        value: The entry of the description.
         columns: The recorded columns, which are the first span.
-        size: Length of the flat vector.
-
-    Raises:
-        Bad: The spans are invalid, or the sketch is another one than this version computes.
     """
     if value is UNSET:
         return None
@@ -325,7 +246,6 @@ def graph(nodes: int, edges: Array) -> Graph:
     """Return the topology.
 
     Args:
-        nodes: Number of nodes.
         edges: (e, 2) pairs of nodes.
 
     Raises:
@@ -350,13 +270,7 @@ def tensor(
     """Return one tensor of the tree.
 
     Args:
-        tree: Tree of the file.
-        name: Name of the tensor.
-        dtypes: Names of the allowed types.
         dim: Required number of axes; None for any number.
-
-    Raises:
-        Bad: It is missing or of another form.
     """
     value = tree.get(name)
     came = "not a tensor"
@@ -371,24 +285,12 @@ def tensor(
 
 
 def type_of(array: Array) -> str:
-    """Return the name of the type of an array's numbers, such as ``float32``.
-
-    Args:
-        array: The array.
-    """
+    """Return the name of the type of an array's numbers, such as ``float32``."""
     return str(array.dtype).removeprefix("torch.")
 
 
 def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a dictionary of tensors; empty if it is missing.
-
-    Args:
-        tree: Tree of the file.
-        name: Name of the dictionary.
-
-    Raises:
-        Bad: It is something else.
-    """
+    """Return a dictionary of tensors; empty if it is missing."""
     value = tree.get(name, {})
     sound = isinstance(value, dict) and all(
         isinstance(t, Array) and key.isprintable() and len(key) <= LONGEST_NAME
@@ -410,12 +312,8 @@ def messages(
 
     Args:
         table: The dictionary ``messages`` of the file.
-        nodes: Number of nodes of the network.
         width: Number of columns of a payload, according to the description.
         stored: Number of numbers that are stored of a payload; None for only its columns.
-
-    Raises:
-        Bad: They are missing, malformed or out of range.
     """
     rows, count, last, closed = _counters(table)
     index = {name: np.asarray(tensor(table, name, ("int32",), 1)) for name in INDEX}
@@ -445,15 +343,7 @@ def messages(
 
 
 def rounds(last: int, messages: int) -> int:
-    """Return the last round of a recording.
-
-    Args:
-        last: Its number.
-        messages: Number of messages of the whole recording.
-
-    Raises:
-        Bad: There are far more rounds than messages.
-    """
+    """Return the last round of a recording."""
     most = SPARE_ROUNDS + ROUNDS_PER_MESSAGE * messages
     if last > most:
         bad(f"its {messages} messages go up to round {last}, expected at most {most} rounds")

@@ -21,36 +21,22 @@ NAMES = 40  # and the names in a list: also a choice
 
 @dataclass(frozen=True)
 class NamedArray:
-    """One array of a message.
+    """One array of a message."""
 
-    Attributes:
-        value: the numbers; None if they could not be read.
-        name: its name in the message; empty if the message has only a list.
-        record: number of the record of arrays that holds it.
-        why: why there are no numbers.
-    """
-
-    value: Any
-    name: str = ""
-    record: int = 0
-    why: str = ""
+    value: Any  # the numbers; None if they could not be read
+    name: str = ""  # its name in the message; empty if the message has only a list
+    record: int = 0  # number of the record of arrays that holds it
+    why: str = ""  # why there are no numbers
 
 
 @dataclass(frozen=True)
 class Place:
-    """To which exchange a message belongs.
+    """To which exchange a message belongs."""
 
-    Attributes:
-        kind: train, evaluate or another word.
-        round: the round.
-        rank: rank of the client.
-        node: what the program calls the client.
-    """
-
-    kind: str
+    kind: str  # train, evaluate or another word
     round: int | None
     rank: int
-    node: str
+    node: str  # what the program calls the client
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -63,19 +49,12 @@ class Place:
 
 @dataclass(frozen=True)
 class ArrayList:
-    """The arrays of one message.
-
-    Attributes:
-        arrays: all of them.
-        place: to which exchange the message belongs.
-        examples: number of training examples that the client reports.
-        notes: what else to note about the message.
-    """
+    """The arrays of one message."""
 
     arrays: Sequence[NamedArray]
-    place: Place
-    examples: int | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    place: Place  # to which exchange the message belongs
+    examples: int | None = None  # number of training examples that the client reports
+    notes: Mapping[str, Any] = field(default_factory=dict)  # what else to note about the message
 
 
 def write_lists(capture: Capture, op: str, lists: Sequence[ArrayList]) -> None:
@@ -83,11 +62,6 @@ def write_lists(capture: Capture, op: str, lists: Sequence[ArrayList]) -> None:
 
     The first arrays of all lists come first, then the second ones, and so on: equal arrays then
     follow each other, and are stored once.
-
-    Args:
-        capture: the recording of this process.
-        op: send or recv.
-        lists: the lists.
     """
     longest = max((len(one.arrays) for one in lists), default=0)
     for k in range(longest):

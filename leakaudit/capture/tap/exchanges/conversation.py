@@ -12,29 +12,19 @@ Client = int | str  # what the program calls a client
 
 @dataclass
 class Conversation:
-    """The rounds and ranks of a server's messages.
+    """The rounds and ranks of a server's messages."""
 
-    Attributes:
-        partitions: what the program calls a client -> its partition; empty outside a simulation.
-        ranks: what the program calls a client -> rank, for clients without a known partition.
-        round: the current round.
-        answered: whether a reply has arrived in this round.
-        asked: clients that were asked to train in this round.
-    """
-
+    # what the program calls a client -> its partition; empty outside a simulation
     partitions: dict[Client, int] = field(default_factory=dict)
+    # what the program calls a client -> rank, for clients without a known partition
     ranks: dict[Client, int] = field(default_factory=dict)
     round: int = 0
-    answered: bool = True
+    answered: bool = True  # whether a reply has arrived in this round
+    # clients that were asked to train in this round
     asked: set[Client] = field(default_factory=set)
 
     def rank(self, node: Client, known: Iterable[Client] = ()) -> int:
-        """Return the rank of a client: by its partition, else in the order of the names.
-
-        Args:
-            node: what the program calls it.
-            known: the clients of which the server knows, if this one is new.
-        """
+        """Return the rank of a client: by its partition, else in the order of the names."""
         if node in self.partitions:
             return SERVER + 1 + self.partitions[node]
         if node not in self.ranks:
@@ -48,7 +38,6 @@ class Conversation:
         If no round is noted, one begins when a client is asked after an answer, or a second time.
 
         Args:
-            node: the client that is asked.
             noted: the round in the instruction; None if it says none.
         """
         if noted is None:

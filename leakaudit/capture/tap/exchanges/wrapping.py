@@ -15,13 +15,7 @@ _captures: dict[tuple[str, int, str], Capture] = {}
 
 
 def wrap(owner: Any, name: str, instead: Callable[..., Any]) -> None:
-    """Replace a function by a call of another one, with the function as its first argument.
-
-    Args:
-        owner: the module or class of the function.
-        name: name of the function.
-        instead: called in its place.
-    """
+    """Replace a function by a call of another one, with the function as its first argument."""
     function = getattr(owner, name)
 
     @functools.wraps(function)
@@ -32,13 +26,7 @@ def wrap(owner: Any, name: str, instead: Callable[..., Any]) -> None:
 
 
 def capture_of(folder: str, rank: int, run: str = "") -> Capture:
-    """Return the recording of a rank in this process.
-
-    Args:
-        folder: folder of the log; created if it does not exist.
-        rank: the rank.
-        run: the run, if several share the folder.
-    """
+    """Return the recording of a rank in this process."""
     key = (folder, rank, run)
     if key not in _captures:
         _captures[key] = Capture(folder, rank=rank, run=run)
@@ -46,23 +34,14 @@ def capture_of(folder: str, rank: int, run: str = "") -> Capture:
 
 
 class Noted:
-    """Remarks about what runs in a process, each written once per process.
-
-    Args:
-        folder: folder of the logs.
-    """
+    """Remarks about what runs in a process, each written once per process."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._written: set[tuple[int, str, str]] = set()
 
     def write(self, op: str, name: str) -> None:
-        """Write a remark; an error must not reach the program.
-
-        Args:
-            op: what runs, such as a mod or a filter.
-            name: its name.
-        """
+        """Write a remark; an error must not reach the program."""
         key = (os.getpid(), op, name)
         if key in self._written:
             return

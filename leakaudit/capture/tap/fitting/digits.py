@@ -6,12 +6,7 @@ DIGITS = 17  # reproduce every float exactly
 
 
 def shortest(value: float, near: float) -> float:
-    """Return a value with the fewest significant digits that agree with a measurement.
-
-    Args:
-        value: the measured value.
-        near: relative distance within which digits agree.
-    """
+    """Return a value with the fewest significant digits that agree with a measurement."""
     for digits in range(1, DIGITS):
         rounded = float(f"{value:.{digits}g}")
         if abs(rounded - value) <= near * abs(value):

@@ -44,23 +44,15 @@ REASONS = (
 
 @dataclass(frozen=True)
 class Compared:
-    """A gradient of one record beside the recomputed one.
-
-    Attributes:
-        index: its round.
-        factor: by least squares.
-        miss: relative residual.
-        allowed: the residual that rounding explains.
-        seen: the residual that label smoothing of 1 would leave, to the first order.
-        smoothing: label smoothing that explains the gradient up to its rounding, with the factor
-            and the residual that remain; None if none does.
-    """
+    """A gradient of one record beside the recomputed one."""
 
     index: int
-    factor: float
-    miss: float
-    allowed: float
-    seen: float
+    factor: float  # by least squares
+    miss: float  # relative residual
+    allowed: float  # the residual that rounding explains
+    seen: float  # the residual that label smoothing of 1 would leave, to the first order
+    # label smoothing that explains the gradient up to its rounding, with the factor and the
+    # residual that remain; None if none does
     smoothing: tuple[float, float, float] | None = None
 
     @property
@@ -71,22 +63,15 @@ class Compared:
 
 @dataclass(frozen=True)
 class Factors:
-    """What the gradients of a run show of the model, the loss and the factor.
+    """What the gradients of a run show of the model, the loss and the factor."""
 
-    Attributes:
-        compared: gradients of single records.
-        ranks: number of ranks, by which programs divide.
-        rounds: the round of every gradient of the run; all have to be compared if the factor
-            changes.
-        clipped: whether the program clips each gradient, so that every factor is explained.
-        steps: whether the factor is a step size, which may have any value.
-    """
-
-    compared: tuple[Compared, ...]
-    ranks: int = 1
+    compared: tuple[Compared, ...]  # gradients of single records
+    ranks: int = 1  # number of ranks, by which programs divide
+    # the round of every gradient of the run; all have to be compared if the factor changes
     rounds: Sequence[int] = ()
+    # whether the program clips each gradient, so that every factor is explained
     clipped: bool = False
-    steps: bool = False
+    steps: bool = False  # whether the factor is a step size, which may have any value
 
     @cached_property
     def factor(self) -> float:

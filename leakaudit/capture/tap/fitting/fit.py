@@ -49,44 +49,27 @@ OUTSIDE = 0.01  # distance by which noise may move an input out of [0, 1]
 
 @dataclass(frozen=True)
 class GradientSample:
-    """A vector that should be a gradient up to a factor: step * g(theta) = value.
+    """A vector that should be a gradient up to a factor: step * g(theta) = value."""
 
-    Attributes:
-        value: (d,) the vector.
-        thetas: models (d,) at which it may have been computed, by name.
-        base: model (d,) from which it was subtracted; None if it was sent itself.
-        rank: rank that computed it.
-        index: its position among the samples of the rank.
-        rounding: distance from 1 to the next number in the number format of the messages.
-        part: what is recorded of the vector; None if all of it is.
-    """
-
-    value: Tensor
-    thetas: dict[str, Tensor]
+    value: Tensor  # (d,) the vector
+    thetas: dict[str, Tensor]  # models (d,) at which it may have been computed, by name
+    # model (d,) from which it was subtracted; None if it was sent itself
     base: Tensor | None = None
     rank: int = 0
-    index: int = 0
-    rounding: float = 0.0
-    part: Part | None = None
+    index: int = 0  # its position among the samples of the rank
+    rounding: float = 0.0  # distance from 1 to the next number in the number format of the messages
+    part: Part | None = None  # what is recorded of the vector; None if all of it is
 
 
 @dataclass(frozen=True)
 class ModelFit:
-    """A model that explains the samples.
-
-    Attributes:
-        task: the model.
-        point: name of the theta at which the gradients were computed.
-        step: the factor, median over the better half of the samples.
-        spread: largest relative distance of a sample's factor from it.
-        miss: relative residual of the samples after subtracting the gradients, median.
-    """
+    """A model that explains the samples."""
 
     task: Task
-    point: str
-    step: float
-    spread: float
-    miss: float
+    point: str  # name of the theta at which the gradients were computed
+    step: float  # the factor, median over the better half of the samples
+    spread: float  # largest relative distance of a sample's factor from it
+    miss: float  # relative residual of the samples after subtracting the gradients, median
 
 
 def layers(value: Tensor, sizes: Sequence[int] = ()) -> Iterator[tuple[int, ...]]:
@@ -94,7 +77,6 @@ def layers(value: Tensor, sizes: Sequence[int] = ()) -> Iterator[tuple[int, ...]
 
     Args:
         value: (d,) the vector as sent.
-        sizes: lengths of its parameters if they were sent one by one.
 
     Yields:
         (inputs, hidden, outputs) or (inputs, outputs).
@@ -129,10 +111,6 @@ def _is_rank_one(block: np.ndarray, bias: np.ndarray) -> bool:
 def widths(d: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the widths of fully connected networks with none or one hidden layer.
 
-    Args:
-        d: number of parameters.
-        sizes: lengths of the parameters if they were sent one by one; empty if not.
-
     Yields:
         (inputs, outputs) or (inputs, hidden, outputs).
     """
@@ -160,9 +138,6 @@ def candidates(found: tuple[int, ...]) -> Iterator[Task]:
     """Yield the models of these widths, one per activation.
 
     One output is interpreted as the logit of loss ``binary``; ``squared`` would have equal widths.
-
-    Args:
-        found: widths as yielded by `widths`.
     """
     inputs = found[0]
     spec = TaskSpec("logistic", shape=image(inputs), classes=found[-1])
@@ -179,9 +154,6 @@ def candidates(found: tuple[int, ...]) -> Iterator[Task]:
 def image(inputs: int) -> tuple[int, ...]:
     """Return the shape of a square picture with this number of values.
 
-    Args:
-        inputs: the number of values.
-
     Returns:
         (1, side, side) for grey, (3, side, side) for colour, (inputs,) otherwise.
     """
@@ -194,10 +166,6 @@ def image(inputs: int) -> tuple[int, ...]:
 
 def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> ModelFit | None:
     """Return the model and the point that explain the samples best.
-
-    Args:
-        tasks: models to try.
-        samples: vectors that should be gradients.
 
     Returns:
         The best explanation; None if no model could be tried.
@@ -216,11 +184,6 @@ def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> ModelFit | 
 
 def at(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | None:
     """Return how well one model, at one point, explains the samples.
-
-    Args:
-        task: the model.
-        point: name of the theta at which the gradients may have been computed.
-        samples: vectors that should be gradients.
 
     Returns:
         The explanation; None if the model's layers or loss do not allow it.
@@ -247,7 +210,6 @@ def record(task: Task, value: Tensor) -> Tensor | None:
     """Return the record that the first layer's rows reveal.
 
     Args:
-        task: the model.
         value: (d,) a gradient up to a factor.
 
     Returns:
@@ -264,15 +226,7 @@ def record(task: Task, value: Tensor) -> Tensor | None:
 
 
 def levels(task: Task, samples: Sequence[GradientSample]) -> int:
-    """Return the number of quantisation steps of the records that the samples reveal.
-
-    Args:
-        task: the model.
-        samples: gradients.
-
-    Returns:
-        255 if most records are k/255, else 0.
-    """
+    """Return the number of quantisation steps of the records that the samples reveal."""
     shown = 0
     near: list[float] = []
     for sample in samples:
@@ -290,15 +244,7 @@ def levels(task: Task, samples: Sequence[GradientSample]) -> int:
 
 
 def normalised(task: Task, samples: Sequence[GradientSample]) -> tuple[Task, int]:
-    """Return the model with the normalisation that makes its records k/255, and 255.
-
-    Args:
-        task: the model.
-        samples: gradients.
-
-    Returns:
-        The model as it is, and 0, if no usual normalisation does.
-    """
+    """Return the model with the normalisation that makes its records k/255, and 255."""
     found = levels(task, samples)
     if found or task.spec.mean != (0.0,) or task.spec.std != (1.0,):
         return task, found
@@ -321,7 +267,6 @@ def explained(
     """Recompute the gradient at the record that a vector reveals, and compare.
 
     Args:
-        task: the model.
         value: (d,) a gradient up to a factor, which is negative if a program sends its steps.
         theta: (d,) the parameters at which it was computed.
         part: what is recorded of the vector; None if all of it is.
@@ -365,11 +310,6 @@ def _compared(
 def misses(task: Task, sample: GradientSample, point: str) -> Misses | None:
     """Compare a vector of which a part is recorded with the gradient at the record that it reveals.
 
-    Args:
-        task: the model.
-        sample: the vector, with its part.
-        point: name of the theta at which the gradient may have been computed.
-
     Returns:
         How the better of both signs differs; None if the recorded columns do not show a record and
         its label.
@@ -400,7 +340,6 @@ def shows(task: Task, value: Tensor, x: Tensor) -> bool:
     """Return whether the first layer's block is that of one record.
 
     Args:
-        task: the model.
         value: (d,) a gradient up to a factor.
         x: (1, *shape) the record, in the data's units.
     """
@@ -420,7 +359,6 @@ def labelled(task: Task, value: Tensor) -> tuple[Tensor, Tensor] | None:
     that gradient is softmax minus the one-hot label.
 
     Args:
-        task: the model.
         value: (d,) a gradient up to a positive factor.
 
     Returns:
@@ -439,7 +377,6 @@ def recomputed(task: Task, x: Tensor, y: Tensor, theta: Tensor) -> Tensor | None
     """Return the gradient (d,) of a record in float64; None if the model rejects the record.
 
     Args:
-        task: the model.
         x: (1, *shape) the record, in the data's units.
         y: (1,) its label.
         theta: (d,) the parameters.

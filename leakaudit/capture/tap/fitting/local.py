@@ -54,30 +54,17 @@ PLAIN = Optimiser()
 
 @dataclass(frozen=True)
 class LocalFit:
-    """Local training that explains the samples.
-
-    Attributes:
-        task: the model.
-        steps: number of steps on one record.
-        lr: their size.
-        miss: the largest relative distance of a recomputed answer.
-        optimiser: SGD with its constants.
-    """
+    """Local training that explains the samples."""
 
     task: Task
-    steps: int
+    steps: int  # number of steps on one record
     lr: float
-    miss: float
-    optimiser: Optimiser = PLAIN
+    miss: float  # the largest relative distance of a recomputed answer
+    optimiser: Optimiser = PLAIN  # SGD with its constants
 
 
 def tolerance(sample: fit.GradientSample, point: str) -> float:
-    """Return the relative miss that the rounding of the models explains.
-
-    Args:
-        sample: what a client subtracted from the server's model.
-        point: name of the theta from which it started.
-    """
+    """Return the relative miss that the rounding of the models explains."""
     return min(max(FLOOR, _rounding(sample, point)), CEILING)
 
 
@@ -89,12 +76,7 @@ def _rounding(sample: fit.GradientSample, point: str) -> float:
 
 
 def is_step(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> bool:
-    """Return whether all samples are gradients of one record, up to one factor.
-
-    Args:
-        found: the model and factor that explain half of the samples.
-        samples: what clients sent.
-    """
+    """Return whether all samples are gradients of one record, up to one factor."""
     for sample in samples:
         one = fit.explained(found.task, sample.value, sample.thetas[found.point])
         if one is None or one[1] > tolerance(sample, found.point):
@@ -111,11 +93,6 @@ def several(
 
     Plain steps are tried first, then weight decay or momentum, then both. What is found for the
     longest sample must predict the others.
-
-    Args:
-        tasks: models to try.
-        samples: what clients subtracted from the server's model.
-        point: name of the theta from which they started.
     """
     if not samples:
         return None
@@ -146,9 +123,6 @@ def sign_step(samples: Sequence[fit.GradientSample]) -> float | None:
 
     The first step of Adam, RMSprop or Adagrad divides each coordinate of the gradient by its own
     size, so that only its sign is left. Adam's next steps hardly differ if the gradient does not.
-
-    Args:
-        samples: what clients subtracted from the server's model.
     """
     sizes: list[float] = []
     for sample in samples:
@@ -166,12 +140,7 @@ def sign_step(samples: Sequence[fit.GradientSample]) -> float | None:
 
 
 def _clearest(tried: Iterable[LocalFit], allowed: float) -> LocalFit | None:
-    """Return the only fit that explains the sample; None if there is none, or no other to compare.
-
-    Args:
-        tried: fits that differ in the model or in the number of steps.
-        allowed: the miss that rounding explains.
-    """
+    """Return the only fit that explains the sample; None without one, or without another."""
     ordered = sorted(tried, key=lambda one: one.miss)
     if len(ordered) < 2 or ordered[0].miss > allowed or ordered[1].miss < CLEARER * allowed:
         return None
@@ -199,15 +168,11 @@ def of_all(found: LocalFit, samples: Sequence[fit.GradientSample], point: str) -
 
 @dataclass(frozen=True)
 class _Family:
-    """Optimisers that differ only in the values of their constants.
+    """Optimisers that differ only in the values of their constants."""
 
-    Attributes:
-        names: the constants to fit, besides the step size: momentum or decay.
-        nesterov: whether the momentum is Nesterov's.
-    """
-
+    # the constants to fit, besides the step size: momentum or decay
     names: tuple[Literal["momentum", "decay"], ...] = ()
-    nesterov: bool = False
+    nesterov: bool = False  # whether the momentum is Nesterov's
 
     def at(self, values: Iterable[float]) -> Optimiser | None:
         """Return the optimiser; None if a value is out of range."""
@@ -243,15 +208,7 @@ def _fits(
     family: _Family,
     allowed: float,
 ) -> Iterator[LocalFit]:
-    """Yield fits for every model and number of steps, up to one more than explains the sample.
-
-    Args:
-        tasks: models to try.
-        sample: what a client subtracted from the server's model.
-        point: name of the theta from which it started.
-        family: the optimisers.
-        allowed: the miss that rounding explains.
-    """
+    """Yield fits for every model and number of steps, up to one more than explains the sample."""
     # Momentum does not change a single step.
     least = 2 if "momentum" in family.names else 1
     explained = math.inf  # least number of steps that do
@@ -269,15 +226,7 @@ def _fits(
 def fitted(
     task: Task, sample: fit.GradientSample, point: str, steps: int, family: _Family = SGD
 ) -> LocalFit | None:
-    """Return the best constants for a number of steps; None if the model does not allow any.
-
-    Args:
-        task: the model.
-        sample: what a client subtracted from the server's model.
-        point: name of the theta from which it started.
-        steps: number of steps on one record.
-        family: the optimisers.
-    """
+    """Return the best constants for a number of steps; None if the model does not allow any."""
     run = _Training.of(task, sample, point, "decay" in family.names)
     if run is None:
         return None
@@ -286,34 +235,19 @@ def fitted(
 
 @dataclass(frozen=True)
 class _Training:
-    """Training on the record that an answer reveals.
-
-    Attributes:
-        task: the model.
-        value: (d,) what the client subtracted from the server's model.
-        theta: (d,) the server's model.
-        x: (1, *shape) the record.
-        y: (1,) its label.
-    """
+    """Training on the record that an answer reveals."""
 
     task: Task
-    value: Tensor
-    theta: Tensor
-    x: Tensor
-    y: Tensor
+    value: Tensor  # (d,) what the client subtracted from the server's model
+    theta: Tensor  # (d,) the server's model
+    x: Tensor  # (1, *shape) the record
+    y: Tensor  # (1,) its label
 
     @classmethod
     def of(
         cls, task: Task, sample: fit.GradientSample, point: str, decayed: bool
     ) -> _Training | None:
-        """Return the training behind a sample; None if the model does not reveal the record.
-
-        Args:
-            task: the model.
-            sample: what a client subtracted from the server's model.
-            point: name of the theta from which it started.
-            decayed: whether the steps may contain weight decay.
-        """
+        """Return the training behind a sample; None if the model does not reveal the record."""
         value = sample.value.double()
         theta = sample.thetas[point].double()
         shown = undecayed(task, value, theta) if decayed else value

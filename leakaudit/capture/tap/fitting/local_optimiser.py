@@ -24,11 +24,6 @@ def identify(
 ) -> tuple[str, stepping.Stepping] | None:
     """Name the optimiser of the local steps, and the models at which it computes gradients.
 
-    Args:
-        task: the model.
-        points: names of models at which the gradients may have been computed.
-        samples: what the steps of the first rounds subtract from the models.
-
     Returns:
         The name of the models, and the optimiser; None if a node's steps are not explained, or if
         the nodes took fewer than `stepping.LEAST` steps.

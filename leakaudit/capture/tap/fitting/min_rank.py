@@ -45,17 +45,11 @@ LARGEST = 60  # denominator
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of one node.
+    """The blocks of one node."""
 
-    Attributes:
-        target: (T, H, p) float64, the messages M_t.
-        terms: (T, K, H, p) float64, what may be subtracted.
-        eps: Distance from 1 to the next number in the number format of the messages.
-    """
-
-    target: np.ndarray
-    terms: np.ndarray
-    eps: float
+    target: np.ndarray  # (T, H, p) float64, the messages M_t
+    terms: np.ndarray  # (T, K, H, p) float64, what may be subtracted
+    eps: float  # distance from 1 to the next number in the number format of the messages
 
     def left(self, c: np.ndarray) -> np.ndarray:
         """Return D_t(c), (T, H, p).
@@ -78,19 +72,11 @@ class Blocks:
         return sizes
 
     def rounds(self, some: slice) -> Blocks:
-        """Return the blocks of some rounds.
-
-        Args:
-            some: The rounds.
-        """
+        """Return the blocks of some rounds."""
         return Blocks(self.target[some], self.terms[some], self.eps)
 
     def sketched(self, seed: int = 0) -> Blocks:
-        """Return random combinations of rows and columns, which have the same rank.
-
-        Args:
-            seed: Draws the combinations, which are orthogonal and keep the mean size.
-        """
+        """Return random combinations of rows and columns, which have the same rank."""
         rng = np.random.default_rng(seed)
         _, rows, columns = self.target.shape
         left = _orthogonal(rng, rows)
@@ -109,26 +95,15 @@ def _orthogonal(rng: np.random.Generator, size: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Combination:
-    """Coefficients with which a combination has a small rank in every round.
+    """Coefficients with which a combination has a small rank in every round."""
 
-    Attributes:
-        values: (K,) the coefficients.
-        width: (K,) distance from them within which the exact values lie.
-        miss: Largest norm beyond the rank, in units of rounding.
-    """
-
-    values: np.ndarray
-    width: np.ndarray
-    miss: float
+    values: np.ndarray  # (K,) the coefficients
+    width: np.ndarray  # (K,) distance from them within which the exact values lie
+    miss: float  # largest norm beyond the rank, in units of rounding
 
 
 def informative(blocks: Blocks, rank: int) -> bool:
-    """Return whether the blocks are large enough for a rank to say something.
-
-    Args:
-        blocks: The blocks.
-        rank: The rank.
-    """
+    """Return whether the blocks are large enough for a rank to say something."""
     _, rows, columns = blocks.target.shape
     return bool(min(rows, columns) >= rank + SPARE)
 
@@ -137,9 +112,7 @@ def miss(blocks: Blocks, c: np.ndarray, rank: int) -> float:
     """Return the largest norm beyond a rank, in units of rounding.
 
     Args:
-        blocks: The blocks.
         c: (K,) coefficients.
-        rank: The rank.
     """
     sizes = np.linalg.svd(blocks.left(c), compute_uv=False)
     beyond = np.sqrt(np.square(sizes[:, rank:]).sum(1))
@@ -150,7 +123,6 @@ def is_clear(blocks: Blocks, c: np.ndarray, rank: int) -> bool:
     """Return whether the first singular values, up to the rank, are more than rounding.
 
     Args:
-        blocks: The blocks.
         c: (K,) coefficients.
         rank: The rank; 0 for a combination that vanishes.
     """
@@ -164,8 +136,6 @@ def fit(blocks: Blocks, rank: int, starts: Sequence[np.ndarray]) -> Combination 
     """Return the coefficients with which every block has at most this rank.
 
     Args:
-        blocks: The blocks of the rounds to which coefficients are fitted.
-        rank: The rank.
         starts: (K,) coefficients from which to search.
 
     Returns:
@@ -220,10 +190,6 @@ def simplest(value: float, width: float) -> Fraction | None:
     Among numbers between 0 and 1, about .3 q^2 are fractions with denominators up to q, and 10^d
     are decimals of d digits. A number that is this near to one of them by chance is rare only if
     they are few.
-
-    Args:
-        value: The measured value.
-        width: Distance within which the exact value lies.
 
     Returns:
         The number; None if the measurement does not single one out.

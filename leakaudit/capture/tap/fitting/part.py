@@ -14,34 +14,22 @@ from leakaudit.capture.tap.fitting.sketch import ROWS, WIDTH, Sketch
 
 @dataclass(frozen=True)
 class Misses:
-    """How a recomputed vector differs from a recorded one, up to one factor.
+    """How a recomputed vector differs from a recorded one, up to one factor."""
 
-    Attributes:
-        step: the factor, by least squares over the recorded columns.
-        kept: relative miss of the recorded columns.
-        rest: relative miss of the sketch of the others.
-    """
-
-    step: float
-    kept: float
-    rest: float
+    step: float  # the factor, by least squares over the recorded columns
+    kept: float  # relative miss of the recorded columns
+    rest: float  # relative miss of the sketch of the others
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is recorded of a vector (d,).
+    """What is recorded of a vector (d,)."""
 
-    Attributes:
-        kept: (d,) bool, the columns whose numbers are recorded.
-        others: place of a parameter among all -> its columns, for the sketched parameters.
-        sketch: the linear map.
-        total: (ROWS, WIDTH) float64, the sketch of these parameters.
-    """
-
-    kept: Tensor
+    kept: Tensor  # (d,) bool, the columns whose numbers are recorded
+    # place of a parameter among all -> its columns, for the sketched parameters
     others: Mapping[int, slice]
-    sketch: Sketch
-    total: Tensor
+    sketch: Sketch  # the linear map
+    total: Tensor  # (ROWS, WIDTH) float64, the sketch of these parameters
 
     def of(self, vector: Tensor) -> Tensor:
         """Return the sketch (ROWS, WIDTH) of the same parameters of another vector.

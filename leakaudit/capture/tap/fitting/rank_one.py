@@ -32,7 +32,6 @@ def rank_one_scale(task: Task, r: Tensor, v: Tensor, flat: float) -> float | Non
     """Return the s > 0 at which the first layer's block of s r - v is closest to rank one.
 
     Args:
-        task: the model.
         r: (d,) float64.
         v: (d,) float64.
         flat: miss of the quadratic, relative to its terms, above which every scale is rejected.
@@ -74,14 +73,7 @@ def rank_one_scale(task: Task, r: Tensor, v: Tensor, flat: float) -> float | Non
 def _quadratic(
     block_r: np.ndarray, block_v: np.ndarray, p: np.ndarray, q: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the coefficients of s^2, -s and 1 in every column, for all pairs of rows.
-
-    Args:
-        block_r: R.
-        block_v: V.
-        p: bias part of R.
-        q: bias part of V.
-    """
+    """Return the coefficients of s^2, -s and 1 in every column, for all pairs of rows."""
     k = int(np.abs(p).argmax())
     others = np.argsort(-np.abs(p))[1 : 1 + ROWS]
     square: list[np.ndarray] = []
@@ -101,7 +93,6 @@ def undecayed(task: Task, value: Tensor, base: Tensor) -> Tensor:
     have rank one in the first layer's block, which determines the multiple.
 
     Args:
-        task: the model.
         value: (d,) what the steps subtract.
         base: (d,) the model from which they start.
 

@@ -28,15 +28,10 @@ ROUNDINGS = 10.0
 
 @dataclass(frozen=True)
 class Records:
-    """Lower bounds on the number of different records behind gradients.
+    """Lower bounds on the number of different records behind gradients."""
 
-    Attributes:
-        ranks: What the gradients of each rank show.
-        apart: Whether gradients at the models would show that several records are several.
-    """
-
-    ranks: tuple[Shown, ...]
-    apart: bool
+    ranks: tuple[Shown, ...]  # what the gradients of each rank show
+    apart: bool  # whether gradients at the models would show that several records are several
 
     @property
     def most(self) -> int:
@@ -99,11 +94,6 @@ class Records:
 
 def shown(task: Task, samples: Sequence[GradientSample], apart: bool) -> Records | None:
     """Count the records that gradients show at least.
-
-    Args:
-        task: the model.
-        samples: vectors that are gradients up to a factor.
-        apart: whether several records would show (`separated`).
 
     Returns:
         None if the model begins with another layer, or if no record stands out in a gradient: it

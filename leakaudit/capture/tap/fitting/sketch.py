@@ -48,8 +48,6 @@ class Sketch:
 
         Args:
             total: (ROWS, WIDTH) the sum so far, which is changed.
-            place: place of the parameter among all.
-            values: its numbers, in any shape.
         """
         flat = values.detach().reshape(-1).to(total.dtype)
         signs = self._of(total)
@@ -78,11 +76,7 @@ class Sketch:
 
 
 class RunningSketch:
-    """The sketch of one message whose parameters come one after the other.
-
-    Args:
-        sketch: the map.
-    """
+    """The sketch of one message whose parameters come one after the other."""
 
     def __init__(self, sketch: Sketch) -> None:
         self._sketch = sketch
@@ -90,12 +84,7 @@ class RunningSketch:
         self._places: list[int] = []
 
     def add(self, place: int, values: Tensor) -> None:
-        """Add a parameter.
-
-        Args:
-            place: its place among all.
-            values: its numbers.
-        """
+        """Add a parameter."""
         import torch
 
         if self._total is None:

@@ -64,14 +64,10 @@ STARTS = {
 
 @dataclass(frozen=True)
 class Scaling:
-    """How gradients are scaled before a step.
+    """How gradients are scaled before a step."""
 
-    Attributes:
-        clip: Norm to which larger gradients are scaled down; 0 for none.
-        normalised: Whether every gradient is scaled to norm 1, as it appears if all are clipped.
-    """
-
-    clip: float = 0.0
+    clip: float = 0.0  # norm to which larger gradients are scaled down; 0 for none
+    # whether every gradient is scaled to norm 1, as it appears if all are clipped
     normalised: bool = False
 
     def factors(self, norms: Tensor) -> Tensor:
@@ -85,30 +81,17 @@ class Scaling:
 
 @dataclass(frozen=True)
 class Moves:
-    """Models, their moves and gradients in successive rounds, at the coordinates that move most.
+    """Models, their moves and gradients in successive rounds, at the coordinates that move most."""
 
-    Attributes:
-        models: (T, c) float64, the models from which the steps start.
-        moves: (T, c) float64, what the steps subtract from them.
-        gradients: (T, c) float64.
-        norms: (T,) norms of the complete gradients.
-        floor: The miss that rounding explains, relative to the smallest move.
-        rounding: That of the number formats alone.
-    """
-
-    models: Tensor
-    moves: Tensor
-    gradients: Tensor
-    norms: Tensor
-    floor: float
-    rounding: float = 0.0
+    models: Tensor  # (T, c) float64, the models from which the steps start
+    moves: Tensor  # (T, c) float64, what the steps subtract from them
+    gradients: Tensor  # (T, c) float64
+    norms: Tensor  # (T,) norms of the complete gradients
+    floor: float  # the miss that rounding explains, relative to the smallest move
+    rounding: float = 0.0  # that of the number formats alone
 
     def before(self, stop: int) -> Moves:
-        """Return the moves of the rounds before one.
-
-        Args:
-            stop: The round.
-        """
+        """Return the moves of the rounds before one."""
         return Moves(
             models=self.models[:stop],
             moves=self.moves[:stop],
@@ -126,26 +109,15 @@ class Moves:
 
 @dataclass(frozen=True)
 class Stepping:
-    """An optimiser that explains all moves.
-
-    Attributes:
-        optimiser: The optimiser with its constants.
-        rates: The step size of every move.
-        scaling: How gradients are scaled before the step.
-        miss: Largest miss of a move that was held back, relative to the move.
-    """
+    """An optimiser that explains all moves."""
 
     optimiser: Optimiser
-    rates: tuple[float, ...]
-    scaling: Scaling
-    miss: float
+    rates: tuple[float, ...]  # the step size of every move
+    scaling: Scaling  # how gradients are scaled before the step
+    miss: float  # largest miss of a move that was held back, relative to the move
 
     def predicts(self, moves: Moves) -> bool:
-        """Return whether the optimiser, with all its constants, explains the moves of another node.
-
-        Args:
-            moves: Models and gradients of successive rounds, from the first step on.
-        """
+        """Return whether the optimiser and its constants explain the moves of another node."""
         direction = _directions(moves, self.optimiser, self.scaling.factors(moves.norms))
         rates = torch.tensor(self.rates[: len(direction)], dtype=torch.float64)
         misses = (moves.moves - rates[:, None] * direction).norm(dim=1) / moves.moves.norm(dim=1)
@@ -168,7 +140,6 @@ class Stepping:
         """Return the part of a step of SGD without momentum that weight decay adds.
 
         Args:
-            base: The model from which the step starts.
             index: Its position; the last step size that is known stands for later ones.
         """
         rate = self.rates[min(index, len(self.rates) - 1)]
@@ -232,8 +203,6 @@ def observed(
         moves: What the step of every round subtracts from the model, (d,).
         gradients: The gradients (d,) of every round.
         rounding: Distance from 1 to the next number in the number format of the models.
-        of_gradients: The same for the gradients, if their format is another one.
-        most: Rounds that are used.
     """
     count = min(len(gradients), most)
     moved = torch.stack([move.double() for move in moves[:count]])
@@ -256,9 +225,6 @@ def first_miss(moves: Moves) -> float:
     """Return the miss of the first move as a sum of gradient and weight decay, by least squares.
 
     The first step of every kind of SGD has this form.
-
-    Args:
-        moves: Models and gradients of successive rounds, from the first step on.
     """
     u = moves.moves[0]
     columns = torch.stack([moves.gradients[0], moves.models[0]], dim=1)
@@ -268,10 +234,6 @@ def first_miss(moves: Moves) -> float:
 
 def identify(moves: Moves, linear: bool = False) -> Stepping | None:
     """Name the optimiser that explains the moves.
-
-    Args:
-        moves: Models and gradients of successive rounds, from the first step on.
-        linear: Whether only SGD is considered.
 
     Returns:
         The simplest optimiser that predicts the held-back moves; None if none of those in
@@ -303,14 +265,7 @@ def identify(moves: Moves, linear: bool = False) -> Stepping | None:
 
 
 def untested(moves: Moves) -> str:
-    """Return which optimisers `identify` cannot test on so few moves, and how many rounds it takes.
-
-    Args:
-        moves: Models and gradients of successive rounds, from the first step on.
-
-    Returns:
-        A sentence; empty if all are tested.
-    """
+    """Return the optimisers that so few moves cannot identify, and the rounds that it takes."""
     steps = len(moves.gradients)
     found: list[str] = []
     for least in sorted({family.least for family in _families(constant=True)}):
@@ -332,19 +287,12 @@ def _fitted_of(count: int) -> int:
 
 @dataclass(frozen=True)
 class _Family:
-    """Optimisers that differ only in the values of their constants.
-
-    Attributes:
-        kind: The optimiser.
-        nesterov: Whether its momentum is Nesterov's.
-        names: The constants to fit: momentum, decay or clip. The others are 0.
-        normalised: Whether every gradient is scaled to norm 1.
-    """
+    """Optimisers that differ only in the values of their constants."""
 
     kind: Kind
-    nesterov: bool
-    names: tuple[str, ...]
-    normalised: bool
+    nesterov: bool  # whether its momentum is Nesterov's
+    names: tuple[str, ...]  # the constants to fit: momentum, decay or clip. The others are 0.
+    normalised: bool  # whether every gradient is scaled to norm 1
 
     @property
     def least(self) -> int:

@@ -24,12 +24,7 @@ _taps: dict[int, ServerTap] = {}
 
 
 def listen(module: ModuleType, capture: Capture) -> None:
-    """Tap a module of flwr.
-
-    Args:
-        module: one of those that `hooks` lists.
-        capture: the recording of this process.
-    """
+    """Tap a module of flwr."""
     name = module.__name__.rpartition(".")[2]
     if name == "grid":
         _tap_grids(module, _tap(capture))
@@ -96,11 +91,7 @@ def _note_mods(module: ModuleType, capture: Capture) -> None:
 
 
 class _Partition:
-    """Note once per process which partition its client has, if its configuration says so.
-
-    Args:
-        capture: the recording of this process.
-    """
+    """Note once per process which partition its client has, if its configuration says so."""
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture

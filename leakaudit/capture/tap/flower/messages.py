@@ -26,21 +26,13 @@ EMPTY = "_empty"  # flwr's name of no array
 
 
 def kind_of(message: Any) -> str:
-    """Return what a message is about: train, evaluate or another word.
-
-    Args:
-        message: a message of flwr.
-    """
+    """Return what a message is about: train, evaluate or another word."""
     kind: str = message.metadata.message_type.split(".")[0]
     return kind
 
 
 def round_in(message: Any) -> int | None:
-    """Return the round that a message names; None if it names none.
-
-    Args:
-        message: a message of flwr.
-    """
+    """Return the round that a message names; None if it names none."""
     if message.has_content():
         for record in message.content.config_records.values():
             for key in ROUND:
@@ -53,13 +45,7 @@ def round_in(message: Any) -> int | None:
 
 
 def write(capture: Capture, op: str, messages: Sequence[tuple[Any, Place]]) -> None:
-    """Log messages that are sent or received together.
-
-    Args:
-        capture: the recording of this process.
-        op: send or recv.
-        messages: messages of flwr, each with the exchange to which it belongs.
-    """
+    """Log messages that are sent or received together."""
     lists: list[ArrayList] = []
     read: dict[int, tuple[Any, Any]] = {}
     for message, place in messages:
@@ -80,7 +66,6 @@ def arrays_of(message: Any, read: dict[int, tuple[Any, Any]]) -> list[NamedArray
     """Return the arrays of a message.
 
     Args:
-        message: a message of flwr.
         read: arrays that were read before, because messages to several clients share them.
     """
     found: list[NamedArray] = []
@@ -105,11 +90,7 @@ def _array(array: Any, name: str, record: int, read: dict[int, tuple[Any, Any]])
 
 
 def unpacked(tensors: Sequence[bytes]) -> list[NamedArray]:
-    """Return the arrays of a list of files .npy.
-
-    Args:
-        tensors: the contents of the files.
-    """
+    """Return the arrays of a list of files .npy."""
     import numpy as np
 
     return [NamedArray(np.load(io.BytesIO(data), allow_pickle=False)) for data in tensors]

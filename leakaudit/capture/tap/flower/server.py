@@ -14,11 +14,7 @@ from leakaudit.capture.tap.log.capture import Capture
 
 
 class ServerTap:
-    """The tap of one server process; its methods may be called by several threads.
-
-    Args:
-        capture: the recording of the process.
-    """
+    """The tap of one server process; its methods may be called by several threads."""
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
@@ -32,11 +28,6 @@ class ServerTap:
 
         Args:
             push: ``push_messages`` of a grid.
-            grid: the grid.
-            messages: the instructions.
-
-        Returns:
-            What `push` returns.
         """
         if getattr(self._nested, "inside", False):  # a grid that uses another one
             return push(grid, messages)
@@ -52,12 +43,6 @@ class ServerTap:
 
         Args:
             pull: ``pull_messages`` of a grid.
-            grid: the grid.
-            args: its arguments.
-            named: its named arguments.
-
-        Returns:
-            What `pull` returns.
         """
         if getattr(self._nested, "inside", False):
             return pull(grid, *args, **named)
@@ -66,26 +51,14 @@ class ServerTap:
         return replies
 
     def instruct(self, messages: Iterable[Any], known: Iterable[int] = ()) -> list[Place]:
-        """Log what the server sends.
-
-        Args:
-            messages: messages of flwr.
-            known: numbers of all clients in flwr.
-
-        Returns:
-            The place of each message.
-        """
+        """Log what the server sends."""
         with self._lock:
             placed = [(message, self._place(message, known)) for message in messages]
             write(self.capture, "send", placed)
             return [place for _, place in placed]
 
     def receive(self, replies: Iterable[Any]) -> None:
-        """Log what clients answered.
-
-        Args:
-            replies: messages of flwr.
-        """
+        """Log what clients answered."""
         with self._lock:
             write(self.capture, "recv", [(reply, self._answered(reply)) for reply in replies])
 
@@ -93,14 +66,7 @@ class ServerTap:
         """Log an instruction of ``start_server``, and its reply.
 
         Args:
-            fit: the method of a client's proxy.
-            proxy: the proxy.
-            ins: the instruction.
-            args: its other arguments.
             named: its named arguments; ``group_id`` is the round.
-
-        Returns:
-            The reply.
         """
         place = self.capture.safely(self._ask, proxy, ins, named.get("group_id"))
         result = fit(proxy, ins, *args, **named)

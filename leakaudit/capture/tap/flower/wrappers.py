@@ -32,27 +32,14 @@ Strategy = TypeVar("Strategy")
 
 @dataclass(frozen=True)
 class ClientMod:
-    """A mod of Flower that records what a client receives and answers; see `client_mod`.
-
-    Attributes:
-        folder: folder of the log.
-        rank: rank of the client; None for 1 + its partition in a simulation, else 1.
-    """
+    """A mod of Flower that records what a client receives and answers; see `client_mod`."""
 
     folder: str
+    # rank of the client; None for 1 + its partition in a simulation, else 1
     rank: int | None = None
 
     def __call__(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
-        """Log a message, let the client answer it, and log the answer.
-
-        Args:
-            message: a message of flwr.
-            context: the context of the client.
-            call_next: the next mod, or the client.
-
-        Returns:
-            The answer.
-        """
+        """Log a message, let the client answer it, and log the answer."""
         rank = self.rank
         if rank is None:
             rank = SERVER + 1 + int(context.node_config.get("partition-id", 0))
@@ -71,22 +58,13 @@ def client_mod(folder: str, rank: int | None = None) -> ClientMod:
     first mod, it records what is sent.
 
     Args:
-        folder: folder of the log; created if it does not exist.
         rank: rank of the client; None for 1 + its partition in a simulation, else 1.
     """
     return ClientMod(folder, rank)
 
 
 def server_strategy(strategy: Strategy, folder: str) -> Strategy:
-    """Make a strategy record what it sends to clients, and what they answer.
-
-    Args:
-        strategy: a strategy of flwr, of either generation.
-        folder: folder of the log; created if it does not exist.
-
-    Returns:
-        The same strategy.
-    """
+    """Make a strategy record what it sends to clients, and what they answer."""
     tap = ServerTap(capture_of(folder, SERVER))
     kind: Any = strategy
     if hasattr(kind, "configure_train"):

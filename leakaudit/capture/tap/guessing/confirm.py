@@ -29,13 +29,6 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
 
     Only descriptions in the form that `guess` writes are compared: a usual protocol, all messages,
     and their values up to the sign.
-
-    Args:
-        described: the description.
-        logs: the logs of all processes.
-
-    Returns:
-        One line per value, with the value that the messages prove.
     """
     protocol = described.protocol
     usual = protocol == "fedavg" or USUAL[described.payload] == protocol
@@ -67,15 +60,7 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
 
 
 def verified(described: Description, logs: Sequence[RankLog]) -> list[str]:
-    """Return what the sketches of parameters that were left out show, in words.
-
-    Args:
-        described: the description.
-        logs: the logs of all processes.
-
-    Returns:
-        One line if there are sketches.
-    """
+    """Return what the sketches of parameters that were left out show, in words."""
     try:
         seen = observed.collect(logs, described.task, described.places)
     except LeakauditError:
@@ -123,7 +108,6 @@ def is_proved(described: Description, seen: observed.Observed) -> bool:
     """Return whether recomputed gradients equal those of the messages.
 
     Args:
-        described: the description.
         seen: the messages, in the order that it declares.
     """
     if described.payload == "weights":

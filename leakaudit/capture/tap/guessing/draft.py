@@ -26,15 +26,10 @@ SPREADS = 4  # otherwise, number of the samples' spreads within which it is roun
 
 @dataclass(frozen=True)
 class Draft:
-    """A description under construction.
+    """A description under construction."""
 
-    Attributes:
-        values: in the form that `description.of` expects.
-        comments: dotted key -> comment beside its value.
-    """
-
-    values: dict[str, Any]
-    comments: dict[str, Comment]
+    values: dict[str, Any]  # in the form that `description.of` expects
+    comments: dict[str, Comment]  # dotted key -> comment beside its value
 
     @property
     def gaps(self) -> list[str]:
@@ -46,10 +41,8 @@ def drafted(explained: Explanation, changed: str = "", assumed: str = "") -> Dra
     """Return the description that an explanation of the messages suggests.
 
     Args:
-        explained: the explanation.
         changed: why no protocol can be named, because something changed what was sent; empty if
             nothing did.
-        assumed: why the loss of the model is not known; empty if it is.
     """
     seen = explained.seen
     model = explained.model
@@ -419,10 +412,7 @@ def add_order(draft: Draft, model: Model, arrangement: Arrangement, possible: in
     """Add the order of the parameters in a message.
 
     Args:
-        draft: the description.
-        model: the model behind the messages.
         arrangement: the order and axes that explain the messages best.
-        possible: number of arrangements that explain them equally well.
     """
     if model.task is None:
         return

@@ -40,21 +40,13 @@ SECTIONS = 60  # golden sections: they shrink the interval by .618^60 = 3e-13
 
 @dataclass(frozen=True)
 class _Move:
-    """The move of one node in one round.
+    """The move of one node in one round."""
 
-    Attributes:
-        u: (d,) 2 rho times its model.
-        r: (d,) change of u in the round, a (g + v).
-        v: (d,) pull of its neighbours.
-        node: the node.
-        round: the round, from 0.
-    """
-
-    u: Tensor
-    r: Tensor
-    v: Tensor
+    u: Tensor  # (d,) 2 rho times its model
+    r: Tensor  # (d,) change of u in the round, a (g + v)
+    v: Tensor  # (d,) pull of its neighbours
     node: int
-    round: int
+    round: int  # the round, from 0
 
     def gradient(self, inverse: float) -> Tensor:
         """Return g for a value of 1 / a."""
@@ -63,29 +55,17 @@ class _Move:
 
 @dataclass(frozen=True)
 class Solved:
-    """The constants and the model behind duals.
+    """The constants and the model behind duals."""
 
-    Attributes:
-        fit: the fit of the gradients; its step is 1 if everything is correct.
-        alpha: step size.
-        rho: penalty.
-        sign: -1 if the program's duals have the opposite sign of ours.
-        samples: the gradients.
-    """
-
-    fit: ModelFit
-    alpha: float
+    fit: ModelFit  # the fit of the gradients; its step is 1 if everything is correct
+    alpha: float  # step size
     rho: float
-    sign: int
+    sign: int  # -1 if the program's duals have the opposite sign of ours
     samples: tuple[GradientSample, ...]
 
 
 def solve(seen: Observed, tasks: Iterable[Task]) -> Solved | None:
     """Return the constants and the model that explain the duals best.
-
-    Args:
-        seen: the messages.
-        tasks: models to try.
 
     Returns:
         The best explanation; None if no model could be tried.

@@ -26,38 +26,26 @@ PROVED = 0.01  # miss of a recomputed gradient
 
 @dataclass(frozen=True)
 class Model:
-    """The model behind the messages.
+    """The model behind the messages."""
 
-    Attributes:
-        task: the best of the models that were tried; None if there was none to try.
-        levels: 255 if the inputs are proved to be k/255, else 0.
-        found: the fit of recomputed gradients, if it proves the model.
-        contradicted: whether gradients could be recomputed, but none equals the messages.
-        solved: the constants behind duals, if they are proved.
-        stepping: the optimiser of the local steps, if it is proved.
-        steps: number of local steps between two messages.
-        optimiser: SGD as clients of a server use it, if it is proved.
-        moved: distance by which every coordinate moves, if all move equally; else 0.
-        records: how many records the gradients show at least; None if they do not show it.
-        apart: whether gradients at the models would show that several records are several.
-        factors: what the gradients of the whole run show of model, loss and factor; None if they
-            were not compared.
-        changed: why an optimiser that explains the first steps is not named; empty if it is.
-    """
-
-    task: Task | None
-    levels: int = 0
-    found: fit.ModelFit | None = None
-    solved: duals.Solved | None = None
+    task: Task | None  # the best of the models that were tried; None if there was none to try
+    levels: int = 0  # 255 if the inputs are proved to be k/255, else 0
+    found: fit.ModelFit | None = None  # the fit of recomputed gradients, if it proves the model
+    solved: duals.Solved | None = None  # the constants behind duals, if they are proved
+    # whether gradients could be recomputed, but none equals the messages
     contradicted: bool = False
-    stepping: stepping.Stepping | None = None
-    steps: int = 1
-    optimiser: Optimiser = local.PLAIN
-    moved: float = 0.0
+    stepping: stepping.Stepping | None = None  # the optimiser of the local steps, if it is proved
+    steps: int = 1  # number of local steps between two messages
+    optimiser: Optimiser = local.PLAIN  # SGD as clients of a server use it, if it is proved
+    moved: float = 0.0  # distance by which every coordinate moves, if all move equally; else 0
+    # how many records the gradients show at least; None if they do not show it
     records: Records | None = None
+    # whether gradients at the models would show that several records are several
     apart: bool = False
+    # what the gradients of the whole run show of model, loss and factor; None if they were not
+    # compared
     factors: Factors | None = None
-    changed: str = ""
+    changed: str = ""  # why an optimiser that explains the first steps is not named; empty if it is
 
     @property
     def doubt(self) -> str:
@@ -80,30 +68,18 @@ class Model:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is sent, for one order of the parameters in a message.
+    """What is sent, for one order of the parameters in a message."""
 
-    Attributes:
-        seen: the messages, read in this order.
-        sent: the payload.
-        model: the model behind the messages.
-        server: rank of the server; None if there is none.
-        stated: what Opacus states about the messages; None if it did not send them.
-    """
-
-    seen: Observed
+    seen: Observed  # the messages, read in this order
     sent: PayloadGuess
-    model: Model
-    server: int | None
+    model: Model  # the model behind the messages
+    server: int | None  # rank of the server; None if there is none
+    # what Opacus states about the messages; None if it did not send them
     stated: Private | None = None
 
 
 def explain(seen: Observed, task: Task | None) -> Explanation:
-    """Explain messages.
-
-    Args:
-        seen: the messages.
-        task: the task of the model that is sent, if known.
-    """
+    """Explain messages."""
     found = _explained(seen, task)
     if task is None:
         return replace(found, model=_shaped(found.model))
@@ -163,12 +139,7 @@ def _clipped(seen: Observed, stated: Private, task: Task | None) -> Explanation:
 
 
 def counted(model: Model, samples: Sequence[fit.GradientSample]) -> Model:
-    """Return the model with the number of records that gradients show at least.
-
-    Args:
-        model: the model behind them.
-        samples: vectors that should be gradients, from the whole run.
-    """
+    """Return the model with the number of records that gradients show at least."""
     if model.solved is not None:
         samples = model.solved.samples
     task = model.task
@@ -203,9 +174,6 @@ def best(models: Sequence[Model]) -> list[int]:
 
     Args:
         models: the model behind the messages, for each order of the parameters.
-
-    Returns:
-        Their positions in `models`, at least one.
     """
     for k, model in enumerate(models):
         if model.found is not None:

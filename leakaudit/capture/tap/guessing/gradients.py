@@ -28,7 +28,6 @@ def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
     """Return vectors that should be gradients, from the first rounds of several ranks.
 
     Args:
-        seen: the messages.
         payload: what is sent; duals yield none, because they require `duals.solve`.
     """
     if payload == "gradients":
@@ -45,10 +44,6 @@ def spread(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
 
     Only their records can be counted: the models at which they were computed are left out, except
     for the first one.
-
-    Args:
-        seen: the messages.
-        payload: what is sent; duals yield none.
     """
     if payload == "weights" and seen.graph.edges and not seen.missing:
         shortest = min(map(len, seen.own.values()), default=0)
@@ -172,7 +167,6 @@ def agreed(samples: Sequence[fit.GradientSample], sizes: tuple[int, ...]) -> lis
     """Return the widths of the networks that most samples indicate.
 
     Args:
-        samples: vectors that should be gradients.
         sizes: lengths of the parameters if they were sent one by one, followed by the model's own.
 
     Returns:

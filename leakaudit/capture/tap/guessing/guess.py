@@ -35,20 +35,13 @@ EQUATIONS = (
 
 @dataclass(frozen=True)
 class Guess:
-    """The result of a guess.
+    """The result of a guess."""
 
-    Attributes:
-        said: the finding in one line.
-        evidence: the reasons, one line each.
-        toml: a description to start from.
-        description: the same as a value; None if it has gaps.
-        advice: what may help if the protocol is not known, in one line; empty if nothing does.
-    """
-
-    said: str
-    evidence: tuple[str, ...]
-    toml: str
-    description: Description | None
+    said: str  # the finding in one line
+    evidence: tuple[str, ...]  # the reasons, one line each
+    toml: str  # a description to start from
+    description: Description | None  # the same as a value; None if it has gaps
+    # what may help if the protocol is not known, in one line; empty if nothing does
     advice: str = ""
 
 
@@ -63,16 +56,9 @@ def named(
 
     Args:
         model: name of a model, ``package.module:factory``, or ``file.pt2``.
-        args: arguments of the model.
-        shape: shape of one input.
-        classes: number of classes.
-        loss: cross_entropy, binary, squared or next_token.
 
     Returns:
         The task; None if no model is given.
-
-    Raises:
-        LeakauditError: a model is given without its shape or number of classes.
     """
     if model is None:
         return None
@@ -90,14 +76,8 @@ def guess(
     """Guess a description from the messages of a log.
 
     Args:
-        logs: the logs of all processes.
-        task: the task of the model that is sent, if known.
         named: whether the tensors have names of their own, so that the description has to state
             which parameters they are.
-        assumed: why the loss of `task` is not known; empty if it is.
-
-    Raises:
-        LeakauditError: the log contains no vectors, or none of the size of the model.
     """
     answers.check(logs)
     changed = answers.changed(logs)
@@ -157,12 +137,7 @@ def _folder(task: Task | None) -> str:
 
 
 def unknown(why: str, rounds: int) -> Guess:
-    """Return a guess in which nothing is known.
-
-    Args:
-        why: the reason.
-        rounds: number of rounds.
-    """
+    """Return a guess in which nothing is known."""
     draft = blank()
     return Guess(
         said=f"to be filled in: {', '.join(draft.gaps)}",
@@ -229,14 +204,7 @@ def _evidence(explained: Explanation, logs: Sequence[RankLog], task: Task | None
 
 
 def _of_model(model: Model, given: bool, size: int, sketched: bool) -> str:
-    """Return the evidence for the model.
-
-    Args:
-        model: the model behind the messages.
-        given: whether the user specified it.
-        size: numbers per message.
-        sketched: whether only a sketch of some parameters was recorded.
-    """
+    """Return the evidence for the model."""
     found = model.found
     if found is not None and model.factors is not None:
         return _of_factors(model.factors, sketched)

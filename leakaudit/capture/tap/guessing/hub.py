@@ -31,19 +31,12 @@ BUDGET = 50_000_000  # numbers of all gradients that are recomputed: also a choi
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a client received and answered in one round.
-
-    Attributes:
-        round: the round.
-        client: rank of the client.
-        down: (d,) the server's model.
-        up: (d,) the answer.
-    """
+    """What a client received and answered in one round."""
 
     round: int
     client: int
-    down: Tensor
-    up: Tensor
+    down: Tensor  # (d,) the server's model
+    up: Tensor  # (d,) the answer
 
 
 def server(seen: Observed) -> int | None:
@@ -52,9 +45,6 @@ def server(seen: Observed) -> int | None:
     A program that knows its server says so. Otherwise a rank is the server if all the others
     exchange messages with it only, and if its models are the means of what they sent it: a hub
     of a decentralised protocol adds a gradient of its own.
-
-    Args:
-        seen: the messages.
     """
     for stream in seen.streams.values():
         noted = stream[0].note("server")
@@ -80,8 +70,6 @@ def exchanges(
     """Yield what clients received and answered, round by round.
 
     Args:
-        seen: the messages.
-        hub: rank of the server.
         chosen: rounds and clients; None for all.
     """
     downs = _by_round(seen, hub, from_server=True)
@@ -113,12 +101,7 @@ def _by_round(seen: Observed, hub: int, from_server: bool) -> dict[tuple[int, in
 
 
 def payload(seen: Observed, hub: int) -> PayloadGuess:
-    """Determine what clients answer: a model, or a gradient or difference.
-
-    Args:
-        seen: the messages.
-        hub: rank of the server.
-    """
+    """Determine what clients answer: a model, or a gradient or difference."""
     near = _cosine(seen, hub)
     why = f"clients' answers and the server's model have cosine {near:.3f}"
     if near > CLEARLY_ALIKE:
@@ -146,9 +129,6 @@ def samples(
     """Return what should be gradients: answers, or what clients subtract from the server's model.
 
     Args:
-        seen: the messages.
-        hub: rank of the server.
-        payload: what is sent.
         most: how many, from the first to the last: an optimiser may have a memory.
     """
     found: list[fit.GradientSample] = []
@@ -182,22 +162,13 @@ def run(seen: Observed, hub: int) -> Iterator[fit.GradientSample]:
 
 
 def examples(seen: Observed) -> set[int]:
-    """Return the numbers of examples that clients report.
-
-    Args:
-        seen: the messages.
-    """
+    """Return the numbers of examples that clients report."""
     noted = {message.note("examples") for stream in seen.streams.values() for message in stream}
     return {count for count in noted if type(count) is int}
 
 
 def is_one_model(seen: Observed, hub: int) -> bool:
-    """Return whether the server sends the same model to all clients of a round.
-
-    Args:
-        seen: the messages.
-        hub: rank of the server.
-    """
+    """Return whether the server sends the same model to all clients of a round."""
     models: dict[int, Tensor] = {}
     for one in islice(exchanges(seen, hub), ROUNDS):
         if not torch.equal(models.setdefault(one.round, one.down), one.down):
@@ -206,12 +177,7 @@ def is_one_model(seen: Observed, hub: int) -> bool:
 
 
 def is_mean(seen: Observed, hub: int) -> bool | None:
-    """Return whether the server's next model is the mean of all answers; None if no round shows it.
-
-    Args:
-        seen: the messages.
-        hub: rank of the server.
-    """
+    """Return whether the next model is the mean of all answers; None if no round shows it."""
     by_round: dict[int, list[Exchange]] = {}
     for one in exchanges(seen, hub):
         by_round.setdefault(one.round, []).append(one)

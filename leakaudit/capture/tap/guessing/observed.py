@@ -43,25 +43,16 @@ LONGEST = 500  # maximum number of tensors per message for which a period is sea
 
 @dataclass(frozen=True)
 class Observed:
-    """Messages by channel, as vectors.
+    """Messages by channel, as vectors."""
 
-    Attributes:
-        streams: the messages with payloads, by channel.
-        slices: the place of each parameter in a vector, in the order of a message.
-        sizes: lengths of the parameters in the model's order, followed by the model's own length.
-        graph: the graph of the ranks that exchange messages one to one.
-        lane: the lane of the messages; None if there is only one.
-        names: names of the parameters, if a hook noted them.
-        notes: remarks for the reader.
-    """
-
-    streams: Mapping[Wire, list[LoggedMessage]]
-    slices: list[Place]
+    streams: Mapping[Wire, list[LoggedMessage]]  # the messages with payloads, by channel
+    slices: list[Place]  # the place of each parameter in a vector, in the order of a message
+    # lengths of the parameters in the model's order, followed by the model's own length
     sizes: tuple[int, ...]
-    graph: Graph
-    lane: str | None = None
-    names: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    graph: Graph  # the graph of the ranks that exchange messages one to one
+    lane: str | None = None  # the lane of the messages; None if there is only one
+    names: tuple[str, ...] = ()  # names of the parameters, if a hook noted them
+    notes: tuple[str, ...] = ()  # remarks for the reader
 
     @property
     def missing(self) -> list[str]:
@@ -82,26 +73,15 @@ class Observed:
         return any(stream[0].note(NOTE) for stream in self.streams.values())
 
     def value(self, message: LoggedMessage) -> Tensor:
-        """Return the vector (d,) of a message.
-
-        Args:
-            message: a message of one of the streams.
-        """
+        """Return the vector (d,) of a message."""
         return message.value(self.slices)
 
     def whole(self, message: LoggedMessage) -> Tensor | None:
-        """Return the vector (d,) of a message with what was left out; None if that is not recorded.
-
-        Args:
-            message: a message of one of the streams.
-        """
+        """Return a message (d,) with what was left out; None if that is not recorded."""
         return message.whole(self.slices)
 
     def part(self, message: LoggedMessage) -> Part | None:
         """Return what is recorded of a message.
-
-        Args:
-            message: a message of one of the streams.
 
         Returns:
             The part; None without a sketch, or if the message has other axes than the model.
@@ -164,13 +144,9 @@ def collect(logs: Sequence[RankLog], task: Task | None, places: Sequence[Place] 
     """Combine the log's tensors into messages.
 
     Args:
-        logs: one per rank.
         task: the task of the model that is sent; None uses the sizes of tensors that repeat.
         places: the place of each parameter, in the order of a message; empty if messages hold the
             parameters in the model's order and axes.
-
-    Raises:
-        NotUnderstood: the log contains no vectors, or none of the size of the model.
     """
     sorted_out = sort_out(logs, task)
     logs = sorted_out.logs
@@ -206,11 +182,7 @@ def collect(logs: Sequence[RankLog], task: Task | None, places: Sequence[Place] 
 
 
 def sizes_of(task: Task) -> tuple[int, ...]:
-    """Return the lengths of a model's parameters, followed by its own length.
-
-    Args:
-        task: the task of the model.
-    """
+    """Return the lengths of a model's parameters, followed by its own length."""
     slices = task.layout.slices.values()
     return (*(part.stop - part.start for part in slices), task.layout.size)
 
@@ -230,12 +202,7 @@ def _start(place: Place) -> int:
 
 
 def shapes(logs: Sequence[RankLog], task: Task | None) -> list[tuple[int, ...]]:
-    """Return the shapes of the tensors of a message; empty if they do not repeat.
-
-    Args:
-        logs: one per rank.
-        task: the task of the model that is sent, if known.
-    """
+    """Return the shapes of the tensors of a message; empty if they do not repeat."""
     logs = sort_out(logs, task).logs
     wanted = list(_sizes(logs)[:-1])
     for log in logs:

@@ -35,14 +35,7 @@ def origins(
     params: Mapping[str, Any],
     inferred: bool,
 ) -> tuple[Evidence, ...]:
-    """Return where payload, constants and numbers of records of a trace come from.
-
-    Args:
-        described: the description of the messages, which does not contradict them.
-        logs: the logs of all processes.
-        params: the constants of the trace, with those that the models show.
-        inferred: whether the description was inferred; otherwise a user declares it.
-    """
+    """Return where payload, constants and numbers of records of a trace come from."""
     word = Origin.ASSUMED if inferred else Origin.DECLARED
     try:
         seen = observed.collect(logs, described.task, described.places)
@@ -58,11 +51,7 @@ def origins(
 
 
 def remark(found: Sequence[Evidence]) -> list[str]:
-    """Return what is known about the numbers of records, in one line if there is anything.
-
-    Args:
-        found: where payload and constants come from.
-    """
+    """Return what is known about the numbers of records, in one line if there is anything."""
     counts = [one for one in found if one.subject in COUNTS]
     shown = [one.detail for one in counts if one.detail]
     if not shown:

@@ -53,25 +53,16 @@ PAIRS = 60  # pairs of messages to compare: also a choice
 
 @dataclass(frozen=True)
 class PayloadGuess:
-    """The payload of the messages.
+    """The payload of the messages."""
 
-    Attributes:
-        payload: weights, gradients or duals.
-        sure: the certainty, in one word; the payload means nothing if it is unknown.
-        why: the evidence, in one line.
-    """
-
-    payload: Payload
+    payload: Payload  # weights, gradients or duals
+    # the certainty, in one word; the payload means nothing if it is unknown
     sure: Literal["sure", "likely", "unsure", "unknown"]
-    why: str
+    why: str  # the evidence, in one line
 
 
 def payload(seen: Observed) -> PayloadGuess:
-    """Determine what is sent by comparing messages of different ranks and rounds.
-
-    Args:
-        seen: the messages.
-    """
+    """Determine what is sent by comparing messages of different ranks and rounds."""
     if seen.hooked:
         zero = ", which are zero in the rounds that were compared" if _all_zero(seen) else ""
         return PayloadGuess("gradients", "sure", f"{seen.hooked} recorded gradients{zero}")

@@ -31,10 +31,6 @@ def listen(module: ModuleType, capture: Capture) -> None:
     """Install a hook in every DistributedDataParallel that logs the rank's own gradients.
 
     It wraps the hook that the program registers, or the default average.
-
-    Args:
-        module: torch.nn.parallel.distributed.
-        capture: the tap of this process.
     """
     kind = module.DistributedDataParallel
     register = kind.register_comm_hook
@@ -78,25 +74,12 @@ def listen(module: ModuleType, capture: Capture) -> None:
 def hook_of_average(
     model: Any, number: int, capture: Capture, hook: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """Return a communication hook that logs the rank's gradients and then averages them.
-
-    Args:
-        model: the DistributedDataParallel.
-        number: number of the model in this process.
-        capture: the tap of this process.
-        hook: the hook that averages.
-    """
+    """Return a communication hook that logs the rank's gradients and then averages them."""
     return _Gradients(model, number, capture).of_average(hook)
 
 
 class _Gradients:
-    """The gradients of one DistributedDataParallel.
-
-    Args:
-        model: the DistributedDataParallel.
-        number: number of the model in this process; its messages form a lane of their own.
-        capture: the tap of this process.
-    """
+    """The gradients of one DistributedDataParallel."""
 
     def __init__(self, model: Any, number: int, capture: Capture) -> None:
         import torch.distributed as dist
@@ -235,9 +218,6 @@ class _Sending:
 
     Args:
         own: (n,) the rank's gradient, before the hook changes it.
-        ranks: number of ranks that average.
-        name: name of the hook.
-        notes: notes of the bucket.
     """
 
     def __init__(self, own: Tensor, ranks: int, name: str, notes: Notes) -> None:
@@ -276,12 +256,7 @@ def _is_rounded(value: Tensor, own: Tensor, factor: int) -> bool:
 
 
 def names(all_names: Sequence[str], trained: Sequence[int]) -> Notes:
-    """Return notes with the names of the parameters that travel and of those that do not.
-
-    Args:
-        all_names: names of all parameters.
-        trained: places of those that are trained.
-    """
+    """Return notes with the names of the parameters that travel and of those that do not."""
     if sum(map(len, all_names)) > NAMES:
         return {}
     frozen = sorted(set(range(len(all_names))) - set(trained))
@@ -299,11 +274,7 @@ def _gradients(bucket: Any) -> Tensor:
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """Return tensors as one vector.
-
-    Args:
-        tensors: the tensors.
-    """
+    """Return tensors as one vector."""
     import torch
 
     return torch.cat([t.detach().reshape(-1) for t in tensors])

@@ -25,7 +25,6 @@ def listen(module: ModuleType, capture: Capture) -> None:
 
     Args:
         module: torch.distributed.fsdp._fully_shard._fsdp_state.
-        capture: the tap of this process.
     """
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
@@ -87,11 +86,7 @@ def listen(module: ModuleType, capture: Capture) -> None:
 
 
 def groups(root: Any) -> list[Any]:
-    """Return all groups of parameters of a model.
-
-    Args:
-        root: the state of the model's root module.
-    """
+    """Return all groups of parameters of a model."""
     found: list[Any] = []
     for state in root._state_ctx.all_states:
         several = getattr(state, "_fsdp_param_groups", None)
@@ -112,13 +107,7 @@ def _own(root: Any, number: int, capture: Capture) -> None:
 
 
 class _Model:
-    """One model that is sharded with FSDP2.
-
-    Args:
-        root: the state of its root module.
-        number: number of the model in this process; its messages form a lane of their own.
-        capture: the tap of this process.
-    """
+    """One model that is sharded with FSDP2."""
 
     def __init__(self, root: Any, number: int, capture: Capture) -> None:
         import torch.distributed as dist
@@ -154,11 +143,7 @@ class _Model:
                 self.running[op] = RunningSketch(self.selection.sketch)
 
     def log_parameters(self, group: Any) -> None:
-        """Log the parameters at which a group's gradients were computed, on the first rank.
-
-        Args:
-            group: the group of parameters, while they are gathered.
-        """
+        """Log the parameters at which a group's gradients were computed, on the first rank."""
         if self.capture.rank != self.ranks[0]:
             return
         held = [p for p in group.fsdp_params if hasattr(p, "_unsharded_param")]
@@ -181,8 +166,6 @@ class _Model:
         """Log gradients before they are reduced.
 
         Args:
-            parameters: the parameters.
-            gradients: their gradients on this rank.
             dtype: number format in which they travel; None for their own.
         """
         self.begun = True

@@ -33,12 +33,7 @@ HEARD = {  # function -> op; older versions of torch have only some of the names
 
 
 def listen(module: ModuleType, capture: Capture) -> None:
-    """Wrap the functions that send tensors.
-
-    Args:
-        module: torch.distributed._functional_collectives.
-        capture: the tap of this process.
-    """
+    """Wrap the functions that send tensors."""
     for name, op in HEARD.items():
         real = getattr(module, name, None)
         if real is not None:

@@ -35,12 +35,7 @@ HEARD = {  # method of a process group -> the method of `_Calls` that logs its t
 
 
 def listen(dist: ModuleType, capture: Capture) -> None:
-    """Wrap the methods of ``dist.ProcessGroup`` that send or receive tensors.
-
-    Args:
-        dist: torch.distributed.
-        capture: the tap of this process.
-    """
+    """Wrap the methods of ``dist.ProcessGroup`` that send or receive tensors."""
     if not dist.is_available():
         return
     kind = dist.ProcessGroup
@@ -75,12 +70,7 @@ def _wrap(kind: Any, name: str, before: Callable[..., None]) -> None:
 
 
 class _Calls:
-    """Log what this rank contributes: one method per method of a process group, same arguments.
-
-    Args:
-        dist: torch.distributed.
-        capture: the tap of this process.
-    """
+    """Log what this rank contributes: one method per method of a process group, same arguments."""
 
     def __init__(self, dist: ModuleType, capture: Capture) -> None:
         self.dist = dist
@@ -179,12 +169,7 @@ class _Calls:
         self.capture.event(op, tensor, peer, tag, **group_notes(self.dist, group))
 
     def receiving(self, real: Callable[..., Any], named: bool) -> Callable[..., Any]:
-        """Return a method that logs a received message once the program has waited for it.
-
-        Args:
-            real: the method to call.
-            named: whether the call names the sender.
-        """
+        """Return a method that logs a received message once the program has waited for it."""
 
         @wraps(real)
         def method(group: Any, tensors: Any, *args: Any) -> Any:
@@ -206,12 +191,7 @@ class _Calls:
 
 
 class _Work:
-    """A pending receive: calls a function once, when its buffer is known to be complete.
-
-    Args:
-        work: the pending receive of the process group.
-        arrived: the function.
-    """
+    """A pending receive: calls a function once, when its buffer is known to be complete."""
 
     def __init__(self, work: Any, arrived: Callable[[], None]) -> None:
         self._work = work
@@ -230,15 +210,7 @@ class _Work:
 
 
 def group_notes(dist: ModuleType, group: Any) -> dict[str, Any]:
-    """Return the notes that tell the messages of a process group from those of other groups.
-
-    Args:
-        dist: torch.distributed.
-        group: the process group.
-
-    Returns:
-        The lane of its messages and its ranks; nothing for the group of all ranks.
-    """
+    """Return the notes that tell the messages of a process group from those of other groups."""
     world = dist.group.WORLD
     name = group.group_name
     if world is not None and name == world.group_name:
@@ -248,11 +220,7 @@ def group_notes(dist: ModuleType, group: Any) -> dict[str, Any]:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Return tensors as one vector, without a copy if there is only one.
-
-    Args:
-        parts: the tensors.
-    """
+    """Return tensors as one vector, without a copy if there is only one."""
     if len(parts) == 1:
         return parts[0]
     import torch
@@ -261,13 +229,7 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def split(whole: Any, sizes: Sequence[int], count: int) -> Sequence[Any]:
-    """Return the parts of a tensor for each rank of a group.
-
-    Args:
-        whole: the tensor, which is split along its first dimension.
-        sizes: their lengths; empty for equal parts.
-        count: number of ranks.
-    """
+    """Return the parts of a tensor for each rank of a group."""
     parts: Sequence[Any] = whole.split(list(sizes)) if sizes else whole.chunk(count)
     return parts
 

@@ -166,12 +166,7 @@ class _AfterImport:
 
 
 class _Loader:
-    """A loader that delegates to another one and calls a function at the end.
-
-    Args:
-        real: the loader to delegate to.
-        callback: called with the module once it was executed.
-    """
+    """A loader that delegates to another one and calls a function at the end."""
 
     def __init__(self, real: Any, callback: Callable[[ModuleType], None]) -> None:
         self.real = real

@@ -31,12 +31,7 @@ ROUNDINGS = 8
 
 
 def listen(module: ModuleType, capture: Capture) -> None:
-    """Wrap the optimisers that a module of Opacus defines.
-
-    Args:
-        module: one of those in which Opacus defines optimisers.
-        capture: the tap of this process.
-    """
+    """Wrap the optimisers that a module of Opacus defines."""
     for kind in _optimisers(module):
         if "reduce_gradients" in kind.__dict__:
             kind.add_noise = _adding(kind.add_noise, capture)
@@ -129,13 +124,7 @@ def _stated(optimiser: Any) -> Notes:
 
 
 class _Sums:
-    """The vectors of one rank that an optimiser adds to those of other ranks.
-
-    Args:
-        optimiser: the distributed optimiser.
-        number: its number in this process; its messages form a lane of their own.
-        capture: the tap of this process.
-    """
+    """The vectors of one rank that an optimiser adds to those of other ranks."""
 
     def __init__(self, optimiser: Any, number: int, capture: Capture) -> None:
         self.optimiser = optimiser
@@ -191,7 +180,6 @@ def _noise(gradient: Tensor, sums: Tensor, divisor: float) -> float:
     Args:
         gradient: (d,) what the rank sends.
         sums: (d,) the sums of clipped gradients.
-        divisor: what the rank divided by.
 
     Returns:
         The root of the mean square, which is near the standard deviation if d is large.

@@ -46,21 +46,14 @@ class Capture:
     None of its methods raises into the program: an error ends the recording, with a line on stderr.
 
     Args:
-        folder: folder of the logs.
         ranks: ranks with payloads to keep; None keeps all.
         rounds: (first, stop) of the rounds with payloads to keep; None keeps all.
-        start: number of the first round.
         sizes: lengths of the tensors that make up a model, followed by the model's own length.
             None if the model is not described: every message then counts as its own round.
         max_bytes: limit on the payloads of all processes together; None for no limit.
-        receive: whether received messages are logged too.
         layers: parameters to keep, see `layers.select`; None is the default for the model's size.
         names: names of the described model's parameters, in the order of `sizes`.
         rank: rank of this process; None for that of torch.distributed or of its launcher.
-        run: the run to which the process belongs, if several processes share a rank.
-        model: whether the model of the program is saved beside the log.
-        seed: seed of the sketches.
-        quiet: whether nothing is said on stderr about what is recorded.
     """
 
     def __init__(
@@ -121,13 +114,9 @@ class Capture:
         """Log one tensor.
 
         Args:
-            op: send, recv, allreduce, broadcast or another word.
             value: the payload; None for an event without one.
-            peer: the other rank, if there is one.
-            tag: tag of the message.
             at: position of the message on its channel; None counts it here.
             sender: rank that sent it; None for this process.
-            notes: plain values to log with the event.
         """
         if self._broken or getattr(self._here, "unlogged", False):
             return
@@ -154,10 +143,6 @@ class Capture:
         """Call a function of the tap; its error ends the recording, not the program.
 
         Its time counts as spent in the tap.
-
-        Args:
-            call: the function.
-            args: its arguments.
 
         Returns:
             The result of the function; None after an error.
@@ -186,15 +171,7 @@ class Capture:
         sys.stderr.write(f"leakaudit tap: recording of process {os.getpid()} stopped: {error}\n")
 
     def unlogged(self, call: Callable[..., Result], *args: Any) -> Result:
-        """Call a function without logging the messages that it sends.
-
-        Args:
-            call: the function.
-            args: its arguments.
-
-        Returns:
-            The result of the function.
-        """
+        """Call a function without logging the messages that it sends."""
         before = getattr(self._here, "unlogged", False)
         self._here.unlogged = True
         try:
@@ -208,14 +185,8 @@ class Capture:
         """Call a communication hook, which sends gradients in a form of its own.
 
         Args:
-            name: name of the hook.
             translate: what the messages are that the hook sends before it returns. What it sends
                 later, in other threads, is logged as its own.
-            call: the hook.
-            args: its arguments.
-
-        Returns:
-            The future of the hook.
         """
         self._hooks.append(name)
         self._here.translate = translate
@@ -279,11 +250,7 @@ class Capture:
         return self._log
 
     def of_rank(self, rank: int) -> Capture:
-        """Return a recording with the same settings, for one of several nodes in this process.
-
-        Args:
-            rank: rank of the node.
-        """
+        """Return a recording with the same settings, for one of several nodes in this process."""
         other = copy.copy(self)
         other._rank = rank
         other._forked()
@@ -376,11 +343,7 @@ class Capture:
         return 0 if self.rounds is None else max(0, self.rounds[0] - self.start)
 
     def sketches(self, at: int) -> bool:
-        """Return whether the message at a position of its channel is sketched, with a selection.
-
-        Args:
-            at: the position.
-        """
+        """Return whether the message at a position of its channel is sketched, with a selection."""
         return self.first <= at < self.first + SKETCHED
 
     def _whole(self, others: dict[int, Tensor], notes: Notes) -> list[tuple[Tensor | None, Notes]]:
@@ -414,10 +377,7 @@ class Capture:
         """Log the sketch of a message whose parameters a hook logs, before its last part.
 
         Args:
-            op: the operation.
             running: the sketch, which begins anew; None if none is recorded.
-            at: position of the message on its channel.
-            notes: plain values to log with the event.
         """
         taken = None if running is None else running.take()
         if taken is not None:
@@ -434,13 +394,6 @@ class Capture:
         what: str,
     ) -> Selection | None:
         """Return which parameters of a model to keep, and say so if it is large.
-
-        Args:
-            names: names of its parameters.
-            sizes: their lengths.
-            layers: the choice, as in `layers.select`.
-            trained: places of the parameters that travel.
-            what: what to call the model; empty if another process says it.
 
         Returns:
             The selection; None if everything is kept.

@@ -106,33 +106,19 @@ TYPES: Mapping[str, tuple[str, Callable[[object], bool]]] = {
 
 @dataclass(frozen=True)
 class Event:
-    """One message or mark that a rank logged.
+    """One message or mark that a rank logged."""
 
-    Attributes:
-        seq: its position in the log.
-        time: seconds since the epoch.
-        rank: rank of the process that logged it.
-        op: send, recv, allreduce, broadcast or another word.
-        peer: the other rank, None if there is none.
-        tag: tag of the message.
-        dtype: number format of the tensor, None if there is none or it is unknown.
-        shape: shape of the tensor.
-        offset: offset of the payload in the file of payloads.
-        nbytes: bytes of the payload; 0 if it was omitted.
-        notes: all other values of the line.
-    """
-
-    seq: int
-    time: float
-    rank: int
-    op: str
-    peer: int | None
+    seq: int  # its position in the log
+    time: float  # seconds since the epoch
+    rank: int  # rank of the process that logged it
+    op: str  # send, recv, allreduce, broadcast or another word
+    peer: int | None  # the other rank, None if there is none
     tag: int
-    dtype: str | None
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-    notes: Mapping[str, Any]
+    dtype: str | None  # number format of the tensor, None if there is none or it is unknown
+    shape: tuple[int, ...]  # shape of the tensor
+    offset: int  # offset of the payload in the file of payloads
+    nbytes: int  # bytes of the payload; 0 if it was omitted
+    notes: Mapping[str, Any]  # all other values of the line
 
     @property
     def numel(self) -> int:
@@ -150,9 +136,6 @@ class Event:
 def parse(line: bytes) -> dict[str, Any] | None:
     """Parse one line.
 
-    Args:
-        line: the line, with its line break.
-
     Returns:
         Its values, None if it was truncated.
     """
@@ -168,19 +151,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def first(line: bytes, rank: int, path: Path) -> dict[str, Any]:
-    """Check the first line of a log.
-
-    Args:
-        line: the line, with its line break.
-        rank: rank in the file's name.
-        path: the file, for messages.
-
-    Returns:
-        Its values, empty if the line was truncated.
-
-    Raises:
-        LeakauditError: the file is not the log of this rank.
-    """
+    """Check the first line of a log."""
     if not line.endswith(b"\n"):
         return {}
     value = parse(line) or {}
@@ -196,9 +167,6 @@ def event(value: dict[str, Any], rank: int, path: Path, line: int) -> Event:
     """Check the values of a line and return its event.
 
     Args:
-        value: the result of `parse`.
-        rank: rank in the file's name.
-        path: the file, for messages.
         line: number of the line from 0, for messages.
 
     Raises:
@@ -278,14 +246,7 @@ def _checked_notes(value: dict[str, Any], path: Path, line: int) -> dict[str, An
 
 
 def number(value: Any) -> float:
-    """Return a value as a float.
-
-    Args:
-        value: any JSON value.
-
-    Returns:
-        The number; 0 if it is not a finite number.
-    """
+    """Return a value as a float."""
     if not is_number(value):
         return 0.0
     return float(value)

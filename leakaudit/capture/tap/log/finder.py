@@ -54,13 +54,7 @@ class NotExported(Exception):
 
 
 class Call:
-    """How a module was called: shapes and formats, but no values of tensors.
-
-    Args:
-        module: The module.
-        args: Its arguments.
-        named: Its arguments by name.
-    """
+    """How a module was called: shapes and formats, but no values of tensors."""
 
     def __init__(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         bound = inspect.signature(module.forward).bind(*args, **named)
@@ -82,11 +76,7 @@ class Call:
 
 
 class Finder:
-    """Watches the modules of this process until the model is found.
-
-    Args:
-        folder: Folder of the log, in which the files are written.
-    """
+    """Watches the modules of this process until the model is found."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -99,11 +89,7 @@ class Finder:
         self._sizes: set[int] = set()  # of messages that fit no module
 
     def watch(self, module: ModuleType) -> None:
-        """Watch the outermost calls of modules.
-
-        Args:
-            module: torch.nn.modules.module.
-        """
+        """Watch the outermost calls of modules."""
         import torch
 
         kind = module.Module
@@ -126,11 +112,7 @@ class Finder:
         self._restore = lambda: setattr(kind, "__call__", real)
 
     def watch_losses(self, module: ModuleType) -> None:
-        """Record which losses the program computes with gradients.
-
-        Args:
-            module: torch.nn.functional.
-        """
+        """Record which losses the program computes with gradients."""
         for name, meaning in LOSSES.items():
             setattr(module, name, self._watched_loss(getattr(module, name), name, meaning))
 
@@ -173,11 +155,7 @@ class Finder:
             return
 
     def travels(self, value: Any) -> None:
-        """Look for the model to which a message belongs, and save it.
-
-        Args:
-            value: The payload of the message.
-        """
+        """Look for the model to which a message belongs, and save it."""
         if self.done or value is None:
             return
         count = int(value.numel() if hasattr(value, "numel") else value.size)
@@ -190,13 +168,7 @@ class Finder:
                 return
 
     def save_called(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Save a model that is about to be called, and of which is known that it travels.
-
-        Args:
-            module: The model.
-            args: Its arguments.
-            named: Its arguments by name.
-        """
+        """Save a model that is about to be called, and of which is known that it travels."""
         import torch
 
         if self.done or not torch.is_grad_enabled():
@@ -213,9 +185,7 @@ class Finder:
         """Save a model, unless another process has done so.
 
         Args:
-            module: The model.
             call: How it was called; None if it is not known.
-            why: Why it cannot be exported; empty if it can.
         """
         self.done = True
         self.calls.clear()
@@ -252,11 +222,7 @@ def _is_usual(given: Any, value: Any) -> bool:
 
 
 def unwrapped(module: Any) -> Any:
-    """Return the module behind the wrappers of DistributedDataParallel and torch.compile.
-
-    Args:
-        module: Any module.
-    """
+    """Return the module behind the wrappers of DistributedDataParallel and torch.compile."""
     inner = module._modules.get("_orig_mod", module)
     if type(inner).__name__ == "DistributedDataParallel":
         return unwrapped(inner.module)
@@ -264,15 +230,7 @@ def unwrapped(module: Any) -> Any:
 
 
 def sizes(module: Any) -> set[int]:
-    """Return the lengths of the vectors in which a model may travel.
-
-    Args:
-        module: The model.
-
-    Returns:
-        Those of all parameters, of the trained ones, and with floating-point buffers; and that of
-        the first parameter, if each travels by itself.
-    """
+    """Return the lengths of the vectors in which a model may travel."""
     parameters = list(module.parameters())
     whole = sum(p.numel() for p in parameters)
     trained = sum(p.numel() for p in parameters if p.requires_grad)
@@ -281,11 +239,7 @@ def sizes(module: Any) -> set[int]:
 
 
 def about(module: Any) -> dict[str, Any]:
-    """Return the name of a model's class, and the arguments of its constructor that are known.
-
-    Args:
-        module: The model.
-    """
+    """Return the name of a model's class, and the arguments of its constructor that are known."""
     kind = type(module)
     where = kind.__module__
     file = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -322,16 +276,8 @@ def _constructor(kind: Any) -> Mapping[str, inspect.Parameter]:
 def exported(module: Any, call: Call, path: Path) -> dict[str, Any]:
     """Export a copy of a model and write the program.
 
-    Args:
-        module: The model.
-        call: How it was called.
-        path: File of the program.
-
     Returns:
         Shape and number format of one input, number of outputs, and names of omitted arguments.
-
-    Raises:
-        NotExported: The model takes several inputs that cannot be omitted, or has hooks.
     """
     import torch
 

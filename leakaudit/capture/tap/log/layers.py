@@ -29,19 +29,12 @@ DEFAULT = ("first", "last", SKETCH)  # for models with more than LARGE parameter
 
 @dataclass(frozen=True)
 class Selection:
-    """The parameters of one model that are kept.
+    """The parameters of one model that are kept."""
 
-    Attributes:
-        names: names of all parameters, in the order in which they are sent.
-        sizes: their lengths.
-        kept: the places of the chosen ones.
-        sketch: the sketch of the others; None if nothing of them is recorded.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # names of all parameters, in the order in which they are sent
     sizes: tuple[int, ...]
-    kept: frozenset[int]
-    sketch: Sketch | None = None
+    kept: frozenset[int]  # the places of the chosen ones
+    sketch: Sketch | None = None  # the sketch of the others; None if nothing of them is recorded
 
     @property
     def numbers(self) -> int:
@@ -69,10 +62,8 @@ def select(
 
     Args:
         names: names of all parameters, in the order in which they are sent.
-        sizes: their lengths.
         layers: the layers as in `chosen`, ``sketch`` for a sketch of all others, or ``all``. None
             keeps a model of up to LARGE parameters, and DEFAULT of a larger one.
-        seed: seed of the sketch.
         trained: places of the parameters that travel; None for all.
 
     Returns:
@@ -100,7 +91,6 @@ def described(selection: Selection | None, numbers: int) -> str:
 
     Args:
         selection: the parameters that are kept; None for all.
-        numbers: numbers of the model that are sent.
     """
     if selection is None:
         return f"all {numbers:,} parameters are recorded"
@@ -117,7 +107,6 @@ def megabytes(selection: Selection | None, numbers: int) -> str:
 
     Args:
         selection: the parameters that are kept; None for all.
-        numbers: numbers of the model that are sent.
     """
     if selection is not None:
         numbers = selection.numbers
@@ -125,11 +114,7 @@ def megabytes(selection: Selection | None, numbers: int) -> str:
 
 
 def shortened(names: Sequence[str]) -> str:
-    """Return names in one line, the first and the last of them if there are many.
-
-    Args:
-        names: the names.
-    """
+    """Return names in one line, the first and the last of them if there are many."""
     if not names:
         return "none"
     if len(names) <= SHOWN:
@@ -144,9 +129,6 @@ def chosen(names: Sequence[str], layers: Sequence[str]) -> frozenset[int]:
         names: names of all parameters, in the model's order.
         layers: ``first``, ``last`` (all parameters of the first or last module that has any), or
             names of parameters or modules, with ``*`` for any characters.
-
-    Returns:
-        The places.
     """
     found: set[int] = set()
     for layer in layers:
@@ -160,21 +142,12 @@ def chosen(names: Sequence[str], layers: Sequence[str]) -> frozenset[int]:
 
 
 def module(name: str) -> str:
-    """Return the name of the module of a parameter; its own name if it has none.
-
-    Args:
-        name: name of the parameter.
-    """
+    """Return the name of the module of a parameter; its own name if it has none."""
     return name.rpartition(".")[0] or name
 
 
 def place_of(sizes: Sequence[int], sent: int, length: int) -> int | None:
     """Return the place of a parameter that is sent by itself.
-
-    Args:
-        sizes: lengths of all parameters.
-        sent: numbers of the model that were sent before it.
-        length: its length.
 
     Returns:
         The place; None if no parameter of this length begins there.

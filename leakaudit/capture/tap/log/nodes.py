@@ -15,11 +15,7 @@ NAME = 40  # characters of a node's name that are shown: a choice
 
 
 def names(logs: Sequence[RankLog]) -> dict[int, str]:
-    """Return rank -> what the program calls the node, in the order of the names.
-
-    Args:
-        logs: the logs of all processes, with the ranks that the tap gave.
-    """
+    """Return rank -> what the program calls the node, in the order of the names."""
     found: dict[int, str] = {}
     for log in logs:
         for event in log.events:
@@ -32,11 +28,7 @@ def names(logs: Sequence[RankLog]) -> dict[int, str]:
 
 
 def numbered(logs: Sequence[RankLog]) -> tuple[RankLog, ...]:
-    """Number the nodes of a program in the order of their names; other logs stay as they are.
-
-    Args:
-        logs: the logs of all processes.
-    """
+    """Number the nodes of a program in the order of their names; other logs stay as they are."""
     place = {rank: number for number, rank in enumerate(names(logs))}
 
     def moved(event: Event) -> Event:
@@ -55,11 +47,7 @@ def numbered(logs: Sequence[RankLog]) -> tuple[RankLog, ...]:
 
 
 def remark(logs: Sequence[RankLog]) -> Iterator[str]:
-    """Yield what the nodes are called, if the program has named them.
-
-    Args:
-        logs: the logs of all processes, numbered.
-    """
+    """Yield what the nodes are called, if the program has named them."""
     listed = ", ".join(f"node {rank} is {name[:NAME]}" for rank, name in names(logs).items())
     if listed:
         yield listed

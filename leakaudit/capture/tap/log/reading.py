@@ -31,41 +31,21 @@ MOST = 20_000_000  # maximum lines of a log, several gigabytes: arbitrary
 
 @dataclass(frozen=True)
 class RankLog:
-    """The events of one process.
-
-    Attributes:
-        rank: rank of the process.
-        attempt: number of earlier starts of the rank.
-        path: the file of lines; the payloads are beside it.
-        about: values of its first line, empty if that was truncated.
-        events: in the order in which they were logged.
-        closed: whether the process ended normally.
-        trouble: an error of the disk, after which messages are missing; empty if there was none.
-        torn: whether the last event was truncated.
-        seconds: time between its first line and its last.
-        spent: seconds of this time that the tap used.
-    """
+    """The events of one process."""
 
     rank: int
-    attempt: int
-    path: Path
-    about: Mapping[str, Any]
-    events: tuple[Event, ...]
-    closed: bool
-    trouble: str
-    torn: bool
-    seconds: float
-    spent: float
+    attempt: int  # number of earlier starts of the rank
+    path: Path  # the file of lines; the payloads are beside it
+    about: Mapping[str, Any]  # values of its first line, empty if that was truncated
+    events: tuple[Event, ...]  # in the order in which they were logged
+    closed: bool  # whether the process ended normally
+    trouble: str  # an error of the disk, after which messages are missing; empty if there was none
+    torn: bool  # whether the last event was truncated
+    seconds: float  # time between its first line and its last
+    spent: float  # seconds of this time that the tap used
 
     def tensor(self, event: Event) -> Tensor:
-        """Return an event's payload, mapped rather than read; the file is never modified.
-
-        Args:
-            event: an event of this log.
-
-        Raises:
-            LeakauditError: the payload was omitted.
-        """
+        """Return an event's payload, mapped rather than read; the file is never modified."""
         import torch
 
         if not event.kept or event.dtype is None:
@@ -94,14 +74,7 @@ class RankLog:
 
 
 def read_logs(folder: str | os.PathLike[str]) -> tuple[RankLog, ...]:
-    """Read all logs of a folder, ordered by rank, then by restart.
-
-    Args:
-        folder: folder of a tap; files with other names are ignored.
-
-    Raises:
-        LeakauditError: there is no log, or one that was not written by a tap.
-    """
+    """Read all logs of a folder, ordered by rank, then by restart."""
     folder = Path(folder)
     try:
         names = sorted(os.listdir(folder))

@@ -36,9 +36,6 @@ class Tail:
     is several times faster. Otherwise the kernel decides when to write back.
 
     Not thread-safe.
-
-    Args:
-        fd: a file opened to read and to append; it belongs to this object.
     """
 
     def __init__(self, fd: int) -> None:
@@ -58,12 +55,6 @@ class Tail:
 
         Args:
             data: (n,) uint8.
-
-        Returns:
-            Its offset, a multiple of ALIGN, and n.
-
-        Raises:
-            OSError: the disk reports an error.
         """
         begun = time.thread_time()
         offset = self.size
@@ -109,11 +100,7 @@ class Tail:
         return self._last
 
     def close(self, keep_room: bool = False) -> None:
-        """Close the file and release the reserved space.
-
-        Args:
-            keep_room: keep the reservation, because another process continues writing.
-        """
+        """Close the file and release the reserved space."""
         if 0 < self._room < UNAVAILABLE and not keep_room:
             with suppress(OSError):
                 os.ftruncate(self._fd, self.size)

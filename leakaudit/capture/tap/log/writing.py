@@ -50,8 +50,6 @@ class Log:
     After a fork the child needs its own log: `owner` is the process that opened this one.
 
     Args:
-        folder: created if it does not exist.
-        rank: rank of this process.
         max_bytes: limit on payloads; later events are logged without theirs. None for no limit.
         about: plain values for the first line, such as the number of processes.
 
@@ -96,15 +94,9 @@ class Log:
         """Log one event.
 
         Args:
-            op: send, recv, allreduce, broadcast or another word.
             value: a tensor or array in its current state; None for an event without payload.
-            peer: the other rank, if there is one.
-            tag: tag of the message.
             notes: plain values, such as round, kind, src and dst; left_out="…" logs the event
                 without its payload.
-
-        Returns:
-            Whether the payload was kept.
         """
         with self._lock:
             dtype, shape, nbytes = _form(value)
@@ -131,11 +123,7 @@ class Log:
             return size > 0
 
     def close(self, **notes: Any) -> None:
-        """Record that the process ended normally, and whether the disk failed; close the files.
-
-        Args:
-            notes: plain values for the last line.
-        """
+        """Record that the process ended normally, and whether the disk failed; close the files."""
         with self._lock:
             if self._lines < 0:
                 return

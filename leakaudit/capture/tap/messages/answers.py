@@ -30,14 +30,7 @@ ENCRYPTION = ("HEModelEncryptor", "HEModelDecryptor")
 
 
 def check(logs: Sequence[RankLog]) -> None:
-    """Reject a log in which clients were asked to train, and answered no arrays.
-
-    Args:
-        logs: the logs of all processes.
-
-    Raises:
-        NotUnderstood: the message says what they answered.
-    """
+    """Reject a log in which clients were asked to train, and answered no arrays."""
     arrays = 0
     others = 0
     names: dict[str, None] = {}
@@ -80,21 +73,13 @@ def _way_of_answers(rank: int) -> str:
 
 
 def mods(logs: Sequence[RankLog]) -> list[str]:
-    """Return the mods that clients' processes ran.
-
-    Args:
-        logs: the logs of all processes.
-    """
+    """Return the mods that clients' processes ran."""
     found = {event.notes.get("mod") for log in logs for event in log.events if event.op == "mod"}
     return sorted(str(mod) for mod in found)
 
 
 def partitions(logs: Sequence[RankLog]) -> dict[str, int]:
-    """Return client -> partition, as clients' processes said.
-
-    Args:
-        logs: the logs of all processes.
-    """
+    """Return client -> partition, as clients' processes said."""
     found: dict[str, int] = {}
     for log in logs:
         for event in log.events:
@@ -105,11 +90,7 @@ def partitions(logs: Sequence[RankLog]) -> dict[str, int]:
 
 
 def filters(logs: Sequence[RankLog]) -> list[str]:
-    """Return the filters through which messages pass, but for those that change no number.
-
-    Args:
-        logs: the logs of all processes.
-    """
+    """Return the filters through which messages pass, but for those that change no number."""
     found: set[str] = set()
     for log in logs:
         for event in log.events:
@@ -120,11 +101,7 @@ def filters(logs: Sequence[RankLog]) -> list[str]:
 
 
 def beside(logs: Sequence[RankLog]) -> list[str]:
-    """Return the names of other arrays that messages hold beside a model, such as Scaffold's.
-
-    Args:
-        logs: the logs of all processes.
-    """
+    """Return the names of other arrays that messages hold beside a model, such as Scaffold's."""
     found: set[str] = set()
     for log in logs:
         for event in log.events:
@@ -139,11 +116,7 @@ def _listed(event: Event, note: str) -> set[str]:
 
 
 def changed(logs: Sequence[RankLog]) -> str:
-    """Return why what clients send may not be the result of plain steps; empty if nothing says so.
-
-    Args:
-        logs: the logs of all processes.
-    """
+    """Return why clients may not send the result of plain steps; empty if nothing says so."""
     why: list[str] = []
     mechanisms = [mod for mod in mods(logs) if mod in NOISE] + filters(logs)
     if mechanisms:
@@ -155,11 +128,7 @@ def changed(logs: Sequence[RankLog]) -> str:
 
 
 def remarks(logs: Sequence[RankLog]) -> Iterator[str]:
-    """Yield remarks about the program for the reader of a trace.
-
-    Args:
-        logs: the logs of all processes.
-    """
+    """Yield remarks about the program for the reader of a trace."""
     for mod in mods(logs):
         if mod == "Opacus":
             yield "ranks train with Opacus: their gradients are clipped and have noise"

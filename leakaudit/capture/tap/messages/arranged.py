@@ -19,74 +19,45 @@ from leakaudit.trace import Graph
 
 @dataclass(frozen=True)
 class Sent:
-    """One message in terms of the protocol.
-
-    Attributes:
-        round: the round in which it was sent.
-        src: node that sent it.
-        dst: all nodes that receive it.
-        kind: its name in the protocol.
-        message: the message in the log.
-        scale: the recorded value times this is the protocol's value.
-    """
+    """One message in terms of the protocol."""
 
     round: int
-    src: int
-    dst: tuple[int, ...]
-    kind: str
+    src: int  # node that sent it
+    dst: tuple[int, ...]  # all nodes that receive it
+    kind: str  # its name in the protocol
     message: LoggedMessage
-    scale: float = 1.0
+    scale: float = 1.0  # the recorded value times this is the protocol's value
 
 
 @dataclass(frozen=True)
 class Missing:
-    """Messages of a channel that were not sent in some rounds.
+    """Messages of a channel that were not sent in some rounds."""
 
-    Attributes:
-        src: node that should have sent them.
-        dst: node that should have received them.
-        kind: their name in the protocol.
-        first: the first of the rounds.
-        last: the last of the rounds.
-    """
-
-    src: int
-    dst: int
-    kind: str
+    src: int  # node that should have sent them
+    dst: int  # node that should have received them
+    kind: str  # their name in the protocol
     first: int
     last: int
 
 
 @dataclass(frozen=True)
 class ArrangedLog:
-    """The contents of a log, ready to be written as a trace.
+    """The contents of a log, ready to be written as a trace."""
 
-    Attributes:
-        description: the description of the program's messages.
-        graph: the graph of the nodes that exchange messages.
-        sent: all messages.
-        start: the common initial model (d,); None if it was not observed.
-        rounds: number of the last round.
-        missing: messages that were never sent in the rounds up to `rounds`.
-        left_out: reason -> number of messages without payload.
-        notes: remarks for the reader of the trace.
-        optional_senders: nodes that need not send.
-        asks: whether the server asks some of the clients in each round; only they answer.
-        evidence: where the payload and the constants come from.
-        run: the columns for the trace; None for the longest run that all messages contain.
-    """
-
-    description: Description
-    graph: Graph
+    description: Description  # the description of the program's messages
+    graph: Graph  # the graph of the nodes that exchange messages
     sent: tuple[Sent, ...]
-    start: Tensor | None
-    rounds: int
-    missing: tuple[Missing, ...] = ()
+    start: Tensor | None  # the common initial model (d,); None if it was not observed
+    rounds: int  # number of the last round
+    missing: tuple[Missing, ...] = ()  # messages that were never sent in the rounds up to `rounds`
+    # reason -> number of messages without payload
     left_out: dict[str, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    optional_senders: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()  # remarks for the reader of the trace
+    optional_senders: frozenset[int] = frozenset()  # nodes that need not send
+    # whether the server asks some of the clients in each round; only they answer
     asks: bool = False
-    evidence: tuple[Evidence, ...] = ()
+    evidence: tuple[Evidence, ...] = ()  # where the payload and the constants come from
+    # the columns for the trace; None for the longest run that all messages contain
     run: tuple[int, int] | None = None
 
     @property
@@ -108,11 +79,7 @@ class ArrangedLog:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """All runs of columns without a gap that all messages contain, in order.
-
-        Raises:
-            LeakauditError: the messages have no parameter in common.
-        """
+        """All runs of columns without a gap that all messages contain, in order."""
         runs: list[tuple[int, int]] = []
         parts = [self.slices[place] for place in self.covers]
         for part in sorted(parts, key=lambda part: part.start):
@@ -146,12 +113,7 @@ class ArrangedLog:
 
 
 def receivers(message: LoggedMessage, nodes: int) -> tuple[int, ...]:
-    """Return the nodes that receive a message.
-
-    Args:
-        message: a message with nodes as ranks.
-        nodes: number of nodes.
-    """
+    """Return the nodes that receive a message."""
     if message.dst is not None:
         return (message.dst,)
     ranks = message.group or range(nodes)
@@ -159,12 +121,7 @@ def receivers(message: LoggedMessage, nodes: int) -> tuple[int, ...]:
 
 
 def round_of(message: LoggedMessage, start: int) -> int:
-    """Return the round of a message: as noted by the program, or from its position on the channel.
-
-    Args:
-        message: a message of the log.
-        start: round of the first message of a channel.
-    """
+    """Return a message's round: as the program noted it, or by its position on the channel."""
     noted = message.note("round")
     if type(noted) is int and 0 <= noted < 1 << 31:
         return noted
@@ -173,10 +130,6 @@ def round_of(message: LoggedMessage, start: int) -> int:
 
 def common(plan: ArrangedLog, starts: Sequence[LoggedMessage]) -> Tensor | None:
     """Return the initial model (d,) common to all nodes.
-
-    Args:
-        plan: the plan, with the positions of the parameters.
-        starts: the messages with the initial models.
 
     Returns:
         The model; None if the models differ or are incomplete, or if no payload was kept.

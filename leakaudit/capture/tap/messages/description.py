@@ -79,38 +79,29 @@ class _Body(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Description:
-    """The content of the messages, their protocol and their model.
+    """The content of the messages, their protocol and their model."""
 
-    Attributes:
-        payload: weights, gradients or duals.
-        protocol: name of a victim, path of a protocol file, or ``own:NAME`` for an unknown one.
-        params: the protocol's constants in the program.
-        task: the task.
-        first: ``start`` if the first message of a channel is the initial model, ``update`` if it is
-            the first update.
-        scale: factor of what nodes send: the sent value times it is the protocol's value. The
-            models of a server, and those that hooks record, are never scaled.
-        scales: round -> the factor from it on, if it changes.
-        server: rank of the server; None if there is none, or if it is the average that all ranks
-            compute.
-        tags: tags of the messages to use; None for all.
-        kinds: tag -> kind, if the protocol has several kinds.
-        order: parameters in the order of a message, with a suffix for other axes (`layouts`); empty
-            for the model's order.
-        stream: process group or model of the messages to use; None for that with most messages.
-    """
-
-    payload: str
-    protocol: str
-    params: Mapping[str, Any]
+    payload: str  # weights, gradients or duals
+    protocol: str  # name of a victim, path of a protocol file, or `own:NAME` for an unknown one
+    params: Mapping[str, Any]  # the protocol's constants in the program
     task: Task
+    # `start` if the first message of a channel is the initial model, `update` if it is the first
+    # update
     first: str = "start"
+    # factor of what nodes send: the sent value times it is the protocol's value. The models of a
+    # server, and those that hooks record, are never scaled.
     scale: float = 1.0
+    # rank of the server; None if there is none, or if it is the average that all ranks compute
     server: int | None = None
-    tags: frozenset[int] | None = None
+    tags: frozenset[int] | None = None  # tags of the messages to use; None for all
+    # tag -> kind, if the protocol has several kinds
     kinds: Mapping[int, str] = field(default_factory=dict)
+    # parameters in the order of a message, with a suffix for other axes (`layouts`); empty for the
+    # model's order
     order: tuple[str, ...] = ()
+    # process group or model of the messages to use; None for that with most messages
     stream: str | None = None
+    # round -> the factor from it on, if it changes
     scales: Mapping[int, float] = field(default_factory=dict)
 
     def scale_in(self, round_: int) -> float:
@@ -163,12 +154,8 @@ def read(path: Path, trusted: Trust = False) -> Description:
     """Read a description.
 
     Args:
-        path: the TOML file.
         trusted: the ``package.module:factory`` that may be imported and run; it is also searched
             for beside the file.
-
-    Raises:
-        LeakauditError: a key is missing, unknown or invalid; the message names it.
     """
     try:
         file = config.read(path, f"description {path}")
@@ -198,13 +185,8 @@ def of(
     """Return the description given by the values of a TOML file.
 
     Args:
-        values: the values, structured as in the TOML file.
         trusted: the ``package.module:factory`` that may be imported and run; True for any.
-        text: text of the file, in which the line of an invalid value is searched.
         beside: folder of the file, in which a model ``file.pt2`` is searched for.
-
-    Raises:
-        LeakauditError: a key is missing, unknown or invalid; the message names it.
     """
     file = config.Table(values, text=text)
     _require_known(file, TOP, "")

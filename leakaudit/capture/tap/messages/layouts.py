@@ -25,41 +25,24 @@ SUFFIXES = {  # suffix of a name -> axes of the message's tensor, in the order o
 
 @dataclass(frozen=True)
 class Place:
-    """The position of a parameter in the model's vector, and its form in a message.
+    """The position of a parameter in the model's vector, and its form in a message."""
 
-    Attributes:
-        start: its first column in the model's vector.
-        stop: the column after its last one.
-        shape: its shape in a message; empty if the message holds its numbers in the model's order.
-        axes: the axes of that shape, in the order of the model's axes; empty if they are equal.
-    """
-
-    start: int
-    stop: int
+    start: int  # its first column in the model's vector
+    stop: int  # the column after its last one
+    # its shape in a message; empty if the message holds its numbers in the model's order
     shape: tuple[int, ...] = ()
+    # the axes of that shape, in the order of the model's axes; empty if they are equal
     axes: tuple[int, ...] = ()
 
     def arranged(self, numbers: Tensor) -> Tensor:
-        """Return a parameter's numbers in the model's order.
-
-        Args:
-            numbers: (stop - start,) as they follow in the message.
-        """
+        """Return a parameter's numbers in the model's order."""
         if not self.axes:
             return numbers
         return numbers.reshape(self.shape).permute(self.axes).reshape(-1)
 
 
 def place(entry: str, layout: Layout) -> Place:
-    """Return the place of one entry of an order.
-
-    Args:
-        entry: the name of a parameter, with the suffix of its axes if they differ.
-        layout: the parameters of the model.
-
-    Raises:
-        LeakauditError: the parameter or the suffix is unknown, or the suffix does not fit.
-    """
+    """Return the place of one entry of an order."""
     name, suffix = split(entry, layout)
     shape = layout.shapes[layout.names.index(name)]
     columns = layout.slices[name]
@@ -78,18 +61,7 @@ def place(entry: str, layout: Layout) -> Place:
 
 
 def split(entry: str, layout: Layout) -> tuple[str, str]:
-    """Split one entry of an order into the name of a parameter and its suffix.
-
-    Args:
-        entry: the entry.
-        layout: the parameters of the model.
-
-    Returns:
-        The name, and the suffix without its dot; empty if there is none.
-
-    Raises:
-        LeakauditError: the model has no such parameter.
-    """
+    """Split one entry of an order into the name of a parameter and its suffix."""
     if entry in layout.names:
         return entry, ""
     name, _, suffix = entry.rpartition(".")
@@ -107,7 +79,6 @@ def places(order: Sequence[str], layout: Layout) -> list[Place]:
 
     Args:
         order: an entry for each parameter; empty for the model's own order and axes.
-        layout: the parameters of the model.
 
     Raises:
         LeakauditError: a parameter is missing, unknown or listed twice, or a suffix does not fit.
@@ -122,16 +93,12 @@ def places(order: Sequence[str], layout: Layout) -> list[Place]:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """One way in which the tensors of a message may form a fully connected network.
+    """One way in which the tensors of a message may form a fully connected network."""
 
-    Attributes:
-        parameters: for each tensor of a message, the number of its parameter in the order
-            weight, bias, weight, bias, ...
-        transposed: for each tensor, whether it is a kernel stored as (in, out).
-    """
-
+    # for each tensor of a message, the number of its parameter in the order weight, bias, weight,
+    # bias,
     parameters: tuple[int, ...]
-    transposed: tuple[bool, ...]
+    transposed: tuple[bool, ...]  # for each tensor, whether it is a kernel stored as (in, out)
 
     @property
     def usual(self) -> bool:
@@ -140,22 +107,14 @@ class Arrangement:
         return in_order and not any(self.transposed)
 
     def sizes(self, sent: Sequence[int]) -> tuple[int, ...]:
-        """Return the lengths of the parameters in the model's order, followed by their sum.
-
-        Args:
-            sent: the lengths of the tensors in a message.
-        """
+        """Return the lengths of the parameters in the model's order, followed by their sum."""
         ordered = [0] * len(sent)
         for parameter, length in zip(self.parameters, sent, strict=True):
             ordered[parameter] = length
         return (*ordered, sum(ordered))
 
     def places(self, shapes: Sequence[tuple[int, ...]]) -> list[Place]:
-        """Return the places of the tensors.
-
-        Args:
-            shapes: the shapes of the tensors in a message.
-        """
+        """Return the places of the tensors."""
         sizes = self.sizes([math.prod(shape) for shape in shapes])
         found = []
         for parameter, transposed, shape in zip(
@@ -167,11 +126,7 @@ class Arrangement:
         return found
 
     def order(self, names: Sequence[str]) -> list[str]:
-        """Return the entries of [messages] order.
-
-        Args:
-            names: the parameters of the model.
-        """
+        """Return the entries of [messages] order."""
         entries = []
         for parameter, transposed in zip(self.parameters, self.transposed, strict=True):
             entries.append(f"{names[parameter]}.T" if transposed else names[parameter])
@@ -183,12 +138,6 @@ def arrangements(shapes: Sequence[tuple[int, ...]]) -> list[Arrangement]:
 
     The kernels, and the biases, are taken to be in the order of the layers. The widths decide
     whether a kernel is stored as (out, in) or (in, out), unless all of them are equal.
-
-    Args:
-        shapes: the shapes of the tensors in a message.
-
-    Returns:
-        The arrangements that fit; more than one if the widths do not decide.
     """
     kernels = [k for k, shape in enumerate(shapes) if len(shape) == 2]
     biases = [k for k, shape in enumerate(shapes) if len(shape) == 1]
@@ -241,10 +190,6 @@ def toggled(order: Sequence[str], layout: Layout) -> Iterator[tuple[str, ...]]:
     """Yield the orders that differ from one only in the axes of square kernels, or of all kernels.
 
     Shapes show a wrong suffix of any other kernel.
-
-    Args:
-        order: an entry for each parameter.
-        layout: the parameters of the model.
     """
     names = [split(entry, layout)[0] for entry in order or layout.names]
     shapes = [layout.shapes[layout.names.index(name)] for name in names]

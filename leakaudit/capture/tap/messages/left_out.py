@@ -30,11 +30,7 @@ def follow(
     """Return whether the sketches show the step that was found for the recorded parameters.
 
     Args:
-        found: the optimiser of the recorded parameters.
-        models: the models of successive rounds.
-        gradients: the gradients of all nodes between two models.
         slices: place of each parameter in the model's vector, in the order of a message.
-        scale: factor of the gradients.
 
     Returns:
         The answer; None if there are no sketches, or if the optimiser is not linear.

@@ -15,11 +15,6 @@ from leakaudit.trace import Graph
 def peers(description: Description, found: list[LoggedMessage], nodes: int) -> ArrangedLog:
     """Arrange the messages of a protocol without a server.
 
-    Args:
-        description: the description of the program's messages.
-        found: all messages of the log.
-        nodes: number of ranks.
-
     Raises:
         LeakauditError: the protocol cannot run on these nodes, or its kinds of messages cannot be
             distinguished.

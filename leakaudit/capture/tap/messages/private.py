@@ -28,21 +28,15 @@ class Private:
     """Clipped gradients, of which some have noise.
 
     FedSGD then describes sums over the records of a rank: the sent value times `scale`.
-
-    Attributes:
-        params: the constants of FedSGD; empty if it does not describe the messages.
-        scale: what a rank divides its sum by.
-        why: why FedSGD does not describe the messages; empty if it does.
-        noisy: ranks whose messages have noise.
-        silent: ranks whose messages have none.
-        remarks: what the program states, and what the messages show, one line each.
     """
 
+    # the constants of FedSGD; empty if it does not describe the messages
     params: dict[str, Any] = field(default_factory=dict)
-    scale: float = 1.0
-    why: str = ""
-    noisy: tuple[int, ...] = ()
-    silent: tuple[int, ...] = ()
+    scale: float = 1.0  # what a rank divides its sum by
+    why: str = ""  # why FedSGD does not describe the messages; empty if it does
+    noisy: tuple[int, ...] = ()  # ranks whose messages have noise
+    silent: tuple[int, ...] = ()  # ranks whose messages have none
+    # what the program states, and what the messages show, one line each
     remarks: tuple[str, ...] = ()
 
     @property
@@ -57,19 +51,12 @@ class Private:
 
 @dataclass(frozen=True)
 class _Stated:
-    """What an optimiser stated about a message.
-
-    Attributes:
-        multiplier: the noise multiplier.
-        clip: the norm to which each record's gradient is clipped.
-        divisor: what the rank divides the sum of clipped gradients by.
-        by_layer: whether every layer is clipped on its own.
-    """
+    """What an optimiser stated about a message."""
 
     multiplier: float
-    clip: float
-    divisor: float
-    by_layer: bool
+    clip: float  # the norm to which each record's gradient is clipped
+    divisor: float  # what the rank divides the sum of clipped gradients by
+    by_layer: bool  # whether every layer is clipped on its own
 
     @property
     def sigma(self) -> float:
@@ -79,10 +66,6 @@ class _Stated:
 
 def private(messages: Iterable[LoggedMessage], slices: Sequence[Place]) -> Private | None:
     """Return what is known about the clipped gradients among some messages.
-
-    Args:
-        messages: the messages of one stream.
-        slices: the place of each parameter in a vector.
 
     Returns:
         The constants or the reason why there are none; None if Opacus sent no message.

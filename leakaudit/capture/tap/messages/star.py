@@ -50,16 +50,11 @@ NAME = 40  # characters of a client's name that are shown: a choice
 
 @dataclass(frozen=True)
 class _Roles:
-    """The assignment of ranks to nodes; the server is the last node.
+    """The assignment of ranks to nodes; the server is the last node."""
 
-    Attributes:
-        server: rank of the server; None if it is not a rank.
-        place: rank -> node, for the other ranks.
-        names: rank -> what the program calls it, if it does not count its processes.
-    """
-
-    server: int | None
-    place: Mapping[int, int]
+    server: int | None  # rank of the server; None if it is not a rank
+    place: Mapping[int, int]  # rank -> node, for the other ranks
+    # rank -> what the program calls it, if it does not count its processes
     names: Mapping[int, str] = field(default_factory=dict)
 
     @property
@@ -95,18 +90,7 @@ def star(
     ranks: int,
     partitions: Mapping[str, int] | None = None,
 ) -> ArrangedLog:
-    """Arrange the messages of a protocol with a server.
-
-    Args:
-        description: the description of the program's messages.
-        found: all messages of the log.
-        ranks: number of ranks.
-        partitions: what the program calls a client -> its number, if it is known.
-
-    Raises:
-        LeakauditError: the server in the description is not a rank, or none is given and several
-            are possible.
-    """
+    """Arrange the messages of a protocol with a server."""
     roles = _roles(description, found, ranks, partitions or {})
     graph = Graph(roles.hub + 1, tuple((node, roles.hub) for node in range(roles.hub)))
     down, up = _directions(description, graph)

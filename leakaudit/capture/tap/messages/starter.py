@@ -41,15 +41,10 @@ MESSAGES = (
 
 @dataclass(frozen=True)
 class Comment:
-    """The comment beside a value.
+    """The comment beside a value."""
 
-    Attributes:
-        text: empty for no comment.
-        known: whether the value was found; otherwise `ASK` takes its place.
-    """
-
-    text: str
-    known: bool = True
+    text: str  # empty for no comment
+    known: bool = True  # whether the value was found; otherwise `ASK` takes its place
 
 
 NONE = Comment("")
@@ -58,13 +53,7 @@ NONE = Comment("")
 def toml(
     values: Mapping[str, Any], comments: Mapping[str, Comment], evidence: tuple[str, ...]
 ) -> str:
-    """Return the text of a description.
-
-    Args:
-        values: in the form that `description.of` expects.
-        comments: dotted key -> comment beside its value.
-        evidence: lines for the beginning of the file.
-    """
+    """Return the text of a description."""
     lines = [HEAD]
     lines += [f"# {line}" for line in evidence]
     for name in ("payload", "protocol", "first"):

@@ -24,16 +24,12 @@ SHOWN = 6  # names in a remark: a choice
 
 @dataclass(frozen=True)
 class Sorted:
-    """Logs in which the arrays of messages are marked.
+    """Logs in which the arrays of messages are marked."""
 
-    Attributes:
-        logs: the logs; an array that is a parameter has the notes that `streams` reads, and
-            others are left out.
-        notes: remarks for the reader.
-    """
-
+    # the logs; an array that is a parameter has the notes that `streams` reads, and others are left
+    # out
     logs: tuple[RankLog, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # remarks for the reader
 
 
 def sort_out(
@@ -44,7 +40,6 @@ def sort_out(
     Messages that are not lists of arrays are left as they are.
 
     Args:
-        logs: the logs of all processes.
         task: the task of the model that is sent, if known: its names and shapes decide. Otherwise
             names decide, or the shapes of a normalisation layer's state.
         tags: tags of the messages to use; None for the first record of arrays of each message.

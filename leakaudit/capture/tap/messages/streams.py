@@ -27,45 +27,30 @@ GRADIENTS = ("ddp", "fsdp", "opacus", "model")  # logged together, with their pl
 
 
 class Wire(NamedTuple):
-    """One channel of a log.
+    """One channel of a log."""
 
-    Attributes:
-        src: rank that sends.
-        dst: rank that receives; None if all others do.
-        op: the operation.
-        lane: what keeps messages apart that are otherwise alike, such as a process group or one
-            of several models; empty if there is nothing.
-    """
-
-    src: int
-    dst: int | None
+    src: int  # rank that sends
+    dst: int | None  # rank that receives; None if all others do
     op: str
+    # what keeps messages apart that are otherwise alike, such as a process group or one of several
+    # models; empty if there is nothing
     lane: str = ""
 
 
 @dataclass(frozen=True)
 class LoggedMessage:
-    """One vector of a model's length on one channel.
+    """One vector of a model's length on one channel."""
 
-    Attributes:
-        src: rank that sent it.
-        dst: rank that receives it; None if all others do.
-        op: the operation that sent it.
-        index: its position among the messages of its channel; as noted by an import.
-        tag: tag of the message.
-        log: the log that contains it.
-        pieces: the tensors of which it consists. A note ``parameters`` of a piece lists the
-            parameters in it; pieces without the note contain all parameters in order.
-        rest: what is recorded of the parameters that were left out (`layers.REST`).
-    """
-
-    src: int
-    dst: int | None
-    op: str
-    index: int
+    src: int  # rank that sent it
+    dst: int | None  # rank that receives it; None if all others do
+    op: str  # the operation that sent it
+    index: int  # its position among the messages of its channel; as noted by an import
     tag: int
     log: RankLog
+    # the tensors of which it consists. A note `parameters` of a piece lists the parameters in it;
+    # pieces without the note contain all parameters in order.
     pieces: tuple[Event, ...]
+    # what is recorded of the parameters that were left out (`layers.REST`)
     rest: tuple[Event, ...] = ()
 
     @property
@@ -117,9 +102,6 @@ class LoggedMessage:
     def note(self, name: str) -> Any:
         """Return a note of the program about the message.
 
-        Args:
-            name: name of the note.
-
         Returns:
             Its value, None if there is no such note.
         """
@@ -130,12 +112,6 @@ class LoggedMessage:
 
         Args:
             slices: place of each parameter in the vector, in the order of the message.
-
-        Returns:
-            The values; 0 for parameters that it does not contain.
-
-        Raises:
-            LeakauditError: its pieces are not the model's parameters.
         """
         return self._filled(self.pieces, slices)
 
@@ -229,19 +205,13 @@ def _in_order(slices: Sequence[Place]) -> bool:
 
 @dataclass(frozen=True)
 class Streams:
-    """All messages of a log.
+    """All messages of a log."""
 
-    Attributes:
-        messages: by channel, in the order in which they were sent.
-        others: description -> number, for tensors that are not part of a model.
-        models: (operation, lane) -> number, for tensors that are parts of another model.
-        vectors: number of all tensors that would be part of a model of another size.
-    """
-
-    messages: dict[Wire, list[LoggedMessage]]
-    others: Counter[str]
+    messages: dict[Wire, list[LoggedMessage]]  # by channel, in the order in which they were sent
+    others: Counter[str]  # description -> number, for tensors that are not part of a model
+    # (operation, lane) -> number, for tensors that are parts of another model
     models: Counter[tuple[str, str]]
-    vectors: int
+    vectors: int  # number of all tensors that would be part of a model of another size
 
     def __iter__(self) -> Iterator[LoggedMessage]:
         """All messages."""
@@ -258,7 +228,6 @@ def assemble(
     """Combine tensors into models.
 
     Args:
-        logs: one per rank.
         sizes: lengths of the parameters if sent one by one, followed by the model's own length.
         tags: tags of the messages to use; None for all.
         by_tag: whether each tag is a separate stream, so that models on several tags may overlap.
@@ -298,20 +267,12 @@ def assemble(
 
 
 def is_of_hook(event: Event) -> bool:
-    """Return whether a communication hook sent an event in a form of its own.
-
-    Args:
-        event: an event of a log.
-    """
+    """Return whether a communication hook sent an event in a form of its own."""
     return HOOK in event.notes and "parameters" not in event.notes
 
 
 def operations(logs: Iterable[RankLog]) -> str:
-    """Return which operations a log contains, with the numbers of their tensors, in words.
-
-    Args:
-        logs: the logs of all processes.
-    """
+    """Return which operations a log contains, with the numbers of their tensors, in words."""
     counts = Counter[str]()
     for log in logs:
         for event in log.events:
@@ -339,15 +300,7 @@ def one_lane(
     The lane with the most messages is kept.
 
     Args:
-        messages: the messages by channel.
         wanted: the lane to keep; None to choose.
-
-    Returns:
-        The messages of the lanes that are kept, on channels without a lane, and the numbers of
-        messages of the other lanes.
-
-    Raises:
-        LeakauditError: the lane does not occur.
     """
     lanes = sorted({wire.lane for wire in messages})
     if wanted is not None and wanted not in lanes:
@@ -374,13 +327,6 @@ def one_kind(
     """Keep either the gradients that hooks logged or all other messages, if there are both.
 
     A program that averages gradients may also send models of the same size.
-
-    Args:
-        messages: the messages by channel.
-        gradients: whether to keep the gradients.
-
-    Returns:
-        The messages that are kept, and the numbers of the others by operation.
     """
     noted = {wire: wire.op in GRADIENTS for wire in messages}
     dropped = Counter[str]()

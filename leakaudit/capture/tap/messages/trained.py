@@ -20,10 +20,6 @@ ABOUT_ALL = ("sizes", "names")  # notes with an entry for each parameter
 def only(logs: Sequence[RankLog], names: Sequence[str]) -> tuple[RankLog, ...]:
     """Number the parameters of a model among those that are trained.
 
-    Args:
-        logs: the logs of all processes.
-        names: names of the parameters of the described model.
-
     Returns:
         The logs; unchanged, except for the streams whose trained parameters have these names.
     """

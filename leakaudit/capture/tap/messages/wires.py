@@ -80,11 +80,7 @@ def _restart(log: RankLog) -> int:
 
 
 def restarts(logs: Sequence[RankLog]) -> list[str]:
-    """Return remarks about processes whose messages are not in the trace.
-
-    Args:
-        logs: the logs of all processes, including those that were started again.
-    """
+    """Return remarks about processes whose messages are not in the trace."""
     used = latest(logs)
     unused = len(logs) - len(used)
     if not unused:
@@ -103,12 +99,7 @@ def restarts(logs: Sequence[RankLog]) -> list[str]:
 def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
     """Arrange a log according to its description.
 
-    Args:
-        description: the description of the program's messages.
-        logs: the logs of all processes.
-
     Raises:
-        NotUnderstood: nothing in the log can be a model or its gradient.
         LeakauditError: nothing in the log has the model's size, or the protocol's kinds cannot be
             distinguished.
     """
@@ -162,11 +153,7 @@ def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
 
 
 def _require_gradients(found: Sequence[LoggedMessage]) -> None:
-    """Reject a log with the models of a hook's gradients, but none of the gradients.
-
-    Raises:
-        NotUnderstood: the program's communication hook sends something else.
-    """
+    """Reject a log with the models of a hook's gradients, but none of the gradients."""
     altered = Counter[str]()
     for message in found:
         if message.op not in GRADIENTS or message.op == "model":
@@ -181,11 +168,7 @@ def _require_gradients(found: Sequence[LoggedMessage]) -> None:
 
 
 def listed(others: Counter[str]) -> str:
-    """Return what a log contains besides models, in words.
-
-    Args:
-        others: description -> number.
-    """
+    """Return what a log contains besides models, in words."""
     counted = [f"{count} {what}" for what, count in others.most_common(3)]
     return ", ".join(counted) or "nothing at all"
 

@@ -12,12 +12,7 @@ from leakaudit.capture.tap.nvflare.messages import content_of, copy_of, kind_of,
 
 
 class ClientTap:
-    """The tap of one client.
-
-    Args:
-        capture: the recording of the client.
-        name: name of the client.
-    """
+    """The tap of one client."""
 
     def __init__(self, capture: Capture, name: str) -> None:
         self.capture = capture
@@ -27,12 +22,7 @@ class ClientTap:
         self._model: Mapping[str, Any] = {}
 
     def receive(self, task: str, data: Any) -> None:
-        """Log a task.
-
-        Args:
-            task: name of the task.
-            data: its content, a message of nvflare.
-        """
+        """Log a task."""
         content = content_of(data)
         kind = kind_of(task)
         at = self._talk.round
@@ -43,12 +33,7 @@ class ClientTap:
         write(self.capture, "recv", data, self._place)
 
     def answer(self, task: str, result: Any) -> None:
-        """Log the result of a task.
-
-        Args:
-            task: name of the task.
-            result: a message of nvflare.
-        """
+        """Log the result of a task."""
         place = self._place
         if place is None:
             place = Place(kind_of(task), None, self.capture.rank, self.name)

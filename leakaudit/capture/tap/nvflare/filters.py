@@ -48,9 +48,6 @@ class RecordMessages(Filter):
         folder: folder of the log; created if it does not exist. A relative one is completed where
             the job is defined.
         rank: rank of the client; None for the number at the end of its name, or else 1.
-
-    Raises:
-        LeakauditError: NVFlare cannot be imported.
     """
 
     def __init__(self, folder: str, rank: int | None = None) -> None:
@@ -66,8 +63,6 @@ class RecordMessages(Filter):
         """Add the filter to a job: to its tasks and to their results.
 
         Args:
-            job: the job.
-            ctx: where in the job.
             named: ``tasks``, the names of the tasks to record; by default the task train.
         """
         # Otherwise NVFlare would send parts of leakaudit to the clients, in place of their own.
@@ -78,15 +73,7 @@ class RecordMessages(Filter):
             job.add_filter(obj=self, filter_type=kind, tasks=tasks, ctx=ctx)
 
     def process(self, shareable: Any, fl_ctx: Any) -> Any:
-        """Log a message.
-
-        Args:
-            shareable: the message.
-            fl_ctx: its context.
-
-        Returns:
-            The same message.
-        """
+        """Log a message."""
         if self.folder not in _noting:
             _noting.add(self.folder)
             note_filters(task_utils, self.folder)
@@ -99,12 +86,7 @@ class RecordMessages(Filter):
         return shareable
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
-        """Close the log when the job ends.
-
-        Args:
-            event_type: the event.
-            fl_ctx: its context.
-        """
+        """Close the log when the job ends."""
         if event_type != EventType.END_RUN:
             return
         client = _clients.get((self.folder, self._rank(fl_ctx)))

@@ -15,12 +15,7 @@ from leakaudit.capture.tap.nvflare.server import ServerTap
 
 
 def listen(module: ModuleType, capture: Capture) -> None:
-    """Tap a module of nvflare.
-
-    Args:
-        module: one of those that `hooks.install` lists.
-        capture: the recording of this process.
-    """
+    """Tap a module of nvflare."""
     name = module.__name__.rpartition(".")[2]
     if name == "server_runner":
         tap = ServerTap(capture)
@@ -37,7 +32,6 @@ def note_filters(module: ModuleType, folder: str) -> None:
 
     Args:
         module: ``nvflare.apis.utils.task_utils``.
-        folder: folder of the logs.
     """
     noted = Noted(folder)
 

@@ -32,17 +32,11 @@ OTHER_TASKS = ("validate", "evaluate", "submit_model")  # tasks that do not ask 
 
 @dataclass(frozen=True)
 class Content:
-    """What a message holds.
+    """What a message holds."""
 
-    Attributes:
-        kind: WEIGHTS, WEIGHT_DIFF or another word; empty if the message has no such content.
-        data: name -> array, for weights.
-        meta: the program's remarks.
-    """
-
-    kind: str
-    data: Mapping[str, Any]
-    meta: Mapping[str, Any]
+    kind: str  # WEIGHTS, WEIGHT_DIFF or another word; empty if the message has no such content
+    data: Mapping[str, Any]  # name -> array, for weights
+    meta: Mapping[str, Any]  # the program's remarks
 
     @property
     def is_model(self) -> bool:
@@ -65,11 +59,7 @@ class Content:
 
 
 def content_of(message: Any) -> Content:
-    """Return what a message holds.
-
-    Args:
-        message: a message of nvflare.
-    """
+    """Return what a message holds."""
     held = message.get(HELD)
     if not isinstance(held, dict):
         return Content("", {}, {})
@@ -84,22 +74,14 @@ def content_of(message: Any) -> Content:
 
 
 def kind_of(task: str) -> str:
-    """Return what a task is about: training, or its own name.
-
-    Args:
-        task: name of the task.
-    """
+    """Return what a task is about: training, or its own name."""
     if task in OTHER_TASKS:
         return task
     return TRAIN
 
 
 def round_in(message: Any) -> int | None:
-    """Return the round that a message names, counted from 1; None if it names none.
-
-    Args:
-        message: a message of nvflare.
-    """
+    """Return the round that a message names, counted from 1; None if it names none."""
     number = message.get_header(ROUND)
     if type(number) is not int:
         return None
@@ -114,16 +96,7 @@ def write(
     model: Mapping[str, Any] | None = None,
     is_answer: bool = False,
 ) -> None:
-    """Log a message.
-
-    Args:
-        capture: the recording of this process.
-        op: send or recv.
-        message: a message of nvflare.
-        place: to which exchange it belongs.
-        model: the model to which a client has added a difference, if it is known.
-        is_answer: whether a client sent it.
-    """
+    """Log a message."""
     content = content_of(message)
     code = str(message.get_return_code(OK))
     if is_answer and code != OK:
@@ -137,12 +110,7 @@ def write(
 
 
 def arrays_of(content: Content, model: Mapping[str, Any] | None = None) -> list[NamedArray]:
-    """Return the arrays of a message; for a difference, those of the model that it stands for.
-
-    Args:
-        content: what the message holds.
-        model: the model to which a client has added a difference, if it is known.
-    """
+    """Return the arrays of a message; for a difference, those of the model that it stands for."""
     found: list[NamedArray] = []
     for name, value in content.data.items():
         array = value
@@ -159,12 +127,7 @@ def arrays_of(content: Content, model: Mapping[str, Any] | None = None) -> list[
 
 
 def copy_of(content: Content, last: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a copy of a model, which the program may change afterwards.
-
-    Args:
-        content: what a message holds.
-        last: the last copy, which is returned if the model equals it.
-    """
+    """Return a copy of a model, which the program may change afterwards."""
     import numpy as np
 
     held: dict[str, Any] = {}

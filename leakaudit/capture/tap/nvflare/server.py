@@ -13,11 +13,7 @@ from leakaudit.capture.tap.nvflare.messages import content_of, copy_of, kind_of,
 
 
 class ServerTap:
-    """The tap of one server; its methods may be called by several threads.
-
-    Args:
-        capture: the recording of the process.
-    """
+    """The tap of one server; its methods may be called by several threads."""
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
@@ -32,12 +28,6 @@ class ServerTap:
 
         Args:
             process: ``process_task_request`` of a server's runner.
-            runner: the runner.
-            client: the client that asks.
-            fl_ctx: its context.
-
-        Returns:
-            What `process` returns: name, number and content of the task.
         """
         name, number, data = process(runner, client, fl_ctx)
         if number and data is not None:  # otherwise the client is asked to wait, or to end
@@ -59,15 +49,6 @@ class ServerTap:
 
         Args:
             process: ``process_submission`` of a server's runner.
-            runner: the runner.
-            client: the client that answers.
-            task_name: name of the task.
-            task_id: its number.
-            result: its result.
-            fl_ctx: the context of the client.
-
-        Returns:
-            What `process` returns.
         """
         self.capture.safely(self.receive, client.name, str(task_name), str(task_id), result)
         return process(runner, client, task_name, task_id, result, fl_ctx)
@@ -75,15 +56,7 @@ class ServerTap:
     def instruct(
         self, client: str, task: str, number: str, data: Any, known: Iterable[Client] = ()
     ) -> None:
-        """Log a task.
-
-        Args:
-            client: name of the client.
-            task: name of the task.
-            number: its number.
-            data: its content, a message of nvflare.
-            known: names of all clients.
-        """
+        """Log a task."""
         content = content_of(data)
         with self._lock:
             kind = kind_of(task)
@@ -97,14 +70,7 @@ class ServerTap:
             write(self.capture, "send", data, place)
 
     def receive(self, client: str, task: str, number: str, result: Any) -> None:
-        """Log the result of a task.
-
-        Args:
-            client: name of the client.
-            task: name of the task.
-            number: its number.
-            result: a message of nvflare.
-        """
+        """Log the result of a task."""
         with self._lock:
             place = self._places.pop((client, number), None)
             if place is None:

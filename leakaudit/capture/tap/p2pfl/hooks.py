@@ -28,7 +28,6 @@ def listen(module: ModuleType, capture: Capture) -> None:
 
     Args:
         module: one of those that `hooks.install` lists; it defines how a node sends to another.
-        capture: the recording of this process.
     """
     tap = NodesTap(capture)
     for name in ("MemoryClient", "GrpcClient"):
@@ -52,18 +51,7 @@ class NodesTap:
     def send(
         self, send: Callable[..., Any], client: Any, msg: Any, *args: Any, **named: Any
     ) -> Any:
-        """Send a message, and log it if it holds a model.
-
-        Args:
-            send: the method of a client, which stands for a neighbour.
-            client: the client.
-            msg: the message.
-            args: other arguments.
-            named: other named arguments.
-
-        Returns:
-            What `send` returns.
-        """
+        """Send a message, and log it if it holds a model."""
         result = send(client, msg, *args, **named)
         if msg.HasField("weights"):
             self.capture.safely(self._write, client.self_addr, client.nei_addr, msg)
@@ -114,11 +102,7 @@ class NodesTap:
 
 
 def rank_of(address: str) -> int:
-    """Return the rank of a node.
-
-    Args:
-        address: its address.
-    """
+    """Return the rank of a node."""
     return crc32(address.encode()) % RANKS
 
 

@@ -1,7 +1,8 @@
 """Whether a batch of images is the only one on the grid that spans its space.
 
-Any other batch that explains the same rows has images x = sum_k a_k x_k with sum_k a_k = 1. Two
-facts bound these a, without any assumption on the network:
+Any other batch that explains the same rows has images x = sum_k a_k x_k with sum_k a_k = 1. If the
+network received images on the grid (`certify.batch` asks for other evidence of that: mixtures are
+off it), two facts bound these a:
 
 * **Lattice.** All pixels of x are whole multiples of 1/levels, and so are those of the x_k. If the
 integer matrix of the x_k, with a row of ones, has full rank modulo every prime number, then all

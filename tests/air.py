@@ -223,11 +223,11 @@ def _versions(project: Path, commit: str, folder: str) -> Iterator[tuple[int, st
 
 
 def _docstring_lines(text: str) -> int:
-    return sum(
-        node.body[0].end_lineno - node.body[0].lineno + 1
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, (ast.Module, *DOCUMENTED)) and ast.get_docstring(node) is not None
-    )
+    lines = 0
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, *DOCUMENTED)):
+            lines += len((ast.get_docstring(node, clean=False) or "").splitlines())
+    return lines
 
 
 def main() -> None:

@@ -296,7 +296,7 @@ def fedavg(
     """
     server, w = graph.nodes - 1, run.zero
     for t in range(rounds):
-        clients = range(server)
+        clients = list(range(server))
         if "chosen" in public:
             clients = np.flatnonzero(public["chosen"][t]).tolist()
         run.send(server, clients, w)
@@ -574,7 +574,7 @@ def rwadmm(run: Unrolled, graph: Graph, rounds: int, public: Any, *, update: str
     z = {arc: run.zero for arc in graph.arcs}
     for i in public["active"].tolist()[:rounds]:
         near = graph.neighbours[i]
-        pull = sum(sign[i, j] * z[i, j] for j in near)
+        pull = np.sum([sign[i, j] * z[i, j] for j in near], 0)
         push = rho * len(near)
         if update == "exact":
             w[i] = run.least(i, push, -pull) + run.n(i)
@@ -632,7 +632,7 @@ def secagg(
                 y[i], y[j] = y[i] + mask, y[j] - mask
         for i in peers:
             run.send(i, [j for j in peers if j != i], y[i])
-        w = sum(y.values()) / graph.nodes
+        w = np.mean(list(y.values()), 0)
 
 
 def secured(
@@ -657,8 +657,8 @@ def secured(
             others = [j for j in peers if j not in group]
             for k in group:
                 run.send(k, [j for j in group if j != k], y[k])
-                run.send(k, others, sum(y[j] for j in group) / graph.nodes)
-        z = sum(y.values()) / graph.nodes
+                run.send(k, others, np.sum([y[j] for j in group], 0) / graph.nodes)
+        z = np.mean(list(y.values()), 0)
         lam = {k: lam[k] + rho * (x[k] - z) for k in peers}
 
 

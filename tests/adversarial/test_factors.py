@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def test_class_weights_are_no_factor(tmp_path: Path) -> None:
 
 def doubling(t: int) -> float:
     """A loss scale that doubles after every third round, as that of GradScaler."""
-    return 1024.0 * 2 ** (t // 3)
+    return math.ldexp(1024.0, t // 3)
 
 
 def test_a_loss_scale_that_grows_is_undone_in_every_round(tmp_path: Path) -> None:

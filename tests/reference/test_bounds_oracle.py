@@ -1,4 +1,4 @@
-"""The view bound against an oracle written from the papers' equations (`tests.unrolled`).
+"""The view bound against an oracle written from the papers' equations (`unrolled`).
 
 No mu is below what records attain: constant losses, quadratic losses of any curvature, which react
 to the models, and, where the adversary knows the models, losses that change every gradient freely.
@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import unrolled
 from torch import Tensor
+from unrolled import STD, Unroll, Unrolled, View
 
 from leakaudit import registry
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
@@ -26,8 +28,6 @@ from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Expression, Relations
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from tests import unrolled
-from tests.unrolled import STD, Unroll, Unrolled, View
 
 BELOW = 1e-9  # relative rounding of a mu
 LINEAR = 1e-8  # relative rounding of what constant gradients attain
@@ -81,6 +81,7 @@ class Case:
         return Protocol(victim, graph, rounds, public)
 
 
+KINDS: list[dict[str, Any]] = [{"own": "noised"}, {"own": "plain"}, {"noise": "step"}]
 CASES = [
     Case(unrolled.fedsgd, graphs=[STAR]),
     Case.alike(unrolled.fedsgd, [STAR], noisy="first"),
@@ -92,7 +93,7 @@ CASES = [
     *(
         Case.alike(unrolled.dpsgd, order=order, **kind)
         for order in ("combine", "adapt")
-        for kind in ({"own": "noised"}, {"own": "plain"}, {"noise": "step"})
+        for kind in KINDS
     ),
     Case.alike(unrolled.dpsgd, noise="step", steps=2),
     Case(unrolled.gossip),
@@ -174,7 +175,7 @@ class Judge:
         if bound.leaking:
             assert seen.plain.leaks, where
         if bound.linear is not None:
-            least = max(map(seen.plain.constant_of, seen.given or [None]))
+            least = max(map(seen.plain.constant_of, seen.entered))
             assert bound.linear == pytest.approx(least, rel=LINEAR, abs=BELOW), where
         if bound.node_mu is not None:
             assert bound.node_mu >= seen.of_node * (1 - BELOW), where
@@ -207,7 +208,7 @@ class Seen:
         node: The node.
         plain: The view if all gradients are constant.
         reacting: The views of quadratic losses, by the Hessians of the node and of all others.
-        given: Sets of gradients, one of which a record enters; None for all of them.
+        given: What `entered` returns; None if a record enters all gradients.
     """
 
     adversary: Adversary
@@ -217,9 +218,14 @@ class Seen:
     given: Sequence[Sequence[int]] | None = None
 
     @property
+    def entered(self) -> Sequence[Sequence[int] | None]:
+        """Sets of gradients, one of which a record enters; None for all of them."""
+        return self.given or [None]
+
+    @property
     def of_record(self) -> float:
         """The largest mu that a record surely attains."""
-        return max(self._attained(entered) for entered in self.given or [None])
+        return max(map(self._attained, self.entered))
 
     def _attained(self, entered: Sequence[int] | None) -> float:
         best = max(view.constant_of(entered) for view in (self.plain, *self.reacting.values()))
@@ -237,7 +243,7 @@ class Seen:
     def smooth(self) -> float:
         """The largest mu of a record whose losses have a Hessian within `SMOOTH`."""
         some = [self.plain, *(self.reacting[curves] for curves in CURVES)]
-        return max(view.constant_of(one) for view in some for one in self.given or [None])
+        return max(view.constant_of(one) for view in some for one in self.entered)
 
 
 def views(
@@ -370,7 +376,7 @@ FAULTY = [
     *(
         Case.alike(unrolled.dpsgd, [RING], order=order, **kind)
         for order in ("combine", "adapt")
-        for kind in ({"own": "noised"}, {"own": "plain"}, {"noise": "step"})
+        for kind in KINDS
     ),
     Case(unrolled.dpnorm, graphs=[RING]),
     Case.alike(unrolled.dpnorm, [PATH], alpha=0.02),
@@ -473,7 +479,7 @@ class Swallowing(Victim):
         return p
 
 
-def swallowing(run: Unrolled, _: Graph, rounds: int, __: Any) -> None:
+def swallowing(run: Unrolled, graph: Graph, rounds: int, public: Any) -> None:
     """The same."""
     for _ in range(rounds):
         w = run.n(1)

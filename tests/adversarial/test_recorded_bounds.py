@@ -1,4 +1,4 @@
-"""Recordings of every victim: they have a bound, absent clients do not lower it, and results are written."""
+"""Recordings of every victim: each has a bound, which absent clients do not lower."""
 
 from __future__ import annotations
 

@@ -95,7 +95,8 @@ WAYS: dict[str, Way] = {
     # Gradients that are longer than what the noise hides.
     "clipped at 1.5": Way((("min(1.0, CLIP /", "min(1.0, 1.5 * CLIP /"),), 64),
     "three times the gradients of one node": sent(
-        "stepped[2] = w[2] - STEP * 3 * gradient(w[2], x[mine[2]], y[mine[2]]); sent = [privatise(m, rng) for m in stepped]",
+        "stepped[2] = w[2] - STEP * 3 * gradient(w[2], x[mine[2]], y[mine[2]]); "
+        "sent = [privatise(m, rng) for m in stepped]",
         16,
     ),
     "not clipped": Way(((" * min(1.0, CLIP / np.linalg.norm(g))", ""),)),

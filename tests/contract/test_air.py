@@ -1,4 +1,4 @@
-"""The product's code stays as airy as the packages that we take as models, and its docstrings say something."""
+"""The product's code stays as airy as that of its models, and its docstrings are informative."""
 
 from __future__ import annotations
 

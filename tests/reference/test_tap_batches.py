@@ -345,21 +345,24 @@ def test_differences_of_models_in_a_sum_are_not_called_gradients(tmp_path: Path)
         assert any("differences of models" in line for line in found.evidence)
 
 
+def hooked(lane: str) -> dict[str, Any]:
+    """Return what a hook notes with a bucket that holds all parameters."""
+    return {
+        "lane": lane,
+        "of": 4,
+        "parameters": [0, 1, 2, 3],
+        "last": True,
+        "sizes": TASK_SIZES,
+    }
+
+
 def equal_gradients(hook: bool) -> Write:
     """Two ranks with equal data, whose gradients are as alike as models in consensus."""
 
     def write(logs: Sequence[Log]) -> None:
         w = start()
         data = shuffled(0, BATCH)
-        noted: dict[str, Any] = {}
-        if hook:
-            noted = {
-                "lane": "fsdp 0",
-                "of": 4,
-                "parameters": [0, 1, 2, 3],
-                "last": True,
-                "sizes": TASK_SIZES,
-            }
+        noted = hooked("fsdp 0") if hook else {}
         for _ in range(5):
             x, y = next(data)
             g = TASK.gradient(w, x, y)
@@ -392,15 +395,7 @@ def test_numbers_that_are_nan_in_the_program_are_called_that(
                 value = torch.randn(TASK.layout.size, generator=random)
                 if rank == 1 and t >= at:
                     value[7] = float("nan")
-                noted: dict[str, Any] = {}
-                if hook:
-                    noted = {
-                        "lane": "model 0",
-                        "of": 4,
-                        "parameters": [0, 1, 2, 3],
-                        "last": True,
-                        "sizes": TASK_SIZES,
-                    }
+                noted = hooked("model 0") if hook else {}
                 log.write("ddp" if hook else "allreduce", value, **noted)
 
     logs = logged(tmp_path / "log", 2, write)
@@ -430,12 +425,7 @@ def test_an_optimiser_is_named_or_the_steps_are_called_too_few(tmp_path: Path, s
         w = start()
         memory = torch.zeros_like(w)
         data = [shuffled(rank, 1) for rank in range(2)]
-        noted: dict[str, Any] = {
-            "lane": "model 0",
-            "of": 4,
-            "parameters": [0, 1, 2, 3],
-            "last": True,
-        }
+        noted = hooked("model 0")
         for t in range(steps):
             logs[0].write("model", w, at=t, **noted)
             sent = [TASK.gradient(w, *next(one)) for one in data]

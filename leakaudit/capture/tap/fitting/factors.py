@@ -66,7 +66,7 @@ class Factors:
     """What the gradients of a run show of the model, the loss and the factor."""
 
     compared: tuple[Compared, ...]  # gradients of single records
-    ranks: int = 1  # number of ranks, by which programs divide
+    ranks: int = 1  # number of ranks that programs divide by
     # the round of every gradient of the run; all have to be compared if the factor changes
     rounds: Sequence[int] = ()
     # whether the program clips each gradient, so that every factor is explained

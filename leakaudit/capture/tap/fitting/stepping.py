@@ -88,7 +88,7 @@ class Moves:
     gradients: Tensor  # (T, c) float64
     norms: Tensor  # (T,) norms of the complete gradients
     floor: float  # the miss that rounding explains, relative to the smallest move
-    rounding: float = 0.0  # that of the number formats alone
+    rounding: float = 0.0  # only that of the number formats
 
     def before(self, stop: int) -> Moves:
         """Return the moves of the rounds before one."""

@@ -89,7 +89,7 @@ class Description:
             yield Deviation("varies", says)
 
     def __str__(self) -> str:
-        """Return how many numbers of a recording are not messages, in words; empty if there are none."""
+        """Return how many numbers of a recording are not messages, in words; empty if none."""
         total = sum(self._declared.values())
         if not total:
             return ""

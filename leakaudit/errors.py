@@ -87,12 +87,16 @@ class NotDetermined(LeakauditError):
 
     Attributes:
         understood: Whether the messages are those that the protocol declares, and its description
-            contains the node's gradients. If not, nothing is known about what they determine.
+            contains the node's gradients and explains whatever may reveal them. If not, nothing is
+            known about what they determine.
+        explained: False if that is only because a vector is not explained. Sums of gradients that
+            other messages determine are then valid.
     """
 
-    def __init__(self, reason: str, understood: bool = True) -> None:
+    def __init__(self, reason: str, understood: bool = True, explained: bool = True) -> None:
         super().__init__(reason)
         self.understood = understood
+        self.explained = explained
 
 
 class Unexplained(LeakauditError):

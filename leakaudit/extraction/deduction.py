@@ -9,13 +9,13 @@ result is a lower bound on what leaks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from leakaudit import registry
 from leakaudit._util.plural import named
 from leakaudit.adversary import Adversary
-from leakaudit.errors import NotDetermined
+from leakaudit.errors import NotDetermined, Unexplained
 from leakaudit.extraction.partial_messages import Part, parts
 from leakaudit.extraction.sums import Sum, shares_noise, sums
 from leakaudit.protocols import expected
@@ -51,6 +51,8 @@ class Determined:
     reach: int | None
     assumed: str = ""  # constants for which defaults were assumed
     limit: str = ""  # why later rounds are omitted; empty if none are
+    # which observed vectors may reveal further combinations; None if there are none
+    missing: Unexplained | None = None
 
     @property
     def scope(self) -> str:
@@ -60,8 +62,10 @@ class Determined:
             rounds = len({r.round for r in self.knowledge.relations if r.round})
             what = f"relations of {rounds} rounds, of nodes within distance {self.reach}"
             said.append(f"lower bound on what leaks, from {what}; further relations may add leaks")
+        if self.missing is not None:
+            said.append(f"lower bound on what leaks: {self.missing}")
         if self.assumed:
-            said.append(f"the trace does not state all constants; assumed: {self.assumed}")
+            said.append(assumption(self.assumed))
         if self.limit:
             said.append(self.limit)
         return "; ".join(said)
@@ -127,7 +131,8 @@ class Deduction:
     def of(self, node: int, gradients: int) -> Determined:
         """Return what is determined about a node's first gradients.
 
-        Raises NotDetermined, with the reason, if nothing is determined.
+        Raises NotDetermined, with the reason, if nothing is determined, or if it is not known
+        whether something is.
         """
         if not self.base.gradients(node):
             if self._protocol.victim.centralised and node == self.trace.graph.nodes - 1:
@@ -141,31 +146,32 @@ class Deduction:
             best = self._search(node, gradients)
         else:
             best = self._solve(node, own, gradients, None)
+        missing = None
+        if len(best.rows) < len(best.knowledge.gradients(node)):
+            missing = self._missing
         if best.rows:
-            return best
+            return replace(best, missing=missing)
+        if missing is not None:
+            raise self._nothing(self._with_sum(str(missing), node), explained=False)
         why = "the observed messages do not determine any combination of its gradients"
         hidden = self._hidden(node)
         if unheard:
             why += f"; its channels to {unheard} are not observed"
         elif hidden:
             why += f": {hidden}"
-        if summed := self.summed(node):
-            why += f"; {summed}"
-        if unknown := self._unexplained:
-            why += f"; {unknown}"
-        raise self._nothing(why)
+        raise self._nothing(self._with_sum(why, node))
 
-    @property
-    def _unexplained(self) -> str:
-        """Which observed vectors may reveal what is not determined; empty if there are none."""
-        places = sorted(unexplained(self._open))
-        if not places:
-            return ""
-        label = self.base.vectors[places[0]].label
-        return (
-            f"the declaration does not say how {label} is computed, so the messages that contain "
-            "it may reveal them"
-        )
+    @cached_property
+    def _missing(self) -> Unexplained | None:
+        """Which observed vectors may reveal what is not determined."""
+        return unexplained(self._open)
+
+    def _with_sum(self, reason: str, node: int) -> str:
+        """Add a determined sum with other nodes' gradients, if there is one."""
+        summed = self.summed(node)
+        if not summed:
+            return reason
+        return f"{reason}; {summed}"
 
     def partial(self, node: int, gradients: int) -> tuple[Determined, list[Part]]:
         """Return what messages that omit coordinates determine on those that they hold.
@@ -242,7 +248,9 @@ class Deduction:
         knowledge = self._heard(*self._continued(node, part, rounds, reach))
         return Determined(node, knowledge, (), 0, reach, self.assumed, self.limit)
 
-    def _nothing(self, reason: str, understood: bool = True) -> NotDetermined:
+    def _nothing(
+        self, reason: str, understood: bool = True, explained: bool = True
+    ) -> NotDetermined:
         """Return the error that nothing is determined, or that the messages are not understood."""
         sentences: dict[bool, str] = {}
         for one in self._deviations:
@@ -251,7 +259,7 @@ class Deduction:
             return NotDetermined(sentences[False], understood=False)
         if True in sentences:
             reason += f"; {sentences[True]}"
-        return NotDetermined(reason, understood)
+        return NotDetermined(reason, understood and explained, explained)
 
     @cached_property
     def _deviations(self) -> tuple[Deviation, ...]:
@@ -375,6 +383,13 @@ class Deduction:
             if vector.kind == "message" and not vector.secure:
                 ends.update((vector.owner or 0, *self._receivers(vector)))
         return sorted(ends - {node})
+
+
+def assumption(constants: str) -> str:
+    """Return in words that a result assumes constants, as in `Deduction.assumed`."""
+    if not constants:
+        return ""
+    return f"the trace does not state all constants; assumed: {constants}"
 
 
 def _ball(graph: Graph, node: int, reach: int) -> frozenset[int]:

@@ -10,7 +10,7 @@ import torch
 from leakaudit.adversary import Adversary, node_list
 from leakaudit.errors import LeakauditError, NotDetermined
 from leakaudit.extraction import gradient_values, hearing
-from leakaudit.extraction.deduction import Deduction
+from leakaudit.extraction.deduction import Deduction, assumption
 from leakaudit.progress import step
 from leakaudit.relations import Expression
 from leakaudit.relations.estimate import Estimate
@@ -55,7 +55,7 @@ class Explanation:
     scope: str = ""  # the basis of the result
     reason: str = ""  # why nothing is determined
     # whether the messages are those that the protocol declares, as far as this is known from the
-    # messages themselves
+    # messages themselves, and the declaration explains whatever may reveal the gradients
     understood: bool = True
 
     def __repr__(self) -> str:
@@ -140,7 +140,8 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
     try:
         found = heard.of(node, gradients)
     except NotDetermined as e:
-        return Explanation(node, who, 0, (), reason=str(e), understood=e.understood)
+        scope = assumption(heard.assumed) if e.understood else ""
+        return Explanation(node, who, 0, (), scope, str(e), e.understood)
     estimated = gradient_values.minimum_variance(heard, found.knowledge, found.rows)
     sizes = _sizes(estimated, heard)
     exact = len(found.rows) - found.noisy

@@ -95,7 +95,7 @@ def deduce(
             found.append(_leak(heard, node, rounds))
         except NotDetermined as e:
             some = None
-            if e.understood:
+            if e.understood or not e.explained:
                 some = _other(heard, node, rounds, incomplete)
             if some is not None:
                 found.append(some)

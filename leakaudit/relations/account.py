@@ -292,27 +292,24 @@ def worst_case(
     outs = knowledge.declared.opaques.keys()
     view = _reaching(worst)
     if not least:
-        _explained(worst)
+        missing = unexplained(worst)
+        if missing is not None:
+            raise missing
     _post_processing(worst, view.used & outs)
     return replace(worst, known=worst.known | outs), replace(view, known=worst.known | outs)
 
 
-def unexplained(knowledge: Knowledge) -> frozenset[int]:
-    """Return the places of the vectors in a view that the declaration does not explain."""
+def unexplained(knowledge: Knowledge) -> Unexplained | None:
+    """Return which vectors reach a view that the declaration does not explain, if any."""
     free = knowledge.declared.unexplained
     if not free:
-        return free
-    return _reaching(knowledge, free).used & free - knowledge.known
-
-
-def _explained(worst: Knowledge) -> None:
-    """Raise Unexplained if vectors that the declaration does not explain reach the view."""
-    found = sorted(unexplained(worst))
+        return None
+    found = sorted(_reaching(knowledge, free).used & free - knowledge.known)
     if not found:
-        return
-    vectors = worst.declared.vectors
+        return None
+    vectors = knowledge.declared.vectors
     owners = frozenset(vectors[k].owner for k in found)
-    raise Unexplained(vectors[found[0]].label, owners)
+    return Unexplained(vectors[found[0]].label, owners)
 
 
 def _reaching(worst: Knowledge, fixed: frozenset[int] = frozenset()) -> Knowledge:

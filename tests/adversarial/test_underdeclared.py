@@ -22,6 +22,7 @@ import leakaudit as la
 from leakaudit import registry
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.adversary import Adversary
+from leakaudit.cli import main
 from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Expression, Relations
 from leakaudit.trace import Graph, Json
@@ -526,10 +527,13 @@ def recorded(folder: Path, **constants: Json) -> la.Trace:
     with la.Recorder(
         str(path), protocol="fedavg", task=TASK, graph=STAR, params=params, rounds=2
     ) as recorder:
+        w = rng.normal(size=18)
         for t in (1, 2):
-            recorder.send(round=t, src=2, dst=[0, 1], kind="w", value=rng.normal(size=18))
+            recorder.send(round=t, src=2, dst=[0, 1], kind="w", value=w)
+            models = rng.normal(size=(2, 18))
             for i in (0, 1):
-                recorder.send(round=t, src=i, dst=2, kind="up", value=rng.normal(size=18))
+                recorder.send(round=t, src=i, dst=2, kind="up", value=models[i])
+            w = models.mean(0)
     return la.load(path)
 
 
@@ -539,7 +543,6 @@ def test_an_unknown_server_may_send_anything(tmp_path: Path) -> None:
     (silent,) = la.bound(trace, "node:1", nodes=[0])
     assert (silent.bound.mu, silent.bound.epsilon) == (None, None)
     assert "does not say how w[2,1] is computed" in silent.bound.refused
-    assert "may reveal" in la.explain(trace, "node:1", nodes=[0])[0].reason
 
     noisy = recorded(tmp_path, server="unknown", sigma=0.5)
     (client,) = la.bound(noisy, "node:1", nodes=[0], sensitivity=1.0)
@@ -547,6 +550,26 @@ def test_an_unknown_server_may_send_anything(tmp_path: Path) -> None:
     assert client.bound.mu == pytest.approx(server.bound.mu) == pytest.approx(math.sqrt(8))
     assert (client.bound.holds, server.bound.holds) == ("at most", "exact")
     assert client.to_json()["weakest"] == "server: unknown (it may send anything that it knows)"
+
+
+@pytest.mark.parametrize(
+    ("server", "headline", "code"),
+    [
+        ("unknown", "node 0: not understood: {refused}", 3),
+        ("mean", "node 0: of 2 gradients, 1 gradients are determined", 0),
+    ],
+)
+def test_a_headline_says_no_more_than_the_bound(
+    server: str, headline: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = recorded(tmp_path, server=server, sigma=0.0)
+    (bound,) = la.bound(trace, "node:1", nodes=[0])
+    path = str(tmp_path / "trace.pt")
+    assert main(["explain", path, "--as", "node:1", "-q"]) == code
+    refused = bound.bound.refused.removesuffix(", also data of this node without noise")
+    assert capsys.readouterr().out.startswith(headline.format(refused=refused))
+    leaks = la.leaks(trace, "node:1", [0])
+    assert leaks.not_understood == (frozenset() if bound.bound.mu else {0})
 
 
 def test_messages_of_an_undeclared_kind_have_no_bound(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from leakaudit._util.plural import counted
 from leakaudit.adversary import Adversary
 from leakaudit.extraction.hearing import targets
 from leakaudit.gate.config import Check
@@ -60,6 +61,9 @@ ODD = 0.05
 # Probability with which chance makes the coefficient so different from 1 that a gate is
 # inconclusive. A choice: one honest run in ten thousand.
 DOUBT = 1e-4
+# The same if more recordings were to be made and were not, for lack of time or because the program
+# failed. A choice: one such run in a thousand; the fewer recordings, the less they can tell.
+UNSETTLED = 1e-3
 
 # The sentence of a rule begins with its title.
 TITLES = {
@@ -83,6 +87,7 @@ class Fidelity:
 
     check: Check
     seeds: list[int] = field(default_factory=list)  # seeds of the recordings that were examined
+    settles: bool = False  # whether more recordings are made while these are `undecided`
     _wrong: dict[str, _Complaint] = field(default_factory=dict)  # the first one per subject
     _skipped: str = ""  # why no values were compared
     _compared: bool = False
@@ -136,6 +141,8 @@ class Fidelity:
                 for about, one in self._wrong.items()
                 if about not in linted
             ]
+        if self.settles and self.undecided(UNSETTLED):
+            return [Rule(RuleKind.RECORDING, cell, "", RuleStatus.TOO_FEW_SEEDS, self._unsettled())]
         says = "the messages are those that the protocol declares"
         if self._compared:
             values = "contain the gradients of the truth up to the declared noise"
@@ -168,8 +175,11 @@ class Fidelity:
         vectors = self._declared(trace).relations.vectors
         return any(vector.kind == "noise" for vector in vectors)
 
-    def undecided(self) -> bool:
-        """Return whether more recordings can distinguish gradients of the truth from others."""
+    def undecided(self, odd: float = ODD) -> bool:
+        """Return whether more recordings can distinguish gradients of the truth from others.
+
+        Coefficients that are less likely than `odd` have to be measured again.
+        """
         if self._wrong or len(self.seeds) >= MOST:
             return False
         longer = self._sent.unclipped
@@ -179,8 +189,8 @@ class Fidelity:
         if not self._can_tell(fit):
             return False
         nodes = self._sent.nodes
-        odd = fit.chance < ODD or any(one.chance < ODD / len(nodes) for one in nodes.values())
-        return odd or abs(fit.shift) + SURE * fit.error > AWAY
+        strange = any(one.chance < odd / len(nodes) for one in nodes.values())
+        return strange or fit.chance < odd or abs(fit.shift) + SURE * fit.error > AWAY
 
     def _can_tell(self, fit: Fit) -> bool:
         """Return whether `MOST` recordings would make a coefficient precise enough."""
@@ -283,6 +293,14 @@ class Fidelity:
             yield Deviation(pitfall.code, f"{pitfall.says}; {pitfall.fix}")
         if not found:
             yield from self._draws.wrong()
+
+    def _unsettled(self) -> str:
+        """Say that more recordings were to decide and were not made."""
+        return (
+            f"{counted(len(self.seeds), 'recording')} cannot tell whether the messages contain the "
+            f"gradients of the truth{self._sharpness()}, and more could not be made within the "
+            f"time, or because the program failed; set seeds = {MOST}"
+        )
 
     def _sharpness(self) -> str:
         """Return the precision with which the gradients can be distinguished from the noise."""

@@ -253,12 +253,13 @@ def _more(shown: Fidelity, record: Runner, seeds: range, seconds: float) -> None
     """Record more seeds while the gradients of the truth cannot be distinguished from others.
 
     These recordings are not attacked. A program need not support these seeds; if one of them fails,
-    the previous recordings are used.
+    the previous recordings are used. If they do not suffice, the gate is inconclusive.
 
     Args:
         seconds: time limit. At most half of the remaining time of the gate is used, so that the
             measurements are not interrupted.
     """
+    shown.settles = True
     until = time.monotonic() + min(seconds, remaining() / 2)
     for seed in range(seeds.stop, seeds.stop + MOST):
         if expired() or time.monotonic() > until or not shown.undecided():

@@ -9,7 +9,7 @@ from leakaudit.results.model import RuleKind, RuleStatus
 # Kinds of rules that decide whether the others can be trusted.
 CONTROLS = (RuleKind.POSITIVE, RuleKind.NEGATIVE, RuleKind.RECORDING, RuleKind.ATTACKED)
 # Outcomes of a control for which a measurement must not become a baseline.
-UNSOUND = (RuleStatus.VOID, RuleStatus.CONTRADICTED)
+UNSOUND = (RuleStatus.VOID, RuleStatus.CONTRADICTED, RuleStatus.TOO_FEW_SEEDS)
 FOUND = (RuleStatus.OVER, RuleStatus.REGRESSION, RuleStatus.CONTRADICTED)
 CANNOT_TELL = (RuleStatus.VOID, RuleStatus.NOT_COMPARABLE, RuleStatus.TOO_FEW_SEEDS)
 

@@ -119,7 +119,7 @@ OUTCOMES = {
         "INCONCLUSIVE", "an increase that is not significant; more seeds would decide"
     ),
     RuleStatus.TOO_FEW_SEEDS: Outcome(
-        "TOO FEW SEEDS", "an increase, but so few seeds can never show one"
+        "TOO FEW SEEDS", "so few seeds cannot show an increase, or what a recording contains"
     ),
     RuleStatus.NOT_COMPARABLE: Outcome(
         "NOT COMPARABLE", "the baseline is missing or was measured differently"

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import shutil
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import leakaudit as la
 from leakaudit.cli import main
-from leakaudit.gate import files, linted
+from leakaudit.errors import LeakauditError
+from leakaudit.gate import files, judge, linted, rules
 from leakaudit.gate.fidelity import Fidelity
 from leakaudit.gate.rule import UNSOUND
-from leakaudit.gate.runs import Recorded
+from leakaudit.gate.runs import Recorded, Runner
+from leakaudit.results.model import RuleStatus
 from leakaudit.tasks.task import Task
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ci-repo"
@@ -241,18 +245,28 @@ def changed(way: Way) -> str:
     return text
 
 
-def judged(text: str, seeds: range, folder: Path) -> list[str]:
-    """Return what the gate says of recordings of a program, without attacks and other processes."""
+def recorder(text: str, folder: Path) -> Callable[[int], Recorded]:
+    """Return what runs a program with a seed and loads its recording."""
     module = types.ModuleType("train")
     exec(compile(text, "train.py", "exec"), vars(module))
+
+    def record(seed: int) -> Recorded:
+        path = folder / f"{seed}.pt"
+        module.train(seed, path)
+        trace, truth = la.load(path), la.load_truth(folder / f"{seed}.truth.pt")
+        return Recorded(seed, trace, truth, Task.build(trace.task))
+
+    return record
+
+
+def judged(text: str, seeds: range, folder: Path) -> list[str]:
+    """Return what the gate says of recordings of a program, without attacks and other processes."""
+    record = recorder(text, folder)
     (check,) = files.configured(EXAMPLE).checks
     shown = Fidelity(check)
     found: list[str] = []
     for seed in seeds:
-        path = folder / f"{seed}.pt"
-        module.train(seed, path)
-        trace, truth = la.load(path), la.load_truth(folder / f"{seed}.truth.pt")
-        made = Recorded(seed, trace, truth, Task.build(trace.task))
+        made = record(seed)
         shown.look(made)
         if seed == seeds[0]:
             found += [rule.says for rule in linted.rules(check, made) if rule.status in UNSOUND]
@@ -283,6 +297,41 @@ def test_lost_protection_is_told(name: str, tmp_path: Path) -> None:
 def test_an_honest_program_is_not_suspected(tmp_path: Path, fresh_seed: int) -> None:
     first = fresh_seed % 2**31
     assert judged(changed(Way(())), range(first, first + 8), tmp_path) == []
+
+
+class Slow:
+    """A runner of an honest program whose further seeds take time, or fail."""
+
+    def __init__(self, folder: Path, fails: bool = False) -> None:
+        self.record = recorder(changed(Way(())), folder)
+        self.fails = fails
+
+    def __call__(self, seed: int) -> Recorded:
+        if self.fails:
+            raise LeakauditError(f"seed {seed} is not supported")
+        return self.record(seed)
+
+
+@pytest.mark.parametrize(("fails", "seconds"), [(False, 0.0), (True, 600.0)])
+def test_a_gate_that_cannot_tell_for_lack_of_recordings_does_not_pass(
+    fails: bool, seconds: float, tmp_path: Path
+) -> None:
+    """Two recordings of the example leave half of its gradients possible; 64 would not."""
+    (check,) = files.configured(EXAMPLE).checks
+    shown = Fidelity(check)
+    slow = Slow(tmp_path, fails)
+    for seed in (1, 2):
+        shown.look(slow.record(seed))
+    judge._more(shown, cast(Runner, slow), range(1, 3), seconds)
+    found = shown.rules()
+    assert [rule.status for rule in found] == [RuleStatus.TOO_FEW_SEEDS]
+    assert found[0].says.startswith("2 recordings cannot tell")
+    assert rules.code(found, complete=True, strict=False) == 3
+    slow.fails = False
+    judge._more(shown, cast(Runner, slow), range(1, 3), 600.0)
+    found = shown.rules()
+    assert 2 < len(shown.seeds) <= 64
+    assert rules.code(found, complete=True, strict=True) == 0, found
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ class Ground(Enum):
     """Why the bound of a view holds, or why there is none; the values are the unit and a text."""
 
     IDLE = Unit.RECORD, "the node computes no gradient in these rounds"
+    UNSEEN = Unit.RECORD, "no message that is observed depends on the data of the node"
     LEAK = Unit.RECORD, "a combination of gradients is sent without noise"
     MODELS_SEEN = Unit.RECORD, SEEN
     SMOOTH = (

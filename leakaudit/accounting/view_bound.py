@@ -379,6 +379,8 @@ def _least(
     moved = found.sensitivity
     if record_mu < math.inf:
         found = replace(found, mu=moved * record_mu)
+        if not record_mu:
+            basis = replace(basis, ground=Ground.UNSEEN)
     elif node_mu < math.inf:
         basis = Basis(Ground.REACTING, not_smooth=not_smooth)
     else:

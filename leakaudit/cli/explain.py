@@ -65,7 +65,8 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table for each named node, or one line for every node if none is named."""
-    from leakaudit.extraction import explanation
+    from leakaudit.extraction import explanation, hearing
+    from leakaudit.extraction.deduction import Deduction
     from leakaudit.lint import conformance
     from leakaudit.rendering import console
     from leakaudit.traces import trace_file
@@ -83,8 +84,9 @@ def run(args: argparse.Namespace) -> int:
     found = [_limited(one, checked.rest.sentences) for one in found]
     unclear = checked.unclear(determined=all(one.rows for one in found))
     unclear += [one.reason for one in found if not one.understood]
-    if not found:
-        unclear.append("no node was examined: the adversary controls all nodes that hold data")
+    if not any(one.rows or not one.understood for one in found):
+        nodes = args.node or hearing.targets(trace, adversary)
+        unclear += Deduction(trace, adversary).unexamined(nodes)
     unclear = list(dict.fromkeys(unclear))
     for line in _of_model(trace):
         say(f"MODEL: {line}", args)

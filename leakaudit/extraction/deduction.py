@@ -37,6 +37,8 @@ WINDOWS = ((1, 2), (2, 3), (1 << 30, 1 << 30))
 # one after it.
 MARGIN = 2
 
+UNHEARD = "the adversary observes no message"
+
 
 @dataclass(frozen=True)
 class Determined:
@@ -128,12 +130,25 @@ class Deduction:
                 missing.append(f"{name}={value}")
         return ", ".join(missing)
 
+    def unexamined(self, nodes: Sequence[int]) -> list[str]:
+        """Return why nothing is examined of these nodes, in one sentence; empty if something is."""
+        why = "none of the nodes computes a gradient"
+        if not nodes:
+            why = "the adversary controls all nodes that hold data"
+        elif not self.view.channels:
+            why = UNHEARD
+        elif any(self.base.gradients(node) for node in nodes):
+            return []
+        return [f"nothing was examined: {why}"]
+
     def of(self, node: int, gradients: int) -> Determined:
         """Return what is determined about a node's first gradients.
 
         Raises NotDetermined, with the reason, if nothing is determined, or if it is not known
         whether something is.
         """
+        if not self.view.channels:
+            raise self._nothing(UNHEARD)
         if not self.base.gradients(node):
             if self._protocol.victim.centralised and node == self.trace.graph.nodes - 1:
                 raise NotDetermined("it is the server and holds no data")

@@ -151,6 +151,9 @@ def attack_file(
             truth_path=truth_path,
             truth_recording=None if truth is None else truth.recording,
         )
+        unexamined = _unexamined(trace, options, found)
+        if unexamined:  # these nodes were not examined with the result that nothing is determined
+            found.reasons.clear()
         not_tried = _not_tried(found, options, trace)
         on_cpu = task
         if options.device != "cpu":
@@ -165,7 +168,7 @@ def attack_file(
         unverified += checked.rest.sentences
         unclear = checked.unclear(determined=not found.reasons)
         unclear += [found.reasons[node] for node in sorted(found.not_understood)]
-        unclear = list(dict.fromkeys(unclear))
+        unclear = list(dict.fromkeys([*unexamined, *unclear]))
         record = _write(
             folder,
             trace,
@@ -186,6 +189,14 @@ def attack_file(
     refuted = worst_case.refuted(model.of_run(record))
     conclusive = tried and not (unclear or refuted) and (confirmed or truth is not None)
     return Finished(record, found.interrupted, conclusive)
+
+
+def _unexamined(trace: Trace, options: AttackOptions, found: Found) -> list[str]:
+    """Return why a run examined nothing; empty if it examined something."""
+    if found.pairs or found.not_understood or found.late:
+        return []
+    nodes = options.nodes or hearing.targets(trace, options.adversary)
+    return Deduction(trace, options.adversary).unexamined(nodes)
 
 
 def _require_records(trace: Trace, truth: Truth, options: AttackOptions) -> None:

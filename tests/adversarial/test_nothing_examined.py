@@ -166,8 +166,48 @@ def test_an_explanation_of_no_node_is_inconclusive(
     late: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["explain", "trace.pt", "--as", "nodes:0,1,2,3", "-q"]) == 3
-    assert "INCONCLUSIVE: no node was examined" in capsys.readouterr().out
+    assert "INCONCLUSIVE: nothing was examined: the adversary controls" in capsys.readouterr().out
     assert main(["explain", "trace.pt", "-q"]) == 0
+
+
+WALK = ["recal", "--graph", "ring", "--nodes", "6"]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "options", "why"),
+    [
+        (["single", "--nodes", "3"], [], "the adversary observes no message"),
+        (["fedsgd", "--nodes", "3"], ["--as", "edges:0-3", "--node", "3"], "none of the nodes"),
+        (["fedsgd", "--nodes", "3"], ["--as", "nodes:0,1,2"], "the adversary controls all nodes"),
+        (WALK, ["--node", "{idle}"], "none of the nodes computes a gradient"),
+        (WALK, ["--as", "edges:{unused}"], "the adversary observes no message"),
+    ],
+    ids=["silent victim", "server", "all nodes", "idle node", "idle edge"],
+)
+def test_an_attack_that_examined_nothing_does_not_pass(
+    protocol: list[str],
+    options: list[str],
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = ["--rounds", "2", "--data", "gaussians", "--model", "logistic"]
+    assert main(["record", *protocol, *data, "-o", "trace.pt", "-q"]) == 0
+    trace = la.load("trace.pt")
+    heard = la.Adversary().view(trace).channels
+    free = sorted(set(trace.graph.arcs) - {(src, dst) for src, dst, _ in heard})
+    silent = sorted(set(range(trace.graph.nodes)) - {src for src, _, _ in heard})
+    names = {"{idle}": f"{silent[:1]}"[1:-1], "{unused}": "-".join(map(str, (free or [()])[0]))}
+    for name, value in names.items():
+        options = [one.replace(name, value) for one in options]
+    for verb in (["explain", "trace.pt"], ["attack", "trace.pt", "-o", "out"]):
+        capsys.readouterr()
+        assert main([*verb, *options, "-q"]) == 3, verb
+        assert f"INCONCLUSIVE: nothing was examined: {why}" in capsys.readouterr().out
+    assert main(["report", "out", "-f", "junit"]) == 0
+    assert 'message="nothing was examined"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("checked", "code"), [(0, 3), (4, 0)])

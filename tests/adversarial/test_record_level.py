@@ -22,7 +22,7 @@ from torch import Tensor
 
 from leakaudit import registry
 from leakaudit.accounting.adversaries import named
-from leakaudit.accounting.basis import Unit
+from leakaudit.accounting.basis import Ground, Unit
 from leakaudit.accounting.compare import compare
 from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.adversary import Adversary
@@ -275,7 +275,7 @@ def test_the_single_node_reference_tells_nothing() -> None:
             (found,) = view_bounds(made, who, [node])
             assert found.mu == 0
             assert found.unit is Unit.RECORD
-            assert str(found.basis).startswith("record:")
+            assert str(found.basis) == f"record: {Ground.UNSEEN.value[1]}"
 
 
 def test_a_node_that_the_schedule_leaves_out_has_mu_0() -> None:

@@ -6,6 +6,8 @@ from enum import Enum, StrEnum
 
 from leakaudit.display import Displayed
 
+# Relative distance by which an attained value may miss its upper bound: a choice, above rounding.
+APART = 1e-6
 # Largest number of trials that a test requests; a choice, far more than an audit can afford.
 MOST_TRIALS = 10_000_000
 
@@ -34,6 +36,15 @@ class Holds(StrEnum):
     NONE = "no bound"
 
     @classmethod
+    def of(cls, upper: float | None, attained: float | None) -> Holds:
+        """Return how an upper bound holds if records are known to attain a value."""
+        if upper is None:
+            return cls.NONE
+        if (attained or 0.0) >= upper * (1 - APART):
+            return cls.EXACT
+        return cls.AT_MOST
+
+    @classmethod
     def read(cls, text: object) -> Holds:
         """Return what a file says; every bound in a file that says nothing is an upper one."""
         known = {str(one): one for one in (cls.EXACT, cls.DECLARED)}
@@ -46,6 +57,25 @@ class Holds(StrEnum):
         if self is Holds.DECLARED:
             return f"{value} {self}"
         return value
+
+    def brief(self, value: str) -> str:
+        """Return the same for a cell of a table whose row has the words of `says`."""
+        if self is Holds.DECLARED:
+            return f"declared {value}"
+        return self.says(value)
+
+    @property
+    def suffix(self) -> str:
+        """What it adds to the name of a number that is stored without words."""
+        return _SUFFIXES[self]
+
+
+_SUFFIXES = {
+    Holds.EXACT: "",
+    Holds.AT_MOST: "_at_most",
+    Holds.DECLARED: "_as_declared",
+    Holds.NONE: "_unbounded",
+}
 
 
 def against(exceeded: bool) -> Verdict:

@@ -61,11 +61,21 @@ class Comparison(Displayed):
     @property
     def holds(self) -> Holds:
         """How its mu relates to what a record attains: no stronger than the weakest input."""
-        holds = self.bound.holds
-        contradicted = any(one.origin is Origin.CONTRADICTED for one in self.rests)
-        if contradicted and holds is not Holds.NONE:
-            return Holds.DECLARED
-        return holds
+        return standing(self.bound, self.rests)
+
+    @property
+    def mu_in_words(self) -> str:
+        """Its mu in a table, with how it holds."""
+        if self.bound.mu is None:
+            return "-"
+        return self.holds.brief(self.bound.multiple(self.bound.mu))
+
+    @property
+    def epsilon_in_words(self) -> str:
+        """Its epsilon in a table, with how it holds."""
+        if self.bound.epsilon is None:
+            return "-"
+        return self.holds.brief(f"{self.bound.epsilon:.4g}")
 
     def __repr__(self) -> str:
         """One line: the view, its epsilon, the claim and the verdict."""
@@ -107,6 +117,13 @@ class Comparison(Displayed):
             "recommended": recommended,
             "same_as": same_as,
         }
+
+
+def standing(bound: ViewBound, inputs: Iterable[Evidence]) -> Holds:
+    """Return how a bound holds that rests on some inputs: no stronger than the weakest of them."""
+    if bound.holds is not Holds.NONE and any(one.origin is Origin.CONTRADICTED for one in inputs):
+        return Holds.DECLARED
+    return bound.holds
 
 
 class Comparisons(list[Comparison], Displayed):

@@ -28,13 +28,11 @@ from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Turns, account, drift, largest, reached
 from leakaudit.trace import Json
-from leakaudit.verdict import Holds
+from leakaudit.verdict import APART, Holds
 
 # Most choices of batches for which a drift is computed; if there are more, a record is counted in
 # every gradient, which is an upper bound. A choice: each costs a pass over the declaration.
 DRIFTED = 16
-# Relative distance by which an attained mu may exceed its upper bound: a choice, above rounding.
-APART = 1e-6
 # What is proportional to the sensitivity.
 SCALED = ("mu", "attained", "linear", "reached", "node_mu")
 CONTRADICTION = (
@@ -83,12 +81,7 @@ class ViewBound:
     @property
     def holds(self) -> Holds:
         """Whether `mu` is exact, an upper bound, or absent."""
-        if self.mu is None:
-            return Holds.NONE
-        least = max(self.attained or 0.0, self.reached or 0.0)
-        if least >= self.mu * (1 - APART):
-            return Holds.EXACT
-        return Holds.AT_MOST
+        return Holds.of(self.mu, max(self.attained or 0.0, self.reached or 0.0))
 
     @property
     def rank(self) -> float:

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct, field
 
 from leakaudit import registry
+from leakaudit.accounting.compare import Comparison
 from leakaudit.auditing.levels import Level, attacked, in_words, levels
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.where import Where
 from leakaudit.protocols import recording
 from leakaudit.results.model import Extended, Free, encoded
 from leakaudit.tasks.shared import Shared
+from leakaudit.verdict import Holds
 
 # A dry run computes epsilon for at most so many messages, counted once for every attacked node,
 # adversary and point: about half a minute for D-PSGD. A choice.
@@ -30,8 +32,10 @@ class DryPoint(Struct, frozen=True, kw_only=True):
     delta: float | None = None  # delta of every epsilon
     sensitivity: float | None = None  # sensitivity that every epsilon assumes
     # by adversary, the worst epsilon of one record; None if a view has none
-    exact: dict[str, Extended] = {}
-    node: dict[str, Extended] = {}  # by adversary, the worst epsilon of a whole node
+    record: dict[str, Extended] = {}
+    holds: dict[str, str] = {}  # by adversary, whether that is exact or an upper bound
+    # by adversary, an upper bound of the worst epsilon of a whole node
+    node_at_most: dict[str, Extended] = {}
     rounds_priced: int = 0  # number of rounds that these epsilons cover
 
 
@@ -97,12 +101,18 @@ def _too_large(messages: int) -> str:
 
 def _point(plan: AuditPlan, level: Level) -> DryPoint:
     """Return one point of the grid, with the worst epsilon of each adversary."""
-    exact = {}
+    record = {}
+    holds = {}
     node = {}
     for adversary in plan.parsed:
-        bounds = [view.bound for view in level.seen_by(adversary)]
-        exact[str(adversary)] = encoded(_worst([p.epsilon for p in bounds]))
-        node[str(adversary)] = encoded(_worst([p.node_epsilon for p in bounds]))
+        who = str(adversary)
+        views = level.seen_by(adversary)
+        worst = _worst([view.bound.epsilon for view in views])
+        record[who] = encoded(worst)
+        holds[who] = str(Holds.NONE)
+        if worst is not None:
+            holds[who] = str(max(views, key=_severity).holds)
+        node[who] = encoded(_worst([view.bound.node_epsilon for view in views]))
     rounds = level.ready.scenario.rounds
     if level.views:
         rounds = level.views[0].bound.rounds
@@ -111,10 +121,16 @@ def _point(plan: AuditPlan, level: Level) -> DryPoint:
         constants=dict(level.constants),
         delta=level.delta,
         sensitivity=level.sensitivity,
-        exact=exact,
-        node=node,
+        record=record,
+        holds=holds,
+        node_at_most=node,
         rounds_priced=rounds,
     )
+
+
+def _severity(view: Comparison) -> tuple[float, bool]:
+    """Sort key: the largest epsilon last, and of equal ones what is not exact."""
+    return view.bound.epsilon or 0.0, view.holds is not Holds.EXACT
 
 
 def _worst(epsilons: Sequence[float | None]) -> float | None:

@@ -352,7 +352,7 @@ def _against_claim(one: Measured, worst: Comparison) -> JudgedTest:
         exact=encoded(worst.exact),
         claimed=encoded(claimed),
         ratio=encoded(worst.ratio),
-        holds=str(worst.bound.holds),
+        holds=str(worst.holds),
     )
     test = Test(
         one.level,

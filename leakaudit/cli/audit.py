@@ -41,7 +41,8 @@ def add(verbs: Any) -> None:
     sub.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the settings and the exact epsilon of each point and the cost, without running",
+        help="print the settings, the epsilon of each point (exact, or at most) and the cost, "
+        "without running",
     )
     sub.add_argument(
         "--strict",

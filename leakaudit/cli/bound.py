@@ -39,7 +39,7 @@ NOTE = (
     "by at most the sensitivity (Euclidean norm, same model). Initial values and the order of "
     "mini-batches count as public; secret sampling is not credited. required noise: the noise that "
     "the claimed epsilon (or --epsilon) requires if all noise of the run is scaled by the same "
-    "factor. NOT REFUTED is not a proof of privacy."
+    "factor; where mu is an upper bound, less may suffice. NOT REFUTED is not a proof of privacy."
 )
 
 
@@ -260,9 +260,8 @@ def _network(protocol: Protocol) -> TraceSummary:
 
 def _row(one: Comparison, mark: str) -> list[str]:
     bound = one.bound
-    epsilon = delta = claim = noise = "-"
+    delta = claim = noise = "-"
     if bound.epsilon is not None:
-        epsilon = bound.holds.says(f"{bound.epsilon:.4g}")
         delta = f"{bound.delta:g}"
     if one.claim:
         claim = _number(one.claim.epsilon)
@@ -271,8 +270,8 @@ def _row(one: Comparison, mark: str) -> list[str]:
     return [
         str(bound.node),
         _who(one),
-        bound.holds.says(bound.multiple(bound.mu)),
-        epsilon,
+        one.mu_in_words,
+        one.epsilon_in_words,
         delta,
         claim,
         _number(one.ratio),

@@ -140,8 +140,8 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
     try:
         found = heard.of(node, gradients)
     except NotDetermined as e:
-        scope = assumption(heard.assumed) if e.understood else ""
-        return Explanation(node, who, 0, (), scope, str(e), e.understood)
+        assumed = assumption(heard.assumed) if e.understood else ""
+        return Explanation(node, who, 0, (), assumed, str(e), e.understood)
     estimated = gradient_values.minimum_variance(heard, found.knowledge, found.rows)
     sizes = _sizes(estimated, heard)
     exact = len(found.rows) - found.noisy

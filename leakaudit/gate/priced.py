@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leakaudit.verdict import Holds
+
 
 @dataclass(frozen=True)
 class Epsilon:
@@ -12,6 +14,7 @@ class Epsilon:
     value: float  # epsilon; infinite if the view has no bound
     node: int  # the node that owns the record; the worst of all nodes
     sensitivity: float  # largest change of a gradient by one record
+    holds: Holds = Holds.AT_MOST
 
 
 @dataclass(frozen=True)

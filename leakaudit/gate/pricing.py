@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leakaudit.accounting.basis import Unit
-from leakaudit.accounting.compare import AssumedSensitivity, assumed_sensitivity
+from leakaudit.accounting.compare import AssumedSensitivity, assumed_sensitivity, standing
+from leakaudit.accounting.resting import rests_on
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.extraction import hearing
@@ -53,11 +54,15 @@ def price_views(
         if missing is not None:
             views[who] = Priced(why=_unpriced(missing, check), node=missing.node)
         elif prices:
-            value, node = max((_epsilon(one), one.node) for one in prices)
+            worst = max(prices, key=lambda one: (_epsilon(one), one.node))
+            inputs = rests_on(
+                protocol, worst, assumed.evidence, asked=check.sensitivity is not None
+            )
             doubt = None
             if not own_code:
                 doubt = _doubt(check, protocol, adversary, nodes, shown, most, assumed.value)
-            epsilon = Epsilon(value, node, assumed.value)
+            holds = standing(worst, inputs)
+            epsilon = Epsilon(_epsilon(worst), worst.node, assumed.value, holds)
             views[who] = Priced(epsilon=epsilon, doubt=doubt)
     return protocol.rounds, views
 

@@ -45,6 +45,7 @@ from leakaudit.results.model import (
 from leakaudit.results.wording import gate_headline, untried
 from leakaudit.scoring import scoring
 from leakaudit.trace import Trace
+from leakaudit.verdict import Holds
 
 WORDS: dict[ExitCode, GateVerdict] = {0: "pass", 1: "leak", 3: "cannot tell"}
 # Outcomes from the most to the least severe, in the order in which a reader sees them.
@@ -200,8 +201,10 @@ def _pitfalls(rules: Sequence[Rule]) -> dict[str, PitfallText]:
 def _cell(cell: Cell, judged: Judged) -> CellEntry:
     priced = judged.priced.get((cell.check.name, cell.who))
     epsilon = None
+    holds = Holds.NONE
     if priced is not None and priced.epsilon is not None:
         epsilon = encoded(priced.epsilon.value)
+        holds = priced.epsilon.holds
     worst = None
     if cell.worst is not None:
         worst = _finite(cell.worst)
@@ -214,6 +217,7 @@ def _cell(cell: Cell, judged: Judged) -> CellEntry:
         seeds=tuple(cell.seeds),
         measures={name: _column(samples) for name, samples in cell.samples.items()},
         epsilon=epsilon,
+        holds=str(holds),
         rounds_priced=judged.rounds.get(cell.check.name),
         worst=worst,
         nodes=tuple(_finite(one) for _, one in sorted(cell.nodes.items())),

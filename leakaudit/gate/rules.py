@@ -79,7 +79,8 @@ def _measure_budget(cell: Cell, budget: Budget) -> Rule:
         why = "this kind of data does not have the measure"
         return _unjudged(cell, budget, f"{why}; use {others or 'epsilon'}")
     value = measures.aggregate(budget.aggregate, samples)
-    says = _limits(budget, value, f" {_OVER_SEEDS[budget.aggregate]}")
+    value_in_words = figure(budget.measure, value)
+    says = _limits(budget, f"{value_in_words} {_OVER_SEEDS[budget.aggregate]}")
     nodes: tuple[int, ...] = ()
     if value > budget.most:
         says = f"{says}: {whom(cell)}"
@@ -93,12 +94,13 @@ def _epsilon_budget(cell: Cell, budget: Budget, priced: Priced) -> Rule:
         named = () if priced.node is None else (priced.node,)
         return _unjudged(cell, budget, priced.why or "the view has no epsilon", named)
     value = priced.epsilon.value
+    said = priced.epsilon.holds.says(figure("epsilon", value))
     doubt = priced.doubt
     if doubt is not None and value <= budget.most < doubt.value:
-        figures = f"{value:.4g} as declared, but {doubt.value:.4g} {doubt.why}"
+        figures = f"{said} as declared, but {doubt.value:.4g} {doubt.why}"
         says = f"a budget on epsilon cannot be judged: {figures}"
         return _budget_rule(cell, budget, RuleStatus.VOID, says, value)
-    says = _limits(budget, value)
+    says = _limits(budget, said)
     nodes: tuple[int, ...] = ()
     if value > budget.most:
         node = priced.epsilon.node
@@ -108,10 +110,9 @@ def _epsilon_budget(cell: Cell, budget: Budget, priced: Priced) -> Rule:
     return _budget_rule(cell, budget, _level(budget, value), says, value, nodes)
 
 
-def _limits(budget: Budget, value: float, seeds: str = "") -> str:
+def _limits(budget: Budget, value: str) -> str:
     name = budget.measure
-    most = figure(name, budget.most)
-    return f"{measured(name)}: {figure(name, value)}{seeds}, at most {most} allowed"
+    return f"{measured(name)}: {value}, at most {figure(name, budget.most)} allowed"
 
 
 def _level(budget: Budget, value: float) -> RuleStatus:

@@ -19,7 +19,7 @@ from leakaudit.lint import loops
 from leakaudit.lint.case import Case
 from leakaudit.lint.loops import Costs
 from leakaudit.lint.pitfall import Pitfall
-from leakaudit.verdict import Verdict
+from leakaudit.verdict import Holds, Verdict
 
 MORE = 1 + 1e-6  # factor above a claim that rounding cannot explain
 NEAR = 1.25  # a cost below a claim by at most this factor counts as claimed: a choice
@@ -65,14 +65,15 @@ def _rounds(case: Case, claim: Claim) -> Pitfall:
     }
     says = (
         f"{_quote(claim)} covers {claim.rounds} of the {case.trace.rounds} rounds: all rounds "
-        f"together have an epsilon of {times * epsilon:.4g} by basic composition"
+        f"together have an epsilon of {Holds.AT_MOST.says(f'{times * epsilon:.4g}')} by basic "
+        "composition"
     )
     if case.laws == {"gaussian"} and 0 < delta < 1:
         # mu of k compositions is sqrt(k) mu.
         mu = gaussian.least_mu(epsilon, delta)
         composed = gaussian.epsilon(delta, math.sqrt(times) * mu)
         figures["gaussian"] = composed
-        says += f", {composed:.4g} for Gaussian noise"
+        says += f", and {Holds.AT_MOST.says(f'{composed:.4g}')} for Gaussian noise"
     verdict = Verdict.UNCLAIMED if claim.rounds == 1 else Verdict.UNSUPPORTED
     return Pitfall(1, verdict, says, figures)
 
@@ -180,7 +181,7 @@ def _node(case: Case) -> Iterator[Pitfall]:
             total = gaussian.epsilon(delta, mu)
         says = (
             f"{_quote(claim)} concerns one record; the {count} records of a node together have "
-            f"an epsilon of {total:.4g}"
+            f"an epsilon of {Holds.AT_MOST.says(f'{total:.4g}')}"
         )
         figures: Figures = {"claimed": epsilon, "records": count, "node": total}
         yield Pitfall(3, Verdict.UNCLAIMED, says, figures)

@@ -93,9 +93,10 @@ def _neighbours(case: Case, relations: Relations, nodes: list[int]) -> Iterator[
         if neighbour is None or not neighbour > outsider * MORE:
             continue
         says = (
-            f"the messages of node {node} have mu {outsider:.4g} for an outsider on all channels "
-            f"and {neighbour:.4g} for one who is also neighbour {near[0]}, at sensitivity 1 over "
-            f"{relations.round} rounds: the protocol has no single epsilon"
+            f"in the messages of node {node}, linear losses attain mu {outsider:.4g} for an "
+            f"outsider on all channels and {neighbour:.4g} for one who is also neighbour "
+            f"{near[0]}, at sensitivity 1 over {relations.round} rounds: the protocol has no "
+            "single epsilon"
         )
         figures: Figures = {
             "node": node,
@@ -134,8 +135,8 @@ def _pairs(case: Case, relations: Relations) -> Iterator[Pitfall]:
     if total > epsilon * MORE:
         says = (
             f"{claim.source} claims epsilon {claim.epsilon:.4g} for what one node learns about "
-            f"node {node}; for an outsider on all channels, which the claim does not cover, it "
-            f"is {total:.4g} over {relations.round} rounds"
+            f"node {node}; for an outsider on all channels, which the claim does not cover, linear "
+            f"losses attain {total:.4g} over {relations.round} rounds"
         )
         figures: Figures = {"node": node, "claimed": claim.epsilon, "outsider": total}
         yield Pitfall(4, Verdict.UNCLAIMED, says, figures)

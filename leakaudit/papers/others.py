@@ -10,10 +10,10 @@ import torch
 from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary
 from leakaudit.papers.row import Judgement
-from leakaudit.papers.runs import fresh, protocol
+from leakaudit.papers.runs import exact_mu, fresh, protocol
 from leakaudit.papers.sources import other_row
 from leakaudit.protocols.prox import prox
-from leakaudit.relations import account, determined, know
+from leakaudit.relations import determined, know
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import TaskSpec
 from leakaudit.verdict import Verdict, against
@@ -44,7 +44,7 @@ def _pairwise() -> tuple[Judgement, ...]:
         2 * torch.from_numpy(cast(Any, made.victim).pairwise(made.graph, gossips))[0]
     )  # mu^2 = 2 rho
     view = know(made.whole, Adversary(hears="none", corrupt=frozenset({0})))
-    exact = [account(view, made.whole.gradients(u), 2 * clip).mu ** 2 for u in range(1, 8)]
+    exact = [exact_mu(view, made.whole.gradients(u), 2 * clip) ** 2 for u in range(1, 8)]
     far = len(determined(view, made.whole.gradients(4), up_to_noise=True))
     listed = "; ".join(
         f"{float(said[u]):.3g} claimed and {exact[u - 1]:.3g} exact at distance {u}"

@@ -18,10 +18,10 @@ from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
 from leakaudit.extraction import hearing
 from leakaudit.papers.row import Judgement, Quote
-from leakaudit.papers.runs import protocol, run
+from leakaudit.papers.runs import exact_mu, protocol, run
 from leakaudit.papers.sources import recal_row
 from leakaudit.protocols.declared import Protocol
-from leakaudit.relations import Bound, account, know
+from leakaudit.relations import know
 from leakaudit.verdict import Verdict, against
 
 ROUNDS = 160
@@ -51,8 +51,9 @@ def _busiest(made: Protocol) -> tuple[int, int]:
     return int(counts.argmax()), int(counts.max())
 
 
-def _bound(made: Protocol) -> Bound:
-    return account(know(made.whole, Adversary()), made.whole.gradients(_busiest(made)[0]), 1.0)
+def _mu(made: Protocol) -> float:
+    """Return the exact mu of the busiest node for an outsider on all channels."""
+    return exact_mu(know(made.whole, Adversary()), made.whole.gradients(_busiest(made)[0]), 1.0)
 
 
 def _against_claim(about: str, **settings: object) -> Judgement:
@@ -62,18 +63,18 @@ def _against_claim(about: str, **settings: object) -> Judgement:
     """
     made = _declared(**settings)
     (claim,) = made.victim.claims(made.graph, ROUNDS, made.public)
-    bound = _bound(made)
+    mu = _mu(made)
     node, plf = _busiest(made)
     claimed = claim.epsilon or math.inf
     delta = claim.delta or 0.0
-    true = gaussian.epsilon(delta, bound.mu)
+    true = gaussian.epsilon(delta, mu)
     says = (
         f"at a PLF of {plf}, Theorem 4 claims ({claimed:.4g}, {delta:g}); the exact view has mu = "
-        f"{bound.mu:.4g} and epsilon = {true:.4g}"
+        f"{mu:.4g} and epsilon = {true:.4g}"
     )
     figures: Figures = {
         "plf": plf,
-        "mu": encoded(bound.mu),
+        "mu": encoded(mu),
         "epsilon": encoded(true),
         "claimed_epsilon": claimed,
         "node": node,
@@ -142,7 +143,7 @@ def _theorem_1() -> tuple[Judgement, ...]:
     made = _declared()
     counts = torch.bincount(made.public["active"][:-1], minlength=NODES)
     view = know(made.whole, Adversary())
-    exact = [account(view, made.whole.gradients(node), 1.0).mu ** 2 / 2 for node in range(NODES)]
+    exact = [exact_mu(view, made.whole.gradients(node), 1.0) ** 2 / 2 for node in range(NODES)]
     # In zCDP (zero-concentrated differential privacy), the activation of a node after c others has
     # rho = (tau C)^2 / (2 sigma^2 R^c). A node has the sum over its activations, and the network
     # has the largest of these sums.
@@ -176,7 +177,7 @@ def _second_message() -> tuple[Judgement, ...]:
         made = _declared(**settings)
         _, times = _busiest(made)
         alone = math.sqrt(sum((TAU / SIGMA) ** 2 / DECAY**c for c in range(times)))
-        return _bound(made).mu, alone
+        return _mu(made), alone
 
     both, alone = exact()
     other, _ = exact(noise_on="lam")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from leakaudit.errors import LeakauditError
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.recording import Plan
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.relations import Expression, Knowledge, account
 from leakaudit.tasks.task import Problem
 from leakaudit.trace import Trace, Truth
+from leakaudit.verdict import Holds
 
 NEWTON = 30  # steps; quadratic convergence reaches the rounding error in about ten
 
@@ -47,6 +51,17 @@ def protocol(**changes: Any) -> Protocol:
         rounds,
         plan.victim.schedule(plan.graph, rounds, plan.random["schedule"]),
     )
+
+
+def exact_mu(
+    view: Knowledge, gradients: Sequence[Expression], change: float | Sequence[float]
+) -> float:
+    """Return the mu of a view that records attain; reject one that is only an upper bound."""
+    bound = account(view, gradients, change)
+    exact = Holds.of(bound.mu, bound.attained) is Holds.EXACT
+    if exact and (bound.leaking or min(bound.certificate, default=2) == 2):
+        return bound.mu
+    raise LeakauditError(f"mu is {Holds.AT_MOST.says(f'{bound.mu:.4g}')}, but a row calls it exact")
 
 
 def run(**changes: Any) -> FinishedRun:

@@ -25,9 +25,8 @@ from leakaudit.papers.dpnorm import (
 )
 from leakaudit.papers.dpnorm import setting as dpnorm_setting
 from leakaudit.papers.row import Judgement, Quote
-from leakaudit.papers.runs import protocol
+from leakaudit.papers.runs import exact_mu, protocol
 from leakaudit.papers.sources import dpnorm_row
-from leakaudit.relations import account
 from leakaudit.verdict import Verdict, against
 
 NOMINAL = 1.0
@@ -140,7 +139,7 @@ def _public_batches() -> dict[str, float]:
     found = {}
     for change, name in ((1, "added or removed"), (2, "replaced")):
         moves = [change / BATCH if k % 2 == 0 else 0.0 for k in range(len(steps))]
-        found[name] = gaussian.epsilon(DELTA, account(view, steps, moves).mu)
+        found[name] = gaussian.epsilon(DELTA, exact_mu(view, steps, moves))
     return found
 
 
@@ -251,10 +250,10 @@ def _total_noise() -> tuple[Judgement, ...]:
             figures,
         ),
         Judgement(
-            "if both had an epsilon of 1 by exact accounting",
+            "if both had an epsilon of at most 1",
             Verdict.UNCLAIMED,
             f"the sums are {equal['DP-Norm'][0]:.0f} and {equal['DP-Norm'][1]:.2g} for DP-Norm, by "
-            "the bound of row 15 for a record in every second batch, and "
+            "the upper bound of row 15 for a record in every second batch, and "
             f"{equal['DP-SGD'][0]:.0f} and {equal['DP-SGD'][1]:.2g} for DP-SGD: they disagree "
             "about which method adds less noise",
             equal,

@@ -316,8 +316,8 @@ def _compared(found: Sequence[Comparison]) -> str:
             [
                 str(one.bound.node),
                 str(one.bound.adversary),
-                one.bound.holds.says(one.bound.multiple(one.bound.mu)),
-                one.bound.holds.says(_number(one.bound.epsilon)),
+                one.mu_in_words,
+                one.epsilon_in_words,
                 _number(claimed),
                 one.verdict.words,
                 reason,

@@ -515,7 +515,8 @@ def _gate_facts(
         facts.append((measured(rule.measure), f"{value}, at most {limit} allowed"))
     budget = _epsilon_rule(record)
     if budget is not None:
-        value = Holds.AT_MOST.says(_number(budget.value))
+        holds = next((one.holds for one in gate.cells if one.name == budget.cell), None)
+        value = Holds.read(holds).says(_number(budget.value))
         facts.append(("epsilon", f"{value}, limit {_number(budget.limit)}"))
     broken = sum(one.status in (RuleStatus.OVER, RuleStatus.REGRESSION) for one in gate.rules)
     contradicted = sum(one.status is RuleStatus.CONTRADICTED for one in gate.rules)

@@ -35,6 +35,7 @@ from leakaudit.results.model import (
     given,
 )
 from leakaudit.trace import Json
+from leakaudit.verdict import Holds
 
 RECORD = "results.json"
 REPORT = "report.md"
@@ -197,7 +198,8 @@ def _of_audit(audit: AuditPart) -> Values:
             epsilon = decoded(view.exact if view.exact is not None else view.epsilon)
             if epsilon is not None:
                 place = f"{_part(wording.point_of(point.epsilon))}/node{view.node}"
-                yield f"view/{place}/{_part(view.adversary or '')}/epsilon", epsilon
+                name = f"epsilon{Holds.read(view.holds).suffix}"
+                yield f"view/{place}/{_part(view.adversary or '')}/{name}", epsilon
 
 
 def _of_gate(gate: GatePart) -> Values:

@@ -149,7 +149,7 @@ def test_a_dry_run_prints_the_grid_and_writes_nothing(
     said = json.loads(capsys.readouterr().out)
     assert not (tmp_path / "none").exists()
     assert (said["runs"], said["replays"], said["attacks"]) == (2, 2 * 2 * 14, 2 * 2 * 2)
-    assert said["grid"][1]["exact"]["eavesdropper"] == pytest.approx(2)
+    assert said["grid"][1]["record"]["eavesdropper"] == pytest.approx(2)
     assert said["grid"][0]["constants"] == {"sigma": 0.0}
     assert said["omitted"] == ""
 
@@ -165,7 +165,7 @@ def test_a_dry_run_of_countless_rounds_states_its_work_without_epsilon(
     said = json.loads(capsys.readouterr().out)
     assert (said["runs"], said["replays"], said["attacks"]) == (2, 2 * 2 * 14, 2 * 2 * 2)
     assert [point["epsilon"] for point in said["grid"]] == ["no noise", "2"]
-    assert all(point["exact"] == {} for point in said["grid"])
+    assert all(point["record"] == point["holds"] == {} for point in said["grid"])
     assert "a dry run computes epsilon for at most 200,000" in said["omitted"]
 
 

@@ -8,7 +8,6 @@ from leakaudit import __version__
 from leakaudit._util.plural import counted, named
 from leakaudit.accounting.compare import Comparison
 from leakaudit.accounting.footnotes import Footnotes
-from leakaudit.accounting.view_bound import ViewBound
 from leakaudit.evidence import Origin, weakest
 from leakaudit.rendering.html import rendered, topology
 from leakaudit.rendering.html.first_screen import First
@@ -164,14 +163,15 @@ def _shade(one: Comparison, unclear: bool) -> tuple[int, str]:
         return _REFUTED, one.verdict.words
     if one.bound.refused:
         return _REFUSED, "no bound"
-    return _BOUNDED, f"mu {_largest(one.bound)}"
+    return _BOUNDED, f"mu {_largest(one)}"
 
 
-def _largest(bound: ViewBound) -> str:
+def _largest(one: Comparison) -> str:
     """Return the mu that compares views: of a record, else of the node, else what is attained."""
+    bound = one.bound
     said = bound.multiple(bound.largest)
     if bound.mu is not None:
-        return bound.holds.says(said)
+        return one.holds.says(said)
     if bound.node_mu is not None:
         return f"{Holds.AT_MOST.says(said)} of the node"
     return f"at least {said}"
@@ -257,8 +257,8 @@ def _row(one: Comparison, mark: str) -> Mapping[str, object]:
         "level": level,
         "node": bound.node,
         "adversary": who(str(bound.adversary)),
-        "mu": bound.holds.says(bound.multiple(bound.mu)),
-        "epsilon": bound.holds.says(_number(bound.epsilon)),
+        "mu": one.mu_in_words,
+        "epsilon": one.epsilon_in_words,
         "claimed": _number(None if one.claim is None else one.claim.epsilon),
         "ratio": _number(one.ratio),
         "noise": "-" if one.calibration is None else one.calibration.words,

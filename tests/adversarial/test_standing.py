@@ -1,0 +1,150 @@
+"""A mu or an epsilon is never printed without what it is: exact, at most, as declared, or none."""
+
+# Only the parts of a record that a function reads are given to it.
+# mypy: disable-error-code="arg-type"
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import leakaudit as la
+from leakaudit.accounting.compare import Comparison
+from leakaudit.adversary import Adversary
+from leakaudit.cli import main
+from leakaudit.cli.bound import _row
+from leakaudit.errors import LeakauditError
+from leakaudit.evidence import Evidence, Origin
+from leakaudit.gate import rules
+from leakaudit.gate.cells import Cell
+from leakaudit.gate.config import Budget, Check
+from leakaudit.gate.priced import Epsilon, Priced
+from leakaudit.papers import dpnorm
+from leakaudit.papers.runs import exact_mu, protocol
+from leakaudit.relations import know
+from leakaudit.rendering import cards
+from leakaudit.rendering.html import bounded
+from leakaudit.trackers import content
+from leakaudit.verdict import Holds, Verdict
+
+SAYS = {
+    Holds.EXACT: "3.2",
+    Holds.AT_MOST: "at most 3.2",
+    Holds.DECLARED: "3.2 as declared, which the recording contradicts",
+}
+PLAN = """
+victim = "fedavg"
+nodes = 3
+rounds = 2
+data = "gaussians"
+model = "logistic"
+samples = 3
+
+[set]
+sigma = 0.5
+clip = 1.0
+batch = {batch}
+
+[audit]
+adversaries = ["eavesdropper"]
+attacks = ["analytic"]
+sensitivity = 2.0
+"""
+
+
+@pytest.fixture
+def noisy(tmp_path: Path) -> la.Trace:
+    data = ["--rounds", "2", "--nodes", "3", "--data", "gaussians", "--model", "logistic"]
+    settings = ["--set", "clip=1", "--set", "sigma=0.5", "--set", "noise=step"]
+    assert main(["record", "dpsgd", "-q", *data, *settings, "-o", str(tmp_path / "a.pt")]) == 0
+    return la.load(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("holds", SAYS)
+def test_the_budget_line_of_a_gate(holds: Holds) -> None:
+    cell = Cell(Check("ring", "m:f"), "node:1", "analytic", [0])
+    for most in (8.0, 1.0):
+        priced = Priced(Epsilon(3.2, 2, 1.0, holds))
+        (rule,) = rules.budgets(cell, [Budget("epsilon", most)], priced)
+        assert rule.says.startswith(f"epsilon of one record: {SAYS[holds]}, at most {most:g}")
+
+
+def test_every_table_of_bounds_shows_that_a_recording_contradicts_them(noisy: la.Trace) -> None:
+    honest: Comparison = la.bound(noisy, "eavesdropper", nodes=[0], sensitivity=2.0)[0]
+    assert honest.holds is Holds.EXACT
+    wrong = Evidence("messages", Origin.CONTRADICTED, "they contain no noise")
+    refuted = replace(honest, rests=(*honest.rests, wrong))
+    mu = f"{honest.bound.mu:.4g}"
+    epsilon = f"{honest.bound.epsilon:.4g}"
+    for one, how in ((honest, ""), (refuted, "declared ")):
+        assert _row(one, "")[2:4] == [how + mu, how + epsilon]
+        assert f">{how}{mu}<" in cards._compared([one])
+        shown = bounded._row(one, "")
+        assert (shown["mu"], shown["epsilon"]) == (how + mu, how + epsilon)
+
+
+def test_no_cell_is_at_most_nothing(noisy: la.Trace) -> None:
+    """Without a sensitivity, mu is a multiple of it, and there is no epsilon."""
+    bare = replace(noisy, params={**noisy.params, "clip": 0.0})
+    (found, *_) = la.bound(bare, "node:1", nodes=[0])
+    assert found.bound.per_unit
+    assert found.epsilon_in_words == "-"
+    assert found.mu_in_words.endswith(" S")
+
+
+@pytest.mark.parametrize(("batch", "holds"), [(0, "exact"), (1, "at most")])
+def test_the_dry_run_of_an_audit(
+    batch: int, holds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The models between local steps are not observed, so records need not attain the bound."""
+    plan = tmp_path / "a.toml"
+    plan.write_text(PLAN.format(batch=batch))
+    assert main(["audit", str(plan), "--dry-run", "-q"]) == 0
+    (point,) = json.loads(capsys.readouterr().out)["grid"]
+    assert point["record"]["eavesdropper"] > 0
+    assert point["holds"] == {"eavesdropper": holds}
+
+
+def test_a_tracker_stores_it_in_the_name_of_the_number() -> None:
+    def view(holds: str | None) -> SimpleNamespace:
+        return SimpleNamespace(exact=3.2, epsilon=3.2, node=1, adversary="node:0", holds=holds)
+
+    for holds, suffix in (
+        ("exact", ""),
+        ("at most", "_at_most"),
+        (None, "_at_most"),
+        (str(Holds.DECLARED), "_as_declared"),
+    ):
+        point = SimpleNamespace(epsilon=8.0, read_views=lambda holds=holds: [view(holds)])
+        audit = SimpleNamespace(verdicts=[], grid=[point])
+        assert dict(content._of_audit(audit)) == {
+            f"view/epsilon_8/node1/node:0/epsilon{suffix}": 3.2
+        }
+
+
+def test_a_row_of_the_claims_calls_no_upper_bound_exact() -> None:
+    """Noise on a message that the node itself does not use leaves its models unknown."""
+    about = {"nodes": 3, "graph": "ring", "rounds": 2, "data": "gaussians", "model": "logistic"}
+    mus = []
+    for noise in ("step", "message"):
+        made = protocol(victim="dpsgd", set={"sigma": 0.5, "clip": 1.0, "noise": noise}, **about)
+        mus.append((know(made.whole, Adversary()), made.whole.gradients(0)))
+    assert exact_mu(*mus[0], 1.0) > 0
+    with pytest.raises(LeakauditError, match="mu is at most"):
+        exact_mu(*mus[1], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("mu", "verdict"), [(0.01, Verdict.NOT_REFUTED), (5.0, Verdict.INCONCLUSIVE)]
+)
+def test_an_upper_bound_refutes_no_claim(
+    mu: float, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dpnorm, "record", lambda *_: mu)
+    (found,) = dpnorm._claimed_one()
+    assert found.verdict is verdict
+    assert "the view bound is at most" in found.says

@@ -173,7 +173,7 @@ def bound(
     from leakaudit._util.executor import IN_PROCESS
     from leakaudit.accounting import bounding, survey
     from leakaudit.accounting.adversaries import named
-    from leakaudit.accounting.compare import Comparisons, compare, contradicted
+    from leakaudit.accounting.compare import Comparisons, compare, resting
     from leakaudit.adversary import Adversary, node_list
     from leakaudit.lint import assumptions
     from leakaudit.protocols.scenario import Scenario
@@ -196,8 +196,7 @@ def bound(
     found = compare(protocol, heard, smoothness=smoothness, executor=where, **limits)
     if isinstance(source, Scenario):
         return Comparisons(found)
-    unclear = assumptions.contradictions(assumptions.case_of(source))
-    return contradicted(found, unclear)
+    return resting(found, assumptions.doubts(assumptions.case_of(source)))
 
 
 @visible

@@ -130,12 +130,9 @@ class Comparisons(list[Comparison], Displayed):
     """A list of comparisons, which a notebook displays as a table."""
 
 
-def contradicted(found: Iterable[Comparison], how: Sequence[str]) -> Comparisons:
-    """Return comparisons of a recording with how its messages contradict the declaration."""
-    if not how:
-        return Comparisons(found)
-    wrong = Evidence("messages", Origin.CONTRADICTED, "; ".join(how))
-    return Comparisons(replace(one, rests=(*one.rests, wrong)) for one in found)
+def resting(found: Iterable[Comparison], doubts: Sequence[Evidence]) -> Comparisons:
+    """Return comparisons of a recording that also rest on what is doubtful in it."""
+    return Comparisons(replace(one, rests=(*one.rests, *doubts)) for one in found)
 
 
 def _plain_input(one: Evidence) -> dict[str, Json]:

@@ -123,7 +123,7 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print one row for each node and adversary."""
     from leakaudit.accounting import bounding
-    from leakaudit.accounting.compare import alike, compare, contradicted, worst
+    from leakaudit.accounting.compare import alike, compare, resting, worst
     from leakaudit.accounting.footnotes import footnotes
     from leakaudit.lint import assumptions
     from leakaudit.rendering import console
@@ -142,8 +142,9 @@ def run(args: argparse.Namespace) -> int:
     with console.shown(chosen.progress):
         threats = _threats(args, protocol, last, executor)
         compared = list(compare(protocol, threats, executor=executor, **asked))
-        unclear = assumptions.contradictions(case)
-    found: list[Comparison] = contradicted(compared, unclear)
+        doubts = assumptions.doubts(case)
+    found: list[Comparison] = resting(compared, doubts)
+    unclear = [one.detail for one in doubts]
     if form == "json":
         shown_all = [{**one.to_json(), "unclear": unclear} for one in found]
         write(json.dumps(shown_all, indent=2) + "\n", args)

@@ -64,6 +64,7 @@ class Shown:
     samples: int | None  # different inputs behind each gradient, as declared; None if unknown
     inputs: int | None  # different inputs behind all gradients, as declared; None if unknown
     clear: bool  # whether known errors explain what these inputs leave of every equation
+    hidden: float  # share of a gradient, at most, that a further input may have in these errors
     apart: bool  # whether the models would show that several inputs are several (`separation`)
 
     @property
@@ -136,6 +137,7 @@ def shown(leak: GradientLeak, task: Task) -> Shown | None:
     counts: list[int] = []
     errors: list[float] = []
     clear = True
+    hidden = 0.0
     for rows, std in zip(stack, leak.std[places], strict=True):
         block = _in_units_of_noise(rows, std)
         room = min(int((block != 0).any(1).sum()), int((block != 0).any(0).sum()))
@@ -150,7 +152,8 @@ def shown(leak: GradientLeak, task: Task) -> Shown | None:
         rounding = first_layer_rows.RESOLVED / MARGIN * float(sizes[0])
         left = float(sizes[min(end, len(sizes) - 1)])
         known = max(_edge(block), rounding)
-        clear = clear and number > 0 and left <= MARGIN * known
+        clear = clear and number > 0 and left <= LEFT * known
+        hidden = max(hidden, LEFT * known / float(sizes[0]))
         blocks.append(block)
         counts.append(number)
         errors.append(max(known, left))
@@ -164,7 +167,7 @@ def shown(leak: GradientLeak, task: Task) -> Shown | None:
     apart = separation.separated(leak, task, basis[:together])
     # Of mini-batches from an unknown number of records, nothing says that they are the same ones.
     inputs = None if leak.records is None else leak.inputs
-    return Shown(leak.node, tuple(counts), together, leak.samples, inputs, clear, apart)
+    return Shown(leak.node, tuple(counts), together, leak.samples, inputs, clear, hidden, apart)
 
 
 def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:

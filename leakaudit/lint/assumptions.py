@@ -1,4 +1,4 @@
-"""How the messages of a trace contradict what a bound assumes."""
+"""How the messages of a trace contradict what a bound assumes, or leave it open."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from leakaudit.errors import LeakauditError
+from leakaudit.evidence import Evidence, Origin
 from leakaudit.lint import conformance, equations, gradients
 from leakaudit.lint.case import Case
-from leakaudit.lint.pitfall import Pitfall
 from leakaudit.trace import Trace
 from leakaudit.traces import gaps, trace_file
 from leakaudit.verdict import Verdict
@@ -36,30 +36,28 @@ def case_of(source: Trace | str | os.PathLike[str]) -> Case | None:
         return None
 
 
-def contradictions(case: Case | None) -> list[str]:
-    """Return how a recording differs from what it declares, and from what a bound assumes.
+def doubts(case: Case | None) -> list[Evidence]:
+    """Return how a recording contradicts what a bound assumes, and what it leaves open.
+
+    A bound prices the declared protocol with the declared noise, whatever is claimed.
 
     Args:
         case: The recording; None if there is none (`case_of`).
     """
     if case is None:
         return []
-    return [f"{one.name}: {one.says}" for one in assumed(case)]
-
-
-def assumed(case: Case) -> list[Pitfall]:
-    """Return how the messages contradict what a bound assumes, whatever is claimed.
-
-    A bound prices the declared protocol with the declared noise.
-    """
     checks = [conformance.check, equations.check, gradients.check]
     if case.laws:
         from leakaudit.lint import noise  # slow to import, and most recordings declare none
 
         checks.insert(1, noise.check)
-    found: dict[int, Pitfall] = {}
+    wrong: dict[int, Evidence] = {}
+    lacking: list[Evidence] = []
     for check in checks:
-        for pitfall in check(case):
-            if pitfall.verdict is Verdict.REFUTED:
-                found.setdefault(pitfall.number, pitfall)
-    return list(found.values())
+        for one in check(case):
+            if one.verdict is Verdict.REFUTED:
+                says = f"{one.name}: {one.says}"
+                wrong.setdefault(one.number, Evidence("messages", Origin.CONTRADICTED, says))
+            elif one.verdict is Verdict.INCONCLUSIVE and one.number == conformance.NUMBER:
+                lacking.append(Evidence("messages", Origin.UNKNOWN, one.says))
+    return [*wrong.values(), *lacking]

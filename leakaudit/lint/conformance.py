@@ -201,13 +201,20 @@ def check(case: Case) -> Iterator[Pitfall]:
     if not found.deviations and found.residual is not None and found.residual.notable:
         figures = {"share": found.residual.share, "cause": found.residual.cause}
         yield Pitfall(RESIDUAL, Verdict.INCONCLUSIVE, found.residual.says, figures)
-    if not wrong:
-        return
-    first = wrong[0]
-    others = len(wrong) - 1
+    refuting = [one for one in wrong if one.refutes]
+    if refuting:
+        yield Pitfall(NUMBER, Verdict.REFUTED, *_said(refuting))
+    open_ = [one for one in wrong if not one.refutes]
+    if open_:
+        says, figures = _said(open_)
+        yield Pitfall(NUMBER, Verdict.INCONCLUSIVE, f"not determined, because {says}", figures)
+
+
+def _said(some: list[Deviation]) -> tuple[str, Figures]:
+    """Return a sentence on deviations, and the figures of a finding about them."""
+    others = len(some) - 1
     more = f" (and {others} more)" if others else ""
-    figures = {"about": [one.about for one in wrong]}
-    yield Pitfall(NUMBER, Verdict.REFUTED, f"{first.sentence}{more}", figures)
+    return f"{some[0].sentence}{more}", {"about": [one.about for one in some]}
 
 
 def samples(trace: Trace, truth: Truth) -> Iterator[Deviation]:

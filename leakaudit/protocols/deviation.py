@@ -11,7 +11,8 @@ TITLES = {
     "undeclared": "messages of another protocol",
     "missing": "messages are missing",
     "repeated": "messages were recorded twice",
-    "rounds": "rounds are missing",
+    "rounds": "rounds differ",
+    "cut short": "rounds are missing",
     "gaps": "messages were lost",
     "copies": "receivers got different vectors",
     "announced": "the number of planned rounds is missing",
@@ -35,6 +36,9 @@ TITLES = {
     "names": "numbers that the protocol does not declare",
     "varies": "the description differs from seed to seed",
 }
+# Subjects that say what a recording lacks, or what no number in it can show: what is not there
+# contradicts nothing.
+LACKS = ("empty", "missing", "cut short", "values")
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,11 @@ class Deviation:
     about: str  # its subject: a key of `TITLES`, or a pitfall's code
     says: str  # the finding in one sentence
     nodes: tuple[int, ...] = ()  # numbers of the nodes that `says` names
+
+    @property
+    def refutes(self) -> bool:
+        """Whether it contradicts the declaration, and does not only leave it open."""
+        return self.about not in LACKS
 
     @property
     def sentence(self) -> str:

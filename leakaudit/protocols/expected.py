@@ -180,7 +180,7 @@ def observed(trace: Trace, expected: Expected, adversary: Adversary) -> Iterator
     some = replace(expected, messages=tuple(late))
     for one in differences(trace, some, [_Heard(adversary, channels)], ()):
         # Rounds before the first one that is observed were left out.
-        if one.about == "rounds" and (first > 0 or not trace.complete):
+        if one.about == "cut short" and (first > 0 or not trace.complete):
             continue
         if one.about == "empty" and channels is not None:
             continue
@@ -301,13 +301,20 @@ def _later(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
         if key.round >= expected.last:
             found.setdefault(key.round, set()).add((key.src, key.dst, key.kind))
     wanted = found.get(expected.last, set())
-    wrong = sorted(round for round, some in found.items() if some != wanted)
+    wrong = sorted(round for round, some in found.items() if some - wanted)
     if wrong:
         says = (
             f"the messages of round {wrong[0]} differ from those of round {expected.last}, "
             "but all rounds of the protocol are alike"
         )
         yield Deviation("rounds", says)
+    short = sorted(round for round, some in found.items() if wanted - some)
+    if short:
+        says = (
+            f"{len(wanted - found[short[0]])} of the messages of round {expected.last} were not "
+            f"recorded in round {short[0]}, but all rounds of the protocol are alike"
+        )
+        yield Deviation("missing", says)
 
 
 def _repeated(sent: Counter[Key]) -> Iterator[Deviation]:
@@ -327,7 +334,7 @@ def _cut_short(trace: Trace) -> Iterator[Deviation]:
             f"the recording ends after round {trace.rounds}, but {planned} rounds were planned; "
             "record all of them"
         )
-        yield Deviation("rounds", says)
+        yield Deviation("cut short", says)
 
 
 def _closed(trace: Trace, expected: Expected, secure: Sequence[str]) -> Iterator[Deviation]:

@@ -36,7 +36,7 @@ def page(
 
     Args:
         found: The views, at least one.
-        unclear: How a recording differs from what it declares; empty if it does not.
+        unclear: How a recording contradicts its declaration, or leaves it open; empty if neither.
     """
     marked = list(zip(found, notes.marks, strict=True))
     marked.sort(key=lambda one: _severity(one[0]), reverse=True)
@@ -123,7 +123,10 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
         certainty += f" Its weakest input is {least}."
     if unclear:
         level, badge = "warning", "INCONCLUSIVE"
-        certainty = f"The recording contradicts its declaration: {'; '.join(unclear)}."
+        certainty = "It is open whether the recording is what it declares"
+        if least is not None and least.origin is Origin.CONTRADICTED:
+            certainty = "The recording contradicts its declaration"
+        certainty += f": {'; '.join(unclear)}."
     steps, words = _shades(found, str(bound.adversary), bool(unclear))
     return First(
         topic=f"Bound of {network.protocol}: {counted(network.nodes, 'node')}, "

@@ -33,8 +33,6 @@ VANISHED = 1e-3  # relative size of a gradient below which its slopes are rounde
 FINE = 1e-4  # if rounding allows more, a factor may hide another loss, and has to be a usual one
 HIDDEN = 0.01  # label smoothing that has to be visible: a choice
 ROWS = 1e-3  # relative size from which on a row of the first layer counts: also a choice
-NUMBERS = 16  # of a parameter, from which on all its digits show its format: also a choice
-FORMATS = ((16, 2.0**-7), (13, 2.0**-10))  # low bits of float32 that bfloat16 and float16 lack
 
 REASONS = (
     "another loss (label smoothing, a penalty), another activation, dropout or a shorter number "
@@ -370,27 +368,13 @@ def _smoothing(
 def _rounding(task: Task, sample: fit.GradientSample, point: str) -> float:
     """Return the relative error that a gradient with slopes of size 1 has from its rounding."""
     single = torch.finfo(torch.float32).eps
-    format_ = max(sample.rounding, _digits(task, sample.value))
+    format_ = fit.precision(task, sample)
     found = max(ROUNDINGS * single, PRODUCTS * format_ if format_ > single else 0.0)
     if sample.base is not None:
         size = float(sample.thetas[point].double().norm())
         moved = float(sample.value.double().norm().clamp_min(1e-300))
         found += OF_MODELS * max(sample.rounding, single) * size / moved
     return found
-
-
-def _digits(task: Task, value: Tensor) -> float:
-    """Return the distance from 1 to the next number of a vector's shortest format, 0 for float32.
-
-    Under autocast, the numbers of a parameter are computed in a short format and travel in float32.
-    """
-    bits = value.float().contiguous().view(torch.int32)
-    for low, rounding in FORMATS:
-        for place in task.layout.slices.values():
-            some = bits[place][value[place] != 0]
-            if len(some) >= NUMBERS and not bool((some & ((1 << low) - 1)).any()):
-                return rounding
-    return 0.0
 
 
 def _is_single(task: Task, value: Tensor, x: Tensor, rounding: float) -> bool:

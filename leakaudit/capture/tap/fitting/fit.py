@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from leakaudit.capture.tap.fitting.part import Misses, Part
@@ -27,7 +28,10 @@ CLASSES = 1000
 NARROWEST = 4  # inputs
 
 # Measured on examples/tap/dpsgd_ring.py with float32 messages: at the correct widths the miss is
-# 1e-6 to 3e-6, at every wrong width .3 or more, and .09 for the sum of two gradients.
+# 1e-6 to 3e-6, at every wrong width .3 or more, and .09 for the sum of two gradients. This chooses
+# what is tried, also if weight decay or a short number format adds to it; that there is one record
+# is proved by what is recomputed (`factors`, `local`, `duals`) and counted (`records`), within the
+# rounding of the messages.
 RANK_ONE = 0.02  # relative miss of the rank-one test
 COLUMNS = 64  # inputs in which two rows are compared before the whole block is: a choice
 
@@ -44,6 +48,8 @@ NORMALISED = (
     ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
 )
+NUMBERS = 16  # of a parameter, from which on all its digits show its format: a choice
+FORMATS = ((16, 2.0**-7), (13, 2.0**-10))  # low bits of float32 that bfloat16 and float16 lack
 OUTSIDE = 0.01  # distance by which noise may move an input out of [0, 1]
 
 
@@ -385,3 +391,22 @@ def recomputed(task: Task, x: Tensor, y: Tensor, theta: Tensor) -> Tensor | None
         return task.gradient(theta.double(), x, y)
     except (RuntimeError, LeakauditError):
         return None
+
+
+def precision(task: Task, sample: GradientSample) -> float:
+    """Return the distance from 1 to the next number in the shortest format of a gradient."""
+    return max(sample.rounding, _digits(task, sample.value))
+
+
+def _digits(task: Task, value: Tensor) -> float:
+    """Return the distance from 1 to the next number of a vector's shortest format, 0 for float32.
+
+    Under autocast, the numbers of a parameter are computed in a short format and travel in float32.
+    """
+    bits = value.float().contiguous().view(torch.int32)
+    for low, rounding in FORMATS:
+        for place in task.layout.slices.values():
+            some = bits[place][value[place] != 0]
+            if len(some) >= NUMBERS and not bool((some & ((1 << low) - 1)).any()):
+                return rounding
+    return 0.0

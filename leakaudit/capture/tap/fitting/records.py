@@ -24,6 +24,9 @@ from leakaudit.tasks.task import Task
 # A gradient in float32 was summed up in another order than ours: it is rounded this many times more
 # coarsely than its format. Measured: 1 to 10.
 ROUNDINGS = 10.0
+# What travels in a shorter format was rounded to it once, by half of its last place at most.
+ONCE = 0.5
+HIDDEN = 1e-3  # share of a gradient from which on it is said that another record may hide: a choice
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,9 @@ class Records:
         found = f"{number} show {each} each"
         if self.alike and not self.apart:
             found += ", or the mean of several with equal slopes"
+        hidden = max(rank.hidden for rank in self.ranks)
+        if self.alike and hidden > HIDDEN:
+            found += f" (another one of less than {hidden:.1g} of it would not show)"
         largest = self._largest
         if largest.gradients < 2:
             return found
@@ -137,8 +143,9 @@ def _leak(rank: int, samples: Sequence[GradientSample], task: Task) -> GradientL
     for sample in samples:
         # A step is rounded like the models between which it lies.
         sizes = [float(one.double().norm()) for one in (sample.value, *sample.thetas.values())]
-        rounding = max(sample.rounding, torch.finfo(torch.float32).eps)
-        stds.append(ROUNDINGS * rounding * max(sizes) / math.sqrt(value.shape[1]))
+        rounding = ROUNDINGS * torch.finfo(torch.float32).eps
+        rounding = max(rounding, ONCE * fit.precision(task, sample))
+        stds.append(rounding * max(sizes) / math.sqrt(value.shape[1]))
     count = len(samples)
     return GradientLeak(
         node=rank,

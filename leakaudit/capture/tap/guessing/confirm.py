@@ -114,7 +114,7 @@ def is_proved(described: Description, seen: observed.Observed) -> bool:
         return _optimiser(described, seen) is not None
     if described.payload == "duals":
         solved = duals.solve(seen, [described.task])
-        return solved is not None and _is_solved(solved)
+        return solved is not None and solved.proved
     found = _gradient(described, seen)
     if found is None:
         return False
@@ -253,7 +253,7 @@ def _of_clients(described: Description, seen: observed.Observed) -> Iterator[str
 def _of_duals(described: Description, seen: observed.Observed) -> Iterator[str]:
     """Compare sign, step size and penalty of PDMM."""
     solved = duals.solve(seen, [described.task])
-    if solved is None or not _is_solved(solved):
+    if solved is None or not solved.proved:
         return
     if solved.sign != described.scale:
         yield (
@@ -263,11 +263,6 @@ def _of_duals(described: Description, seen: observed.Observed) -> Iterator[str]:
     declared = {**registry.values(described.victim), **described.params}
     yield from _unequal("alpha", declared["alpha"], solved.alpha, solved.fit.spread)
     yield from _unequal("rho", declared["rho"], solved.rho, solved.fit.spread)
-
-
-def _is_solved(solved: duals.Solved) -> bool:
-    """Return whether the constants behind duals are proved."""
-    return solved.fit.miss <= PROVED and _is_one(solved.fit.step)
 
 
 def _unequal(name: str, declared: float, proved: float, spread: float) -> Iterator[str]:

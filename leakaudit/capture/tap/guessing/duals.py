@@ -36,6 +36,10 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 # 1e-3 for two.
 FLAT = 1e-4  # miss of the rank-one condition above which every 1 / a is rejected
 SECTIONS = 60  # golden sections: they shrink the interval by .618^60 = 3e-13
+# A gradient is what is left of terms that are larger, so that their rounding counts. In units of
+# it, correct constants miss by .1 to .4, and with a second record of 1e-4 by 20 (float32).
+ROUNDINGS = 4.0
+CEILING = 0.01  # no larger miss proves anything: a choice
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,16 @@ class _Move:
     v: Tensor  # (d,) pull of its neighbours
     node: int
     round: int  # the round, from 0
+    rounding: float  # norm of the rounding error of u, relative to u
 
     def gradient(self, inverse: float) -> Tensor:
         """Return g for a value of 1 / a."""
         return inverse * self.r - self.v
+
+    def error(self, inverse: float) -> float:
+        """Return the rounding error of g, relative to g, for a value of 1 / a."""
+        size = inverse * float(self.u.norm()) + float(self.v.norm())
+        return self.rounding * size / float(self.gradient(inverse).norm())
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,13 @@ class Solved:
     rho: float
     sign: int  # -1 if the program's duals have the opposite sign of ours
     samples: tuple[GradientSample, ...]
+    rounding: float  # largest rounding error of a gradient, relative to it
+
+    @property
+    def proved(self) -> bool:
+        """Whether recomputed gradients equal those of the messages, within rounding."""
+        allowed = min(ROUNDINGS * self.rounding, CEILING)
+        return max(self.fit.miss, abs(self.fit.step - 1)) < allowed
 
 
 def solve(seen: Observed, tasks: Iterable[Task]) -> Solved | None:
@@ -84,7 +101,8 @@ def solve(seen: Observed, tasks: Iterable[Task]) -> Solved | None:
             found = fit([task], samples)
             if found is not None and (best is None or found.miss < best.fit.miss):
                 alpha = 1 / (2 * rho * inverse)
-                best = Solved(replace(found, point=""), alpha, rho, sign, samples)
+                error = max(move.error(inverse) for move in moves)
+                best = Solved(replace(found, point=""), alpha, rho, sign, samples, error)
     return best
 
 
@@ -115,11 +133,19 @@ def _moves(seen: Observed) -> Iterator[_Move]:
             u = sign[j] * (_value(seen, out[j][t]) - _value(seen, back[j][t - 1]))
             after = sign[j] * (_value(seen, out[j][t + 1]) - _value(seen, back[j][t]))
             pull = torch.stack([sign[k] * _value(seen, back[k][t]) for k in near]).sum(0)
-            yield _Move(u, u - after, pull + len(near) / 2 * u, i, t)
+            yield _Move(u, u - after, pull + len(near) / 2 * u, i, t, _rounding(seen, out[j][t]))
 
 
 def _value(seen: Observed, message: LoggedMessage) -> Tensor:
     return seen.value(message).double()
+
+
+def _rounding(seen: Observed, message: LoggedMessage) -> float:
+    """Return the distance from 1 to the next number of a message, or of float32 in float64."""
+    value = seen.value(message)
+    if torch.equal(value.float().to(value.dtype), value):
+        return max(torch.finfo(torch.float32).eps, torch.finfo(message.dtype).eps)
+    return torch.finfo(message.dtype).eps
 
 
 def _penalty(task: Task, move: _Move, inverse: float, sign: int) -> float:

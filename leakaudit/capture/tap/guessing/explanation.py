@@ -218,7 +218,12 @@ def _model_behind(
     if sent.payload == "gradients":
         ranks = len(seen.own)
         factors = compare(found.task, found.point, run, ranks, gradients.rounds(seen), clipped)
-    proved = _is_proved(found, solved) if factors is None else factors.proved
+    if solved is not None:
+        proved = solved.proved
+    elif factors is not None:
+        proved = factors.proved
+    else:
+        proved = found.miss < PROVED
     if not proved:
         # With random masks, recomputed gradients cannot equal those that travel.
         return Model(found.task, contradicted=not found.task.masked, factors=factors)
@@ -321,10 +326,3 @@ def _tasks(seen: Observed, samples: Sequence[fit.GradientSample]) -> list[Task]:
     for widths in gradients.agreed(samples, seen.sizes):
         tasks.extend(fit.candidates(widths))
     return tasks
-
-
-def _is_proved(found: fit.ModelFit, solved: duals.Solved | None) -> bool:
-    """Return whether recomputed gradients equal those of the messages."""
-    if solved is not None and not abs(found.step - 1) < PROVED:
-        return False
-    return found.miss < PROVED

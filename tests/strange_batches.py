@@ -38,7 +38,8 @@ class Case:
     gradient. tell: parameters of the recording; heard: whether the models are on the wires. start:
     changes the first model. ordinary: photographs, of which nearly all must be called exact.
     hidden: neurons; 0 stands for a softmax regression. shape: of an input, if it is no vector.
-    attack: its name, if the number of records does not tell.
+    attack: its name, if the number of records does not tell. act: the activation. labels: targets
+    (b, classes) of a round, instead of those of y. kept: factors of the hidden neurons, as dropout.
     """
 
     x: Tensor
@@ -59,6 +60,9 @@ class Case:
     decay: float = 0.0
     shape: tuple[int, ...] = ()
     attack: str = ""
+    act: Callable[[Tensor], Tensor] = torch.relu
+    labels: View = lambda y, t, g: y
+    kept: View = lambda h, t, g: torch.ones_like(h)
 
 
 @dataclass
@@ -88,15 +92,18 @@ class Count:
         self.cases += other.cases
 
 
-def gradient(w: list[Tensor], x: Tensor, y: Tensor, case: Case) -> Tensor:
+def gradient(w: list[Tensor], x: Tensor, y: Tensor, case: Case, t: int, g: Generator) -> Tensor:
     """Return the gradient of the mean loss of a network with at most one hidden layer, by hand."""
-    before = x @ w[0].T + w[1]
-    inside = before.clamp_min(0)
+    before = (x @ w[0].T + w[1]).requires_grad_()
+    kept = case.kept(before.detach(), t, g)
+    inside = case.act(before)
+    (bends,) = torch.autograd.grad(inside.sum(), before)
+    before, inside = before.detach(), inside.detach() * kept
     out = inside @ w[2].T + w[3] if case.hidden else before
     if case.loss == "cross_entropy":
         target = torch.nn.functional.one_hot(y, case.classes).to(D)
         target = target * (1 - case.smooth) + case.smooth / case.classes
-        slope = out.softmax(1) - target
+        slope = out.softmax(1) - case.labels(target, t, g)
     elif case.loss == "binary":
         slope = out.sigmoid() - y.to(D)[:, None]
     else:
@@ -104,7 +111,7 @@ def gradient(w: list[Tensor], x: Tensor, y: Tensor, case: Case) -> Tensor:
     slope = slope / len(x)
     if not case.hidden:
         return torch.cat([(slope.T @ x).flatten(), slope.sum(0)])
-    first = (slope @ w[2]) * (before > 0)
+    first = (slope @ w[2]) * bends * kept
     parts = [first.T @ x, first.sum(0), slope.T @ inside, slope.sum(0)]
     return torch.cat([part.flatten() for part in parts])
 
@@ -169,7 +176,7 @@ def recorded(
                 x = case.view(case.x[i], t, g)
                 received[i].append(x)
                 y = case.y[i, torch.arange(len(x)) % b]
-                value = gradient(w, x, y, case) + case.decay * flat.to(D)
+                value = gradient(w, x, y, case, t, g) + case.decay * flat.to(D)
                 sent.append(case.wire(value.to(case.dtype), g).to(case.dtype))
                 r.send(round=t, src=i, dst=clients, kind="g", value=sent[i])
             flat = flat - case.lr * torch.stack(sent).mean(0)

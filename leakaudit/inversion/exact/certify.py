@@ -406,6 +406,9 @@ def companions(heard: Heard, inside: Tensor, agreed: bool | None) -> list[frozen
             parts = [first_layer_rows.whiten(heard.stack, heard.leak, one) for one in windows]
         data = uniqueness.windows([part @ basis.T for part in parts], heard.span.noise)
         found = uniqueness.companions(data, inside, outputs(heard.task), heard.generator)
+        if not agreed:
+            repeating = uniqueness.repeating(data, inside)
+            found = [some | more for some, more in zip(found, repeating, strict=True)]
         near = [old & new for old, new in zip(near, found, strict=True)]
     if agreed:
         return near

@@ -202,6 +202,53 @@ def undecided(data: Rows, inputs: Tensor, generator: Generator) -> list[frozense
     return [frozenset(some) for some in near]
 
 
+def repeating(data: Rows, inputs: Tensor) -> list[frozenset[int]]:
+    """Return, for every candidate, those with which a combination vanishes at several neurons.
+
+    In general position, a combination of two duals that vanishes at a neuron where both samples are
+    active does so at no other one. Where few values of slopes are possible, as behind quantised or
+    pruned weights and at copies of neurons, it vanishes at many, and looks like the dual of one
+    sample. The samples themselves then look like such combinations, so it does not matter which of
+    them are the candidates.
+
+    Args:
+        inputs: Candidates (b, b) in the same coordinates, an invertible matrix.
+    """
+    b = len(inputs)
+    duals = torch.linalg.inv(inputs)
+    slopes = (data.rows @ duals) / (data.noise * duals.norm(dim=0))  # the noise of an entry is 1
+    firing = slopes.square().mean(1).sqrt() > FIRES
+    near: list[set[int]] = [set() for _ in range(b)]
+    for j, k in torch.combinations(torch.arange(b), 2).tolist():
+        both = firing[:, j] & firing[:, k]
+        if _repeats(slopes[both][:, :, [j, k]], data.neuron[both]):
+            near[j].add(k)
+            near[k].add(j)
+    return [frozenset(some) for some in near]
+
+
+def _repeats(slopes: Tensor, neuron: Tensor) -> bool:
+    """Decide whether one combination of two slopes vanishes at as many neurons as a proof needs.
+
+    Args:
+        slopes: (g, n, 2) of groups where both samples are active, with noise 1.
+        neuron: (g,) the neuron of each group.
+    """
+    size = slopes.norm(dim=2)
+    loudest = slopes[torch.arange(len(slopes)), size.argmax(1)]  # (g, 2)
+    size = size.amax(1)
+    across = torch.stack([-loudest[:, 1], loudest[:, 0]], dim=1) / size[:, None]
+    # The direction of the loudest row has an error of its own.
+    still = (slopes @ across[:, :, None]).square().mean((1, 2)).sqrt() < ZERO * math.sqrt(2)
+    if len(neuron[still].unique()) <= LEAST:
+        return False
+    loudest, across, size, neuron = loudest[still], across[still], size[still], neuron[still]
+    # Every set of equal directions contains one that is the loudest.
+    same = ((across @ loudest.T).abs() < ZERO * math.sqrt(2)) & (size <= size[:, None])
+    names = torch.nn.functional.one_hot(neuron).double()
+    return bool(((same.double() @ names > 0).sum(1) > LEAST).any())
+
+
 def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
     """Decide for which sets of candidates the common neurons have rows in general position.
 

@@ -8,9 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from leakaudit import registry
 from leakaudit._util.executor import IN_PROCESS, Executor
-from leakaudit._util.files import replacing
 from leakaudit.auditing import record
 from leakaudit.auditing.judge import judge
 from leakaudit.auditing.levels import Level, attacked, levels
@@ -19,11 +17,11 @@ from leakaudit.auditing.panels import figure
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.simulate import Simulated, simulate
 from leakaudit.auditing.where import Where
-from leakaudit.pipeline.attack_run import ready as writable
+from leakaudit.pipeline.output import ready as writable
 from leakaudit.progress import expired, step, watching
 from leakaudit.rendering import pictures, plots
-from leakaudit.results import model, provenance, record_file
-from leakaudit.results.model import AuditRecord, Provenance
+from leakaudit.results import provenance, record_file
+from leakaudit.results.model import AuditRecord
 from leakaudit.scoring import lpips_weights
 
 FIGURE = "audit.png"
@@ -64,7 +62,6 @@ def audit(
             settings=plan.to_json(),
             seeds={"scenario": plan.scenario.seed},
             device=where.device,
-            command=provenance.command(),
             started=started,
             seconds=time.perf_counter() - clock,
         )
@@ -75,20 +72,8 @@ def audit(
             originals=pictures.save_originals(folder / "originals.npz", made, simulated.truth),
             figure=FIGURE,
         )
-        found = record.build(
-            plan, grid, simulated, judged, model.fitted(origin, Provenance), files, sentence
-        )
-        return _write(found, folder)
-
-
-def _write(found: AuditRecord, folder: Path) -> AuditRecord:
-    """Write results.json and report.md, and return the record with the digests of its files."""
-    values = record_file.sealed(model.plain(found), folder)
-    page = registry.get("reports", "markdown")
-    with replacing(folder / "report.md") as file:
-        file.write(page(values).encode())
-    record_file.write(folder / "results.json", values)
-    return model.fitted(values, AuditRecord)
+        found = record.build(plan, grid, simulated, judged, origin, files, sentence)
+        return record_file.keep(found, folder)
 
 
 def _measured(

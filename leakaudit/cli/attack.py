@@ -120,6 +120,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from leakaudit.pipeline.attack_run import AttackOptions, attack_file
     from leakaudit.rendering import console, passages
+    from leakaudit.results import model, worst_case
 
     chosen = settings(args)
     renderers = {name: text_renderer(name) for name in args.format or ["text"]}
@@ -146,18 +147,16 @@ def run(args: argparse.Namespace) -> int:
     executor = executor_of(args)
     with console.shown(chosen.progress, main="nodes"):
         done = attack_file(args.trace, folder, options, executor)
-    shown = passages.with_passages(done.results, folder)
+    results = model.plain(done.record)
+    shown = passages.with_passages(results, folder)
     for name in args.format or ["text"]:
-        _show(name, renderers[name], shown if name == "text" else done.results)
-    say(
-        f"{folder}: results.json, report.md"
-        + (f", {done.results['picture']}" if done.results["picture"] else ""),
-        args,
-    )
+        _show(name, renderers[name], shown if name == "text" else results)
+    picture = f", {done.record.picture}" if done.record.picture else ""
+    say(f"{folder}: results.json, report.md{picture}", args)
     say(f"next: leakaudit report {folder} -o {folder / 'report.html'}", args)
     if done.interrupted:
         return INTERRUPTED
-    return 0 if done.conclusive else INCONCLUSIVE
+    return 0 if worst_case.conclusive(done.record) else INCONCLUSIVE
 
 
 def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> None:

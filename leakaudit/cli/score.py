@@ -12,7 +12,7 @@ from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, share
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.trace import Json
+    from leakaudit.results.model import AttackRecord
 
 
 def add(verbs: Any) -> None:
@@ -70,8 +70,7 @@ def run(args: argparse.Namespace) -> int:
         The exit code; 3 if the recording was not what it declares, if the truth refutes every
         certificate, or if no node was examined.
     """
-    from leakaudit.pipeline import attack_run as run
-    from leakaudit.pipeline import rescoring
+    from leakaudit.pipeline import output, rescoring
     from leakaudit.rendering import console
     from leakaudit.results import model, record_file, worst_case
     from leakaudit.scoring import lpips_weights
@@ -82,13 +81,13 @@ def run(args: argparse.Namespace) -> int:
     render = text_renderer(args.format)
     rescoring.check(args.metric)
     source = file_of(args.results)
-    record = record_file.read(source)
+    record = rescoring.one_truth(record_file.read(source))
     path = args.truth or _named(record)
     truth, sha256 = trace_file.load_truth(path), sidecar.digest(path)
     rescoring.same_recording(record, truth, sha256)
     weights, sentence = lpips_weights.find(chosen.lpips_weights, truth.task.shape)
     folder = args.output or source.parent
-    with console.shown(chosen.progress), run.ready(folder):
+    with console.shown(chosen.progress), output.ready(folder):
         made, found, scores = rescoring.rescore(
             record,
             source.parent,
@@ -100,24 +99,22 @@ def run(args: argparse.Namespace) -> int:
             truth_path=path,
         )
         if lost := rescoring.missing(scores, args.metric):
-            reason = rescoring.one_truth(made).metrics.get(lost[0], "this data has none")
+            reason = made.metrics.get(lost[0], "this data has none")
             raise LeakauditError(
                 f"{lost[0]} could not be computed for any record: {reason}; nothing was written"
             )
-        rescoring.write(folder, made, found, scores, truth)
+        made = output.write(folder, made, found, scores, truth)
     fit = console.fit() if args.format == "text" else {}
-    sys.stdout.write(render(made, **fit).rstrip("\n") + "\n")
+    sys.stdout.write(render(model.plain(made), **fit).rstrip("\n") + "\n")
     say(f"{folder / RECORD}: scored again; no attack was run", args)
-    examined = made["findings"] or made["undetermined"]
-    refuted = worst_case.refuted(model.of_run(made))
-    return INCONCLUSIVE if "unclear" in made or refuted or not examined else 0
+    return 0 if worst_case.conclusive(made) else INCONCLUSIVE
 
 
-def _named(record: dict[str, Json]) -> Path:
+def _named(record: AttackRecord) -> Path:
     """Return the truth file that the results were scored with."""
-    from leakaudit.results.model import given, of_run
+    from leakaudit.results.model import given
 
-    name = given(of_run(record).provenance.truth.path, None)
+    name = given(record.provenance.truth.path, None)
     if name is None:
         raise LeakauditError("the results do not name a truth file; specify it with --truth FILE")
     if not Path(name).is_file():

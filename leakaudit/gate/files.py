@@ -48,9 +48,7 @@ def write(judged: Judged, folder: Path) -> CheckRecord:
     made = record.build(judged)
     if leaked.save(_pairs(judged), folder):
         made = replace(made, picture=leaked.PICTURE, originals=leaked.ARRAYS)
-    values = record_file.sealed(model.plain(made), folder)
-    record_file.write(folder / "results.json", values)
-    return model.fitted(values, CheckRecord)
+    return record_file.keep(made, folder, report=False)
 
 
 def _pairs(judged: Judged) -> dict[str, Pair]:

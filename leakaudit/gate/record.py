@@ -40,7 +40,6 @@ from leakaudit.results.model import (
     RuleStatus,
     SampleColumn,
     encoded,
-    fitted,
 )
 from leakaudit.results.wording import gate_headline, untried
 from leakaudit.scoring import scoring
@@ -131,17 +130,15 @@ def not_tried(gate: Gate) -> Iterator[NotTried]:
 
 def _origin(judged: Judged, trace: Trace) -> Provenance:
     """Return what is needed to repeat the run."""
-    collected = provenance.collect(
+    return provenance.collect(
         trace,
         settings=settings(judged.gate, judged.options.seed),
         seeds={"first": judged.options.seed, "count": judged.gate.seeds},
         device="cpu",
-        command=provenance.command(),
         started=judged.started,
         seconds=judged.seconds,
         program=revision(Path(judged.gate.source).absolute().parent),
     )
-    return fitted(collected, Provenance)
 
 
 # --- configuration --------------------------------------------------------------------------------

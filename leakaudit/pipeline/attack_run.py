@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from leakaudit import registry
 from leakaudit._util.executor import IN_PROCESS, Executor
-from leakaudit._util.files import private_folder, replacing
 from leakaudit._util.own_code import Trust
 from leakaudit.adversary import Adversary
 from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
-from leakaudit.pipeline import checkpoint, progress_file
+from leakaudit.pipeline import checkpoint, output
 from leakaudit.pipeline import node_groups as nodes
 from leakaudit.pipeline.checkpoint import Checkpoint
 from leakaudit.pipeline.node_groups import Found
 from leakaudit.reconstruction import Certificate
-from leakaudit.rendering import pictures
-from leakaudit.results import findings, model, provenance, worst_case
-from leakaudit.results import record_file as results
+from leakaudit.results import findings, provenance, record_file
+from leakaudit.results.model import AttackRecord, Provenance
 from leakaudit.scoring import lpips_weights, scoring
 from leakaudit.scoring.scoring import Score
 from leakaudit.tasks import remarks
@@ -33,6 +30,9 @@ from leakaudit.tasks.task import Task
 from leakaudit.trace import Json, Trace, Truth
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import sidecar
+
+if TYPE_CHECKING:
+    from leakaudit.lint.conformance import Conformance
 
 # Certificates of reconstructions whose recomputed gradients are those of the messages.
 CONFIRMED = {Certificate.EXACT, Certificate.INTERVAL}
@@ -91,12 +91,8 @@ class AttackOptions:
 class Finished:
     """The outcome of a run."""
 
-    results: dict[str, Json]  # the content of results.json
+    record: AttackRecord  # as results.json contains it
     interrupted: bool  # whether Ctrl-C interrupted the run
-    # whether the recording is what it declares, as far as this could be checked, and the truth does
-    # not refute every certificate. Reconstructions that are neither certified nor scored with a
-    # truth decide nothing, nor does a run that examined no node.
-    conclusive: bool
 
 
 def attack_file(
@@ -113,82 +109,129 @@ def attack_file(
     """
     started = datetime.now(UTC)
     clock = time.perf_counter()
-    trace = trace_file.load(path)
-    options = options.within(trace)
-    truth_path = _truth_path(path, options.truth)
-    truth: Truth | None = None
-    unverified: list[str] = []
-    if truth_path is not None:
-        truth = trace_file.load_truth(truth_path)
-        if not trace_file.same_run(trace, truth):
-            unverified.append(results.ID_ONLY)
-    weights, sentence = lpips_weights.find(options.lpips_weights, trace.task.shape)
-    task = Task.build(trace.task, device=options.device, trusted=options.trusted)
-    task.check_layout(trace.layout)
-    if options.attack != "auto":
-        registry.configure(registry.get("attacks", options.attack), dict(options.settings))
-    if truth is not None:
-        _require_records(trace, truth, options)
-    sha256 = _sha256(path)
-    with ready(folder):
-        kept = Checkpoint.begin(folder, _key(trace, sha256, options), options.resume)
+    run = _Run.load(path, options)
+    with output.ready(folder):
+        kept = Checkpoint.begin(folder, run.key(), options.resume)
         try:
-            found = nodes.attack(trace, task, options, kept, path, executor)
+            found = nodes.attack(run.trace, run.task, run.options, kept, path, executor)
         except AttackError:
             kept.clear()
             raise
-        scores = scoring.score([f for _, f in found.pairs], truth, weights)
-        origin = provenance.collect(
-            trace,
-            settings=options.to_json(),
-            seeds={"attack": options.seed},
-            device=options.device,
-            command=provenance.command(),
+        made = [reconstruction for _, reconstruction in found.pairs]
+        scores = scoring.score(made, run.truth, run.weights)
+        origin = run.origin(started, time.perf_counter() - clock)
+        record = output.write(folder, _build(run, found, scores, origin), made, scores, run.truth)
+        if record.complete:
+            kept.clear()
+    return Finished(record, found.interrupted)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is attacked; everything that can be refused before any work was checked."""
+
+    path: Path
+    options: AttackOptions  # with a number of gradients that the memory allows
+    trace: Trace
+    sha256: str | None  # of the trace; None if it is too large
+    task: Task
+    truth_path: Path | None  # None if nothing is scored
+    truth: Truth | None
+    weights: lpips_weights.Weights | None
+    lpips: str  # which weights are used, in words
+
+    @classmethod
+    def load(cls, path: Path, options: AttackOptions) -> _Run:
+        """Read a trace and its truth."""
+        trace = trace_file.load(path)
+        options = options.within(trace)
+        truth: Truth | None = None
+        truth_path = _truth_path(path, options.truth)
+        if truth_path is not None:
+            truth = trace_file.load_truth(truth_path)
+        weights, lpips = lpips_weights.find(options.lpips_weights, trace.task.shape)
+        task = Task.build(trace.task, device=options.device, trusted=options.trusted)
+        task.check_layout(trace.layout)
+        if options.attack != "auto":
+            registry.configure(registry.get("attacks", options.attack), dict(options.settings))
+        if truth is not None:
+            _require_records(trace, truth, options)
+        return cls(path, options, trace, _sha256(path), task, truth_path, truth, weights, lpips)
+
+    def key(self) -> str:
+        """Return a digest of everything that the reconstructions depend on."""
+        about = self.options.to_json()
+        for name in ("truth", "lpips_weights", "max_seconds", "trusted"):
+            del about[name]
+        trace = self.sha256 or [self.trace.id, self.trace.recording]
+        return checkpoint.key({"trace": trace, "options": about})
+
+    def origin(self, started: datetime, seconds: float) -> Provenance:
+        """Return what is needed to repeat the run."""
+        truth = None
+        if self.truth is not None and self.truth_path is not None:
+            sha256 = _sha256(self.truth_path)
+            truth = provenance.scored_with(sha256, self.truth_path, self.truth.recording)
+        return provenance.collect(
+            self.trace,
+            settings=self.options.to_json(),
+            seeds={"attack": self.options.seed},
+            device=self.options.device,
             started=started,
-            seconds=time.perf_counter() - clock,
-            trace_sha256=sha256,
-            truth_sha256=None if truth_path is None else _sha256(truth_path),
-            truth_path=truth_path,
-            truth_recording=None if truth is None else truth.recording,
+            seconds=seconds,
+            trace_sha256=self.sha256,
+            truth=truth,
         )
-        unexamined = _unexamined(trace, options, found)
-        if unexamined:  # these nodes were not examined with the result that nothing is determined
-            found.reasons.clear()
-        not_tried = _not_tried(found, options, trace)
-        on_cpu = task
-        if options.device != "cpu":
-            on_cpu = Task.build(trace.task, trusted=options.trusted)
+
+    def conformance(self) -> Conformance:
+        """Compare the recording with its declaration."""
         from leakaudit.lint import conformance  # sweeps and audits import this module without it
 
-        checked = conformance.examine(trace, truth, options.adversary, on_cpu, options.max_memory)
-        certified = {one.certificate for _, one in found.pairs} & CONFIRMED
-        confirmed = checked.compared or bool(certified) or not found.pairs
-        if not confirmed:
-            unverified.append(results.NOT_COMPARED)
-        unverified += checked.rest.sentences
-        unclear = checked.unclear(determined=not found.reasons)
-        unclear += [found.reasons[node] for node in sorted(found.not_understood)]
-        unclear = list(dict.fromkeys([*unexamined, *unclear]))
-        record = _write(
-            folder,
-            trace,
-            truth,
-            found,
-            options.adversary,
-            scores,
-            origin,
-            sentence,
-            not_tried,
-            unverified,
-            unclear,
-            remarks.of(task),
+        on_cpu = self.task
+        if self.options.device != "cpu":
+            on_cpu = Task.build(self.trace.task, trusted=self.options.trusted)
+        options = self.options
+        return conformance.examine(
+            self.trace, self.truth, options.adversary, on_cpu, options.max_memory
         )
-        if record["complete"]:
-            kept.clear()
-    tried = bool(found.pairs or found.reasons)
-    refuted = worst_case.refuted(model.of_run(record))
-    conclusive = tried and not (unclear or refuted) and (confirmed or truth is not None)
-    return Finished(record, found.interrupted, conclusive)
+
+
+def _build(run: _Run, found: Found, scores: Sequence[Score], origin: Provenance) -> AttackRecord:
+    """Return the record of a run, without files."""
+    unexamined = _unexamined(run.trace, run.options, found)
+    if unexamined:  # these nodes were not examined with the result that nothing is determined
+        found.reasons.clear()
+    checked = run.conformance()
+    entries = []
+    for (leak, reconstruction), score in zip(found.pairs, scores, strict=True):
+        entries.append(findings.finding(leak, reconstruction, score))
+    missing = []
+    for node, reason in sorted(found.reasons.items()):
+        understood = node not in found.not_understood
+        adversary = str(run.options.adversary)
+        missing.append(findings.undetermined(node, adversary, reason, understood))
+    unverified = []
+    if run.truth is not None and not trace_file.same_run(run.trace, run.truth):
+        unverified.append(record_file.ID_ONLY)
+    certified = {one.certificate for _, one in found.pairs} & CONFIRMED
+    if found.pairs and not (checked.compared or certified):
+        unverified.append(record_file.NOT_COMPARED)
+    unverified += checked.rest.sentences
+    unclear = checked.unclear(determined=not found.reasons)
+    unclear += [found.reasons[node] for node in sorted(found.not_understood)]
+    return findings.build(
+        run.trace,
+        entries,
+        missing,
+        _not_tried(found, run.options, run.trace),
+        origin,
+        lpips=run.lpips,
+        complete=not (found.interrupted or found.late),
+        truth=run.truth,
+        about_model=remarks.of(run.task),
+        unverified=unverified,
+        unclear=list(dict.fromkeys([*unexamined, *unclear])),
+    )
 
 
 def _unexamined(trace: Trace, options: AttackOptions, found: Found) -> list[str]:
@@ -220,14 +263,6 @@ def _require_records(trace: Trace, truth: Truth, options: AttackOptions) -> None
         earlier.add(node)
 
 
-def _key(trace: Trace, sha256: str | None, options: AttackOptions) -> str:
-    """Return a digest of everything that the reconstructions of a run depend on."""
-    about = options.to_json()
-    for name in ("truth", "lpips_weights", "max_seconds", "trusted"):
-        del about[name]
-    return checkpoint.key({"trace": sha256 or [trace.id, trace.recording], "options": about})
-
-
 def _not_tried(found: Found, options: AttackOptions, trace: Trace) -> list[str]:
     """Return what the run omitted, in words."""
     left_out = []
@@ -244,63 +279,6 @@ def _not_tried(found: Found, options: AttackOptions, trace: Trace) -> list[str]:
     if last < trace.rounds - 1:
         left_out.append(f"rounds after {last}")
     return left_out
-
-
-def _write(
-    folder: Path,
-    trace: Trace,
-    truth: Truth | None,
-    found: Found,
-    adversary: Adversary,
-    scores: list[Score],
-    origin: Mapping[str, Json],
-    lpips: str,
-    not_tried: list[str],
-    unverified: list[str],
-    unclear: list[str],
-    of_model: tuple[str, ...],
-) -> dict[str, Json]:
-    """Write all files of a run.
-
-    results.json is the last one: if it exists, so does everything that it names.
-    """
-    made = [reconstruction for _, reconstruction in found.pairs]
-    images = results.save_reconstructions(folder / "reconstructions.npz", made)
-    pairs = pictures.pair_up(made, scores, truth)
-    kept = pictures.save_originals(folder / "originals.npz", made, truth)
-    drawn = None
-    if any(pair.found is not None for pair in pairs):
-        drawn = "reconstructions.png"
-        title = f"{trace.protocol}, {trace.task.model}, {found.pairs[0][0].adversary}"
-        pictures.save(pictures.grid(pairs, title=title), folder / drawn)
-    entries = []
-    for (leak, reconstruction), score, image in zip(found.pairs, scores, images, strict=True):
-        entries.append(findings.finding(leak, reconstruction, score, image))
-    missing = []
-    for node, reason in sorted(found.reasons.items()):
-        understood = node not in found.not_understood
-        missing.append(findings.undetermined(node, str(adversary), reason, understood))
-    complete = not (found.interrupted or found.late)
-    record = findings.build(
-        trace,
-        entries,
-        missing,
-        not_tried,
-        origin,
-        lpips=lpips,
-        picture=drawn,
-        originals=kept,
-        complete=complete,
-        truth=truth,
-    )
-    about_model = "".join(f"MODEL: {remark}. " for remark in of_model)
-    record["summary"] = f"{about_model}{record['summary']}"
-    record = results.inconclusive(record, *unclear)
-    record = results.remarked(results.sealed(record, folder), *unverified)
-    with replacing(folder / "report.md") as file:
-        file.write(registry.get("reports", "markdown")(record).encode())
-    results.write(folder / "results.json", record)
-    return record
 
 
 def _truth_path(path: Path, option: str) -> Path | None:
@@ -328,28 +306,3 @@ def _sha256(path: Path) -> str | None:
     if file.stat().st_size > HASHED:
         return None
     return sidecar.digest(file)
-
-
-@contextmanager
-def ready(folder: Path) -> Iterator[None]:
-    """Create the output folder and check that it is writable before any work.
-
-    The work inside writes its progress there. If it fails, the folders that were made and are
-    still empty are removed.
-    """
-    new = [p for p in (folder, *folder.parents) if not p.exists()]
-    try:
-        private_folder(folder)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as e:
-        raise LeakauditError(
-            f"output folder {folder} cannot be written: {e.strerror}; choose another with --output"
-        ) from e
-    try:
-        with progress_file.kept(folder):
-            yield
-    except BaseException:
-        for made in new:
-            if made.is_dir() and not any(made.iterdir()):
-                made.rmdir()
-        raise

@@ -12,11 +12,8 @@ from pathlib import Path
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from leakaudit import registry
-from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.reconstruction import Reconstruction
-from leakaudit.rendering import pictures
 from leakaudit.results import model, provenance, record_file
 from leakaudit.results.model import (
     AttackRecord,
@@ -24,7 +21,6 @@ from leakaudit.results.model import (
     Provenance,
     Rescoring,
     Scores,
-    TruthSource,
     given,
 )
 from leakaudit.results.wording import summary
@@ -33,8 +29,6 @@ from leakaudit.scoring.lpips_weights import Weights
 from leakaudit.scoring.scoring import METRICS, NOT_SCORED, Score
 from leakaudit.trace import Json, Truth, drawn
 from leakaudit.traces.trace_file import another_run
-
-PICTURE = "reconstructions.png"  # drawing of all reconstructions, beside the record
 
 
 def check(metrics: Collection[str]) -> None:
@@ -55,16 +49,15 @@ def one_truth(record: Mapping[str, Json]) -> AttackRecord:
     return typed
 
 
-def same_recording(record: Mapping[str, Json], truth: Truth, sha256: str | None) -> bool:
+def same_recording(record: AttackRecord, truth: Truth, sha256: str | None) -> None:
     """Check that a truth belongs to the recording that was attacked.
 
     Raises:
-        LeakauditError: The truth is of another recording, it is not the file that the results were
-            scored with, or the record is not an attack's.
+        LeakauditError: The truth is of another recording, or it is not the file that the results
+            were scored with.
     """
-    typed = one_truth(record)
-    trace = typed.provenance.trace
-    scored = typed.provenance.truth
+    trace = record.provenance.trace
+    scored = record.provenance.truth
     if trace.id != truth.id:
         raise LeakauditError(
             f"expected the truth of recording {trace.id!r}, got that of {truth.id!r}; "
@@ -79,13 +72,12 @@ def same_recording(record: Mapping[str, Json], truth: Truth, sha256: str | None)
             "the truth file is not the one that these results were scored with (another sha256); "
             "attack again to use it"
         )
-    attacked = {node for finding in typed.findings for node in finding.nodes}
-    if _task(typed) != _described(truth) or not attacked <= set(truth.node.tolist()):
+    attacked = {node for finding in record.findings for node in finding.nodes}
+    if _task(record) != _described(truth) or not attacked <= set(truth.node.tolist()):
         raise LeakauditError(
             f"{another_run(truth.id)} than these results: of another task or other nodes; "
             "name the right file"
         )
-    return known
 
 
 def _task(record: AttackRecord) -> tuple[object, ...]:
@@ -100,7 +92,7 @@ def _described(truth: Truth) -> tuple[object, ...]:
 
 
 def rescore(
-    record: Mapping[str, Json],
+    old: AttackRecord,
     folder: Path,
     truth: Truth,
     *,
@@ -109,30 +101,26 @@ def rescore(
     lpips: str,
     truth_sha256: str | None = None,
     truth_path: Path | None = None,
-) -> tuple[dict[str, Json], list[Reconstruction], list[Score]]:
-    """Score stored reconstructions again, without an attack."""
+) -> tuple[AttackRecord, list[Reconstruction], list[Score]]:
+    """Score stored reconstructions again, without an attack; `output.write` adds the files."""
     check(metrics)
-    old = one_truth(record)
-    found = record_file.load_reconstructions(record, folder)
+    found = record_file.load_reconstructions(model.plain(old), folder)
     scores = scoring.score(found, truth, weights)
     chosen = set(metrics)
     findings = tuple(
         _scored(finding, score, chosen) for finding, score in zip(old.findings, scores, strict=True)
     )
+    remarks = _remarks(old, truth, scores)
+    said = summary(findings, old.undetermined, old.not_tried, old.trace.shape, old.complete)
     new = replace(
         old,
         findings=findings,
         metrics=_definitions(old, scoring.definitions(truth.task, lpips, truth), metrics),
         provenance=_origin(old.provenance, truth, metrics, truth_sha256, truth_path),
-        summary=record_file.warned(
-            summary(findings, old.undetermined, old.not_tried, old.trace.shape, old.complete),
-            (),
-            given(old.unclear, ()),
-        ),
-        unverified=UNSET,
+        summary=record_file.warned(said, remarks, given(old.unclear, ())),
+        unverified=tuple(dict.fromkeys(remarks)) or UNSET,
     )
-    remarks = _remarks(old, truth, scores)
-    return record_file.remarked(model.plain(new), *remarks), found, scores
+    return new, found, scores
 
 
 def _definitions(
@@ -160,11 +148,7 @@ def _origin(
         command=provenance.command(),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    used = TruthSource(
-        sha256=sha256,
-        path=None if path is None else str(path),
-        recording=truth.recording,
-    )
+    used = provenance.scored_with(sha256, path, truth.recording)
     return replace(source, truth=used, rescored=(*given(source.rescored, ()), entry))
 
 
@@ -229,39 +213,3 @@ def _own_note(finding: Finding) -> str:
 def missing(scores: Sequence[Score], metrics: Collection[str]) -> list[str]:
     """Return the requested metrics that could not be computed for any record."""
     return [name for name in metrics if all(getattr(one, name) is None for one in scores)]
-
-
-def write(
-    folder: Path,
-    record: dict[str, Json],
-    found: Sequence[Reconstruction],
-    scores: Sequence[Score],
-    truth: Truth,
-) -> None:
-    """Write results.json, reconstructions.npz and .png, originals.npz and report.md.
-
-    results.json is the last one: if it exists, so does everything that it names.
-    """
-    images = record_file.save_reconstructions(folder / "reconstructions.npz", found)
-    typed = one_truth(record)
-    pairs = pictures.pair_up(found, scores, truth)
-    picture = None
-    if any(pair.found is not None for pair in pairs):
-        picture = PICTURE
-    illustrated = []
-    for finding, image in zip(typed.findings, images, strict=True):
-        illustrated.append(replace(finding, images=image))
-    new = replace(
-        typed,
-        findings=tuple(illustrated),
-        originals=pictures.save_originals(folder / "originals.npz", found, truth),
-        picture=picture,
-    )
-    if picture is not None:
-        about = new.trace
-        title = f"{about.protocol}, {about.model}, {new.findings[0].adversary}"
-        pictures.save(pictures.grid(pairs, title=title), folder / picture)
-    record |= record_file.sealed(model.plain(new), folder)
-    with replacing(folder / "report.md") as file:
-        file.write(registry.get("reports", "markdown")(record).encode())
-    record_file.write(folder / "results.json", record)

@@ -1,9 +1,9 @@
-"""The record of an attack as plain values: its findings, then the entire results.json."""
+"""The record of an attack: its findings, then all of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,9 +17,11 @@ from leakaudit.results.model import (
     SCHEMA,
     VERSION,
     AttackAbout,
+    AttackRecord,
     EvidenceEntry,
     Finding,
     LeakSummary,
+    Provenance,
     RoundSpan,
     Scores,
     SentAt,
@@ -27,9 +29,10 @@ from leakaudit.results.model import (
     TraceSummary,
     Undetermined,
 )
+from leakaudit.results.record_file import warned
 from leakaudit.results.wording import summary
 from leakaudit.scoring.scoring import Score, definitions
-from leakaudit.trace import Json, Trace, Truth
+from leakaudit.trace import Trace, Truth
 from leakaudit.traces import callers
 
 DRAWN = 5000  # most edges that are stored for the drawing; a choice, far more than a page draws
@@ -155,37 +158,43 @@ def build(
     trace: Trace,
     findings: Sequence[Finding],
     undetermined: Sequence[Undetermined],
-    not_tried: Iterable[str],
-    provenance: Mapping[str, Json],
+    not_tried: Sequence[str],
+    provenance: Provenance,
     *,
     lpips: str,
-    picture: str | None = None,
-    originals: str | None = None,
     complete: bool = True,
     truth: Truth | None = None,
-) -> dict[str, Json]:
-    """Return the content of results.json.
+    about_model: Sequence[str] = (),
+    unverified: Sequence[str] = (),
+    unclear: Sequence[str] = (),
+) -> AttackRecord:
+    """Return the record of an attack, without files.
 
     Args:
         truth: The truth of the run; None if it is not known.
+        about_model: Remarks about the model, for the summary.
+        unverified: What is unverified.
+        unclear: Why the result is inconclusive.
     """
-    left_out = list(not_tried)
-    return {
-        "schema": SCHEMA,
-        "version": VERSION,
-        "kind": "attack",
-        "complete": complete,
-        "summary": summary(findings, undetermined, left_out, trace.task.shape, complete),
-        "trace": model.plain(trained(trace, truth)),
-        "findings": [model.plain(one) for one in findings],
-        "undetermined": [model.plain(one) for one in undetermined],
-        "not_tried": left_out,
-        "metrics": definitions(trace.task, lpips, truth),
-        "attacks": {name: model.plain(attack) for name, attack in attacks_of(findings).items()},
-        "picture": picture,
-        "originals": originals,
-        "provenance": dict(provenance),
-    }
+    said = summary(findings, undetermined, not_tried, trace.task.shape, complete)
+    said = "".join([*(f"MODEL: {remark}. " for remark in about_model), said])
+    return AttackRecord(
+        schema=SCHEMA,
+        version=VERSION,
+        complete=complete,
+        summary=warned(said, unverified, unclear),
+        trace=trained(trace, truth),
+        findings=tuple(findings),
+        undetermined=tuple(undetermined),
+        not_tried=tuple(not_tried),
+        metrics=definitions(trace.task, lpips, truth),
+        attacks=attacks_of(findings),
+        picture=None,
+        originals=None,
+        provenance=provenance,
+        unverified=tuple(unverified) or UNSET,
+        unclear=tuple(unclear) or UNSET,
+    )
 
 
 def trained(trace: Trace, truth: Truth | None = None) -> TraceSummary:

@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import cast
 
 import torch
+from msgspec import UNSET, UnsetType
 
 from leakaudit._util.revision import Revision, is_commit
 from leakaudit.errors import LeakauditError
+from leakaudit.results import model
+from leakaudit.results.model import ProgramSource, Provenance, TraceSource, TruthSource
 from leakaudit.tasks import _torchvision
-from leakaudit.trace import Json, Trace
+from leakaudit.trace import Trace
 
 PACKAGES = ("leakaudit", "torch", "torchvision", "numpy", "scipy", "scikit-image", "lpips")
 
@@ -29,62 +31,53 @@ def collect(
     settings: Mapping[str, object],
     seeds: Mapping[str, int],
     device: str,
-    command: str,
     started: datetime,
     seconds: float,
     trace_sha256: str | None = None,
-    truth_sha256: str | None = None,
-    truth_path: Path | None = None,
-    truth_recording: str | None = None,
+    truth: TruthSource | None = None,
     program: Revision | None = None,
-) -> dict[str, Json]:
+) -> Provenance:
     """Return the ``provenance`` of results.json.
 
     Args:
         trace_sha256: sha256 of the trace's file; None if there was no file or it was not hashed.
-        truth_path: File of the truth, None if nothing was scored.
+        truth: The file that the result was scored with; None if nothing was scored.
     """
     checked = digest(settings)
-    plain = cast("dict[str, Json]", dict(settings))
-    return {
-        "versions": versions(),
-        "shimmed": _torchvision.shimmed(),
-        "seeds": dict(seeds),
-        "device": device,
-        "threads": torch.get_num_threads(),
-        "trace": {"id": trace.id, "sha256": trace_sha256, "recording": trace.recording},
-        "truth": truth(truth_sha256, truth_path, truth_recording),
-        "settings": plain,
-        "digest": checked,
-        "command": command,
-        "started": started.astimezone(UTC).isoformat(timespec="seconds"),
-        "seconds": seconds,
-        "platform": platform.platform(),
-        **_program(program, trace),
-    }
+    made = Provenance(
+        versions=versions(),
+        shimmed=_torchvision.shimmed(),
+        seeds=dict(seeds),
+        device=device,
+        threads=torch.get_num_threads(),
+        trace=TraceSource(id=trace.id, sha256=trace_sha256, recording=trace.recording),
+        truth=truth or scored_with(None, None, None),
+        settings=dict(settings),
+        digest=checked,
+        command=command(),
+        started=started.astimezone(UTC).isoformat(timespec="seconds"),
+        seconds=seconds,
+        platform=platform.platform(),
+        program=_program(program, trace),
+    )
+    return model.fitted(model.plain(made), Provenance)
 
 
-def _program(program: Revision | None, trace: Trace) -> dict[str, Json]:
-    """The version of the program, empty if it is not known."""
+def _program(program: Revision | None, trace: Trace) -> ProgramSource | UnsetType:
+    """The version of the program, unset if it is not known."""
     if program is not None:
-        return {"program": {"commit": program.commit, "changed": program.changed}}
+        return ProgramSource(commit=program.commit, changed=program.changed)
     named = trace.provenance.get("program")
     if not isinstance(named, Mapping) or not is_commit(named.get("commit")):
-        return {}
-    return {"program": {"commit": named["commit"], "changed": named.get("changed") is not False}}
+        return UNSET
+    changed = named.get("changed") is not False
+    return ProgramSource(commit=str(named["commit"]), changed=changed)
 
 
-def truth(sha256: str | None, path: Path | None, recording: str | None) -> dict[str, Json]:
-    """Return ``truth`` of the provenance: the file that a result was scored with.
-
-    Args:
-        sha256: SHA-256 of the file; None if there was no file or it was not hashed.
-        path: The file, None if nothing was scored.
-    """
-    name = None
-    if path is not None:
-        name = str(path)
-    return {"sha256": sha256, "path": name, "recording": recording}
+def scored_with(sha256: str | None, path: Path | None, recording: str | None) -> TruthSource:
+    """Return the file that a result was scored with; no path if nothing was scored."""
+    name = None if path is None else str(path)
+    return TruthSource(sha256=sha256, path=name, recording=recording)
 
 
 def command() -> str:

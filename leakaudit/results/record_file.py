@@ -11,12 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from leakaudit import mapping
+from leakaudit import mapping, registry
 from leakaudit._util import npz
 from leakaudit._util.decoding import departure, refuse_constant
 from leakaudit._util.files import replacing, write_arrays
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+R = TypeVar("R", bound=RunRecord)
 SCHEMA, VERSION = model.SCHEMA, model.VERSION
 # Version 1 did not require `files`, so its images may belong to another run; such a record is still
 # shown, with this remark.
@@ -108,18 +109,29 @@ def write(path: Path, results: Mapping[str, Json]) -> None:
         file.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
-def sealed(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
-    """Bind a record to the image files beside it.
+def keep(record: R, folder: Path, report: bool = True) -> R:
+    """Write report.md and results.json, and return the record with the digests of its files.
+
+    results.json is the last one: if it exists, so does everything that it names.
+    """
+    record = sealed(record, folder)
+    values = model.plain(record)
+    if report:
+        with replacing(folder / "report.md") as file:
+            file.write(registry.get("reports", "markdown")(values).encode())
+    write(folder / "results.json", values)
+    return record
+
+
+def sealed(record: R, folder: Path) -> R:
+    """Bind a record to the image files beside it, by their digests.
 
     Files are replaced one by one, so a run that is killed may leave its images beside the record
     of an earlier run. `whole` detects this.
-
-    Returns:
-        The record with ``files``: the SHA-256 of every file that it names and that exists.
     """
-    named = sorted(_named(model.of(results)))
+    named = sorted(_named(record))
     files = {name: sidecar.digest(folder / name) for name in named if (folder / name).is_file()}
-    return {**results, "version": VERSION, "files": files}
+    return replace(record, version=VERSION, files=files)
 
 
 def tied(record: RunRecord) -> RunRecord:
@@ -149,29 +161,8 @@ def _untied(record: Record) -> set[str]:
     return _named(record) - given(record.files, {}).keys()
 
 
-def remarked(results: Mapping[str, Json], *remarks: str) -> dict[str, Json]:
-    """Add remarks about what is unverified, in ``unverified`` and at the start of the summary.
-
-    Every report shows the summary.
-    """
-    record = model.of_run(results)
-    known = given(record.unverified, ())
-    new = [remark for remark in remarks if remark not in known]
-    if not new:
-        return dict(results)
-    return {**results, "unverified": [*known, *new], "summary": warned(record.summary, new)}
-
-
-def inconclusive(results: Mapping[str, Json], *reasons: str) -> dict[str, Json]:
-    """Add why a result is inconclusive, in ``unclear`` and at the start of the summary."""
-    if not reasons:
-        return dict(results)
-    summary = warned(str(results["summary"]), (), reasons)
-    return {**results, "unclear": list(reasons), "summary": summary}
-
-
 def warned(summary: str, remarks: Sequence[str], reasons: Sequence[str] = ()) -> str:
-    """Prepend remarks to a summary."""
+    """Prepend what is unverified, and why the result is inconclusive; every report shows it."""
     first = [f"UNVERIFIED: {remark}. " for remark in remarks]
     first += [f"INCONCLUSIVE: {reason}. " for reason in reasons]
     return "".join([*first, summary])
@@ -207,9 +198,12 @@ def read(path: Path) -> dict[str, Json]:
     except (ValueError, RecursionError) as error:
         raise LeakauditError(f"{expected}, got invalid JSON: {str(error)[:200]}") from None
     record = validate(results, str(path))
-    if _untied(record):
-        return remarked(results, UNTIED)
-    return dict(results)
+    if not isinstance(record, RunRecord) or not _untied(record):
+        return dict(results)
+    known = given(record.unverified, ())
+    if UNTIED in known:
+        return dict(results)
+    return {**results, "unverified": [*known, UNTIED], "summary": warned(record.summary, [UNTIED])}
 
 
 def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[StoredImages]:

@@ -18,6 +18,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.evidence import Origin
 from leakaudit.results.measured import best, harm, of_record, values
 from leakaudit.results.model import (
+    AttackRecord,
     EvidenceEntry,
     Finding,
     NumberColumn,
@@ -26,6 +27,7 @@ from leakaudit.results.model import (
     Undetermined,
     given,
 )
+from leakaudit.results.record_file import NOT_COMPARED
 
 if TYPE_CHECKING:
     from leakaudit.adversary import Adversary
@@ -273,6 +275,19 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
         top,
         proven=proven == exact and not wrong,
     )
+
+
+def conclusive(record: AttackRecord) -> bool:
+    """Whether an attack decides anything.
+
+    It does not if the recording is not what it declares, the truth refutes every certificate, or no
+    node was examined; nor if nothing shows what the messages contain: no true gradient, certificate
+    or truth.
+    """
+    examined = bool(record.findings or record.undetermined)
+    scored = given(record.provenance.truth.path, None) is not None
+    shown = scored or NOT_COMPARED not in given(record.unverified, ())
+    return examined and shown and not given(record.unclear, ()) and not refuted(record)
 
 
 def refuted(record: RunRecord) -> str:

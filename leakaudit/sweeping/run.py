@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from leakaudit._util.executor import Executor, WorkerDied
 from leakaudit._util.own_code import Trust
 from leakaudit.errors import LeakauditError
-from leakaudit.pipeline.attack_run import ready
+from leakaudit.pipeline.output import ready
 from leakaudit.progress import expired, step
 from leakaudit.protocols import recording
 from leakaudit.results.model import SweepRecord

@@ -608,7 +608,7 @@ def test_a_planted_link_is_neither_followed_nor_guessed(place: Path) -> None:
 
 def test_two_runs_may_start_in_one_folder(place: Path) -> None:
     """(16): no name is common to the probes of two processes."""
-    from leakaudit.pipeline.attack_run import ready
+    from leakaudit.pipeline.output import ready
 
     out = place / "out"
     with ready(out), ready(out):

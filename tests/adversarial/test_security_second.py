@@ -20,7 +20,7 @@ from leakaudit.cli import main
 from leakaudit.pipeline import purge
 from leakaudit.rendering import gallery, leaked
 from leakaudit.rendering.pictures import Pair
-from leakaudit.results import record_file
+from leakaudit.results import model, record_file
 
 RECORD = ("record", "dpsgd", "--nodes", "2", "--rounds", "1", "--model", "mlp", "-q")
 PLAN = """
@@ -155,8 +155,8 @@ def test_images_of_earlier_versions_go_if_the_record_states_their_digests(place:
     (place / "out/originals.npz").write_bytes(plain)
     assert np.load("out/originals.npz").files
     record = json.loads((place / "out/results.json").read_text())
-    sealed = record_file.sealed(record, place / "out")
-    (place / "out/results.json").write_text(json.dumps(sealed))
+    sealed = record_file.sealed(model.of_run(record), place / "out")
+    (place / "out/results.json").write_text(json.dumps(model.plain(sealed)))
     assert main(["purge", ".", "--yes", "-q"]) == 0
     assert files(place / "out") == {"results.json"}
 
@@ -187,8 +187,8 @@ def test_a_record_cannot_name_a_file_that_is_not_ours(place: Path) -> None:
     record["findings"][0]["images"]["file"] = "thesis.tex"
     record["findings"][1]["images"]["file"] = "data.npz"
     record["picture"] = "logo.png"
-    sealed = record_file.sealed(record, place / "out")
-    (place / "out/results.json").write_text(json.dumps(sealed))
+    sealed = record_file.sealed(model.of_run(record), place / "out")
+    (place / "out/results.json").write_text(json.dumps(model.plain(sealed)))
     assert main(["purge", "out", "--yes", "-q"]) == 0
     assert files(place / "out") == {
         *("thesis.tex", "data.npz", "logo.png", "originals.npz", "results.json")

@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.results import findings, provenance, record_file
+from leakaudit.results import findings, model, provenance, record_file
+from leakaudit.results.model import Provenance
 from leakaudit.scoring.scoring import score
 from leakaudit.trace import Graph, Layout, TaskSpec, Trace, Truth
 
@@ -57,16 +59,15 @@ def leak(node: int) -> GradientLeak:
     )
 
 
-def source(**settings: Any) -> Record:
-    started = datetime(2030, 1, 31, 13, tzinfo=timezone(timedelta(hours=1)))
-    rest: Record = {
-        "device": "cpu",
-        "command": "leakaudit attack trace.pt",
-        "started": started,
-        "seconds": 1.5,
-    }
+def source(**settings: Any) -> Provenance:
     return provenance.collect(
-        TRACE, settings=settings, seeds={"attack": 0}, trace_sha256="0" * 64, **rest
+        TRACE,
+        settings=settings,
+        seeds={"attack": 0},
+        device="cpu",
+        started=datetime(2030, 1, 31, 13, tzinfo=timezone(timedelta(hours=1))),
+        seconds=1.5,
+        trace_sha256="0" * 64,
     )
 
 
@@ -76,10 +77,9 @@ def record(own: Truth | None = None, **settings: Any) -> Record:
         findings.finding(leak(f.node), f, s) for f, s in zip(found, score(found, own), strict=True)
     ]
     lpips = "not measured (no weights)"
-    out = findings.build(
-        TRACE, entries, [], ["dlg"], source(**settings), lpips=lpips, picture="grid.png"
-    )
-    return {**out, "files": {"grid.png": "2" * 64}}
+    out = findings.build(TRACE, entries, [], ["dlg"], source(**settings), lpips=lpips)
+    drawn = replace(out, picture="grid.png", files={"grid.png": "2" * 64})
+    return model.plain(drawn)
 
 
 def put(record: Record, place: str, value: object) -> Record:
@@ -261,7 +261,7 @@ def test_kept_reconstructions_are_scored_again_to_the_same_numbers(tmp_path: Pat
         for f, s, i in zip(found, scores, images, strict=True)
     ]
     whole = findings.build(TRACE, entries, [], ["dlg"], source(), lpips="off")
-    record_file.write(tmp_path / "results.json", record_file.sealed(whole, tmp_path))
+    record_file.keep(whole, tmp_path, report=False)
     again = record_file.load_reconstructions(record_file.read(tmp_path / "results.json"), tmp_path)
     assert score(again, truth()) == scores
     assert all(torch.equal(a.x, f.x) for a, f in zip(again, found, strict=True))
@@ -294,9 +294,14 @@ def test_the_schema_is_plain_json() -> None:
 
 def test_the_provenance_names_versions_and_time_in_utc() -> None:
     said = source(steps=3)
-    assert said["started"] == datetime(2030, 1, 31, 12, tzinfo=UTC).isoformat()
-    assert said["versions"]["torch"].startswith(torch.__version__.split("+")[0])
-    assert {"leakaudit", "torchvision", "numpy", "scikit-image", "lpips", "python"} <= said[
-        "versions"
-    ].keys()
-    assert said["threads"] == torch.get_num_threads()
+    assert said.started == datetime(2030, 1, 31, 12, tzinfo=UTC).isoformat()
+    assert said.versions["torch"].startswith(torch.__version__.split("+")[0])
+    assert {
+        "leakaudit",
+        "torchvision",
+        "numpy",
+        "scikit-image",
+        "lpips",
+        "python",
+    } <= said.versions.keys()
+    assert said.threads == torch.get_num_threads()

@@ -25,7 +25,7 @@ from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import noise
 from leakaudit.protocols.equations import file as protocol_file
-from leakaudit.results import record_file
+from leakaudit.results import model, record_file
 from leakaudit.results.redaction import redact
 from leakaudit.scoring.scoring import SEVERAL
 from leakaudit.tasks.losses import mean_loss
@@ -287,8 +287,8 @@ def test_huge_reconstructions_are_scored_as_missing(here: Path) -> None:
         arrays[name] = np.full_like(arrays[name], 1e300, dtype=np.float64)
     np.savez("out/reconstructions.npz", **arrays)
     record = json.loads(Path("out/results.json").read_text())
-    sealed = record_file.sealed(record, Path("out"))
-    Path("out/results.json").write_text(json.dumps(sealed))
+    sealed = record_file.sealed(model.of_run(record), Path("out"))
+    Path("out/results.json").write_text(json.dumps(model.plain(sealed)))
     assert main(["score", "out", "-q"]) in (0, 3)
     again = json.loads(Path("out/results.json").read_text())
     assert {finding["scores"]["not_recovered"] for finding in again["findings"]} == {1}

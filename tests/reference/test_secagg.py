@@ -215,17 +215,16 @@ def test_a_run_reports_the_nodes_together(tmp_path: Path) -> None:
     trace = tmp_path / "trace.pt"
     recording.record(recording.plan(scenario()), trace)
     done = attack_run.attack_file(trace, tmp_path / "out", AttackOptions(attack="exact"))
-    record = model.of(done.results)
-    assert isinstance(record, model.AttackRecord)
+    record = done.record
     (finding,) = record.findings
     assert (finding.node, finding.others, finding.nodes) == (0, (1, 2, 3), ALL)
     assert (finding.batch, finding.certified) == (8, 8)
     assert not record.undetermined
-    said = str(done.results["summary"])
+    said = str(record.summary)
     assert "recovered all 8 training images of nodes 0 to 3 exactly" in said
     assert "Only a sum over nodes is known" in said
     assert "from 4 of 4 nodes" in said
-    (again,) = record_file.load_reconstructions(done.results, tmp_path / "out")
+    (again,) = record_file.load_reconstructions(model.plain(record), tmp_path / "out")
     assert again.nodes == ALL
     truth = trace_file.load_truth(trace_file.truth_path(trace))
     (scored,) = score(again, truth)

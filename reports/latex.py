@@ -42,7 +42,9 @@ def _metrics(*statistics: str) -> tuple[Shown, ...]:
     found = []
     for one in shown(Place.PAPER, "Number"):
         name = f"{one.words} ({one.unit})" if one.unit else one.words
-        kind = one.unit or ("power" if one.is_power else one.form)
+        kind = "power" if one.is_power else one.form
+        if one.unit == "dB":
+            kind = "dB"
         for which in statistics:
             found.append(Shown(f"{one.key}_{which}", name, kind, which))
     return tuple(found)

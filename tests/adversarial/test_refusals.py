@@ -108,7 +108,7 @@ def test_the_more_nodes_an_attack_refuses_the_less_it_gets(monkeypatch: pytest.M
             refusing(patch, lambda _, node, count=count: node < count)
             part = made()
         for metric, column in means.items():
-            found = part.values(metric, 0, Adversary(), "analytic")
+            found = part.values(QUANTITIES[metric], 0, Adversary(), "analytic")
             assert found is not None
             column.append(found.mean)
     assert means["psnr"] == sorted(means["psnr"], reverse=True)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from leakaudit.quantities import QUANTITIES, Data, Place, shown
 from leakaudit.registry import renderer
 from leakaudit.rendering import latex, plots
 from leakaudit.results import flat, model
@@ -15,7 +16,7 @@ from leakaudit.results.worst_case import refuted
 from leakaudit.trace import Json
 
 EPSILON = r"$\varepsilon$"
-FORMS = {"unit": ".3f", "share": ".2f", "value": ".4g"}  # formats of numbers
+FORMS = {"share": ".2f", "value": ".4g"}  # formats of numbers
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Shown:
     Attributes:
         key: Its name there.
         heading: Its heading, as LaTeX.
-        kind: ``text``, ``number``, ``epsilon``, ``dB``, ``power`` (of ten) or one of `FORMS`.
+        kind: ``text``, ``number``, ``epsilon``, ``dB``, ``power`` (of ten), a format or one of
+            `FORMS`.
         which: Statistic that the heading names, "" for none.
     """
 
@@ -38,15 +40,13 @@ class Shown:
 def _metrics(*statistics: str) -> tuple[Shown, ...]:
     """Columns of all metrics."""
     found = []
-    known = (
-        ("psnr", "PSNR (dB)", "dB"),
-        ("ssim", "SSIM", "unit"),
-        ("lpips", "LPIPS", "unit"),
-        ("relative_error", "rel. error", "power"),
-    )
-    for key, name, kind in known:
+    for one in shown(Place.PAPER, "Number"):
+        name = f"{one.words} ({one.unit})" if one.unit else one.words
+        kind = "power" if one.is_power else one.form
+        if one.unit == "dB":
+            kind = "dB"
         for which in statistics:
-            found.append(Shown(f"{key}_{which}", name, kind, which))
+            found.append(Shown(f"{one.key}_{which}", name, kind, which))
     return tuple(found)
 
 
@@ -153,10 +153,10 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
     record = model.of_any(results)
     made = flat.table(record, table)
     rows = made.dicts()
-    shown = _shown(made, rows)
+    chosen = _shown(made, rows)
     shared = _shared(rows)
     columns = []
-    for one in shown:
+    for one in chosen:
         if one.key not in shared:
             columns.append(one)
     cells = []
@@ -206,8 +206,10 @@ def _shown(made: flat.Table, rows: Sequence[flat.Row]) -> list[Shown]:
         if one.key in single:
             one = replace(one, which="")
         kept.append(one)
-    if any(one.key == "psnr_median" for one in kept):
-        kept = [one for one in kept if not one.key.startswith("relative_error")]
+    of_images = {f"{one.key}_median" for one in QUANTITIES.values() if one.data is Data.IMAGES}
+    if not of_images.isdisjoint(one.key for one in kept):
+        fallbacks = tuple(name for name, one in QUANTITIES.items() if one.fallback)
+        kept = [one for one in kept if not one.key.startswith(fallbacks)]
     return kept
 
 
@@ -287,7 +289,7 @@ def _value(value: flat.Cell, kind: str) -> str:
         return _minus(f"{value:.1f}")
     if kind in ("epsilon", "power", "number"):
         return _power(value, kind)
-    return _minus(f"{value:{FORMS[kind]}}")
+    return _minus(f"{value:{FORMS.get(kind, kind)}}")
 
 
 def _power(value: float, kind: str) -> str:

@@ -28,7 +28,6 @@ from leakaudit.results.wording import (
 from leakaudit.trace import Json
 
 _STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
-_SPARE = ("SSIM", "LPIPS", "identical", "identified", "seconds")  # omitted if there is no room
 SHOWN = 200  # largest number of findings in a terminal; a choice
 
 
@@ -108,6 +107,7 @@ def _findings(findings: Sequence[Finding], width: int | None) -> Text:
     headings, rows = wording.table(some)
     columns = []
     for heading in headings:
-        columns.append(Column(heading, right=heading in wording.NUMBERS, spare=heading in _SPARE))
+        right = heading in wording.NUMBERS
+        columns.append(Column(heading, right=right, spare=heading in wording.SPARE))
     cells = [[Text(cell, style=_STYLES.get(cell, "")) for cell in row] for row in rows]
     return table(columns, cells, width)

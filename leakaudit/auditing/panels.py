@@ -16,8 +16,9 @@ from leakaudit.auditing.measure import Measured, promises
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.simulate import Simulated
 from leakaudit.bounds.reconstruction import kappa_identification
+from leakaudit.quantities import Data, Place, Quantity, shown
 from leakaudit.rendering import plots
-from leakaudit.rendering.audit_panels import STYLES, TITLES
+from leakaudit.rendering.audit_panels import STYLES
 from leakaudit.rendering.plots import Line, Panel, curves
 from leakaudit.results.audit_names import TestName
 from leakaudit.scoring import metrics
@@ -51,8 +52,8 @@ def figure(
     rows = []
     for adversary in plan.parsed:
         panels = []
-        for metric in ("psnr", "ssim") if images else ("relative_error",):
-            panels.append(_quality(plan, order, simulated, adversary, metric))
+        for one in shown(Place.CURVE, data=Data.IMAGES if images else Data.ANY):
+            panels.append(_quality(plan, order, simulated, adversary, one))
         panels.append(_identified(plan, grid, order, simulated, adversary))
         panels.append(_likelihood(plan, grid, order, measured, adversary))
         placed = [replace(panel, axis="epsilon", points=tuple(points)) for panel in panels]
@@ -79,20 +80,19 @@ def _legend(plan: AuditPlan, grid: Sequence[Level], images: bool) -> dict[str, s
 
 
 def _quality(
-    plan: AuditPlan, order: Sequence[int], simulated: Simulated, adversary: Adversary, metric: str
+    plan: AuditPlan, order: Sequence[int], simulated: Simulated, adversary: Adversary, one: Quantity
 ) -> Panel:
-    """Show one metric of every attack and of the blind guess."""
-    most = plots.PSNR_SHOWN if metric == "psnr" else math.inf
+    """Show one quantity of every attack and of the blind guess."""
+    most = plots.cap(one.unit) or math.inf
     lines = []
     for attack in plan.attacks:
-        found = [simulated.values(metric, k, adversary, attack) for k in order]
+        found = [simulated.values(one, k, adversary, attack) for k in order]
         for style in STYLES:
             values = [None if v is None else min(getattr(v, style), most) for v in found]
             lines.append(Line(attack, style, values))
-    if metric != "relative_error":
-        lines.append(Line(BLIND, "blind", [_blind(simulated, metric)] * len(order)))
-    cap = plots.PSNR_SHOWN if metric == "psnr" else None
-    return Panel(TITLES[metric], tuple(lines), cap=cap)
+    if one.key in metrics.MEASURES[Data.IMAGES]:
+        lines.append(Line(BLIND, "blind", [_blind(simulated, one)] * len(order)))
+    return Panel(one.drawn, tuple(lines), cap=plots.cap(one.unit))
 
 
 def _identified(
@@ -172,8 +172,8 @@ def _ceilings(
     return [Line(EXACT, "ceiling", exact), Line(PAPER, "ceiling", paper)]
 
 
-def _blind(simulated: Simulated, metric: str) -> float | None:
-    """Return the median of a metric for a blind guess.
+def _blind(simulated: Simulated, one: Quantity) -> float | None:
+    """Return the median of a quantity of images for a blind guess.
 
     It guesses the mean of the records that no node holds, for every record.
     """
@@ -182,6 +182,6 @@ def _blind(simulated: Simulated, metric: str) -> float | None:
         return None
     mean = truth.pool.double().mean(0, keepdim=True)
     guess = mean.expand(len(truth.x), *truth.x.shape[1:])
-    measure = metrics.psnr if metric == "psnr" else metrics.ssim
+    measure = metrics.MEASURES[Data.IMAGES][one.key]
     values = measure(guess, truth.x.double(), data_range=1.0)
     return None if values is None else float(torch.median(values))

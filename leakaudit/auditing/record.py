@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from leakaudit.adversary import Adversary
@@ -14,6 +13,7 @@ from leakaudit.auditing.levels import Level
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.promise import Promise
 from leakaudit.auditing.simulate import Simulated
+from leakaudit.quantities import Place, shown
 from leakaudit.results import findings, model
 from leakaudit.results.model import (
     VERDICT_NAMES,
@@ -21,7 +21,6 @@ from leakaudit.results.model import (
     AuditPoint,
     AuditRecord,
     CurvePoint,
-    CurveValues,
     Finding,
     Free,
     GridPoint,
@@ -162,20 +161,16 @@ def _curve(
     simulated: Simulated, place: int, level: Level, adversary: Adversary, attack: str
 ) -> CurvePoint:
     """Return the number of attacked nodes in a cell, and its metrics."""
+    measured = {}
+    for one in shown(Place.CURVE):
+        values = simulated.values(one, place, adversary, attack)
+        if values is not None:
+            measured[one.key] = values
     return CurvePoint(
         epsilon=encoded(level.epsilon),
         adversary=str(adversary),
         attack=attack,
         attacked=len(simulated.scores(place, adversary, attack)),
         refused=len(simulated.refused(place, adversary, attack)),
-        psnr=_measured(simulated.values("psnr", place, adversary, attack)),
-        ssim=_measured(simulated.values("ssim", place, adversary, attack)),
-        relative_error=_measured(simulated.values("relative_error", place, adversary, attack)),
+        **measured,
     )
-
-
-def _measured(values: CurveValues | None) -> CurveValues | UnsetType:
-    """Return a metric in the form in which the record stores it: absent if it was not measured."""
-    if values is None:
-        return UNSET
-    return values

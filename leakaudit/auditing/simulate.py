@@ -20,6 +20,7 @@ from leakaudit.extraction.deduction import Deduction
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import expired, step
+from leakaudit.quantities import Quantity
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.results.model import CurveValues
 from leakaudit.scoring import metrics, scoring
@@ -70,21 +71,21 @@ class Simulated:
     complete: bool  # false if the time limit or Ctrl-C ended the work
 
     def values(
-        self, metric: str, level: int, adversary: Adversary, attack: str
+        self, one: Quantity, level: int, adversary: Adversary, attack: str
     ) -> CurveValues | None:
-        """Return best, median and mean of a metric over all records of a cell.
+        """Return best, median and mean of a quantity over all records of a cell.
 
         Missed records count as blind guesses, including all records of nodes for which the attack
         returned nothing.
 
         Args:
-            metric: Name of a column of a `Score`.
+            one: A quantity of a `Score`.
 
         Returns:
-            The three numbers; None if nothing was attacked, or the metric does not apply.
+            The three numbers; None if nothing was attacked, or the quantity does not apply.
         """
         scores = self.scores(level, adversary, attack)
-        values = [value for score in scores for value in score.counted(metric)]
+        values = [value for score in scores for value in score.counted(one.key)]
         if not values:
             return None
         return CurveValues(

@@ -14,7 +14,8 @@ from leakaudit._util.config import Wrong
 from leakaudit._util.forms import Day, Growth, Nodes, Real, Settings, Words
 from leakaudit._util.settings import inside
 from leakaudit.errors import LeakauditError, suggest
-from leakaudit.gate.measures import AGGREGATES, MEASURES
+from leakaudit.gate.measures import AGGREGATES
+from leakaudit.quantities import MEASURES
 
 LEVELS = ("off", "warn", "error")
 LINT = (*LEVELS, "strict")

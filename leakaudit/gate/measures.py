@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from leakaudit._util import averages
 from leakaudit.errors import LeakauditError
+from leakaudit.quantities import MEASURES, QUANTITIES
 
 if TYPE_CHECKING:
     from leakaudit.scoring.scoring import Score
@@ -18,38 +18,6 @@ AGGREGATES = ("worst", "p95", "mean")
 # Largest gain, in dB, so that the mean with an exact recovery is finite. A choice: float64 resolves
 # a relative error of 1e-16, which is 320 dB below 1, and float32 one of 6e-8, which is 144 dB.
 CAP = 200.0
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A number of one run."""
-
-    # whether it is a share of the records; otherwise, it is the value of the worst record
-    share: bool
-    tolerance: float  # growth over the baseline that is ignored
-    means: str
-    # whether a guess is right by chance, so that it differs from seed to seed
-    guessed: bool = False
-
-
-BETTER = "0 unless it is closer than a blind guess (the mean of all other records)"
-_GAIN = "20 log10 of how much closer the best record is than a blind guess, from 0 to 200"
-_IDENTIFIED = (
-    "share of the records whose reconstruction is closer to them than to every other record"
-)
-
-# The tolerances are choices: differences that a reader of a report would consider insignificant.
-# 1 dB is an error that is smaller by a ninth; bit-identical recovery has no tolerance, because it
-# does not happen by chance.
-MEASURES = {
-    "gain": Measure(False, 1.0, _GAIN),
-    "psnr": Measure(False, 1.0, f"PSNR of the best record, {BETTER}"),
-    "ssim": Measure(False, 0.05, f"SSIM of the best record, {BETTER}"),
-    "recovered": Measure(False, 0.05, f"1 - |found - true| / |true| of the best record, {BETTER}"),
-    "exact": Measure(True, 0.0, "share of the records that were recovered bit for bit"),
-    "identified": Measure(True, 0.1, _IDENTIFIED, guessed=True),
-    "labels": Measure(True, 0.1, "share of the records' labels that were found", guessed=True),
-}
 
 
 def values(guess: Score, found: Score | None) -> dict[str, list[float]]:
@@ -62,7 +30,8 @@ def values(guess: Score, found: Score | None) -> dict[str, list[float]]:
         Measure -> one value per record. Measures that this kind of data does not have are omitted.
     """
     size = len(guess.matched)
-    absent = {name for name in ("psnr", "ssim", "exact") if getattr(guess, name) is None}
+    of_best = [name for name in QUANTITIES if QUANTITIES[name].tolerance]
+    absent = {name for name in (*of_best, "exact") if getattr(guess, name) is None}
     out = {name: [0.0] * size for name in MEASURES if name not in absent}
     if found is None:
         return out
@@ -71,7 +40,8 @@ def values(guess: Score, found: Score | None) -> dict[str, list[float]]:
     guessed = guess.relative_error or ()
     gains = [_gain(g, f) for g, f in zip(guessed, errors, strict=True)]
     out["gain"] = gains
-    for name, column in (("psnr", found.psnr), ("ssim", found.ssim)):
+    for name in of_best:
+        column = getattr(found, name)
         if column is not None:
             out[name] = _if_nearer([value or 0.0 for value in column], gains)
     out["recovered"] = _if_nearer([1.0 - (error or 0.0) for error in errors], gains)

@@ -12,7 +12,6 @@ from leakaudit import registry
 from leakaudit._util import averages
 from leakaudit._util.revision import revision
 from leakaudit.errors import Interrupted
-from leakaudit.gate import measures
 from leakaudit.gate.baseline import rounded
 from leakaudit.gate.cells import Cell
 from leakaudit.gate.config import Acceptance, Check, Gate
@@ -21,6 +20,7 @@ from leakaudit.gate.rule import CANNOT_TELL, FOUND, Rule
 from leakaudit.gate.rules import whom
 from leakaudit.gate.runs import values
 from leakaudit.lint.pitfall import NAMES
+from leakaudit.quantities import MEASURES
 from leakaudit.results import provenance
 from leakaudit.results.findings import finite
 from leakaudit.results.model import (
@@ -67,7 +67,7 @@ def build(judged: Judged) -> CheckRecord:
     trace = judged.first.trace
     gate = part(judged)
     left_out = tuple(not_tried(judged.gate))
-    means = {name: measure.means for name, measure in measures.MEASURES.items()}
+    means = {name: measure.means for name, measure in MEASURES.items()}
     return CheckRecord(
         schema=SCHEMA,
         version=VERSION,

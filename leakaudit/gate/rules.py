@@ -18,6 +18,7 @@ from leakaudit.gate.config import Acceptance, Budget, Gate
 from leakaudit.gate.controls import BATCH, Control
 from leakaudit.gate.priced import Priced
 from leakaudit.gate.rule import CANNOT_TELL, FOUND, Rule
+from leakaudit.quantities import MEASURES
 from leakaudit.results.model import AcceptanceState, ExitCode, RuleKind, RuleStatus
 from leakaudit.results.wording import figure, measured, reconstructed
 
@@ -75,7 +76,7 @@ def budgets(cell: Cell, budgets: Sequence[Budget], priced: Priced | None = None)
 def _measure_budget(cell: Cell, budget: Budget) -> Rule:
     samples = cell.samples.get(budget.measure)
     if not samples:
-        others = ", ".join(name for name in measures.MEASURES if name in cell.samples)
+        others = ", ".join(name for name in MEASURES if name in cell.samples)
         why = "this kind of data does not have the measure"
         return _unjudged(cell, budget, f"{why}; use {others or 'epsilon'}")
     value = measures.aggregate(budget.aggregate, samples)
@@ -179,7 +180,7 @@ class _Comparison:
         new = dict(zip(cell.seeds, cell.samples[measure], strict=True))
         old = dict(zip(block.seeds, block.samples[measure], strict=True))
         both = [seed for seed in new if seed in old]
-        known = measures.MEASURES[measure]
+        known = MEASURES[measure]
         tolerance = gate.tolerance.get(measure, known.tolerance)
         records = cell.records if known.guessed else 0
         if both:

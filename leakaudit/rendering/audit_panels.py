@@ -10,8 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from msgspec import UnsetType
-
+from leakaudit.quantities import Quantity
 from leakaudit.rendering import plots
 from leakaudit.results import intervals
 from leakaudit.results.model import (
@@ -21,12 +20,14 @@ from leakaudit.results.model import (
     CurveValues,
     Extended,
     NumberColumn,
+    SweepStatistics,
     VerdictEntry,
+    curves_of,
     decoded,
     given,
+    statistics,
 )
 
-TITLES = {"psnr": "PSNR, dB", "ssim": "SSIM", "relative_error": "relative error"}
 STYLES = {"median": "median", "best": "best", "mean": "mean"}  # styles and their legend texts
 MEDIANS = "median, with the range of the medians of the runs"
 RATES = "success rate, with its 95 % Clopper-Pearson interval"
@@ -119,28 +120,20 @@ def _name(point: float) -> str:
     return f"{point:g}"
 
 
-def _metric(curve: CurvePoint, metric: str) -> CurveValues | None:
-    found = {"psnr": curve.psnr, "ssim": curve.ssim, "relative_error": curve.relative_error}[metric]
-    return None if isinstance(found, UnsetType) else found
-
-
 def _quality(record: AuditRecord, points: Sequence[float], who: str) -> list[plots.Panel]:
-    """The quality of reconstructions, one panel per metric."""
+    """The quality of reconstructions, one panel per quantity."""
     mine = [curve for curve in record.audit.curves if curve.adversary == who]
-    images = any(_metric(curve, "psnr") for curve in mine)
     panels = []
-    for metric, title in TITLES.items():
-        if metric == "relative_error" and images:
-            continue
+    for one in curves_of(mine):
         lines = []
         for attack in dict.fromkeys(curve.attack for curve in mine):
             own = [c for c in mine if c.attack == attack]
-            lines += _lines(record, attack, own, metric, points)
+            lines += _lines(record, attack, own, one, points)
         if lines:
-            log = metric == "relative_error"
+            log = one.is_power
             low = None if log else 0.0
-            cap = plots.PSNR_SHOWN if metric == "psnr" else None
-            panels.append(plots.Panel(title, tuple(lines), low=low, log=log, cap=cap))
+            cap = plots.cap(one.unit)
+            panels.append(plots.Panel(one.drawn, tuple(lines), low=low, log=log, cap=cap))
     return panels
 
 
@@ -148,20 +141,20 @@ def _lines(
     record: AuditRecord,
     attack: str,
     curves: Sequence[CurvePoint],
-    metric: str,
+    one: Quantity,
     points: Sequence[float],
 ) -> list[plots.Line]:
-    """Median, best and mean of one attack; empty if the metric was not measured."""
-    at: dict[float, CurveValues] = {}
+    """Median, best and mean of one attack; empty if the quantity was not measured."""
+    at: dict[float, CurveValues | SweepStatistics] = {}
     between: dict[float, plots.Interval | None] = {}
     for curve in curves:
-        found = _metric(curve, metric)
+        found = statistics(curve, one)
         if found is not None:
             at[_key(curve.epsilon)] = found
-            between[_key(curve.epsilon)] = _range(record, curve, metric)
+            between[_key(curve.epsilon)] = _range(record, curve, one)
     if not at:
         return []
-    top = plots.PSNR_SHOWN if metric == "psnr" else math.inf
+    top = plots.cap(one.unit) or math.inf
     values: dict[str, list[float | None]] = {style: [] for style in STYLES}
     for point in points:
         found = at.get(point)
@@ -179,7 +172,7 @@ def _lines(
     return lines
 
 
-def _range(record: AuditRecord, curve: CurvePoint, metric: str) -> plots.Interval | None:
+def _range(record: AuditRecord, curve: CurvePoint, quantity: Quantity) -> plots.Interval | None:
     """The range of the medians of the runs at one point, None for a single run.
 
     There is none either if the attack refused nodes, whose blind guesses are part of the median at
@@ -194,9 +187,7 @@ def _range(record: AuditRecord, curve: CurvePoint, metric: str) -> plots.Interva
             continue
         if (one.attack, one.adversary) != (curve.attack, curve.adversary):
             continue
-        column = {"psnr": one.scores.psnr, "ssim": one.scores.ssim}.get(
-            metric, one.scores.relative_error
-        )
+        column = getattr(one.scores, quantity.key)
         if isinstance(column, NumberColumn):
             measured = [value for value in column.per_image if value is not None]
             runs.setdefault(cell.seed, []).extend([*measured, *given(column.missed, ())])

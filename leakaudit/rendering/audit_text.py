@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from msgspec import UnsetType
 from rich.console import RenderableType
 from rich.text import Text
 
 from leakaudit._util import plural
+from leakaudit.quantities import Data, Place, Quantity, shown
 from leakaudit.rendering import markdown as md
 from leakaudit.rendering.tables import Column, table
 from leakaudit.results.audit_names import Guesser, TestName
@@ -18,7 +18,6 @@ from leakaudit.results.model import (
     AuditRecord,
     CanaryFigures,
     CurvePoint,
-    CurveValues,
     Figures,
     OneRunFigures,
     SuccessFigures,
@@ -26,6 +25,8 @@ from leakaudit.results.model import (
     ViewFigures,
     decoded,
     given,
+    records_at,
+    statistics,
 )
 from leakaudit.results.wording import (
     REFUSED,
@@ -45,19 +46,10 @@ STYLES = {
     Verdict.UNCLAIMED: "dim",
 }
 HEADINGS = ("epsilon", "adversary", "guarantee", "test", "verdict", "what was measured")
-CURVE = (
-    "epsilon",
-    "adversary",
-    "attack",
-    "refused",
-    "images",
-    "PSNR best",
-    "median",
-    "mean",
-    "SSIM best",
-    "median",
-    "mean",
-)
+QUALITY = shown(Place.CURVE, data=Data.IMAGES)
+CURVE = ["epsilon", "adversary", "attack", "refused", "images"]
+for _one in QUALITY:
+    CURVE += [f"{_one.words} best", "median", "mean"]
 VACUOUS = "it allows almost any success rate: ten million trials would not suffice to refute it"
 SHOWN = 12  # verdicts that a terminal shows; a choice: they and the curves fit on two screens
 SPARE = ("refused", "median", "mean")  # columns of `CURVE` that a narrow terminal omits
@@ -124,29 +116,27 @@ def curves(audit: AuditPart) -> list[tuple[str, ...]]:
     for point in audit.curves:
         where = (grid_epsilon(point.epsilon), clean(point.adversary), clean(point.attack))
         refused = refusal(given(point.attacked, None), given(point.refused, None))
-        rows.append(
-            (*where, refused, _images(point), *_values(point.psnr, 1), *_values(point.ssim, 3))
-        )
+        cells = [*where, refused, _images(point)]
+        for one in QUALITY:
+            cells += _values(point, one)
+        rows.append(tuple(cells))
     return rows
 
 
 def _images(point: CurvePoint) -> str:
     """The number of records that were attacked at a point."""
-    for values in (point.psnr, point.relative_error):
-        if not isinstance(values, UnsetType):
-            return f"{given(values.images, 0):g}"
+    images = records_at(point)
+    if images is not None:
+        return f"{images:g}"
     return "-" if given(point.attacked, None) == 0 else "0"
 
 
-def _values(values: CurveValues | UnsetType, digits: int) -> tuple[str, str, str]:
-    """Best, median and mean of one metric, with the given number of decimals."""
-    if isinstance(values, UnsetType):
+def _values(point: CurvePoint, one: Quantity) -> tuple[str, str, str]:
+    """Best, median and mean of one quantity."""
+    values = statistics(point, one)
+    if values is None:
         return "-", "-", "-"
-    return (
-        f"{values.best:.{digits}f}",
-        f"{values.median:.{digits}f}",
-        f"{values.mean:.{digits}f}",
-    )
+    return one.text(values.best), one.text(values.median), one.text(values.mean)
 
 
 def verdicts(audit: AuditPart) -> list[tuple[str, ...]]:

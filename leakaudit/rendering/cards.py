@@ -19,6 +19,7 @@ from torch import Tensor
 from leakaudit._util.plural import counted, listed, named
 from leakaudit.accounting.compare import Comparison, Comparisons
 from leakaudit.leak import GradientLeak, Leaks
+from leakaudit.quantities import QUANTITIES, Data, Place, fallbacks_last, shown
 from leakaudit.reconstruction import Certificate, Reconstruction, Reconstructions
 from leakaudit.rendering import audit_text, passages, pictures, sweep_text
 from leakaudit.rendering.gallery import fitting
@@ -154,14 +155,15 @@ def _score(score: Score) -> str:
 
 @html.register
 def _scores(scores: ScoreTable) -> str:
-    headings = ("node", "attack", "records", *_SCORED, "note")
+    headings = ("node", "attack", "records", *(one.heading for one in _SCORED), "note")
     rows = []
     for one in scores:
         stored = findings.scores(one)
         cells = [str(one.node), one.attack, _matched(one)]
         cells += _measured(stored)
         rows.append([*cells, one.note])
-    table = _table(*_without_empty(headings, rows), numbers=("node", "PSNR dB", "SSIM"))
+    numbers = ("node", *(one.heading for one in shown(Place.CURVE, data=Data.IMAGES)))
+    table = _table(*_without_empty(headings, rows), numbers=numbers)
     return _card("Scores", [], _beside(scores), table)
 
 
@@ -277,24 +279,22 @@ def _labels(one: Reconstruction) -> str:
     return " ".join(shown)
 
 
-_SCORED = ("PSNR dB", "SSIM", "tokens", "rel. error", "identical", "label", "identified")
+_SCORED = (*fallbacks_last(shown(Place.CARD, "Number")), *shown(Place.CARD, "Flag"))
 
 
 def _measured(scores: Scores | None) -> list[str]:
     """Cells under `_SCORED`."""
     if scores is None:
         return [""] * len(_SCORED)
-    flags = []
-    for column in (scores.exact, scores.label_correct, scores.identified):
-        known = measured.values(column)
-        flags.append(f"{sum(map(bool, known))} of {len(known)}" if known else "")
-    return [
-        wording.spread(scores.psnr, "{:.1f}"),
-        wording.spread(scores.ssim, "{:.3f}"),
-        wording.spread(scores.tokens_correct, "{:.0%}"),
-        wording.spread(scores.relative_error, "{:.1e}"),
-        *flags,
-    ]
+    cells = []
+    for one in _SCORED:
+        column = getattr(scores, one.key)
+        if one.kind == "Number":
+            cells.append(wording.spread(column, one))
+        else:
+            known = measured.values(column)
+            cells.append(f"{sum(map(bool, known))} of {len(known)}" if known else "")
+    return cells
 
 
 def _matched(score: Score) -> str:
@@ -383,7 +383,7 @@ def _images(pairs: Sequence[Pair]) -> str:
 def _tile(drawn: str, pair: Pair) -> str:
     caption = [_text(pair.owner)]
     if pair.psnr is not None:
-        caption.append(f"{pair.psnr:.1f} dB")
+        caption.append(QUANTITIES["psnr"].caption(pair.psnr))
     colour = CERTIFICATES.get(pair.certificate.upper(), GREY)
     caption.append(f"{_mark(colour)}{_text(pair.certificate)}")
     style = "display:inline-block;margin:0 .8em .6em 0;text-align:center;vertical-align:top"

@@ -20,9 +20,10 @@ from PIL import Image
 from leakaudit._util import npz
 from leakaudit._util.plural import named
 from leakaudit.errors import LeakauditError
+from leakaudit.quantities import QUANTITIES, Place, Quantity, shown
 from leakaudit.rendering.shown import Picture, Section
 from leakaudit.results import model
-from leakaudit.results.measured import MaybeColumn, of_record
+from leakaudit.results.measured import of_record
 from leakaudit.results.model import CheckRecord, Finding, StoredImages, given
 from leakaudit.results.wording import cell_of, point_of
 from leakaudit.trace import Json
@@ -47,16 +48,16 @@ class Entry:
     row: int | None  # row of the reconstruction, None if the record was not recovered
     rank: float  # sort key; larger is closer to the truth
 
-    def value(self, column: MaybeColumn) -> float | None:
-        """Return one score of this image.
+    def value(self, one: Quantity) -> float | None:
+        """Return one score of this image, None if it was not measured."""
+        scores = self.finding.scores
+        return None if scores is None else of_record(getattr(scores, one.key), self.record)
 
-        Args:
-            column: A column of the finding's scores.
-
-        Returns:
-            The score, None if it was not measured.
-        """
-        return of_record(column, self.record)
+    @property
+    def captions(self) -> list[str]:
+        """What is measured of this image, in words."""
+        values = [(one, self.value(one)) for one in shown(Place.IMAGE, "Number")]
+        return [one.caption(value) for one, value in values if value is not None]
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,13 @@ def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path
             one = files.drawn(entry, place)
             if one.found is not None or one.original is not None:
                 drawn.append(one)
-    shown = drawn[:MOST]
+    kept = drawn[:MOST]
     images: list[np.ndarray] = []
-    for one in shown:
+    for one in kept:
         images += one.images
     encode = fitting(images)
     pictures: dict[tuple[str, str], list[Picture]] = {}
-    for one in shown:
+    for one in kept:
         finding = one.entry.finding
         pictures.setdefault((finding.attack, finding.adversary), []).append(_picture(one, encode))
     sections = []
@@ -201,7 +202,6 @@ def _entries(finding: Finding) -> list[Entry]:
 def _picture(one: _Drawn, encode: Callable[[np.ndarray | None], str | None]) -> Picture:
     entry = one.entry
     finding = entry.finding
-    scores = finding.scores
     certified = entry.row is not None and entry.row < given(finding.certified, 0)
     return Picture(
         place=one.place,
@@ -209,9 +209,8 @@ def _picture(one: _Drawn, encode: Callable[[np.ndarray | None], str | None]) -> 
         owner=named(finding.nodes),
         record=entry.record,
         of=_records(finding),
-        psnr=entry.value(scores.psnr) if scores else None,
-        ssim=entry.value(scores.ssim) if scores else None,
-        lpips=entry.value(scores.lpips) if scores else None,
+        psnr=entry.value(QUANTITIES["psnr"]),
+        captions=entry.captions,
         certificate="exact" if certified else finding.certificate.name.lower(),
         found=encode(one.found),
         original=encode(one.original),
@@ -268,8 +267,8 @@ class _Files:
             return [], 0
         batch = self.array(images.file, name)
         pictures = [image(batch, place) for place in range(OTHERS)]
-        shown = [picture for picture in pictures if picture is not None]
-        return shown, len(batch) if shown else 0
+        some = [picture for picture in pictures if picture is not None]
+        return some, len(batch) if some else 0
 
     def array(self, name: str, key: str) -> np.ndarray:
         """Return an array that must exist."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from leakaudit._util import npz
 from leakaudit._util.files import private_folder, replacing, write_arrays
 from leakaudit.errors import LeakauditError
+from leakaudit.quantities import QUANTITIES
 from leakaudit.rendering import gallery
 from leakaudit.rendering.shown import Picture, Section
 from leakaudit.results.model import CellEntry, CheckRecord, given
@@ -68,8 +69,10 @@ def sections(record: CheckRecord, folder: Path) -> list[dict[str, Json]]:
 def _picture(cell: CellEntry, found: str, original: str | None) -> Picture:
     worst = cell.worst
     psnr = None
+    captions = []
     if worst is not None and worst.psnr is not None:
         psnr = float(worst.psnr)
+        captions = [QUANTITIES["psnr"].caption(psnr)]
     return Picture(
         place="",
         at="",
@@ -77,8 +80,7 @@ def _picture(cell: CellEntry, found: str, original: str | None) -> Picture:
         record=0,
         of=1,
         psnr=psnr,
-        ssim=None,
-        lpips=None,
+        captions=captions,
         certificate="bit for bit" if worst is not None and worst.exact else "",
         found=found,
         original=original,

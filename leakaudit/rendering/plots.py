@@ -338,6 +338,11 @@ def logarithmic(values: Sequence[float]) -> bool:
     return bool(positive) and min(values) >= 0 and max(positive) >= 10**DECADES * min(positive)
 
 
+def cap(unit: str) -> float | None:
+    """Return the value at which larger ones of a unit are drawn, None for none."""
+    return PSNR_SHOWN if unit == "dB" else None
+
+
 def capped(interval: Interval | None, top: float) -> Interval | None:
     """Return an interval as it is drawn below a cap.
 

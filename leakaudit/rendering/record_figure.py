@@ -12,6 +12,15 @@ from collections.abc import Mapping, Sequence
 
 from PIL import Image
 
+from leakaudit.quantities import (
+    MEASURES,
+    QUANTITIES,
+    Data,
+    Place,
+    Quantity,
+    fallbacks_last,
+    shown,
+)
 from leakaudit.rendering import audit_panels, paper, plots, sweep_figure
 from leakaudit.rendering.paper_curves import Curves
 from leakaudit.rendering.paper_images import Grid, Tile
@@ -33,7 +42,6 @@ from leakaudit.results.wording import cell_of
 from leakaudit.trace import Json
 
 KEPT = ("median", "best", "rate")  # styles of a paper's figure; CSV also has the means
-DECIBELS = ("psnr", "gain")
 NOTE = "Dots: one value per seed. Bar: limit of the gate."
 
 
@@ -47,14 +55,14 @@ def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
     if results["kind"] == "sweep":
         swept = model.of_sweep(results)
         return of_sweep(swept), swept.summary
-    shown = Shown.of(results)
-    record = shown.record
+    given = Shown.of(results)
+    record = given.record
     if isinstance(record, AuditRecord):
         return of_audit(record), record.summary
     if isinstance(record, CheckRecord):
         return _of_gate(record.gate), record.summary
-    if shown.gallery:
-        return list(map(_grid, shown.gallery)), record.summary
+    if given.gallery:
+        return list(map(_grid, given.gallery)), record.summary
     return _of_findings(record), record.summary
 
 
@@ -120,14 +128,10 @@ def _of_gate(gate: GatePart) -> Strips:
         for cell in gate.cells:
             column = cell.measures.get(measure)
             found.append(() if column is None else column.samples)
-        strips.append(
-            Strip(
-                f"{measure}, dB" if measure in DECIBELS else measure,
-                found,
-                [limits.get((name, measure)) for name in names],
-                plots.PSNR_SHOWN if measure in DECIBELS else None,
-            )
-        )
+        unit = MEASURES[measure].unit if measure in MEASURES else ""
+        title = ", ".join(filter(None, (measure, unit)))
+        limited = [limits.get((name, measure)) for name in names]
+        strips.append(Strip(title, found, limited, plots.cap(unit)))
     return Strips(names, strips, NOTE)
 
 
@@ -135,11 +139,13 @@ def _of_findings(record: RunRecord) -> Strips:
     """The quality of reconstructions without images, one row per finding."""
     names = list(map(_name, record.findings))
     strips: list[Strip] = []
-    for metric, title in (("psnr", "PSNR, dB"), ("ssim", "SSIM"), ("relative_error", "rel. error")):
-        found = [_measured(finding, metric) for finding in record.findings]
-        if any(found) and not (metric == "relative_error" and strips):
-            cap = plots.PSNR_SHOWN if metric == "psnr" else None
-            strips.append(Strip(title, found, cap=cap))
+    of_images = False
+    for one in fallbacks_last(shown(Place.CURVE)):
+        found = [_measured(finding, one) for finding in record.findings]
+        of_images = of_images or (one.data is Data.IMAGES and any(found))
+        if any(found) and not (one.fallback and of_images):
+            title = ", ".join(filter(None, (one.words, one.unit)))
+            strips.append(Strip(title, found, cap=plots.cap(one.unit)))
     if not strips:
         strips.append(Strip("nothing was scored", [()] * len(names)))
     return Strips(names, strips, "Dots: one value per record.")
@@ -151,11 +157,11 @@ def _name(finding: Finding) -> str:
     return ", ".join(filter(None, words))
 
 
-def _measured(finding: Finding, metric: str) -> list[float]:
-    """The values of one metric of all records that were recovered."""
+def _measured(finding: Finding, one: Quantity) -> list[float]:
+    """The values of one quantity of all records that were recovered."""
     if finding.scores is None:
         return []
-    column = values(getattr(finding.scores, metric))
+    column = values(getattr(finding.scores, one.key))
     return [float(value) for value in column if value is not None]
 
 
@@ -170,7 +176,7 @@ def _grid(section: Section) -> Grid:
 def _tile(picture: Picture) -> Tile:
     below = picture.certificate
     if picture.psnr is not None:
-        below = f"{picture.psnr:.1f} dB"
+        below = QUANTITIES["psnr"].caption(picture.psnr)
         if picture.psnr > plots.PSNR_SHOWN:
             below = f"> {plots.PSNR_SHOWN:g} dB"
     return Tile(picture.owner, below, _image(picture.original), _image(picture.found))

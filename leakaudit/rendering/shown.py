@@ -23,8 +23,7 @@ class Picture:
     record: int
     of: int  # number of records of that owner
     psnr: float | None  # in dB, None if it was not measured
-    ssim: float | None  # structural similarity
-    lpips: float | None  # perceptual distance
+    captions: Sequence[str]  # its quality, one quantity each
     certificate: str  # name of the certificate in lower case
     found: str | None  # the reconstruction as a data URI, None if there is none
     original: str | None  # the same for the true image

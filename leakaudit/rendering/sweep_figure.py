@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msgspec import UnsetType
-
+from leakaudit.quantities import Quantity
 from leakaudit.rendering import plots
 from leakaudit.rendering.plots import Line, Panel
 from leakaudit.results import flat, intervals
-from leakaudit.results.model import Free, SweepPart, SweepPoint, SweepStatistics, SweptCell
+from leakaudit.results.model import Free, SweepPart, SweepPoint, SweptCell, curves_of, statistics
 from leakaudit.results.wording import axis_value
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ STYLES = {  # styles and their legend texts
     "best": "best",
     "mean": "mean",
 }
-TITLES = {"psnr": "PSNR, dB", "ssim": "SSIM", "relative_error": "relative error"}
 MEDIANS = "median of all records, with the range of the medians of the seeds"
 RATES = "share, with its 95 % Clopper-Pearson interval (records counted as independent)"
 
@@ -190,48 +188,40 @@ def _panels(
     group: Sequence[SweepPoint], view: _View, names: Sequence[str], psnr: float
 ) -> list[Panel]:
     """Return the panels of one row: every metric, and the share of recovered records."""
-    images = any(not isinstance(point.psnr, UnsetType) for point in group)
-    made = []
-    for metric in ("psnr", "ssim") if images else ("relative_error",):
+    found = []
+    for one in curves_of(group):
         lines = []
         for name in names:
             mine = [point for point in group if view.line(point) == name]
-            lines += _quality(mine, view, name, metric)
-        high = 1.0 if metric == "ssim" else None
-        made.append((TITLES[metric], lines, high))
+            lines += _quality(mine, view, name, one)
+        found.append(_panel(one.drawn, lines, view, one.high, plots.cap(one.unit)))
     shares = []
     for name in names:
         mine = [point for point in group if view.line(point) == name]
         shares += _shares(mine, view, name)
-    made.append((f"recovered: {psnr:g} dB or more", shares, 1.0))
-    found = []
-    for title, lines, high in made:
-        found.append(
-            Panel(
-                title,
-                tuple(lines),
-                view.axis or "",
-                points=view.labels,
-                low=0.0,
-                high=high,
-                cap=plots.PSNR_SHOWN if title == TITLES["psnr"] else None,
-            )
-        )
+    found.append(_panel(f"recovered: {psnr:g} dB or more", shares, view, 1.0))
     return found
 
 
-def _quality(mine: Sequence[SweepPoint], view: _View, name: str, metric: str) -> list[Line]:
-    """Return the lines of one attack for a metric; a level if it has no place on the axis."""
+def _panel(
+    title: str, lines: Sequence[Line], view: _View, high: float | None, cap: float | None = None
+) -> Panel:
+    axis = view.axis or ""
+    return Panel(title, tuple(lines), axis, points=view.labels, low=0.0, high=high, cap=cap)
+
+
+def _quality(mine: Sequence[SweepPoint], view: _View, name: str, one: Quantity) -> list[Line]:
+    """Return the lines of one attack for a quantity; a level if it has no place on the axis."""
     at = _places(mine, view)
     if not mine or not view.varies(mine[0]):
-        return _level(name, len(at), [_value(point, metric, "median") for point in mine])
+        return _level(name, len(at), [_value(point, one, "median") for point in mine])
     lines = []
     for style in STYLES:
-        column = [None if point is None else _value(point, metric, style) for point in at]
+        column = [None if point is None else _value(point, one, style) for point in at]
         bars: list[plots.Interval | None] = []
         if style == "median":
             for point in at:
-                bars.append(None if point is None else _range(view.cells(point), metric))
+                bars.append(None if point is None else _range(view.cells(point), one))
         lines.append(Line(name, style, column, bars))
     return lines
 
@@ -277,22 +267,22 @@ def _share(point: SweepPoint) -> float | None:
     return point.recovered / point.records if point.records else None
 
 
-def _value(point: SweepPoint, metric: str, style: str) -> float | None:
+def _value(point: SweepPoint, one: Quantity, style: str) -> float | None:
     """Return the value that is drawn for a point, None for a gap."""
-    values: SweepStatistics | UnsetType = getattr(point, metric)
-    if isinstance(values, UnsetType):
+    values = statistics(point, one)
+    if values is None:
         return None
-    return min(float(getattr(values, style)), _top(metric))
+    return min(float(getattr(values, style)), _top(one))
 
 
-def _range(cells: Sequence[SweptCell], metric: str) -> plots.Interval | None:
+def _range(cells: Sequence[SweptCell], one: Quantity) -> plots.Interval | None:
     """Return the range of the medians of the seeds, None for a single seed."""
-    between = intervals.of_seeds(getattr(cell.columns, metric) for cell in cells)
-    return plots.capped(between, _top(metric))
+    between = intervals.of_seeds(getattr(cell.columns, one.key) for cell in cells)
+    return plots.capped(between, _top(one))
 
 
-def _top(metric: str) -> float:
-    return plots.PSNR_SHOWN if metric == "psnr" else math.inf
+def _top(one: Quantity) -> float:
+    return plots.cap(one.unit) or math.inf
 
 
 def _styles(rows: Sequence[plots.Row]) -> dict[str, str]:

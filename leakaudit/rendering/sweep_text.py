@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 
-from msgspec import UnsetType
 from rich.console import RenderableType
 from rich.text import Text
 
+from leakaudit.quantities import Data, Place, Quantity, shown
 from leakaudit.rendering import markdown as md
 from leakaudit.rendering import tables
 from leakaudit.results.model import (
     SweepPart,
     SweepPoint,
     SweepRecord,
-    SweepStatistics,
+    curves_of,
     given,
+    statistics,
 )
 from leakaudit.results.wording import REFUSED, axis_value, clean, refusal
 
 # Columns that a narrow terminal omits.
-SPARE = ("cells", "refused", "records", "PSNR median", "SSIM best", "SSIM median")
+SPARE = ["cells", "refused", "records"]
+for _one in shown(Place.CURVE, data=Data.IMAGES):
+    SPARE += [f"{_one.words} best"] * _one.spare + [f"{_one.words} median"]
 COUNTS = ("cells", "refused", "records", "recovered", "exact", "labels")
 SHOWN = 200  # most rows in a terminal; report.md has all rows
 
@@ -62,26 +65,22 @@ def markdown(record: SweepRecord) -> str:
 
 def table(sweep: SweepPart) -> tuple[list[str], list[list[str]]]:
     """Return a row per point: PSNR and SSIM of images, relative errors of other data."""
-    images = any(not isinstance(point.psnr, UnsetType) for point in sweep.points)
+    quantities = curves_of(sweep.points)
     many = len({point.adversary for point in sweep.points}) > 1
     headings = [*sweep.axes, "attack"]
     if many:
         headings.append("adversary")
     headings += COUNTS
-    if images:
-        headings += ["PSNR best", "PSNR median", "SSIM best", "SSIM median"]
-    else:
-        headings += ["rel. error best", "rel. error median"]
+    for one in quantities:
+        headings += [f"{one.words} best", f"{one.words} median"]
     rows = []
     for point in sweep.points:
         cells = [*_place(sweep, point), point.attack]
         if many:
             cells.append(point.adversary)
         cells += _counts(point)
-        if images:
-            cells += [*_statistics(point.psnr, ".1f"), *_statistics(point.ssim, ".3f")]
-        else:
-            cells += _statistics(point.relative_error, ".3g")
+        for one in quantities:
+            cells += _statistics(point, one)
         rows.append(list(map(clean, cells)))
     return headings, rows
 
@@ -117,10 +116,12 @@ def _counts(point: SweepPoint) -> list[str]:
     ]
 
 
-def _statistics(values: SweepStatistics | UnsetType, form: str) -> tuple[str, str]:
-    """The best value and the median of one metric."""
-    if isinstance(values, UnsetType):
+def _statistics(point: SweepPoint, one: Quantity) -> tuple[str, str]:
+    """The best value and the median of one quantity."""
+    values = statistics(point, one)
+    if values is None:
         return "-", "-"
+    form = one.coarse or one.form
     return f"{values.best:{form}}", f"{values.median:{form}}"
 
 

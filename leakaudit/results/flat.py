@@ -10,17 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from leakaudit._util import averages
 from leakaudit.errors import LeakauditError
+from leakaudit.quantities import Place, Quantity, shown
 from leakaudit.results import intervals
 from leakaudit.results.model import (
     NO_SCORES,
     AuditPart,
     AuditRecord,
     CheckRecord,
-    CurvePoint,
     CurveValues,
     Finding,
     FlagColumn,
@@ -37,6 +37,8 @@ from leakaudit.results.model import (
     decoded,
     fitted,
     given,
+    records_at,
+    statistics,
 )
 from leakaudit.results.wording import clean, test_words
 
@@ -54,8 +56,6 @@ NAMES = {  # tables of each kind of record, the default first
     "check": ("rules", "measures"),
     "sweep": ("points", "cells"),
 }
-METRICS = ("psnr", "ssim", "lpips", "relative_error", "tokens_correct")  # columns of findings
-SHARES = ("exact", "label_correct", "identified")
 COUNTS = (  # numbers that a test of an audit may have counted or computed
     *("kappa", "ceiling", "true_positives", "positives", "false_positives", "negatives"),
     *("canaries", "guesses", "right", "mu", "node_mu", "exact", "claimed", "ratio"),
@@ -201,30 +201,29 @@ def scored(scores: Scores | None) -> Row:
         matched = scores.matched
         row = {"records": len(matched), "recovered": len(matched) - matched.count(None)}
     held = scores or NO_SCORES
-    for name in SHARES:
-        column = getattr(held, name)
-        row[name] = None
+    for one in shown(Place.COLUMN, "Flag"):
+        column = getattr(held, one.key)
+        row[one.key] = None
         if isinstance(column, FlagColumn):
-            row[name] = sum(map(bool, column.per_image))
+            row[one.key] = sum(map(bool, column.per_image))
     row["labels_found"] = held.labels_found
-    for name in METRICS:
-        row.update(_metric(name, getattr(held, name)))
+    for one in shown(Place.COLUMN, "Number"):
+        row.update(_metric(one, getattr(held, one.key)))
     return row
 
 
-def _metric(name: str, column: NumberColumn | UnsetType) -> Row:
-    """Return the best, median and mean value of one metric."""
+def _metric(one: Quantity, column: NumberColumn | UnsetType) -> Row:
+    """Return the best, median and mean value of one quantity."""
     best = None
     middle = None
     mean = None
     if isinstance(column, NumberColumn):
         found = [value for value in column.per_image if value is not None]
         if found:
-            lower_is_better = name in ("lpips", "relative_error")
-            best = min(found) if lower_is_better else max(found)
+            best = one.better(found)
         middle = column.median
         mean = column.mean
-    return {f"{name}_best": best, f"{name}_median": middle, f"{name}_mean": mean}
+    return {f"{one.key}_best": best, f"{one.key}_median": middle, f"{one.key}_mean": mean}
 
 
 FINDING = (
@@ -297,20 +296,12 @@ def _of_curves(audit: AuditPart) -> Table:
                 "attack": curve.attack,
                 "attacked": given(curve.attacked, None),
                 "refused": given(curve.refused, None),
-                "records": _records(curve),
-                **_statistics("psnr", curve.psnr),
-                **_statistics("ssim", curve.ssim),
-                **_statistics("relative_error", curve.relative_error),
+                "records": records_at(curve),
             }
         )
+        for one in shown(Place.CURVE):
+            rows[-1].update(_statistics(one.key, statistics(curve, one)))
     return of_rows("curves", rows, ("epsilon", "adversary", "attack"))
-
-
-def _records(curve: CurvePoint) -> Number | None:
-    for values in (curve.psnr, curve.ssim, curve.relative_error):
-        if not isinstance(values, UnsetType):
-            return given(values.images, None)
-    return None
 
 
 def _of_views(audit: AuditPart) -> Table:
@@ -433,8 +424,9 @@ def _of_points(sweep: SweepPart) -> Table:
             "certified": point.certified,
             "labels_found": point.labels_found,
         }
-        for name in ("psnr", "ssim", "relative_error"):
-            counted.update(_statistics(name, getattr(point, name)))
+        for one in shown(Place.CURVE):
+            name = one.key
+            counted.update(_statistics(name, statistics(point, one)))
             values = [getattr(cell.columns, name) for cell in cells]
             between = None
             # If nothing was returned, the values are those of blind guesses.
@@ -462,9 +454,9 @@ def _of_cells(sweep: SweepPart) -> Table:
             "exact": held.exact,
             "certified": held.certified,
         }
-        for name in ("psnr", "ssim", "relative_error"):
-            values = getattr(held, name) if given(held.returned, 0) else ()
-            counted.update(_summary(name, values))
+        for one in shown(Place.CURVE):
+            values = getattr(held, one.key) if given(held.returned, 0) else ()
+            counted.update(_summary(one, values))
         counted["reason"] = cell.says
         rows.append({**_axes(sweep, cell.at, counted), **counted})
     return of_rows("cells", rows, (*sweep.axes, "attack", "adversary", "seed", "status"))
@@ -535,21 +527,20 @@ def _ends(name: str, interval: intervals.Interval | None) -> Row:
     return {f"{name}_low": low, f"{name}_high": high}
 
 
-def _statistics(name: str, values: CurveValues | SweepStatistics | UnsetType) -> Row:
+def _statistics(name: str, values: CurveValues | SweepStatistics | None) -> Row:
     """The best, median and mean value of one metric at a point."""
     row: Row = {}
     for which in ("best", "median", "mean"):
         row[f"{name}_{which}"] = None
-        if not isinstance(values, UnsetType):
+        if values is not None:
             row[f"{name}_{which}"] = getattr(values, which)
     return row
 
 
-def _summary(name: str, values: Sequence[Number]) -> Row:
+def _summary(one: Quantity, values: Sequence[Number]) -> Row:
     """The best, median and mean of one value per record."""
-    found: SweepStatistics | UnsetType = UNSET
+    found = None
     if values:
-        best = min(values) if name == "relative_error" else max(values)
         middle = averages.median(values)
-        found = SweepStatistics(best=best, median=middle, mean=averages.mean(values))
-    return _statistics(name, found)
+        found = SweepStatistics(best=one.better(values), median=middle, mean=averages.mean(values))
+    return _statistics(one.key, found)

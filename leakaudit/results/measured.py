@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from msgspec import UnsetType
 
+from leakaudit.quantities import NEAREST, Quantity
 from leakaudit.results.model import NO_SCORES, Column, Finding, Scores
 
 MaybeColumn: TypeAlias = Column | UnsetType | None  # None or absent: not measured
@@ -35,7 +36,7 @@ def of_record(column: MaybeColumn, record: int) -> float | None:
     return measured[record] if record < len(measured) else None
 
 
-def best(column: MaybeColumn, pick: Callable[[list[float]], float]) -> float | None:
+def best(column: MaybeColumn, pick: Callable[[Sequence[float]], float]) -> float | None:
     """Return the best value of one metric over all images.
 
     Args:
@@ -50,6 +51,15 @@ def best(column: MaybeColumn, pick: Callable[[list[float]], float]) -> float | N
     return pick(measured)
 
 
+def nearest(scores: Scores) -> tuple[Quantity, float] | None:
+    """Return the quantity that says best how close records are, and its best value."""
+    for one in NEAREST:
+        value = best(getattr(scores, one.key), one.better)
+        if value is not None:
+            return one, value
+    return None
+
+
 def is_identical(scores: Scores | None) -> bool:
     """Return whether a record was recovered bit for bit."""
     return scores is not None and any(values(scores.exact))
@@ -59,7 +69,7 @@ def harm(finding: Finding) -> tuple[float, ...]:
     """Return a sort key that orders findings by how much they leak.
 
     Returns:
-        Whether a record is identical, PSNR or negative error, certificate, negative residual. The
+        Whether a record is identical, its closeness, certificate, negative residual. The
         larger, the worse.
     """
     scores = finding.scores or NO_SCORES
@@ -71,11 +81,9 @@ def harm(finding: Finding) -> tuple[float, ...]:
 
 
 def _nearness(scores: Scores) -> float:
-    """The PSNR; without one, minus the relative error; without either, minus infinity."""
-    psnr = best(scores.psnr, max)
-    if psnr is not None:
-        return psnr
-    error = best(scores.relative_error, min)
-    if error is not None:
-        return -error
+    """How close the closest record is; minus infinity if nothing states it."""
+    found = nearest(scores)
+    if found is not None:
+        one, value = found
+        return value if one.better is max else -value
     return float("-inf")

@@ -13,7 +13,7 @@ only `decoded` and `encoded` convert it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
@@ -28,6 +28,7 @@ from leakaudit._util.plain import encoded as encoded
 from leakaudit.display import Displayed
 from leakaudit.errors import LeakauditError
 from leakaudit.evidence import Evidence, Origin
+from leakaudit.quantities import QUANTITIES, Data, Metrics, Place, Quantity, add_columns, shown
 from leakaudit.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -168,24 +169,18 @@ class RankColumn(_Column, frozen=True, kw_only=True):
 Column: TypeAlias = NumberColumn | FlagColumn | RankColumn
 
 
-class Scores(_Entry, frozen=True, kw_only=True):
+class Scores(
+    _Entry,
+    Metrics[NumberColumn | UnsetType, FlagColumn | UnsetType, RankColumn | UnsetType],
+    frozen=True,
+    kw_only=True,
+):
     """The quality of a reconstruction: `leakaudit.scoring.scoring.Score` as stored in the record.
 
+    A column that was not measured is absent.
+
     Attributes:
-        mse: Mean squared error; like every other column, absent if it was not measured.
-        psnr: In dB.
-        ssim: Structural similarity.
-        lpips: Perceptual distance.
-        relative_error: Euclidean, relative to the true record.
-        exact: Whether the record is bit-identical.
-        label_correct: Whether its label is correct.
-        identified: Whether it is closer to its true record than to every other record.
-        rank: Rank of its true record by distance; 1 is best.
-        tokens_correct: Share of the positions with the correct token.
-        token_f1: F1 of the tokens, regardless of their order.
-        rouge1: ROUGE-1.
-        rouge2: ROUGE-2.
-        rougel: ROUGE-L.
+        {quantities}
         chance: Highest probability with which a blind guess identifies a record.
         labels_found: Share of the true labels that were found.
         tokens_found: Share of the different tokens of the records in the set that was found; absent
@@ -196,20 +191,7 @@ class Scores(_Entry, frozen=True, kw_only=True):
         matched: For each true record, the row of the reconstruction; None if there is none.
     """
 
-    mse: NumberColumn | UnsetType = UNSET
-    psnr: NumberColumn | UnsetType = UNSET
-    ssim: NumberColumn | UnsetType = UNSET
-    lpips: NumberColumn | UnsetType = UNSET
-    relative_error: NumberColumn | UnsetType = UNSET
-    exact: FlagColumn | UnsetType = UNSET
-    label_correct: FlagColumn | UnsetType = UNSET
-    identified: FlagColumn | UnsetType = UNSET
-    rank: RankColumn | UnsetType = UNSET
-    tokens_correct: NumberColumn | UnsetType = UNSET
-    token_f1: NumberColumn | UnsetType = UNSET
-    rouge1: NumberColumn | UnsetType = UNSET
-    rouge2: NumberColumn | UnsetType = UNSET
-    rougel: NumberColumn | UnsetType = UNSET
+    add_columns(vars(), QUANTITIES.values(), "{}Column | UnsetType", UNSET)
     chance: Number | None
     labels_found: Number | None
     tokens_found: Number | UnsetType = UNSET
@@ -812,9 +794,7 @@ class CurvePoint(_Entry, frozen=True, kw_only=True):
         attack: Name of the attack.
         attacked: Number of attacked nodes, counted once per run.
         refused: Number of those for which the attack returned nothing.
-        psnr: In dB.
-        ssim: Structural similarity.
-        relative_error: Relative error.
+        {quantities}
     """
 
     epsilon: Extended
@@ -822,9 +802,7 @@ class CurvePoint(_Entry, frozen=True, kw_only=True):
     attack: str
     attacked: int | UnsetType = UNSET
     refused: int | UnsetType = UNSET
-    psnr: CurveValues | UnsetType = UNSET
-    ssim: CurveValues | UnsetType = UNSET
-    relative_error: CurveValues | UnsetType = UNSET
+    add_columns(vars(), shown(Place.CURVE), "CurveValues | UnsetType", UNSET)
 
 
 class AuditPart(_Entry, frozen=True, kw_only=True):
@@ -1063,9 +1041,7 @@ class SweepPoint(_Entry, frozen=True, kw_only=True):
         exact: Number of records recovered bit for bit.
         certified: Number of records certified exact.
         labels_found: Share of the labels found.
-        psnr: In dB.
-        ssim: Structural similarity.
-        relative_error: Relative error.
+        {quantities}
     """
 
     attack: str
@@ -1079,13 +1055,38 @@ class SweepPoint(_Entry, frozen=True, kw_only=True):
     exact: int
     certified: int
     labels_found: Number | None
-    psnr: SweepStatistics | UnsetType = UNSET
-    ssim: SweepStatistics | UnsetType = UNSET
-    relative_error: SweepStatistics | UnsetType = UNSET
+    add_columns(vars(), shown(Place.CURVE), "SweepStatistics | UnsetType", UNSET)
+
+
+def statistics(
+    point: CurvePoint | SweepPoint, one: Quantity
+) -> CurveValues | SweepStatistics | None:
+    """Return the statistics of a quantity at a point, None if it was not measured."""
+    values: CurveValues | SweepStatistics | UnsetType = getattr(point, one.key)
+    return given(values, None)
+
+
+def records_at(point: CurvePoint) -> Number | None:
+    """Return the number of records at a point, None if it is not known."""
+    for one in shown(Place.CURVE):
+        values = statistics(point, one)
+        if isinstance(values, CurveValues):
+            return given(values.images, None)
+    return None
+
+
+def curves_of(points: Sequence[CurvePoint] | Sequence[SweepPoint]) -> tuple[Quantity, ...]:
+    """Return the quantities that tables and figures show of some points, by what was measured."""
+    of_images = [one for one in shown(Place.CURVE) if one.data is Data.IMAGES]
+    for point in points:
+        for one in of_images:
+            if statistics(point, one) is not None:
+                return shown(Place.CURVE, data=Data.IMAGES)
+    return shown(Place.CURVE, data=Data.ANY)
 
 
 class SweptColumns(_Entry, frozen=True, kw_only=True):
-    """The measurements of one cell of a sweep.
+    """The measurements of one cell of a sweep; of each quantity, one value per record.
 
     Attributes:
         attacked: Number of nodes that were attacked.
@@ -1095,9 +1096,7 @@ class SweptColumns(_Entry, frozen=True, kw_only=True):
         recovered: Number of records recovered.
         exact: Number of records recovered bit for bit.
         certified: Number of records certified exact.
-        psnr: One value per record, in dB.
-        ssim: One value per record.
-        relative_error: One value per record.
+        {quantities}
         labels: Share of the labels found, one value per node.
     """
 
@@ -1108,9 +1107,7 @@ class SweptColumns(_Entry, frozen=True, kw_only=True):
     recovered: int
     exact: int
     certified: int
-    psnr: tuple[Number, ...]
-    ssim: tuple[Number, ...]
-    relative_error: tuple[Number, ...]
+    add_columns(vars(), shown(Place.CURVE), "tuple[Number, ...]", ())
     labels: tuple[Number, ...]
 
 

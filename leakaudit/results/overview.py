@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from leakaudit._util.plural import counted, named
+from leakaudit.quantities import MEASURES
 from leakaudit.results import grading
 from leakaudit.results.audit_names import TestName
 from leakaudit.results.measured import harm
@@ -60,7 +61,7 @@ _LEVELS: dict[Outcome, grading.Level] = {
 }
 _UNDECIDED = ("VOID", "NOT_COMPARABLE", "TOO_FEW_SEEDS", "INCONCLUSIVE")
 # Measures of a gate that concern recovered inputs, not labels or epsilon.
-_OF_INPUTS = ("gain", "psnr", "ssim", "recovered", "exact", "identified")
+_OF_INPUTS = MEASURES.keys() - {"labels"}
 # Verdicts as the first words of a sentence.
 _AUDITED = {
     Verdict.REFUTED: "A privacy claim is refuted",

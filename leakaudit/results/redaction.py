@@ -37,6 +37,7 @@ from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError, brief
 from leakaudit.lint.rest import unexplained, untested
+from leakaudit.quantities import MEASURES
 from leakaudit.reconstruction import Certificate
 from leakaudit.results import comparison, findings, model
 from leakaudit.results.audit_names import Guesser
@@ -103,7 +104,7 @@ KEYS = frozenset(
         *("lint", "timeout", "secure", "undetermined", "measure", "most", "cells", "level"),
         *("aggregate", "id", "reason", "owner", "expires"),
         # measures of a gate, by which its tolerance is given
-        *("gain", "ssim", "recovered", "exact", "identified", "labels"),
+        *MEASURES,
         # seeds
         *("first", "count"),
     )

@@ -14,9 +14,16 @@ from msgspec import UnsetType
 
 from leakaudit._util.plural import counted, listed
 from leakaudit.errors import one_line
+from leakaudit.quantities import MEASURES, Data, Place, Quantity, fallbacks_last, shown
 from leakaudit.reconstruction import Certificate
 from leakaudit.results.audit_names import TestName
-from leakaudit.results.measured import CERTIFICATE_RANK, MaybeColumn, best, is_identical, values
+from leakaudit.results.measured import (
+    CERTIFICATE_RANK,
+    MaybeColumn,
+    is_identical,
+    nearest,
+    values,
+)
 from leakaudit.results.model import (
     NO_SCORES,
     AuditRecord,
@@ -56,30 +63,17 @@ REFUSED = (
     "refused: attacks on a node in one run that returned nothing to score; each record of such a "
     "node counts in every mean with the score of a blind guess (the mean of all other records)."
 )
-HEADINGS = (
-    "node",
-    "attack",
-    "leak (rounds)",
-    "certificate",
-    "PSNR dB",
-    "SSIM",
-    "LPIPS",
-    "tokens",
-    "rel. error",
-    "identical",
-    "label",
-    "identified",
-    "seconds",
+# Columns of the table of findings.
+MEASURED = (
+    *fallbacks_last(shown(Place.TABLE, "Number")),
+    *shown(Place.TABLE, "Flag"),
 )
 NUMBERS = (
     "node",
-    "PSNR dB",
-    "SSIM",
-    "LPIPS",
-    "tokens",
-    "rel. error",
+    *(one.heading for one in MEASURED if one.kind == "Number"),
     "seconds",
 )  # aligned on the right
+SPARE = (*(one.heading for one in MEASURED if one.spare), "seconds")  # omitted if there is no room
 _ALWAYS = ("node", "attack", "leak (rounds)", "certificate", "label", "seconds")
 LABELS_SHOWN = 8  # a choice: as many as fit into a table cell
 
@@ -133,25 +127,6 @@ _UNJUDGED = "CANNOT BE JUDGED"  # a budget that is void: no control has failed
 SEVERITIES = {"error": "severe", "warning": "to review", "note": "without findings"}
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """A measure of a gate, in the words of a report."""
-
-    words: str  # what is measured
-    unit: str = ""  # unit after a value, "" for none
-    share: bool = False  # whether its values are shares, shown in percent
-
-
-QUANTITIES = {
-    "gain": Quantity("advantage over a blind guess", "dB"),
-    "psnr": Quantity("PSNR of the best record", "dB"),
-    "ssim": Quantity("SSIM of the best record"),
-    "recovered": Quantity("recovered part of the best record"),
-    "exact": Quantity("records recovered bit for bit", share=True),
-    "identified": Quantity("records told apart from all others", share=True),
-    "labels": Quantity("labels found", share=True),
-    "epsilon": Quantity("epsilon of one record"),
-}
 # Names of a gate's kinds of rules; a budget and a comparison are named after what they limit.
 _KINDS = {
     RuleKind.LINT: "lint",
@@ -436,15 +411,10 @@ def outcome(finding: Finding) -> str:
     if scores is None:
         name = certificate.name.lower()
         return f"certificate {name}: {certificate.sentence}; no truth file: not scored"
-    psnr = best(scores.psnr, max)
-    error = best(scores.relative_error, min)
-    tokens = best(scores.tokens_correct, max)
-    if tokens is not None:
-        near = f"{tokens:.0%} of the tokens"
-    elif psnr is not None:
-        near = f"{psnr:.1f} dB PSNR"
-    elif error is not None:
-        near = f"relative error {error:.1e}"
+    found = nearest(scores)
+    if found is not None:
+        one, value = found
+        near = one.near.format(value)
     elif certificate.name != "FAILED" and scores.labels_found:
         return f"{scores.labels_found:.0%} of the labels and no input recovered"
     elif not isinstance(scores.tokens_found, UnsetType):
@@ -512,9 +482,11 @@ def measured(measure: str) -> str:
 
     Returns:
         A noun phrase, for example ``records recovered bit for bit``; the name of a measure that is
-        not in `QUANTITIES`.
+        not in `leakaudit.quantities.MEASURES`.
     """
-    known = QUANTITIES.get(measure)
+    if measure == "epsilon":
+        return "epsilon of one record"
+    known = MEASURES.get(measure)
     return measure if known is None else known.words
 
 
@@ -524,8 +496,8 @@ def figure(measure: str, value: float) -> str:
     Returns:
         For example ``100.0%`` or ``41.3 dB``.
     """
-    known = QUANTITIES.get(measure)
-    if known is None or measure == "epsilon":
+    known = MEASURES.get(measure)
+    if known is None:
         return f"{value:.4g}"
     if known.share:
         return f"{value:.1%}"
@@ -605,9 +577,9 @@ def table(findings: Sequence[Finding]) -> tuple[tuple[str, ...], list[tuple[str,
         Headings, and one row of cells per finding; columns without any value are omitted. Cells
         are cleaned, but not escaped.
     """
-    rows = [dict(zip(HEADINGS, _cells(one), strict=True)) for one in findings]
+    rows = list(map(_cells, findings))
     used = []
-    for heading in HEADINGS:
+    for heading in dict.fromkeys(name for row in rows for name in row):
         if heading in _ALWAYS or any(row[heading] != "-" for row in rows):
             used.append(heading)
     return tuple(used), [tuple(clean(row[heading]) for heading in used) for row in rows]
@@ -812,32 +784,32 @@ def short(value: float) -> str:
     return f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
 
 
-def _cells(finding: Finding) -> tuple[str, ...]:
+def _cells(finding: Finding) -> dict[str, str]:
     """One cell per heading, "-" if it does not apply."""
     scores = finding.scores or NO_SCORES
     rounds = finding.leak.rounds
     span = f"{rounds.first}-{rounds.last}"
     if rounds.first == rounds.last:
         span = str(rounds.first)
-    error = "-"
-    measured = [isinstance(c, NumberColumn) for c in (scores.psnr, scores.tokens_correct)]
-    if not any(measured):
-        error = spread(scores.relative_error, "{:.1e}")
-    return (
-        listed(finding.nodes),
-        finding.attack,
-        _leak(finding, span),
-        finding.certificate.name.lower(),
-        spread(scores.psnr, "{:.1f}"),
-        spread(scores.ssim, "{:.3f}"),
-        spread(scores.lpips, "{:.3f}"),
-        spread(scores.tokens_correct, "{:.0%}"),
-        error,
-        _share(scores.exact),
-        _labels(finding, scores),
-        _identified(scores),
-        f"{finding.seconds:.2f}",
-    )
+    cells = {
+        "node": listed(finding.nodes),
+        "attack": finding.attack,
+        "leak (rounds)": _leak(finding, span),
+        "certificate": finding.certificate.name.lower(),
+    }
+    special = {"label_correct": _labels(finding, scores), "identified": _identified(scores)}
+    better = False  # whether a number of images or of text was measured
+    for one in MEASURED:
+        column: MaybeColumn = getattr(scores, one.key)
+        better = better or (one.data is not Data.ANY and isinstance(column, NumberColumn))
+        cell = "-"
+        if one.kind == "Flag":
+            cell = special.get(one.key) or _share(column)
+        elif not (one.fallback and better):
+            cell = spread(column, one)
+        cells[one.heading] = cell
+    cells["seconds"] = f"{finding.seconds:.2f}"
+    return cells
 
 
 def _leak(finding: Finding, span: str) -> str:
@@ -851,8 +823,8 @@ def _leak(finding: Finding, span: str) -> str:
     return f"{finding.leak.kind} {span}, {len(explained)} of {finding.leak.rows} one by one"
 
 
-def spread(column: MaybeColumn, form: str) -> str:
-    """Return a metric as a table cell.
+def spread(column: MaybeColumn, one: Quantity) -> str:
+    """Return a quantity as a table cell.
 
     Returns:
         The value, or the median and the range if several values differ as printed; missed records
@@ -864,12 +836,12 @@ def spread(column: MaybeColumn, form: str) -> str:
     if not found:
         return "-"
     found += given(column.missed, ())
-    if len({form.format(value) for value in found}) == 1:
-        return form.format(found[0])
+    if len(set(map(one.text, found))) == 1:
+        return one.text(found[0])
     middle = "-"
     if column.median is not None:
-        middle = form.format(column.median)
-    return f"{middle} ({form.format(min(found))} to {form.format(max(found))})"
+        middle = one.text(column.median)
+    return f"{middle} ({one.text(min(found))} to {one.text(max(found))})"
 
 
 def _share(column: MaybeColumn) -> str:

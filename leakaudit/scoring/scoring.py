@@ -13,34 +13,19 @@ from torch import Tensor
 from leakaudit._util.assignment import Match, kept, match, match_labels
 from leakaudit.display import Displayed
 from leakaudit.errors import LeakauditError
+from leakaudit.quantities import QUANTITIES, Data, Metrics, add_columns
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring import metrics
 from leakaudit.scoring.lpips_weights import NO_WEIGHTS, Weights
 from leakaudit.trace import LARGEST_RECORD, Json, TaskSpec, Truth
 
 NOT_SCORED = "no truth file: not scored"
-METRICS = (
-    "mse",
-    "psnr",
-    "ssim",
-    "lpips",
-    "relative_error",
-    "exact",
-    "label_correct",
-    "identified",
-    "rank",
-    "tokens_correct",
-    "token_f1",
-    "rouge1",
-    "rouge2",
-    "rougel",
-)
-
+METRICS = tuple(QUANTITIES)
 Column = tuple[float | int | bool | None, ...]
 
 
 @dataclass(frozen=True)
-class Score(Displayed):
+class Score(Displayed, Metrics[Column | None, Column | None, Column | None]):
     """The quality of one reconstruction.
 
     Every column has one entry for each of the node's true records. It is None if the metric was not
@@ -51,21 +36,7 @@ class Score(Displayed):
         attack: Name of the attack.
         matched: Rows of the reconstruction. For a node with b records, only the first b rows can be
             matched.
-        mse: Mean squared error; see `metrics` for this and the next four.
-        psnr: Peak signal-to-noise ratio in dB.
-        ssim: Structural similarity.
-        lpips: Perceptual distance.
-        relative_error: Euclidean error divided by the norm of the record.
-        exact: Whether it is bit-identical on the data's grid.
-        label_correct: Whether the label is correct.
-        identified: Whether it is closer to its true record than to every other one, by `rank`.
-        rank: Rank of its true record among all records by distance; 1 is best.
-        tokens_correct: Share of the positions with the correct token; see `metrics` for this and
-            the next four.
-        token_f1: F1 of the tokens, regardless of their order.
-        rouge1: ROUGE-1.
-        rouge2: ROUGE-2.
-        rougel: ROUGE-L.
+        {quantities}
         chance: Highest probability with which a blind guess identifies a record after the same
             matching, see `blind_chance`.
         labels_found: Share of the true labels that are among the first b found, regardless of the
@@ -82,20 +53,7 @@ class Score(Displayed):
     node: int
     attack: str
     matched: tuple[int | None, ...] = ()
-    mse: Column | None = None
-    psnr: Column | None = None
-    ssim: Column | None = None
-    lpips: Column | None = None
-    relative_error: Column | None = None
-    exact: Column | None = None
-    label_correct: Column | None = None
-    identified: Column | None = None
-    rank: Column | None = None
-    tokens_correct: Column | None = None
-    token_f1: Column | None = None
-    rouge1: Column | None = None
-    rouge2: Column | None = None
-    rougel: Column | None = None
+    add_columns(vars(), QUANTITIES.values(), "Column | None", None)
     chance: float | None = None
     labels_found: float | None = None
     tokens_found: float | None = None
@@ -296,23 +254,28 @@ def definitions(
     if task.levels:
         exact = f"bit-identical after rounding to k/{task.levels}"
     out = {
-        "mse": "mean squared error in data units",
-        "relative_error": "|found - true| / |true|, Euclidean",
+        **_meanings(Data.ANY),
         "exact": exact,
         "label_correct": label_correct,
         "identified": _IDENTIFIED,
         "matching": _MATCHING,
-        "rank": "rank of its true record among all records by distance; 1 is best",
+        "rank": QUANTITIES["rank"].meaning,
     }
     if task.is_image:
         window = metrics.ssim_window(task.shape)
         ssim = "not measured (a side is under 3 px)"
         if window:
             ssim = f"scikit-image structural_similarity, uniform window {window}, data range 1"
+        out |= _meanings(Data.IMAGES)
         out["psnr"] = f"dB, data range 1, at most {metrics.PSNR_CAP:g} (equal images)"
         out["ssim"] = ssim
         out["lpips"] = lpips
     return out
+
+
+def _meanings(data: Data) -> dict[str, str]:
+    """Return the definitions of the quantities that have a function for some data."""
+    return {name: QUANTITIES[name].meaning for name in metrics.MEASURES[data]}
 
 
 def _of_text() -> dict[str, str]:
@@ -328,9 +291,8 @@ def _of_text() -> dict[str, str]:
         "matching": _MATCHING.replace(
             "sum of squared errors", "number of different tokens"
         ).replace("the mean of all other records", "the most frequent token at every position"),
-        "rank": "rank of its true record among all records by distance; 1 is best",
-        "tokens_correct": "share of the positions with the correct token",
-        "token_f1": "F1 of the tokens of both sequences, regardless of their order",
+        "rank": QUANTITIES["rank"].meaning,
+        **_meanings(Data.TEXT),
         "rouge1": rouge.format("1"),
         "rouge2": rouge.format("2"),
         "rougel": rouge.format("L"),
@@ -471,26 +433,22 @@ def remark(missing: int, surplus: int, size: int) -> str:
 def _measure(x: Tensor, y: Tensor, task: TaskSpec, weights: Weights | None) -> dict[str, Tensor]:
     """Every metric that applies to the data, one value per pair."""
     if task.is_text:
-        found = {
+        found: dict[str, Tensor | None] = {
             "exact": x.eq(y).all(1),
             "relative_error": 1 - metrics.tokens_correct(x, y),
-            "tokens_correct": metrics.tokens_correct(x, y),
-            "token_f1": metrics.token_f1(x, y),
         }
+        found |= {name: measure(x, y) for name, measure in metrics.MEASURES[Data.TEXT].items()}
         if metrics.can_rouge():
             found |= metrics.rouge(x, y)
-        return found
-    out: dict[str, Tensor | None] = {
-        "mse": metrics.mse(x, y),
-        "relative_error": metrics.relative_error(x, y),
-        "exact": metrics.exact(x, y, levels=task.levels),
-    }
-    if task.is_image:
-        out["psnr"] = metrics.psnr(x, y, data_range=1.0)
-        out["ssim"] = metrics.ssim(x, y, data_range=1.0)
-        if weights is not None:
-            out["lpips"] = metrics.lpips_distance(x, y, weights, data_range=1.0)
-    return {name: values for name, values in out.items() if values is not None}
+    else:
+        found = {name: measure(x, y) for name, measure in metrics.MEASURES[Data.ANY].items()}
+        found["exact"] = metrics.exact(x, y, levels=task.levels)
+        if task.is_image:
+            for name, measure in metrics.MEASURES[Data.IMAGES].items():
+                found[name] = measure(x, y, data_range=1.0)
+            if weights is not None:
+                found["lpips"] = metrics.lpips_distance(x, y, weights, data_range=1.0)
+    return {name: values for name, values in found.items() if values is not None}
 
 
 def _share(found: Tensor, true: Tensor) -> float:

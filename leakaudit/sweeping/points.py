@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import UNSET, UnsetType
 
 from leakaudit._util import averages
+from leakaudit.quantities import Place, shown
 from leakaudit.results.model import (
     Column,
     Number,
@@ -43,14 +44,16 @@ def columns(
     scores = [one.scores for one in findings if one.scores is not None]
     both = [*scores, *refused]
     labels = [float(one.labels_found) for one in scores if one.labels_found is not None]
-    psnrs = _found(one.psnr for one in scores)
-    ssims = _found(one.ssim for one in scores)
-    errors = _found(one.relative_error for one in scores)
+    measured = {}
+    for row in shown(Place.CURVE):
+        found = _found(getattr(one, row.key) for one in scores)
+        measured[row.key] = (*found, *_missed(getattr(one, row.key) for one in both))
     if any(not isinstance(one.psnr, UnsetType) for one in scores):
-        recovered = sum(value >= psnr for value in psnrs)
+        recovered = sum(value >= psnr for value in _found(one.psnr for one in scores))
     else:
         # -20 log10(error) >= psnr; a power beyond all floats would raise an error.
         largest = 10 ** min(-psnr / 20, sys.float_info.max_10_exp)
+        errors = _found(one.relative_error for one in scores)
         recovered = sum(value <= largest for value in errors)
     return SweptColumns(
         attacked=len(findings) + len(refused),
@@ -60,10 +63,8 @@ def columns(
         recovered=recovered,
         exact=sum(map(bool, _found(one.exact for one in scores))),
         certified=sum(one.certified for one in findings),
-        psnr=(*psnrs, *_missed(one.psnr for one in both)),
-        ssim=(*ssims, *_missed(one.ssim for one in both)),
-        relative_error=(*errors, *_missed(one.relative_error for one in both)),
         labels=tuple(labels),
+        **measured,
     )
 
 
@@ -114,13 +115,11 @@ def _point(group: Sequence[SweptCell]) -> SweepPoint:
         labels += one.labels
     if labels:
         labels += [0.0] * refused
-    psnr: SweepStatistics | UnsetType = UNSET
-    ssim: SweepStatistics | UnsetType = UNSET
-    error: SweepStatistics | UnsetType = UNSET
+    measured = {}
     if any(given(one.returned, 0) for one in held):
-        psnr = _statistics([one.psnr for one in held], max)
-        ssim = _statistics([one.ssim for one in held], max)
-        error = _statistics([one.relative_error for one in held], min)
+        for row in shown(Place.CURVE):
+            columns = [getattr(one, row.key) for one in held]
+            measured[row.key] = _statistics(columns, row.better)
     return SweepPoint(
         attack=first.attack,
         adversary=first.adversary,
@@ -133,14 +132,12 @@ def _point(group: Sequence[SweptCell]) -> SweepPoint:
         exact=sum(one.exact for one in held),
         certified=sum(one.certified for one in held),
         labels_found=averages.mean(labels) if labels else None,
-        psnr=psnr,
-        ssim=ssim,
-        relative_error=error,
+        **measured,
     )
 
 
 def _statistics(
-    columns: Sequence[Sequence[Number]], best: Callable[[list[Number]], Number]
+    columns: Sequence[Sequence[Number]], best: Callable[[Sequence[Number]], Number]
 ) -> SweepStatistics | UnsetType:
     """Return the statistics over the values of all cells, absent if there are none."""
     values: list[Number] = []

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from msgspec import UnsetType
 from PIL import Image
 
 from leakaudit import registry
 from leakaudit.errors import LeakauditError
+from leakaudit.quantities import Place, shown
 from leakaudit.rendering import gallery
 from leakaudit.rendering.shown import Picture
 from leakaudit.results import measured, model, record_file, wording
@@ -33,6 +33,7 @@ from leakaudit.results.model import (
     SweepRecord,
     decoded,
     given,
+    statistics,
 )
 from leakaudit.trace import Json
 from leakaudit.verdict import Holds
@@ -171,13 +172,13 @@ def _scores(place: str, findings: list[Finding]) -> Values:
         if one.scores is None:
             continue
         records += len(one.scores.matched)
-        for name in ("exact", "label_correct", "identified"):
-            flags[name] += sum(map(bool, measured.values(getattr(one.scores, name))))
-        for name in ("psnr", "ssim", "lpips", "relative_error", "tokens_correct"):
-            column = getattr(one.scores, name)
+        for row in shown(Place.COLUMN):
+            column = getattr(one.scores, row.key)
+            if row.kind == "Flag":
+                flags[row.key] += sum(map(bool, measured.values(column)))
             if isinstance(column, NumberColumn):
                 known = [value for value in column.per_image if value is not None]
-                columns.setdefault(name, []).extend([*known, *given(column.missed, ())])
+                columns.setdefault(row.key, []).extend([*known, *given(column.missed, ())])
     if not records:
         return
     yield f"{place}/records", records
@@ -219,11 +220,11 @@ def _of_sweep(sweep: SweepPart) -> Values:
         yield f"{place}/records", point.records
         yield f"{place}/recovered", point.recovered
         yield f"{place}/exact", point.exact
-        for name in ("psnr", "ssim", "relative_error"):
-            column = getattr(point, name)
-            if not isinstance(column, UnsetType):
-                yield f"{place}/{name}/best", column.best
-                yield f"{place}/{name}/median", column.median
+        for one in shown(Place.CURVE):
+            values = statistics(point, one)
+            if values is not None:
+                yield f"{place}/{one.key}/best", values.best
+                yield f"{place}/{one.key}/median", values.median
     yield "sweep/missing", sweep.missing
 
 

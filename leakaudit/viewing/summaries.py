@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -16,6 +16,7 @@ import msgspec
 
 from leakaudit._util.decoding import from_json
 from leakaudit._util.plural import counted
+from leakaudit.quantities import QUANTITIES, Place, Quantity, shown
 from leakaudit.results import grading, measured, wording
 from leakaudit.results.model import (
     KINDS,
@@ -29,6 +30,7 @@ from leakaudit.results.model import (
     SweepRecord,
     TraceSummary,
     kind_of,
+    statistics,
 )
 from leakaudit.verdict import Verdict
 from leakaudit.viewing.files import Unreadable, head, tail
@@ -240,24 +242,21 @@ def _recovered(findings: Sequence[Finding]) -> dict[str, str]:
     made["identical records"] = str(
         sum(sum(map(bool, measured.values(one.exact))) for one in scored)
     )
-    psnr = _best((measured.best(one.psnr, max) for one in scored), max)
-    ssim = _best((measured.best(one.ssim, max) for one in scored), max)
-    error = _best((measured.best(one.relative_error, min) for one in scored), min)
-    if psnr is not None:
-        made["best PSNR, dB"] = f"{psnr:.1f}"
-    if ssim is not None:
-        made["best SSIM"] = f"{ssim:.3f}"
-    if error is not None:
-        made["smallest relative error"] = f"{error:.1e}"
+    for row in shown(Place.CURVE):
+        best = _best((measured.best(getattr(one, row.key), row.better) for one in scored), row)
+        if best is not None:
+            made[_named(row)] = row.text(best)
     return made
 
 
-def _best(values: Iterable[float | None], pick: Callable[[list[float]], float]) -> float | None:
+def _named(row: Quantity) -> str:
+    return f"{'best' if row.better is max else 'smallest'} {row.drawn}"
+
+
+def _best(values: Iterable[float | None], row: Quantity) -> float | None:
     """Return the best of the values that were measured."""
-    measured = [value for value in values if value is not None]
-    if not measured:
-        return None
-    return pick(measured)
+    known = [value for value in values if value is not None]
+    return row.better(known) if known else None
 
 
 def _judged(record: AuditRecord) -> dict[str, str]:
@@ -296,7 +295,9 @@ def _swept(record: SweepRecord, place: str, written: str) -> Run:
     level, verdict = _share(record)
     protocols = _planned(record, "victim")
     failed = sum(cell.status != "done" for cell in sweep.cells)
-    best = _best((point.psnr.best for point in sweep.points if point.psnr), max)
+    psnr = QUANTITIES["psnr"]
+    found = [statistics(point, psnr) for point in sweep.points]
+    best = _best((None if values is None else values.best for values in found), psnr)
     figures = {
         "cells": f"{len(sweep.cells)}, {failed} failed, {sweep.missing} missing",
         "axes": _short(", ".join(sweep.axes) or "none"),
@@ -307,7 +308,7 @@ def _swept(record: SweepRecord, place: str, written: str) -> Run:
         ),
     }
     if best is not None:
-        figures["best PSNR, dB"] = f"{best:.1f}"
+        figures[_named(psnr)] = psnr.text(best)
     figures["torch"] = _short(sweep.versions.get("torch") or "absent")
     figures["configuration"] = sweep.digest[:12]
     return Run(

@@ -31,6 +31,7 @@ from leakaudit.errors import AttackError
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.quantities import QUANTITIES
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.results import record_file
 from leakaudit.sweeping import work
@@ -83,12 +84,12 @@ def test_refused_nodes_count_as_the_mean_image(
 ) -> None:
     """They dropped out of the mean before: what was left of an attack looked as strong as ever."""
     plan = replace(PLAN, seeds=1)
-    whole = made(plan).values("psnr", 0, Adversary(), "analytic")
+    whole = made(plan).values(QUANTITIES["psnr"], 0, Adversary(), "analytic")
     assert whole is not None
     assert whole.mean > 60
     refusing(monkeypatch, lambda _, node: node in refused)
     part = made(plan)
-    found = part.values("psnr", 0, Adversary(), "analytic")
+    found = part.values(QUANTITIES["psnr"], 0, Adversary(), "analytic")
     values = [v for o in part.outcomes for v in o.score.psnr or () if v is not None]
     assert len(values) == 3 - len(refused)
     wanted = [*values, *(v for node in refused for v in blind(part.truth, node))]
@@ -107,7 +108,7 @@ def test_the_more_nodes_an_attack_refuses_the_less_it_gets(monkeypatch: pytest.M
             refusing(patch, lambda _, node, count=count: node < count)
             part = made()
         for metric, column in means.items():
-            found = part.values(metric, 0, Adversary(), "analytic")
+            found = part.values(QUANTITIES[metric], 0, Adversary(), "analytic")
             assert found is not None
             column.append(found.mean)
     assert means["psnr"] == sorted(means["psnr"], reverse=True)
@@ -124,7 +125,7 @@ def test_an_attack_that_refuses_everywhere_is_drawn_as_the_blind_guess(
     part = made(plan)
     assert not part.outcomes
     wanted = median(v for node in (0, 1, 2) for v in blind(part.truth, node))
-    found = part.values("psnr", 0, Adversary(), "analytic")
+    found = part.values(QUANTITIES["psnr"], 0, Adversary(), "analytic")
     assert found is not None
     assert found.median == pytest.approx(wanted, rel=1e-5)
     axes = panels.figure(plan, levels(plan), part, []).axes

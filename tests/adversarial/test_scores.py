@@ -22,6 +22,7 @@ from leakaudit.extraction import explanation
 from leakaudit.leak import GradientLeak
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.quantities import QUANTITIES
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.results import findings, wording
 from leakaudit.results.model import Scores, fitted
@@ -30,6 +31,7 @@ from leakaudit.sweeping import points
 from leakaudit.tasks import data
 from leakaudit.trace import TaskSpec, Truth
 
+PSNR = QUANTITIES["psnr"]
 FACES = data.load("faces", None, False, torch.Generator().manual_seed(0))
 IMAGES = FACES.spec("mlp", {})
 VECTORS = TaskSpec("logistic", shape=(3,), data="gaussians")
@@ -234,12 +236,12 @@ def test_missed_records_count_as_the_mean_of_all_others() -> None:
     assert plain is not None
     assert plain["psnr"]["missed"] == pytest.approx(blind, rel=1e-5)
     assert (
-        wording.spread(fitted(plain, Scores).psnr, "{:.1f}")
+        wording.spread(fitted(plain, Scores).psnr, PSNR)
         == f"{wanted['median']:.1f} ({wanted['min']:.1f} to 200.0)"
     )
     columns = points.columns([in_a_cell(fitted(plain, Scores))], 4, 10.0)
     assert columns.recovered == 1  # the mean image has 14 dB, and recovers nothing
-    assert len(columns.psnr) == 4
+    assert len(getattr(columns, PSNR.key)) == 4
 
 
 def test_the_more_records_are_missed_the_lower_is_the_mean(fresh_seed: int) -> None:

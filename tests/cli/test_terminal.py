@@ -18,7 +18,7 @@ from leakaudit.cli import _main, main
 from leakaudit.rendering import console
 from leakaudit.rendering.overall import Overall
 from leakaudit.reports.text import render
-from leakaudit.results.wording import OUTCOMES, QUANTITIES
+from leakaudit.results.wording import OUTCOMES, measured
 
 LEAKAUDIT = [sys.executable, "-m", "leakaudit"]
 GOLDEN = Path(__file__).parents[1] / "golden" / "records"
@@ -90,7 +90,7 @@ def test_a_leak_is_said_once_and_its_limits_follow() -> None:
         if rule["cell"] == cell["name"] and rule["status"] in ("OVER", "REGRESSION")
     ]
     for rule in violated:
-        assert QUANTITIES[rule["measure"]].words in page
+        assert measured(rule["measure"]) in page
     fine = [rule for rule in made["gate"]["rules"] if rule["status"] == "OK"]
     assert f"{len(fine)} rules within the limits" in page
     assert not [rule for rule in fine if rule["says"] in page]

@@ -399,7 +399,8 @@ def test_results_become_data_frames() -> None:
 
 
 def test_scores_become_rows() -> None:
-    scores = [la.Score(0, "dlg", matched=(0, None), psnr=(20.0, None)), la.Score(1, "dlg")]
+    columns: dict[str, Any] = {"psnr": (20.0, None)}
+    scores = [la.Score(0, "dlg", matched=(0, None), **columns), la.Score(1, "dlg")]
     first, second = la.table(scores)
     assert (first["node"], first["records"], first["recovered"]) == (0, 2, 1)
     assert (first["psnr_best"], second["psnr_best"]) == (20.0, None)

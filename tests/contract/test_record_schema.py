@@ -35,7 +35,8 @@ def free(kind: type) -> dict[str, Any]:
 
 
 def generated() -> dict[str, Any]:
-    made = msgspec.json.schema(model.Record, schema_hook=free)
+    # As it is read from a file: tuples are lists.
+    made = json.loads(json.dumps(msgspec.json.schema(model.Record, schema_hook=free)))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "results.json of leakaudit",

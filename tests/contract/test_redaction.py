@@ -18,8 +18,8 @@ from viewed import bare, put
 from leakaudit import api
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.gate.config import Acceptance, Budget, Check
-from leakaudit.gate.measures import MEASURES
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.quantities import MEASURES
 from leakaudit.results import comparison, grading, record_file, redaction
 from leakaudit.results.provenance import digest
 

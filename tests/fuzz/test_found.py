@@ -62,6 +62,7 @@ from leakaudit.pipeline.checkpoint import Checkpoint
 from leakaudit.protocols import declared
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.expected import Expected
+from leakaudit.quantities import QUANTITIES
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.relations import Relations, Vector
 from leakaudit.relations.declare import OUTLINED, TERMS, Most, at_most
@@ -1081,7 +1082,7 @@ def test_the_expected_messages_of_many_rounds_with_many_steps_are_refused(
 def test_a_score_without_a_median_is_shown_by_its_range() -> None:
     """It ended with TypeError."""
     column = NumberColumn(per_image=(1.0, 2.0), min=1.0, median=None, mean=None)
-    assert wording.spread(column, "{:.1f}") == "- (1.0 to 2.0)"
+    assert wording.spread(column, QUANTITIES["psnr"]) == "- (1.0 to 2.0)"
 
 
 def test_records_of_a_node_below_zero_are_refused(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from leakaudit._util.plural import listed
+from leakaudit.quantities import NEAREST, Quantity
 from leakaudit.results import grading
 from leakaudit.results.measured import best, harm
 from leakaudit.results.model import Finding, given
@@ -13,34 +14,6 @@ from leakaudit.results.wording import point_of
 from leakaudit.results.worst_case import tally
 
 MOST = 40  # most causes that are listed; a choice
-
-
-@dataclass(frozen=True)
-class _Metric:
-    """A metric of closeness."""
-
-    name: str  # name of its column in the scores
-    heading: str  # heading of its column in the table
-    form: str  # format of a value
-    pick: Callable[[list[float]], float]  # which value is the closest, `max` or `min`
-
-    def values(self, findings: Iterable[Finding]) -> list[float]:
-        """Return the closest value of each finding that has one."""
-        found = []
-        for one in findings:
-            if one.scores is not None:
-                value = best(getattr(one.scores, self.name), self.pick)
-                if value is not None:
-                    found.append(value)
-        return found
-
-
-# The first metric that any finding has is shown.
-_METRICS = (
-    _Metric("psnr", "closest, dB", "{:.1f}", max),
-    _Metric("tokens_correct", "closest, tokens", "{:.0%}", max),
-    _Metric("relative_error", "closest, rel. error", "{:.1e}", min),
-)
 
 
 @dataclass(frozen=True)
@@ -78,16 +51,23 @@ def causes(findings: Sequence[Finding]) -> Causes | None:
     if (len(groups) == len(findings) and len(groups) > 1) or not groups:
         return None
     ordered = sorted(groups.values(), key=_severity, reverse=True)
-    metric = next((one for one in _METRICS if one.values(findings)), None)
+    metric = next((one for one in NEAREST if _values(one, findings)), None)
     rows = []
     for some in ordered[:MOST]:
-        measured = [] if metric is None else metric.values(some)
+        measured = [] if metric is None else _values(metric, some)
         near = "-"
         if metric is not None and measured:
-            near = metric.form.format(metric.pick(measured))
+            near = metric.text(metric.better(measured))
         rows.append(_row(some, near))
-    heading = "" if metric is None else metric.heading
+    heading = "" if metric is None else f"closest, {metric.unit or metric.words}"
     return Causes(rows, heading, max(0, len(ordered) - MOST))
+
+
+def _values(one: Quantity, findings: Iterable[Finding]) -> list[float]:
+    """Return the closest value of each finding that has one."""
+    scored = [finding.scores for finding in findings if finding.scores is not None]
+    values = [best(getattr(scores, one.key), one.better) for scores in scored]
+    return [value for value in values if value is not None]
 
 
 def _cause(one: Finding) -> tuple[str, ...]:

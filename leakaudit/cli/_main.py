@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from leakaudit.cli._options import Parser, Told, described, load_torch, loading, mute, plugins, show
+from leakaudit.cli._options import load_torch, loading, mute, plugins, show
+from leakaudit.cli._parser import Parser, Told, described
 from leakaudit.errors import LeakauditError, suggest
 
 BROKEN = 4  # exit code of a run that failed before it reached a verdict
@@ -97,7 +98,7 @@ def parser(only: str | None = None) -> Parser:
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
     for name in VERBS:
         if only in (None, name):
-            importlib.import_module(f"leakaudit.cli.{name}").add(verbs)
+            importlib.import_module(f"leakaudit.cli.{name}").run.add(verbs)
     return top
 
 

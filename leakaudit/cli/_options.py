@@ -1,19 +1,19 @@
-"""What the verbs share: parsers, options, settings, plug-ins and output."""
+"""What the commands share: options, settings, plug-ins and output."""
 
 from __future__ import annotations
 
 import argparse
-import difflib
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Protocol
 
-from leakaudit._util.settings import SETTINGS, resolve, size
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit._util.settings import resolve, size
+from leakaudit.cli._commands import Options, SharedOptions, option
+from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit._util.executor import Executor
@@ -21,181 +21,83 @@ if TYPE_CHECKING:
 BINARY = ("pdf", "png")  # report formats that are not text
 INCONCLUSIVE = 3  # exit code of a result about a recording that is not what it declares
 LOADING = "leakaudit: loading PyTorch ..."
-EXAMPLES = "examples:"  # heading of the examples below the options
 
 
-class Told(SystemExit):
-    """A parser has printed help, a version or an error.
-
-    Any other SystemExit comes from code that was loaded.
-    """
+def text_or_json() -> Any:
+    """Declare the option that chooses between text and JSON."""
+    return option("format of the output", "-f", default="text", choices=("text", "json"))
 
 
-class _Help(argparse.HelpFormatter):
-    """Wraps descriptions, and leaves each example on its own line."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        if text.startswith(EXAMPLES):
-            return text
-        return super()._fill_text(text, width, indent)
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose help begins with the description, and whose errors are one line."""
-
-    def __init__(self, **given: Any) -> None:
-        """Accept whole option names only: ``--node`` must not be taken for ``--nodes``."""
-        super().__init__(**{"allow_abbrev": False, **given})
-
-    def format_help(self) -> str:
-        """Return the description, the usage, the options and the examples."""
-        formatter = self._get_formatter()
-        formatter.add_text(self.description)
-        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
-        for group in self._action_groups:
-            formatter.start_section(group.title)
-            formatter.add_text(group.description)
-            formatter.add_arguments(group._group_actions)
-            formatter.end_section()
-        formatter.add_text(self.epilog)
-        return formatter.format_help()
-
-    def parse_known_args(  # type: ignore[override]  # typeshed has overloads for other namespaces
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """Report unknown options first: a missing argument may follow from a mistyped option."""
-        given = sys.argv[1:] if args is None else args
-        self._reject_unknown(self._own_words(given))
-        found, rest = super().parse_known_args(args, namespace)
-        if self._subparsers is None:
-            self._reject_unknown(rest)
-        return found, rest
-
-    def _own_words(self, args: Sequence[str]) -> Iterator[str]:
-        """Yield the words that this parser reads: neither those of a verb nor of a program."""
-        program = any(action.nargs == argparse.REMAINDER for action in self._actions)
-        if program and "--" not in args:
-            return
-        for word in args:
-            if word == "--" or (self._subparsers is not None and not word.startswith("-")):
-                return
-            yield word
-
-    def _reject_unknown(self, words: Iterable[str]) -> None:
-        """End with the name of the first unknown option and of a similar one."""
-        for word in words:
-            name = word.partition("=")[0]
-            if word.startswith("--") and name not in self._option_string_actions:
-                near = difflib.get_close_matches(name, self._option_string_actions, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                self.error(f"there is no option {name}{hint}")
-
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Suggest a similar name in place of one that is not among the choices."""
-        if action.choices is not None and value not in action.choices:
-            what = "/".join(action.option_strings) or action.metavar or action.dest
-            near = suggest(str(value), map(str, action.choices))
-            raise argparse.ArgumentError(None, f"{what}: there is no {value!r}{near}")
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Print the message to stderr and end with `Told`."""
-        if message:
-            sys.stderr.write(message)
-        raise Told(status)
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with code 2."""
-        self.exit(2, f"{self.prog}: {message}; see '{self.prog} --help'\n")
-
-
-def described(about: str, *examples: str) -> dict[str, Any]:
-    """Return what the help of a verb shows around its options."""
-    lines = [EXAMPLES, *(f"  {example}" for example in examples)]
-    return {"description": about, "epilog": "\n".join(lines), "formatter_class": _Help}
-
-
-def formats(sub: argparse.ArgumentParser) -> None:
-    """Add the option that chooses between text and JSON."""
-    sub.add_argument(
-        "-f",
-        "--format",
-        choices=("text", "json"),
-        default="text",
-        help="format of the output (default text)",
+def trusting(what: str) -> Any:
+    """Declare the option that allows one model to execute its code."""
+    return option(
+        f"allow this model to execute its code if the {what} names it",
+        default=False,
+        metavar="MODULE:FACTORY",
     )
 
 
-def page_formats(sub: argparse.ArgumentParser) -> None:
-    """Add the options of a verb whose result can also be one HTML page."""
-    sub.add_argument(
+class PageOptions(Options):
+    """The options of a command whose result can also be one HTML page."""
+
+    format: str | None = option(
+        "format of the output (default: html with -o, otherwise text)",
         "-f",
-        "--format",
         choices=("text", "json", "html"),
-        help="format of the output (default: html with -o, otherwise text)",
     )
-    sub.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="file to write; missing folders are created (default: stdout)",
+    output: Path | None = option(
+        "file to write; missing folders are created (default: stdout)", "-o", metavar="FILE"
     )
 
+    def form(self) -> str:
+        """Return the requested format."""
+        if self.format is None:
+            return "text" if self.output is None else "html"
+        if self.format == "text" and self.output is not None:
+            raise LeakauditError("-o: expected -f html or -f json; text is written to stdout only")
+        return self.format
 
-def page_format(args: argparse.Namespace) -> str:
-    """Return the requested format of a verb with `page_formats`."""
-    if args.format is None:
-        return "text" if args.output is None else "html"
-    if args.format == "text" and args.output is not None:
-        raise LeakauditError("-o: expected -f html or -f json; text is written to stdout only")
-    return str(args.format)
+    def write(self, text: str, args: SharedOptions) -> None:
+        """Write the output of a command, completely or not at all."""
+        page = text.encode("utf-8", "backslashreplace")
+        if self.output is None:
+            sys.stdout.buffer.write(page)
+            return
+        from leakaudit._util.files import replacing
 
-
-def write(text: str, args: argparse.Namespace) -> None:
-    """Write the output of a verb with `page_formats`, completely or not at all."""
-    page = text.encode("utf-8", "backslashreplace")
-    if args.output is None:
-        sys.stdout.buffer.write(page)
-        return
-    from leakaudit._util.files import replacing
-
-    with replacing(args.output) as file:
-        file.write(page)
-    say(f"{args.output}: written", args)
+        with replacing(self.output) as file:
+            file.write(page)
+        say(f"{self.output}: written", args)
 
 
-def computing(sub: argparse.ArgumentParser, default: str = "0, this process") -> None:
-    """Add the options that choose where jobs are computed."""
-    sub.add_argument(
-        "--workers",
-        type=int,
-        metavar="N",
-        help="number of processes, with one thread each; 0 runs in this process (default: "
-        f"{default}). On a cluster: most jobs at a time (default: twice its cores)",
-    )
-    sub.add_argument(
-        "--backend",
+WORKERS = (
+    "number of processes, with one thread each; 0 runs in this process (default: {}). On a "
+    "cluster: most jobs at a time (default: twice its cores)"
+)
+
+
+class ComputeOptions(Options):
+    """The options that choose where jobs are computed."""
+
+    workers: int | None = option(WORKERS.format("0, this process"), metavar="N")
+    backend: str = option(
+        "process, loky, dask, ray, joblib, or joblib:NAME; results do not depend on it",
         default="process",
         metavar="NAME",
-        help="process, loky, dask, ray, joblib, or joblib:NAME; results do not depend on it "
-        "(default process)",
     )
-    sub.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="address of the running cluster of dask or ray",
+    address: str | None = option(
+        "address of the running cluster of dask or ray", metavar="HOST:PORT"
     )
 
+    def executor(self) -> Executor:
+        """Return the executor that the options choose; its workers begin to start."""
+        from leakaudit._util import forks
+        from leakaudit._util.executor import PROCESS, Executor
 
-def executor_of(args: argparse.Namespace) -> Executor:
-    """Return the executor that the options of `computing` choose; its workers begin to start."""
-    from leakaudit._util import forks
-    from leakaudit._util.executor import PROCESS, Executor
-
-    executor = Executor.of(args.workers, args.backend, args.address)
-    if executor.backend == PROCESS and executor.workers:
-        forks.context()  # it imports torch for the workers while this process reads its input
-    return executor
+        executor = Executor.of(self.workers, self.backend, self.address)
+        if executor.backend == PROCESS and executor.workers:
+            forks.context()  # it imports torch for the workers while this process reads its input
+        return executor
 
 
 def text_renderer(name: str) -> Callable[..., str]:
@@ -208,51 +110,6 @@ def text_renderer(name: str) -> Callable[..., str]:
             f"-f: {name} is not text; write it with 'leakaudit report FOLDER -o FILE.{name}'"
         )
     return render
-
-
-def shared(sub: argparse.ArgumentParser, *names: str) -> None:
-    """Add options that several verbs share.
-
-    Args:
-        names: Settings of `leakaudit._util.settings`, which environment variables and files can
-            set as well. The options for progress, plug-ins and quiet are always added.
-    """
-    group = sub.add_argument_group(
-        "shared options",
-        "LEAKAUDIT_* variables, leakaudit.toml and pyproject.toml can set most of these as well.",
-    )
-    for name in (*names, "progress"):
-        _add_setting(group, name)
-    sub.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
-        metavar="MODULE",
-        help=(
-            "import a module with your own victims, attacks or reports, from the current folder or "
-            "installed; this executes its code. A protocol file (.toml) is read without executing "
-            "code; repeatable"
-        ),
-    )
-    sub.add_argument(
-        "-q", "--quiet", action="store_true", help="write no progress and no notes to stderr"
-    )
-
-
-def _add_setting(group: argparse._ArgumentGroup, name: str) -> None:
-    setting = SETTINGS[name]
-    flag = f"--{name.replace('_', '-')}"
-    if name == "download":
-        group.add_argument(flag, action="store_const", const=True, default=None, help=setting.help)
-        return
-    flags = ["-o", flag] if name == "output" else [flag]
-    group.add_argument(
-        *flags,
-        dest=name,
-        default=None,
-        metavar=name.split("_")[-1].upper(),
-        help=f"{setting.help} (default {setting.default})",
-    )
 
 
 def plugins(args: argparse.Namespace) -> None:
@@ -290,16 +147,16 @@ def load_torch() -> None:
     gc.freeze()
 
 
-def settings(args: argparse.Namespace) -> argparse.Namespace:
+def settings(args: SharedOptions) -> argparse.Namespace:
     """Return the effective settings of a call, and apply those that concern torch.
 
     Plug-ins are imported first.
     """
     from leakaudit.rendering import status
 
-    plugins(args)
+    plugins(args.given)
     status.clear()
-    values = {name: value for name, (value, _) in resolve(vars(args)).items()}
+    values = {name: value for name, (value, _) in resolve(vars(args.given)).items()}
     if args.quiet:
         values["progress"] = "none"
     import torch
@@ -337,31 +194,22 @@ def half_of_free() -> int | None:
     return None
 
 
-def trusting(sub: argparse.ArgumentParser, what: str) -> None:
-    """Add the option that allows one model to execute its code."""
-    sub.add_argument(
-        "--trust-model",
-        default=False,
-        metavar="MODULE:FACTORY",
-        help=f"allow this model to execute its code if the {what} names it",
-    )
+class _Addressee(Protocol):
+    quiet: bool
 
 
-def say(text: str, args: argparse.Namespace) -> None:
+def say(text: str, args: _Addressee) -> None:
     """Write a note to stderr, unless the user asked for quiet."""
     if not args.quiet:
         sys.stderr.write(text.rstrip("\n") + "\n")
 
 
-def concluded(reasons: Sequence[str], args: argparse.Namespace) -> int:
+def concluded(reasons: Sequence[str], form: str) -> int:
     """Write why a result is inconclusive, also if the user asked for quiet.
 
     The sentences follow a text; JSON contains them itself, so they are written to stderr.
-
-    Args:
-        args: The parsed arguments of a call, with ``format``.
     """
-    out = sys.stderr if args.format == "json" else sys.stdout
+    out = sys.stderr if form == "json" else sys.stdout
     for reason in reasons:
         out.write(f"INCONCLUSIVE: {reason}\n")
     return INCONCLUSIVE if reasons else 0

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leakaudit.cli._commands import SharedOptions, argument, command, option
 from leakaudit.cli._options import (
     INCONCLUSIVE,
-    computing,
-    described,
-    executor_of,
+    ComputeOptions,
     half_of_free,
     memory,
     say,
     settings,
-    shared,
     text_renderer,
     trusting,
 )
-from leakaudit.cli.listen import listener, listening
+from leakaudit.cli.listen import ListenerOptions
 from leakaudit.cli.record import pairs
 
 if TYPE_CHECKING:
@@ -31,86 +28,56 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "attack",
-        help="reconstruct training inputs from a trace",
-        **described(
-            "Reconstructs training inputs from the messages in a trace, with the strongest attack "
-            "that applies. Writes pictures, report.md and results.json to a folder, and scores the "
-            "reconstructions if the truth is available.",
-            "leakaudit attack trace.pt -o out/",
-            "leakaudit attack trace.pt --as node:3 --node 2 --attack exact -o out/",
-        ),
-    )
-    sub.add_argument("trace", type=Path, help="trace file, or folder of shards")
-    sub.add_argument(
-        "--truth",
+class _Options(SharedOptions):
+    settings = ("seed", "device", "threads", "output", "lpips_weights", "max_seconds")
+
+    trace: Path = argument("trace file, or folder of shards")
+    truth: str = option(
+        "truth file for scoring; auto uses the one beside the trace, none skips scoring",
         default="auto",
         metavar="FILE",
-        help="truth file for scoring; auto uses the one beside the trace, none skips scoring "
-        "(default auto)",
     )
-    listening(sub)
-    sub.add_argument(
-        "--node",
-        type=int,
-        action="append",
-        help="node to attack; repeatable (default: all honest nodes)",
-    )
-    sub.add_argument(
-        "--attack",
+    listener: ListenerOptions
+    node: list[int] | None = option("node to attack; repeatable (default: all honest nodes)")
+    attack: str = option(
+        "attack to run, see 'leakaudit list attacks' (default auto: the strongest that applies)",
         default="auto",
         metavar="NAME",
-        help="attack to run, see 'leakaudit list attacks' (default auto: the strongest that "
-        "applies)",
     )
-    sub.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="set a hyper-parameter of the attack; repeatable",
-    )
-    sub.add_argument(
-        "--gradients",
-        type=int,
+    set: list[str] = option("set a hyper-parameter of the attack; repeatable", metavar="NAME=VALUE")
+    gradients: int | None = option(
+        "maximum number of gradients per node (default: as many as fit in 512 MB, at most 128)",
         metavar="N",
-        help="maximum number of gradients per node (default: as many as fit in 512 MB, at most "
-        "128)",
     )
-    sub.add_argument(
-        "--max-memory",
-        type=memory,
-        metavar="BYTES",
-        help="memory for the gradients and models of a node and for the attack, e.g. 1GB; fewer "
+    max_memory: int | None = option(
+        "memory for the gradients and models of a node and for the attack, e.g. 1GB; fewer "
         "gradients are used if not all fit (default: half of what is free)",
+        metavar="BYTES",
+        type=memory,
     )
-    sub.add_argument(
+    format: list[str] | None = option(
+        "format of the output: text, json or markdown; repeatable (default text)",
         "-f",
-        "--format",
-        action="append",
         metavar="FORMAT",
-        help="format of the output: text, json or markdown; repeatable (default text)",
     )
-    trusting(sub, "trace")
-    sub.add_argument(
-        "--resume",
-        action="store_true",
-        help="continue an interrupted run in the same output folder",
+    trust_model: bool | str = trusting("trace")
+    resume: bool = option("continue an interrupted run in the same output folder")
+    dry_run: bool = option(
+        "print the leak of each node and the attacks that apply, without attacking"
     )
-    sub.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the leak of each node and the attacks that apply, without attacking",
-    )
-    computing(sub)
-    shared(sub, "seed", "device", "threads", "output", "lpips_weights", "max_seconds")
-    sub.set_defaults(run=run)
+    computing: ComputeOptions
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "attack",
+    "reconstruct training inputs from a trace",
+    "Reconstructs training inputs from the messages in a trace, with the strongest attack "
+    "that applies. Writes pictures, report.md and results.json to a folder, and scores the "
+    "reconstructions if the truth is available.",
+    "leakaudit attack trace.pt -o out/",
+    "leakaudit attack trace.pt --as node:3 --node 2 --attack exact -o out/",
+)
+def run(args: _Options) -> int:
     """Attack, write the results and print them.
 
     Returns:
@@ -125,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = settings(args)
     renderers = {name: text_renderer(name) for name in args.format or ["text"]}
     options = AttackOptions(
-        adversary=listener(args),
+        adversary=args.listener.parse(),
         nodes=None if args.node is None else tuple(args.node),
         attack=args.attack,
         settings=pairs(args.set),
@@ -144,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(plan, indent=2) + "\n")
         return INCONCLUSIVE if plan["not_understood"] else 0
     folder = Path(chosen.output)
-    executor = executor_of(args)
+    executor = args.computing.executor()
     with console.shown(chosen.progress, main="nodes"):
         done = attack_file(args.trace, folder, options, executor)
     results = model.plain(done.record)

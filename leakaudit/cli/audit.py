@@ -2,66 +2,51 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-from leakaudit.cli._options import computing, described, executor_of, say, settings, shared, show
+from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli._options import ComputeOptions, say, settings, show
 
 REFUTED, UNSETTLED, INTERRUPTED = 1, 3, 130
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "audit",
-        help="test the privacy claims of a protocol at several values of epsilon",
-        **described(
-            "Runs a protocol at several values of epsilon, attacks each run, and tests the "
-            "protocol's claims. Writes the verdicts and a figure of PSNR and SSIM against epsilon.",
-            "leakaudit audit plan.toml -o audit/",
-            "leakaudit audit plan.toml --dry-run",
-        ),
+class _Options(SharedOptions):
+    settings = ("seed", "device", "threads", "output", "data_root", "download", "max_seconds")
+
+    scenario: Path = argument(
+        "TOML file with a scenario and a table [audit], which lists the values of epsilon and "
+        "the tests"
     )
-    sub.add_argument(
-        "scenario",
-        type=Path,
-        help="TOML file with a scenario and a table [audit], which lists the values of epsilon and "
-        "the tests",
-    )
-    sub.add_argument(
+    format: list[str] | None = option(
+        "format of the output; repeatable (default text)",
         "-f",
-        "--format",
-        action="append",
         choices=("text", "json", "markdown"),
-        help="format of the output; repeatable (default text)",
     )
-    sub.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the settings, the epsilon of each point (exact, or at most) and the cost, "
-        "without running",
+    dry_run: bool = option(
+        "print the settings, the epsilon of each point (exact, or at most) and the cost, "
+        "without running"
     )
-    sub.add_argument(
-        "--strict",
-        action="store_true",
-        help="exit with code 3 if a claim is INCONCLUSIVE or UNSUPPORTED, or the time did not "
-        "suffice to test it",
+    strict: bool = option(
+        "exit with code 3 if a claim is INCONCLUSIVE or UNSUPPORTED, or the time did not "
+        "suffice to test it"
     )
-    sub.add_argument(
-        "--figure",
-        type=Path,
-        metavar="FILE",
-        help="write the figure for a paper, 174 mm wide, to this .pdf, .svg or .png file",
+    figure: Path | None = option(
+        "write the figure for a paper, 174 mm wide, to this .pdf, .svg or .png file", metavar="FILE"
     )
-    computing(sub)
-    shared(sub, "seed", "device", "threads", "output", "data_root", "download", "max_seconds")
-    sub.set_defaults(run=run)
+    computing: ComputeOptions
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "audit",
+    "test the privacy claims of a protocol at several values of epsilon",
+    "Runs a protocol at several values of epsilon, attacks each run, and tests the "
+    "protocol's claims. Writes the verdicts and a figure of PSNR and SSIM against epsilon.",
+    "leakaudit audit plan.toml -o audit/",
+    "leakaudit audit plan.toml --dry-run",
+)
+def run(args: _Options) -> int:
     """Audit, write the results and print them."""
     from dataclasses import replace
 
@@ -76,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         plots.expect_suffix(args.figure, "--figure")
     chosen = settings(args)
     plan = AuditPlan.from_toml(args.scenario)
-    if args.seed is not None:
+    if args.given.seed is not None:
         plan = replace(plan, scenario=replace(plan.scenario, seed=chosen.seed))
     where = Where(Path(chosen.data_root), chosen.download, chosen.device, chosen.max_seconds)
     if args.dry_run:
@@ -85,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(model.plain(planned), indent=2) + "\n")
         return 0
     folder = Path(chosen.output)
-    executor = executor_of(args)
+    executor = args.computing.executor()
     with console.shown(chosen.progress, main="stages"):
         found = audit(plan, folder, where, executor)
     for name in args.format or ["text"]:

@@ -2,111 +2,136 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leakaudit._util import averages
-from leakaudit.cli._options import described, formats, say, settings, shared
+from leakaudit.cli._commands import Command, SharedOptions, argument, command, option
+from leakaudit.cli._options import say, settings, text_or_json
 from leakaudit.cli._options import show as put
-from leakaudit.errors import one_line
+from leakaudit.cli._parser import described
+from leakaudit.errors import LeakauditError, one_line
 
 if TYPE_CHECKING:
     from leakaudit.gate.baseline import Baseline, Change
+    from leakaudit.gate.config import Gate
 
 
-def add(verbs: Any) -> None:
-    """Add the parsers of the verb and its actions."""
-    actions = verbs.add_parser(
-        "baseline",
-        help="update, show or compare the baseline of 'check'",
-        **described(
-            "Updates, shows or compares the baseline: the committed file with the leakage that "
-            "'leakaudit check' accepts.",
-            'leakaudit baseline update --reason "first release"',
-            "leakaudit baseline diff",
-        ),
-    ).add_subparsers(dest="action", metavar="ACTION", required=True)
-    update = actions.add_parser(
-        "update",
-        help="run the checks and accept what they measure",
-        **described(
-            "Runs the checks and accepts the leakage that they measure as the new baseline.",
-            'leakaudit baseline update --reason "larger batches"',
-            'leakaudit baseline update main --reason "new attack"',
-        ),
-    )
-    update.add_argument(
-        "check",
+class _Options(SharedOptions):
+    format: str = text_or_json()
+
+
+class _UpdateOptions(_Options):
+    settings = ("seed", "threads", "max_seconds")
+
+    check: list[str] = argument(
+        "check of leakaudit.toml to update; the others keep their values (default: all)",
         nargs="*",
         metavar="CHECK",
-        help="check of leakaudit.toml to update; the others keep their values (default: all)",
     )
-    update.add_argument(
-        "--reason",
-        required=True,
-        metavar="TEXT",
-        help="why the new values are acceptable; stored in the baseline",
+    reason: str = option(
+        "why the new values are acceptable; stored in the baseline", required=True, metavar="TEXT"
     )
-    show = actions.add_parser(
-        "show",
-        help="print the mean of every measure in the baseline",
-        **described(
-            "Prints the mean of every measure in the baseline.",
-            "leakaudit baseline show",
-            "leakaudit baseline show -f json",
-        ),
-    )
-    diff = actions.add_parser(
-        "diff",
-        help="print what a later run measured differently",
-        **described(
-            "Prints which measures of a later run differ from the baseline.",
-            "leakaudit baseline diff",
-            "leakaudit baseline diff out/results.json -f json",
-        ),
-    )
-    diff.add_argument(
-        "other",
-        nargs="?",
-        type=Path,
-        help="results.json of a check, or another baseline (default: results.json in --output)",
-    )
-    shared(update, "seed", "threads", "max_seconds")
-    shared(show)
-    shared(diff, "output")
-    for sub in (update, show, diff):
-        formats(sub)
-        sub.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Perform one action."""
-    from leakaudit.errors import LeakauditError
+@command(
+    "baseline update",
+    "run the checks and accept what they measure",
+    "Runs the checks and accepts the leakage that they measure as the new baseline.",
+    'leakaudit baseline update --reason "larger batches"',
+    'leakaudit baseline update main --reason "new attack"',
+)
+def update(args: _UpdateOptions) -> int:
+    """Measure the leakage, and accept it."""
     from leakaudit.gate import baseline, files, judge
     from leakaudit.rendering import console
 
     chosen = settings(args)
-    gate = files.configured(Path())
-    if (path := gate.baseline_path) is None:
-        raise LeakauditError(f"{gate.source}: gate.baseline is empty; set it to the name of a file")
-    if args.action == "update":
-        with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
-            _, before, after = files.update(
-                gate.only(args.check), judge.Options(chosen.seed), args.reason
-            )
-        _write(baseline.changes(before, after), args.format, "no sample changed")
-        say(f"{path}: written", args)
-    elif args.action == "diff":
-        other = files.from_results(args.other or Path(chosen.output) / "results.json")
-        _write(baseline.changes(baseline.read(path), other), args.format, "no difference")
-    elif args.format == "json":
-        put(json.dumps(baseline.means(baseline.read(path)), indent=2) + "\n")
-    else:
-        _table(baseline.read(path))
+    gate, path = _configured()
+    with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
+        _, before, after = files.update(
+            gate.only(args.check), judge.Options(chosen.seed), args.reason
+        )
+    _write(baseline.changes(before, after), args.format, "no sample changed")
+    say(f"{path}: written", args)
     return 0
+
+
+class _ShowOptions(_Options):
+    """None of its own."""
+
+
+@command(
+    "baseline show",
+    "print the mean of every measure in the baseline",
+    "Prints the mean of every measure in the baseline.",
+    "leakaudit baseline show",
+    "leakaudit baseline show -f json",
+)
+def show(args: _ShowOptions) -> int:
+    """Print the accepted leakage."""
+    from leakaudit.gate import baseline
+
+    settings(args)
+    _, path = _configured()
+    base = baseline.read(path)
+    if args.format == "json":
+        put(json.dumps(baseline.means(base), indent=2) + "\n")
+    else:
+        _table(base)
+    return 0
+
+
+class _DiffOptions(_Options):
+    settings = ("output",)
+
+    other: Path | None = argument(
+        "results.json of a check, or another baseline (default: results.json in --output)",
+        nargs="?",
+    )
+
+
+@command(
+    "baseline diff",
+    "print what a later run measured differently",
+    "Prints which measures of a later run differ from the baseline.",
+    "leakaudit baseline diff",
+    "leakaudit baseline diff out/results.json -f json",
+)
+def diff(args: _DiffOptions) -> int:
+    """Compare the baseline with a later run."""
+    from leakaudit.gate import baseline, files
+
+    chosen = settings(args)
+    _, path = _configured()
+    other = files.from_results(args.other or Path(chosen.output) / "results.json")
+    _write(baseline.changes(baseline.read(path), other), args.format, "no difference")
+    return 0
+
+
+run = Command(
+    "baseline",
+    "update, show or compare the baseline of 'check'",
+    described(
+        "Updates, shows or compares the baseline: the committed file with the leakage that "
+        "'leakaudit check' accepts.",
+        'leakaudit baseline update --reason "first release"',
+        "leakaudit baseline diff",
+    ),
+    actions=(update, show, diff),
+)
+
+
+def _configured() -> tuple[Gate, Path]:
+    """Return the gate of this folder, and its baseline."""
+    from leakaudit.gate import files
+
+    gate = files.configured(Path())
+    if gate.baseline_path is None:
+        raise LeakauditError(f"{gate.source}: gate.baseline is empty; set it to the name of a file")
+    return gate, gate.baseline_path
 
 
 def _table(base: Baseline) -> None:

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from leakaudit.cli._options import (
-    computing,
-    concluded,
-    described,
-    executor_of,
-    page_format,
-    page_formats,
-    say,
-    settings,
-    shared,
-    write,
-)
+from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli._options import ComputeOptions, PageOptions, concluded, say, settings
 from leakaudit.errors import LeakauditError
 from leakaudit.verdict import Holds, Verdict
 
@@ -43,84 +32,55 @@ NOTE = (
 )
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "bound",
-        help="bound the epsilon of each adversary's view, and compare it with the claim",
-        **described(
-            "Computes the differential privacy (mu and epsilon) of one record in the view of each "
-            "adversary, exactly or as an upper bound (the outcome says which), and compares it "
-            "with the claim. The messages of a trace are only "
-            "compared with the declared protocol, and no attack is run.",
-            "leakaudit bound trace.pt",
-            "leakaudit bound trace.pt --as node:1 --node 2 --delta 1e-6",
-        ),
-    )
-    sub.add_argument("source", type=Path, help="scenario (.toml) or trace")
-    sub.add_argument(
+class _Options(SharedOptions):
+    settings = ("threads", "data_root", "download")
+
+    source: Path = argument("scenario (.toml) or trace")
+    adversary: list[str] | None = option(
+        "adversary, as in 'leakaudit attack'; repeatable (default: an eavesdropper on all "
+        "channels, one on each channel of a node, each neighbour, and coalitions)",
         "--as",
-        dest="adversary",
-        action="append",
         metavar="WHO",
-        help=(
-            "adversary, as in 'leakaudit attack'; repeatable (default: an eavesdropper on all "
-            "channels, one on each channel of a node, each neighbour, and coalitions)"
-        ),
     )
-    sub.add_argument(
-        "--coalitions",
-        type=int,
-        metavar="K",
-        help="maximum number of curious nodes that cooperate (default 1)",
+    coalitions: int | None = option(
+        "maximum number of curious nodes that cooperate (default 1)", metavar="K"
     )
-    sub.add_argument(
-        "--node",
-        type=int,
-        action="append",
-        help="node to analyse; repeatable (default: all nodes)",
+    node: list[int] | None = option("node to analyse; repeatable (default: all nodes)")
+    all: bool = option(
+        "show every view, not only the worst of each kind; json always contains all views"
     )
-    sub.add_argument(
-        "--all",
-        action="store_true",
-        help="show every view, not only the worst of each kind; json always contains all views",
-    )
-    sub.add_argument(
-        "--sensitivity",
-        type=float,
+    sensitivity: float | None = option(
+        "largest change of a gradient that one record can cause, in Euclidean norm (default: "
+        "the value that the claim assumes, else that of the declared clip; without either, "
+        "mu is a multiple of it, and there is no epsilon)",
         metavar="S",
-        help=(
-            "largest change of a gradient that one record can cause, in Euclidean norm (default: "
-            "the value that the claim assumes, else that of the declared clip; without either, "
-            "mu is a multiple of it, and there is no epsilon)"
-        ),
     )
-    sub.add_argument(
-        "--smoothness",
-        type=float,
+    smoothness: float | None = option(
+        "Lipschitz constant of a node's gradients; without it, protocols that do not send "
+        "their models have no epsilon per record",
         metavar="L",
-        help=(
-            "Lipschitz constant of a node's gradients; without it, protocols that do not send "
-            "their models have no epsilon per record"
-        ),
     )
-    sub.add_argument(
-        "--delta",
-        type=float,
-        help="delta at which epsilon is stated (default: the delta of the claim, else 1e-5)",
+    delta: float | None = option(
+        "delta at which epsilon is stated (default: the delta of the claim, else 1e-5)"
     )
-    sub.add_argument(
-        "--epsilon",
-        type=float,
-        help="epsilon for which noise is recommended (default: the epsilon of the claim)",
+    epsilon: float | None = option(
+        "epsilon for which noise is recommended (default: the epsilon of the claim)"
     )
-    page_formats(sub)
-    computing(sub)
-    shared(sub, "threads", "data_root", "download")
-    sub.set_defaults(run=run)
+    page: PageOptions
+    computing: ComputeOptions
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "bound",
+    "bound the epsilon of each adversary's view, and compare it with the claim",
+    "Computes the differential privacy (mu and epsilon) of one record in the view of each "
+    "adversary, exactly or as an upper bound (the outcome says which), and compares it "
+    "with the claim. The messages of a trace are only "
+    "compared with the declared protocol, and no attack is run.",
+    "leakaudit bound trace.pt",
+    "leakaudit bound trace.pt --as node:1 --node 2 --delta 1e-6",
+)
+def run(args: _Options) -> int:
     """Print one row for each node and adversary."""
     from leakaudit.accounting import bounding
     from leakaudit.accounting.compare import alike, compare, resting, worst
@@ -129,8 +89,8 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.rendering import console
 
     chosen = settings(args)
-    form = page_format(args)
-    executor = executor_of(args)
+    form = args.page.form()
+    executor = args.computing.executor()
     asked = {
         name: getattr(args, name) for name in ("sensitivity", "delta", "epsilon", "smoothness")
     }
@@ -147,14 +107,14 @@ def run(args: argparse.Namespace) -> int:
     unclear = [one.detail for one in doubts]
     if form == "json":
         shown_all = [{**one.to_json(), "unclear": unclear} for one in found]
-        write(json.dumps(shown_all, indent=2) + "\n", args)
-        return concluded(unclear, args)
+        args.page.write(json.dumps(shown_all, indent=2) + "\n", args)
+        return concluded(unclear, form)
     if form == "html":
         from leakaudit.rendering.html import bounded
 
         notes = footnotes(found, protocol.begun)
-        write(bounded.page(found, _network(protocol), notes, NOTE, unclear), args)
-        return concluded(unclear, args)
+        args.page.write(bounded.page(found, _network(protocol), notes, NOTE, unclear), args)
+        return concluded(unclear, form)
     same = alike(found)
     shown = found
     if not (args.all or args.adversary):
@@ -165,12 +125,10 @@ def run(args: argparse.Namespace) -> int:
     if len(shown) == len(found):
         same = {}
     _table(shown, same, len(found), protocol.begun)
-    return concluded(unclear, args)
+    return concluded(unclear, form)
 
 
-def _threats(
-    args: argparse.Namespace, protocol: Protocol, last: int, executor: Executor
-) -> list[Threat]:
+def _threats(args: _Options, protocol: Protocol, last: int, executor: Executor) -> list[Threat]:
     """Return the threats to evaluate; the first `last` nodes hold data."""
     from leakaudit.accounting import survey
     from leakaudit.accounting.adversaries import named

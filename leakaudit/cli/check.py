@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import asdict
@@ -10,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, say, settings, shared, show, text_renderer
+from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli._options import say, settings, show, text_renderer
 
 if TYPE_CHECKING:
     from leakaudit.gate.config import Gate
@@ -18,66 +18,40 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "check",
-        help="gate of a CI job: fail if your program leaks more than allowed",
-        **described(
-            "Runs and attacks your training program as configured in leakaudit.toml, and fails if "
-            "it leaks more than the budgets or the baseline allow. Exit code: 0 no regression, "
-            "1 leak, 2 configuration error, 3 inconclusive, 4 the run failed.",
-            "leakaudit check --strict",
-            "leakaudit check main -f text -f junit=leakage.xml",
-        ),
+class _Options(SharedOptions):
+    settings = ("seed", "threads", "output", "max_seconds")
+
+    check: list[str] = argument(
+        "name of a check in leakaudit.toml (default: all checks)", nargs="*", metavar="CHECK"
     )
-    sub.add_argument(
-        "check",
-        nargs="*",
-        metavar="CHECK",
-        help="name of a check in leakaudit.toml (default: all checks)",
+    strict: bool = option("exit with code 3 if a measure increased, but not significantly")
+    untrusted: bool = option(
+        "for code of strangers, such as pull requests: run everything in a process without "
+        "network, secrets and files of others, as far as the system allows"
     )
-    sub.add_argument(
-        "--strict",
-        action="store_true",
-        help="exit with code 3 if a measure increased, but not significantly",
+    dry_run: bool = option("run one seed of each check, and estimate the time that all seeds take")
+    summary: Path | None = option(
+        "append a Markdown report to this file, e.g. $GITHUB_STEP_SUMMARY", metavar="FILE"
     )
-    sub.add_argument(
-        "--untrusted",
-        action="store_true",
-        help="for code of strangers, such as pull requests: run everything in a process without "
-        "network, secrets and files of others, as far as the system allows",
-    )
-    sub.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="run one seed of each check, and estimate the time that all seeds take",
-    )
-    sub.add_argument(
-        "--summary",
-        type=Path,
-        metavar="FILE",
-        help="append a Markdown report to this file, e.g. $GITHUB_STEP_SUMMARY",
-    )
-    sub.add_argument(
-        "-f",
-        "--format",
-        action="append",
-        metavar="FORMAT",
-        help="format of the output, see 'leakaudit list reports'; FORMAT=FILE writes a file; "
+    format: list[str] | None = option(
+        "format of the output, see 'leakaudit list reports'; FORMAT=FILE writes a file; "
         "repeatable (default text)",
+        "-f",
+        metavar="FORMAT",
     )
-    sub.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="list the rules that are within their limits, too",
-    )
-    shared(sub, "seed", "threads", "output", "max_seconds")
-    sub.set_defaults(run=run)
+    verbose: bool = option("list the rules that are within their limits, too", "-v")
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "check",
+    "gate of a CI job: fail if your program leaks more than allowed",
+    "Runs and attacks your training program as configured in leakaudit.toml, and fails if "
+    "it leaks more than the budgets or the baseline allow. Exit code: 0 no regression, "
+    "1 leak, 2 configuration error, 3 inconclusive, 4 the run failed.",
+    "leakaudit check --strict",
+    "leakaudit check main -f text -f junit=leakage.xml",
+)
+def run(args: _Options) -> int:
     """Run the gate, write results.json and print the outcome."""
     if args.untrusted:
         return _untrusted(args)
@@ -108,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     return INTERRUPTED if judged.interrupted else judged.code
 
 
-def _untrusted(args: argparse.Namespace) -> int:
+def _untrusted(args: _Options) -> int:
     """Run the gate in isolation, and print the outcome here.
 
     This process imports no plug-in, so that the reports are those of leakaudit.
@@ -141,7 +115,7 @@ def _report(
     shown: dict[str, Any],
     formats: list[tuple[str, Path | None]],
     folder: Path,
-    args: argparse.Namespace,
+    args: _Options,
 ) -> None:
     """Print or write a record in all formats that were asked for."""
     from leakaudit.rendering import gallery
@@ -180,7 +154,7 @@ def _format(text: str) -> tuple[str, Path | None]:
     return name, Path(file) if equals else None
 
 
-def _show(name: str, file: Path | None, made: dict[str, Any], args: argparse.Namespace) -> None:
+def _show(name: str, file: Path | None, made: dict[str, Any], args: _Options) -> None:
     from leakaudit import registry
     from leakaudit._util.files import replacing
     from leakaudit.rendering import console

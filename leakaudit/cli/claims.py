@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from leakaudit.cli._options import (
-    computing,
-    described,
-    executor_of,
-    page_format,
-    page_formats,
-    settings,
-    shared,
-    write,
-)
+from leakaudit.cli._commands import SharedOptions, command, option
+from leakaudit.cli._options import ComputeOptions, PageOptions, settings
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -30,60 +21,45 @@ NOTE = (
 STYLES = {"REFUTED": "bold red", "NOT_REFUTED": "green"}
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "claims",
-        help="re-evaluate published privacy claims",
-        **described(
-            "Re-evaluates published privacy claims: computes a verdict for each, prints the "
-            "evidence, and names the command that reproduces it.",
-            "leakaudit claims --paper dp-norm",
-            "leakaudit claims --row 7 --row 10 -f json",
-            "leakaudit claims -o claims.html",
-        ),
-    )
-    sub.add_argument(
-        "--paper",
-        action="append",
-        default=[],
+class _Options(SharedOptions):
+    settings = ("threads",)
+
+    paper: list[str] = option(
+        "dp-norm, dp-recal, dp-dkm, secured-fl, pdmm-thesis, or other for papers of other "
+        "groups; repeatable (default: all)",
         metavar="NAME",
-        help=(
-            "dp-norm, dp-recal, dp-dkm, secured-fl, pdmm-thesis, or other for papers of other "
-            "groups; repeatable (default: all)"
-        ),
     )
-    sub.add_argument(
-        "--row",
-        type=int,
-        action="append",
-        default=[],
-        metavar="N",
-        help="number of a claim; repeatable (default: all)",
-    )
-    page_formats(sub)
-    computing(sub)
-    shared(sub, "threads")
-    sub.set_defaults(run=run)
+    row: list[int] = option("number of a claim; repeatable (default: all)", metavar="N")
+    page: PageOptions
+    computing: ComputeOptions
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "claims",
+    "re-evaluate published privacy claims",
+    "Re-evaluates published privacy claims: computes a verdict for each, prints the "
+    "evidence, and names the command that reproduces it.",
+    "leakaudit claims --paper dp-norm",
+    "leakaudit claims --row 7 --row 10 -f json",
+    "leakaudit claims -o claims.html",
+)
+def run(args: _Options) -> int:
     """Evaluate the requested claims and print the findings."""
     from leakaudit.papers import judge, select
     from leakaudit.rendering import console
 
     chosen = settings(args)
-    form = page_format(args)
+    form = args.page.form()
     rows = select(args.paper, args.row)
-    executor = executor_of(args)
+    executor = args.computing.executor()
     with console.shown(chosen.progress, main="claims"):
         found = list(judge(rows, executor))
     if form == "json":
-        write(json.dumps([one.to_json() for one in found], indent=2) + "\n", args)
+        args.page.write(json.dumps([one.to_json() for one in found], indent=2) + "\n", args)
     elif form == "html":
         from leakaudit.papers.page import page
 
-        write(page(found), args)
+        args.page.write(page(found), args)
     else:
         _write(found)
     return 0

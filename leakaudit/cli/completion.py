@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from leakaudit.cli._options import described, show
+from leakaudit.cli._commands import Options, argument, command
+from leakaudit.cli._options import show
 from leakaudit.errors import LeakauditError
 
 SHELLS = ("bash", "zsh", "tcsh")
@@ -34,23 +34,19 @@ FILES = ("truth", "output", "lpips_weights", "what", "results")
 FOLDERS = ("data_root",)
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "completion",
-        help="print a script for the completion of commands in your shell",
-        **described(
-            "Prints a script that completes commands, options, files and the names of victims, "
-            "attacks, reports, models, data sets and graphs. Run it again after an upgrade.",
-            "leakaudit completion bash",
-            "leakaudit completion zsh",
-        ),
-    )
-    sub.add_argument("shell", choices=SHELLS, help=INSTALL)
-    sub.set_defaults(run=run)
+class _Options(Options):
+    shell: str = argument(INSTALL, choices=SHELLS)
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "completion",
+    "print a script for the completion of commands in your shell",
+    "Prints a script that completes commands, options, files and the names of victims, "
+    "attacks, reports, models, data sets and graphs. Run it again after an upgrade.",
+    "leakaudit completion bash",
+    "leakaudit completion zsh",
+)
+def run(args: _Options) -> int:
     """Print the script."""
     try:
         import shtab

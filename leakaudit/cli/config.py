@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from leakaudit._util.settings import SETTINGS, resolve
-from leakaudit.cli._options import described, formats, shared, show
+from leakaudit.cli._commands import SharedOptions, argument, command
+from leakaudit.cli._options import show, text_or_json
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "config",
-        help="show the settings and their sources, check leakaudit.toml, print its schema",
-        **described(
-            "Shows the value of every setting and where it comes from, checks leakaudit.toml, or "
-            "prints the JSON schema of that file.",
-            "leakaudit config show",
-            "leakaudit config lint -f json",
-        ),
-    )
-    sub.add_argument(
-        "action",
+class _Options(SharedOptions):
+    settings = tuple(name for name in SETTINGS if name != "progress")
+
+    action: str = argument(
+        "show: print all settings; lint: check that every key of leakaudit.toml and "
+        "pyproject.toml is known; schema: print the JSON schema of leakaudit.toml, for editors",
         choices=("show", "lint", "schema"),
-        help=(
-            "show: print all settings; lint: check that every key of leakaudit.toml and "
-            "pyproject.toml is known; schema: print the JSON schema of leakaudit.toml, for editors"
-        ),
     )
-    formats(sub)
-    shared(sub, *(n for n in SETTINGS if n != "progress"))
-    sub.set_defaults(run=run)
+    format: str = text_or_json()
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "config",
+    "show the settings and their sources, check leakaudit.toml, print its schema",
+    "Shows the value of every setting and where it comes from, checks leakaudit.toml, or "
+    "prints the JSON schema of that file.",
+    "leakaudit config show",
+    "leakaudit config lint -f json",
+)
+def run(args: _Options) -> int:
     """Print the settings, the outcome of the check, or the schema."""
     if args.action == "schema":
         from leakaudit.gate.tables import SCHEMA
 
         show(SCHEMA.read_text(encoding="utf-8"))
         return 0
-    found = resolve(vars(args))
+    found = resolve(vars(args.given))
     if args.action == "lint":
         return _lint(args.format)
     if args.format == "json":

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import Any
 
 from leakaudit._util.files import private_folder
 from leakaudit.cli import main
-from leakaudit.cli._options import described, formats, say, settings, shared
+from leakaudit.cli._commands import SharedOptions, command
+from leakaudit.cli._options import say, settings, text_or_json
 from leakaudit.errors import LeakauditError
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "demo",
-        help="recover ten faces from recorded traffic, in one minute",
-        **described(
-            "Shows the whole workflow in about a minute: ten nodes train on one photograph each, "
-            "and an eavesdropper recovers all ten photographs from the messages. Writes 32 MB.",
-            "leakaudit demo",
-            "leakaudit demo -o demo/ --seed 1",
-        ),
-    )
-    formats(sub)
-    shared(sub, "seed", "output")
-    sub.set_defaults(run=run)
+class _Options(SharedOptions):
+    settings = ("seed", "output")
+
+    format: str = text_or_json()
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "demo",
+    "recover ten faces from recorded traffic, in one minute",
+    "Shows the whole workflow in about a minute: ten nodes train on one photograph each, "
+    "and an eavesdropper recovers all ten photographs from the messages. Writes 32 MB.",
+    "leakaudit demo",
+    "leakaudit demo -o demo/ --seed 1",
+)
+def run(args: _Options) -> int:
     """Record, attack, and name the files to open."""
     chosen = settings(args)
     folder = Path(chosen.output)

@@ -5,29 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any
 
-from leakaudit.cli._options import described, formats, settings, shared
-
-
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "doctor",
-        help="check that torch, torchvision, LPIPS and the device work",
-        **described(
-            "Checks that the libraries, the LPIPS weights and the device that leakaudit needs are "
-            "installed and work. Run it first if a command fails unexpectedly.",
-            "leakaudit doctor",
-            "leakaudit doctor --device cuda -f json",
-        ),
-    )
-    formats(sub)
-    shared(sub, "device", "threads", "lpips_weights", "data_root")
-    sub.set_defaults(run=run)
+from leakaudit.cli._commands import SharedOptions, command
+from leakaudit.cli._options import settings, text_or_json
 
 
-def run(args: argparse.Namespace) -> int:
+class _Options(SharedOptions):
+    settings = ("device", "threads", "lpips_weights", "data_root")
+
+    format: str = text_or_json()
+
+
+@command(
+    "doctor",
+    "check that torch, torchvision, LPIPS and the device work",
+    "Checks that the libraries, the LPIPS weights and the device that leakaudit needs are "
+    "installed and work. Run it first if a command fails unexpectedly.",
+    "leakaudit doctor",
+    "leakaudit doctor --device cuda -f json",
+)
+def run(args: _Options) -> int:
     """Print the outcome of each check."""
     chosen = settings(args)
     rows = [*_libraries(), *_machine(chosen), _weights(chosen.lpips_weights), _faces()]

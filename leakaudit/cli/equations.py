@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared, trusting
+from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli._options import INCONCLUSIVE, say, settings, trusting
 
 OWN = "own:"  # how the name of a protocol without a declaration begins
 FITTED = "fitted"  # name in the file if the protocol of the trace is a bundled one
 
 
-def add(actions: Any) -> None:
-    """Add the action's parser."""
-    sub = actions.add_parser(
-        "equations",
-        help="propose the update equations of a protocol that is not declared",
-        **described(
-            "Fits update equations to the messages of a trace, whatever protocol it declares, and "
-            "writes them as a protocol file. An equation is written only if it predicts rounds "
-            "that were held back, and if recomputed gradients explain what it leaves; otherwise "
-            "the exit code is 3.",
-            "leakaudit trace equations trace.pt -o protocol.toml",
-            "leakaudit trace equations folder/ -o fitted.toml",
-        ),
-    )
-    sub.add_argument("trace", type=Path, help="trace file, or folder of shards")
-    sub.add_argument(
+class _Options(SharedOptions):
+    settings = ("threads",)
+
+    trace: Path = argument("trace file, or folder of shards")
+    output: Path = option(
+        "protocol file to write; replaces an existing one",
         "-o",
-        "--output",
-        type=Path,
         default=Path("protocol.toml"),
         metavar="FILE",
-        help="protocol file to write; replaces an existing one (default protocol.toml)",
     )
-    trusting(sub, "trace")
-    shared(sub, "threads")
-    sub.set_defaults(run=run)
+    trust_model: bool | str = trusting("trace")
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "trace equations",
+    "propose the update equations of a protocol that is not declared",
+    "Fits update equations to the messages of a trace, whatever protocol it declares, and "
+    "writes them as a protocol file. An equation is written only if it predicts rounds "
+    "that were held back, and if recomputed gradients explain what it leaves; otherwise "
+    "the exit code is 3.",
+    "leakaudit trace equations trace.pt -o protocol.toml",
+    "leakaudit trace equations folder/ -o fitted.toml",
+)
+def run(args: _Options) -> int:
     """Print the equations of every node and write the file."""
     settings(args)
     from leakaudit import registry

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from leakaudit.cli._options import concluded, described, formats, say, settings, shared
-from leakaudit.cli.listen import listener, listening
+from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli._options import concluded, say, settings, text_or_json
+from leakaudit.cli.listen import ListenerOptions
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -24,46 +24,30 @@ NOTE = (
 LONG = 160  # largest number of characters of a formula in a table
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "explain",
-        help="show which gradients an adversary can compute, and by which formula",
-        **described(
-            "Shows which combinations of a node's gradients follow from the messages that an "
-            "adversary observes, by which formula, and how accurately.",
-            "leakaudit explain trace.pt",
-            "leakaudit explain trace.pt --as node:1 --node 2 -o rows.png",
-        ),
+class _Options(SharedOptions):
+    settings = ("threads",)
+
+    trace: Path = argument("trace file, or folder of shards")
+    listener: ListenerOptions
+    node: list[int] | None = option(
+        "node to explain in detail; repeatable (default: one summary line for every node)"
     )
-    sub.add_argument("trace", type=Path, help="trace file, or folder of shards")
-    listening(sub)
-    sub.add_argument(
-        "--node",
-        type=int,
-        action="append",
-        help="node to explain in detail; repeatable (default: one summary line for every node)",
+    gradients: int = option("maximum number of gradients per node", default=16, metavar="N")
+    format: str = text_or_json()
+    output: Path | None = option(
+        "draw the combinations by round to this .png, .svg or .pdf file", "-o", metavar="FILE"
     )
-    sub.add_argument(
-        "--gradients",
-        type=int,
-        default=16,
-        metavar="N",
-        help="maximum number of gradients per node (default 16)",
-    )
-    formats(sub)
-    sub.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="draw the combinations by round to this .png, .svg or .pdf file",
-    )
-    shared(sub, "threads")
-    sub.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "explain",
+    "show which gradients an adversary can compute, and by which formula",
+    "Shows which combinations of a node's gradients follow from the messages that an "
+    "adversary observes, by which formula, and how accurately.",
+    "leakaudit explain trace.pt",
+    "leakaudit explain trace.pt --as node:1 --node 2 -o rows.png",
+)
+def run(args: _Options) -> int:
     """Print a table for each named node, or one line for every node if none is named."""
     from leakaudit.extraction import explanation, hearing
     from leakaudit.extraction.deduction import Deduction
@@ -77,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         plots.expect_suffix(args.output)
     chosen = settings(args)
     trace = trace_file.load(args.trace)
-    adversary = listener(args)
+    adversary = args.listener.parse()
     with console.shown(chosen.progress):
         found = explanation.explain(trace, adversary, args.node, args.gradients)
         checked = conformance.examine(trace, None, adversary)
@@ -104,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for one in found:
             _table(one)
-    return concluded(unclear, args)
+    return concluded(unclear, args.format)
 
 
 def _limited(one: Explanation, uncompared: list[str]) -> Explanation:

@@ -7,10 +7,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leakaudit.cli import tapped
-from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared, trusting
+from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli._options import INCONCLUSIVE, say, settings, trusting
+from leakaudit.cli.tapped import TraceOptions
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -22,43 +24,40 @@ if TYPE_CHECKING:
 UNDESCRIBED = 3  # exit code if the messages were read, but could not be interpreted
 
 
-def add(actions: Any) -> None:
-    """Add the action's parser."""
-    sub = actions.add_parser(
-        "import",
-        help="make a trace of messages that a program wrote in the wire format",
-        **described(
-            "Makes a trace of messages that any program, in any language, wrote in the wire "
-            "format: lines of JSON beside files of numbers (docs/wire.md).",
-            "leakaudit trace import messages/ -o trace.pt",
-            "leakaudit trace import messages/ --describe trace.toml -o trace.pt",
-        ),
-    )
-    sub.add_argument("folder", type=Path, help="folder with messages.jsonl")
-    sub.add_argument(
-        "--describe",
-        type=Path,
+class _Options(SharedOptions):
+    settings = ("threads", "max_bytes")
+
+    folder: Path = argument("folder with messages.jsonl")
+    describe: Path | None = option(
+        "TOML file that describes the messages (default: inferred from the messages)",
         metavar="FILE",
-        help="TOML file that describes the messages (default: inferred from the messages)",
     )
-    trusting(sub, "description")
-    tapped.written(sub)
-    shared(sub, "threads", "max_bytes")
-    sub.set_defaults(run=run)
+    trust_model: bool | str = trusting("description")
+    written: TraceOptions
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "trace import",
+    "make a trace of messages that a program wrote in the wire format",
+    "Makes a trace of messages that any program, in any language, wrote in the wire "
+    "format: lines of JSON beside files of numbers (docs/wire.md).",
+    "leakaudit trace import messages/ -o trace.pt",
+    "leakaudit trace import messages/ --describe trace.toml -o trace.pt",
+)
+def run(args: _Options) -> int:
     """Read the messages and write the trace."""
     chosen = settings(args)
     from leakaudit.capture.tap.log.reading import read_logs
     from leakaudit.capture.tap.messages import description
     from leakaudit.capture.wire import folder, to_log
 
-    if not args.output.name:
-        raise LeakauditError(f"-o: expected the name of a trace file, got {str(args.output)!r}")
+    if not args.written.output.name:
+        raise LeakauditError(
+            f"-o: expected the name of a trace file, got {str(args.written.output)!r}"
+        )
     given = description.read(args.describe, args.trust_model) if args.describe else None
     messages = folder.read(args.folder, chosen.max_bytes)
-    beside = args.output.parent if args.output.parent.is_dir() else None
+    beside = args.written.output.parent if args.written.output.parent.is_dir() else None
     with tempfile.TemporaryDirectory(prefix=".import-", dir=beside) as scratch:
         extra = to_log.write(messages, Path(scratch), given)
         logs = read_logs(scratch)
@@ -94,9 +93,9 @@ def _inferred(messages: Folder, logs: Sequence[RankLog]) -> Guess:
     )
 
 
-def _ask(args: argparse.Namespace, found: Guess) -> None:
+def _ask(args: _Options, found: Guess) -> None:
     """Write an incomplete description beside the trace, and state what to do."""
-    beside = args.output.with_suffix(".toml")
+    beside = args.written.output.with_suffix(".toml")
     next = f"complete it, and run: leakaudit trace import {args.folder} --describe {beside}"
     if not _keep(beside, found.toml):
         next = f"it exists and was kept; {next}"
@@ -105,9 +104,9 @@ def _ask(args: argparse.Namespace, found: Guess) -> None:
         say(found.advice, args)
 
 
-def _keep_inferred(args: argparse.Namespace, found: Guess) -> None:
+def _keep_inferred(args: _Options, found: Guess) -> None:
     """Write the description of a trace beside it."""
-    beside = args.output.with_suffix(".toml")
+    beside = args.written.output.with_suffix(".toml")
     if _keep(beside, found.toml):
         say(f"{beside}: inferred: {found.said}; check it", args)
     else:
@@ -126,7 +125,7 @@ def _keep(path: Path, text: str) -> bool:
 
 
 def _write(
-    args: argparse.Namespace,
+    args: _Options,
     chosen: argparse.Namespace,
     messages: Folder,
     logs: Sequence[RankLog],
@@ -147,18 +146,16 @@ def _write(
     wrong = confirm.contradictions(used, logs) if args.describe else []
     if wrong:
         raise LeakauditError(f"the description is wrong: {'; '.join(wrong)}")
-    truth = None
-    if args.truth:
-        truth = merge.read_truth(args.truth, used.task.spec.shape, plan.graph.nodes)
+    truth = args.written.records(used.task.spec.shape, plan.graph.nodes)
     with console.shown(chosen.progress):
         trace = merge.write(
-            plan, logs, args.output, 0, truth, chosen.max_bytes, provenance.command()
+            plan, logs, args.written.output, 0, truth, chosen.max_bytes, provenance.command()
         )
     size = (
         f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
         f"{len(trace)} messages"
     )
-    say(f"{args.output}: {trace.protocol}, {size}", args)
+    say(f"{args.written.output}: {trace.protocol}, {size}", args)
     if confirm.is_proved(used, seen):
         say("recomputed gradients confirm the model and the order of its parameters", args)
     else:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import Any
 
 from leakaudit._util.config import inline
 from leakaudit._util.plural import counted
-from leakaudit.cli._options import described, say, settings, shared
+from leakaudit.cli._commands import SharedOptions, command, option
+from leakaudit.cli._options import say, settings
 from leakaudit.errors import LeakauditError
 
 SCENARIO = """\
@@ -72,38 +71,29 @@ most = 20.0
 """
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "init",
-        help="write a first leakaudit.toml and a first baseline for 'check'",
-        **described(
-            "Sets up the gate: writes a commented leakaudit.toml, its JSON schema for editors, and "
-            "a first baseline. Existing files are never overwritten.",
-            "leakaudit init",
-            "leakaudit init --run train:record --no-baseline",
-        ),
-    )
-    sub.add_argument(
+class _Options(SharedOptions):
+    settings = ("seed", "threads", "max_seconds")
+
+    function: str | None = option(
+        "your program: a function that takes a seed and the path of the trace to write",
         "--run",
         metavar="MODULE:FUNCTION",
-        dest="function",
-        help="your program: a function that takes a seed and the path of the trace to write",
     )
-    sub.add_argument(
-        "--scenario",
-        type=Path,
-        metavar="FILE",
-        help="scenario file to use instead of your program (default: a small example)",
+    scenario: Path | None = option(
+        "scenario file to use instead of your program (default: a small example)", metavar="FILE"
     )
-    sub.add_argument(
-        "--no-baseline", action="store_true", help="do not run the checks to measure a baseline"
-    )
-    shared(sub, "seed", "threads", "max_seconds")
-    sub.set_defaults(run=run)
+    no_baseline: bool = option("do not run the checks to measure a baseline")
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "init",
+    "write a first leakaudit.toml and a first baseline for 'check'",
+    "Sets up the gate: writes a commented leakaudit.toml, its JSON schema for editors, and "
+    "a first baseline. Existing files are never overwritten.",
+    "leakaudit init",
+    "leakaudit init --run train:record --no-baseline",
+)
+def run(args: _Options) -> int:
     """Write the configuration, validate it, and measure the baseline."""
     from leakaudit.gate import files, judge
     from leakaudit.rendering import console

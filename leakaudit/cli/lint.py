@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from leakaudit.cli._options import INCONCLUSIVE, described, formats, settings, shared
+from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli._options import INCONCLUSIVE, settings, text_or_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,39 +18,31 @@ if TYPE_CHECKING:
 NOTE = "A trace cannot show every pitfall: an empty report is not evidence of privacy."
 
 
-def add(actions: Any) -> None:
-    """Add the action's parser."""
-    sub = actions.add_parser(
-        "lint",
-        help="check what a trace declares and claims against its messages",
-        **described(
-            "Checks what a trace declares and claims against the recorded messages, and reports "
-            "known pitfalls such as a guessable noise seed. An empty report is not evidence of "
-            "privacy.",
-            "leakaudit trace lint trace.pt",
-            "leakaudit trace lint trace.pt --truth trace.truth.pt --strict",
-        ),
-    )
-    sub.add_argument("trace", type=Path, help="trace file, or folder of shards")
-    sub.add_argument(
-        "--truth",
-        type=Path,
+class _Options(SharedOptions):
+    settings = ("threads",)
+
+    trace: Path = argument("trace file, or folder of shards")
+    truth: Path | None = option(
+        "truth file, to also check the norms of records, the noise and its seed (default none)",
         metavar="FILE",
-        help="truth file, to also check the norms of records, the noise and its seed (default "
-        "none)",
     )
-    sub.add_argument(
-        "--strict",
-        action="store_true",
-        help="exit with code 1 if a finding is REFUTED or UNSUPPORTED, and with 3 if one is "
-        "INCONCLUSIVE or nothing was examined",
+    strict: bool = option(
+        "exit with code 1 if a finding is REFUTED or UNSUPPORTED, and with 3 if one is "
+        "INCONCLUSIVE or nothing was examined"
     )
-    formats(sub)
-    shared(sub, "threads")
-    sub.set_defaults(run=run)
+    format: str = text_or_json()
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "trace lint",
+    "check what a trace declares and claims against its messages",
+    "Checks what a trace declares and claims against the recorded messages, and reports "
+    "known pitfalls such as a guessable noise seed. An empty report is not evidence of "
+    "privacy.",
+    "leakaudit trace lint trace.pt",
+    "leakaudit trace lint trace.pt --truth trace.truth.pt --strict",
+)
+def run(args: _Options) -> int:
     """Print the findings.
 
     Returns:

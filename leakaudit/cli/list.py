@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import textwrap
@@ -10,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, formats, shared, show
+from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli._options import show, text_or_json
 from leakaudit.errors import LeakauditError, suggest
 
 if TYPE_CHECKING:
@@ -40,29 +40,24 @@ GRAPHS = {
 }
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "list",
-        help="list victims, attacks, reports, models, data sets or graphs",
-        **described(
-            "Lists the victims, attacks, report formats, models, data sets or graphs that the "
-            "other commands accept, or describes one of them in detail.",
-            "leakaudit list victims",
-            "leakaudit list victims pdmm",
-        ),
+class _Options(SharedOptions):
+    what: str = argument("kind of thing to list", choices=GROUPS)
+    name: str | None = argument(
+        "describe only this one, with its parameters", nargs="?", metavar="NAME"
     )
-    sub.add_argument("what", choices=GROUPS, help="kind of thing to list")
-    sub.add_argument(
-        "name", nargs="?", metavar="NAME", help="describe only this one, with its parameters"
-    )
-    sub.add_argument("--long", action="store_true", help="describe all of them in detail")
-    formats(sub)
-    shared(sub)
-    sub.set_defaults(run=run)
+    long: bool = option("describe all of them in detail")
+    format: str = text_or_json()
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "list",
+    "list victims, attacks, reports, models, data sets or graphs",
+    "Lists the victims, attacks, report formats, models, data sets or graphs that the "
+    "other commands accept, or describes one of them in detail.",
+    "leakaudit list victims",
+    "leakaudit list victims pdmm",
+)
+def run(args: _Options) -> int:
     """Print a table, or details."""
     rows = entries(args.what)
     if args.name is not None:

@@ -1,47 +1,43 @@
-"""The options that define the adversary, for the verbs that analyse its view of a trace."""
+"""The options that define the adversary, for the commands that analyse its view of a trace."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from leakaudit.cli._commands import Options, option
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.adversary import Adversary
 
 
-def listening(sub: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    sub.add_argument(
+class ListenerOptions(Options):
+    """The adversary on the command line."""
+
+    adversary: str = option(
+        "adversary: eavesdropper, node:3, nodes:3,5 (a coalition), edges:0-1,1-0 (some "
+        "channels), or several joined by '+'",
         "--as",
-        dest="adversary",
         default="eavesdropper",
         metavar="WHO",
-        help="adversary: eavesdropper, node:3, nodes:3,5 (a coalition), edges:0-1,1-0 (some "
-        "channels), or several joined by '+' (default eavesdropper)",
     )
-    sub.add_argument(
-        "--rounds",
-        metavar="A:B",
-        help="rounds that the adversary observes, A to B - 1 (default: all)",
+    rounds: str | None = option(
+        "rounds that the adversary observes, A to B - 1 (default: all)", metavar="A:B"
     )
-    sub.add_argument(
-        "--knows",
+    knows: str | None = option(
+        "constants and public tensors that the adversary knows, e.g. rho,theta (default: all)",
         metavar="NAMES",
-        help="constants and public tensors that the adversary knows, e.g. rho,theta (default: all)",
     )
 
+    def parse(self) -> Adversary:
+        """Return the adversary that the options define."""
+        from leakaudit.adversary import Adversary
 
-def listener(args: argparse.Namespace) -> Adversary:
-    """Return the adversary that the options define."""
-    from leakaudit.adversary import Adversary
-
-    rounds = window(args.rounds)
-    if args.knows:
-        return Adversary.parse(args.adversary, rounds, frozenset(args.knows.split(",")))
-    return Adversary.parse(args.adversary, rounds)
+        rounds = window(self.rounds)
+        if self.knows:
+            return Adversary.parse(self.adversary, rounds, frozenset(self.knows.split(",")))
+        return Adversary.parse(self.adversary, rounds)
 
 
 def window(text: str | None) -> range | None:

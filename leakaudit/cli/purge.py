@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from leakaudit.cli._options import described
-
-
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "purge",
-        help="delete images and truths from a folder, and keep the figures",
-        **described(
-            "Lists the truth files, images, pages and labels that leakaudit wrote to a folder, and "
-            "deletes them with --yes, whatever the names of the files. Scores, charts, traces and "
-            "all files of other programs are kept.",
-            "leakaudit purge leakaudit-out",
-            "leakaudit purge leakaudit-out --yes",
-        ),
-    )
-    sub.add_argument("folder", type=Path, help="folder with results or recordings")
-    sub.add_argument("--yes", action="store_true", help="delete; this cannot be undone")
-    sub.add_argument("-q", "--quiet", action="store_true", help="do not list the files")
-    sub.set_defaults(run=run)
+from leakaudit.cli._commands import Options, argument, command, option
 
 
-def run(args: argparse.Namespace) -> int:
+class _Options(Options):
+    folder: Path = argument("folder with results or recordings")
+    yes: bool = option("delete; this cannot be undone")
+    quiet: bool = option("do not list the files", "-q")
+
+
+@command(
+    "purge",
+    "delete images and truths from a folder, and keep the figures",
+    "Lists the truth files, images, pages and labels that leakaudit wrote to a folder, and "
+    "deletes them with --yes, whatever the names of the files. Scores, charts, traces and "
+    "all files of other programs are kept.",
+    "leakaudit purge leakaudit-out",
+    "leakaudit purge leakaudit-out --yes",
+)
+def run(args: _Options) -> int:
     """List the files, and delete them if the user confirmed it."""
     from leakaudit.pipeline import purge
     from leakaudit.results.wording import clean

@@ -8,37 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._options import described, plugins, say, settings, shared, trusting
+from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
+from leakaudit.cli._options import plugins, say, settings, trusting
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.capture.gloo.setup import Spread
     from leakaudit.protocols.recording import Plan
-
-CHOICES = {
-    "nodes": (int, "number of nodes with data (default 10)"),
-    "graph": (
-        str,
-        "graph: ring, star, complete, rgg, rgg:R (random points closer than R are connected), er, "
-        "grid or file:PATH (default rgg)",
-    ),
-    "rounds": (int, "number of rounds (default 20)"),
-    "data": (str, "data set, see 'leakaudit list data' (default faces)"),
-    "samples": (int, "number of records per node (default 1)"),
-    "split": (str, "distribution of the records: iid, classes:C or dirichlet:A (default iid)"),
-    "model": (
-        str,
-        "model, see 'leakaudit list models', package.module:factory, or a torch.export program "
-        "file.pt2 (default mlp)",
-    ),
-    "dtype": (str, "number format: float32 or float64 (default float32)"),
-    "wires": (str, "channels to record: all, none, node:3 or 0-1,1-2 (default all)"),
-    "layers": (
-        str,
-        "parameters to record: all, or first, last (layer), names of parameters or modules, and "
-        "sketch for sums of all columns that verify the others, joined by commas (default all)",
-    ),
-}
 
 
 class _Help(argparse.Action):
@@ -71,104 +47,81 @@ class _Help(argparse.Action):
         parser.exit()
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "record",
-        help="run a training protocol and record its messages",
-        add_help=False,
-        **described(
-            "Trains a model with a decentralised protocol and records the messages that its nodes "
-            "exchange. Writes a trace, and the private data to a separate truth file.",
-            "leakaudit record pdmm -o trace.pt --nodes 6 --graph ring --rounds 8",
-            "leakaudit record --scenario scenario.toml --seed 1 -o trace.pt",
-        ),
+class _KeyOptions(Options):
+    """The keys of a scenario."""
+
+    nodes: int | None = option("number of nodes with data (default 10)")
+    graph: str | None = option(
+        "graph: ring, star, complete, rgg, rgg:R (random points closer than R are connected), er, "
+        "grid or file:PATH (default rgg)"
     )
-    sub.add_argument("victim", nargs="?", help="protocol to run, see 'leakaudit list victims'")
-    sub.add_argument(
+    rounds: int | None = option("number of rounds (default 20)")
+    data: str | None = option("data set, see 'leakaudit list data' (default faces)")
+    samples: int | None = option("number of records per node (default 1)")
+    split: str | None = option(
+        "distribution of the records: iid, classes:C or dirichlet:A (default iid)"
+    )
+    model: str | None = option(
+        "model, see 'leakaudit list models', package.module:factory, or a torch.export program "
+        "file.pt2 (default mlp)"
+    )
+    dtype: str | None = option("number format: float32 or float64 (default float32)")
+    wires: str | None = option("channels to record: all, none, node:3 or 0-1,1-2 (default all)")
+    layers: str | None = option(
+        "parameters to record: all, or first, last (layer), names of parameters or modules, and "
+        "sketch for sums of all columns that verify the others, joined by commas (default all)"
+    )
+    set: list[str] = option(
+        "set a parameter of the protocol or an argument of the model; repeatable",
+        metavar="NAME=VALUE",
+    )
+    states: bool | None = option("store the private vectors of the nodes in the truth file")
+    curves: bool | None = option(
+        "store loss, accuracy, consensus and norms of each round in the truth file"
+    )
+
+
+class _Options(SharedOptions):
+    settings = ("seed", "device", "threads", "data_root", "download", "max_bytes")
+
+    victim: str | None = argument("protocol to run, see 'leakaudit list victims'", nargs="?")
+    help: Any = option(
+        "show this help; 'record pdmm --help' adds the parameters and messages of pdmm",
         "-h",
-        "--help",
         action=_Help,
         nargs=0,
-        help="show this help; 'record pdmm --help' adds the parameters and messages of pdmm",
     )
-    sub.add_argument(
+    output: str = option(
+        "trace file to write, or a folder ('name/') of shards; replaces an existing one; the truth "
+        "is written beside it",
         "-o",
-        "--output",
         default="trace.pt",
-        help=(
-            "trace file to write, or a folder ('name/') of shards; replaces an existing one; the "
-            "truth is written beside it (default trace.pt)"
-        ),
     )
-    sub.add_argument(
-        "--scenario",
-        type=Path,
+    scenario: Path | None = option(
+        "TOML file with values for the options below; options on the command line take precedence",
         metavar="FILE",
-        help="TOML file with values for the options below; options on the command line take "
-        "precedence",
     )
-    for name, (kind, text) in CHOICES.items():
-        sub.add_argument(f"--{name}", type=kind, default=None, help=text)
-    sub.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="set a parameter of the protocol or an argument of the model; repeatable",
-    )
-    sub.add_argument(
-        "--states",
-        action="store_const",
-        const=True,
-        default=None,
-        help="store the private vectors of the nodes in the truth file",
-    )
-    sub.add_argument(
-        "--curves",
-        action="store_const",
-        const=True,
-        default=None,
-        help="store loss, accuracy, consensus and norms of each round in the truth file",
-    )
-    trusting(sub, "scenario")
-    sub.add_argument(
-        "--engine",
+    keys: _KeyOptions
+    trust_model: bool | str = trusting("scenario")
+    engine: str = option(
+        "run the nodes one after the other in this process (inline), in one process each (gloo) or "
+        "in one thread each (threads)",
         choices=("inline", "gloo", "threads"),
         default="inline",
-        help="run the nodes one after the other in this process (inline), in one process each "
-        "(gloo) or in one thread each (threads) (default inline)",
     )
-    sub.add_argument(
-        "--procs",
-        type=int,
-        metavar="N",
-        help="number of processes or threads (default: one per node)",
+    procs: int | None = option(
+        "number of processes or threads (default: one per node)", metavar="N"
     )
-    sub.add_argument(
-        "--timeout",
-        type=float,
+    timeout: float | None = option(
+        "time after which a process that does not respond is given up, in seconds (default 120)",
         metavar="S",
-        help="time after which a process that does not respond is given up, in seconds (default "
-        "120)",
     )
-    sub.add_argument(
-        "--fault",
-        action="append",
-        default=[],
+    fault: list[str] = option(
+        "inject a fault: stop:3@5 (node 3 stops after round 5), late:2@4:0.5 (node 2 is 0.5 s late "
+        "in round 4) or drop:0-1@6 (a message is lost); repeatable",
         metavar="WHAT",
-        help=(
-            "inject a fault: stop:3@5 (node 3 stops after round 5), late:2@4:0.5 (node 2 is 0.5 s "
-            "late in round 4) or drop:0-1@6 (a message is lost); repeatable"
-        ),
     )
-    sub.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the scenario and the size of the recording, without recording",
-    )
-    shared(sub, "seed", "device", "threads", "data_root", "download", "max_bytes")
-    sub.set_defaults(run=run)
+    dry_run: bool = option("print the scenario and the size of the recording, without recording")
 
 
 def pairs(texts: list[str]) -> dict[str, Any]:
@@ -193,7 +146,16 @@ def _value(text: str) -> Any:
     return text
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "record",
+    "run a training protocol and record its messages",
+    "Trains a model with a decentralised protocol and records the messages that its nodes "
+    "exchange. Writes a trace, and the private data to a separate truth file.",
+    "leakaudit record pdmm -o trace.pt --nodes 6 --graph ring --rounds 8",
+    "leakaudit record --scenario scenario.toml --seed 1 -o trace.pt",
+    add_help=False,
+)
+def run(args: _Options) -> int:
     """Record, and print a summary to stderr."""
     from leakaudit.protocols import premises
     from leakaudit.protocols.recording import plan, record
@@ -204,17 +166,16 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.traces.recorder import human
 
     chosen = settings(args)
-    given = {
-        n: getattr(args, n)
-        for n in (*CHOICES, "victim", "states", "curves")
-        if getattr(args, n) is not None
-    }
+    asked = {**vars(args.keys), "victim": args.victim}
+    given = {name: value for name, value in asked.items() if value is not None}
     base = Scenario.from_toml(args.scenario) if args.scenario else Scenario()
     if not args.scenario and not args.victim:
         raise LeakauditError("name a victim (see 'leakaudit list victims') or give --scenario FILE")
-    seed = base.seed if args.scenario and args.seed is None else chosen.seed
-    scenario = replace(base, **given, set={**base.set, **pairs(args.set)}, seed=seed)
-    trusted = args.model or args.trust_model  # who names a model on the command line trusts it
+    given["set"] = {**base.set, **pairs(args.keys.set)}
+    if not args.scenario or args.given.seed is not None:
+        given["seed"] = chosen.seed
+    scenario = replace(base, **given)
+    trusted = args.keys.model or args.trust_model  # who names a model on the command line trusts it
     ready = plan(
         scenario,
         data_root=Path(chosen.data_root),
@@ -261,7 +222,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _spread(args: argparse.Namespace, plan: Plan) -> Spread | None:
+def _spread(args: _Options, plan: Plan) -> Spread | None:
     """Return how the nodes are spread over processes; None if they run in this one."""
     if args.engine == "inline":
         given = [

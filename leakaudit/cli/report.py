@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from leakaudit.cli._options import BINARY, described, say
+from leakaudit.cli._commands import Options, argument, command, option
+from leakaudit.cli._options import BINARY, say
 from leakaudit.errors import LeakauditError
 
 FORMATS = {  # suffix of the output file -> format
@@ -26,94 +25,62 @@ FORMATS = {  # suffix of the output file -> format
 }
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "report",
-        help="show results as a page, a figure, a table or text, or compare them",
-        **described(
-            "Converts the results of an attack, audit, sweep or check to another format, such as "
-            "one HTML page, a figure for a paper or a table. Can compare them with earlier "
-            "results, and remove personal data.",
-            "leakaudit report out/ -o report.html",
-            "leakaudit report audit/ -o figure.pdf --width column",
-        ),
+class _Options(Options):
+    results: Path = argument(
+        "results.json, or the folder with it and its pictures", metavar="RESULTS"
     )
-    sub.add_argument(
-        "results",
-        type=Path,
-        metavar="RESULTS",
-        help="results.json, or the folder with it and its pictures",
-    )
-    sub.add_argument(
-        "-f",
-        "--format",
-        help="html, markdown, text, json, junit, sarif, github, csv, latex, pdf, svg, png, or a "
+    format: str | None = option(
+        "html, markdown, text, json, junit, sarif, github, csv, latex, pdf, svg, png, or a "
         "format of a plug-in (default: according to the name of the output file, otherwise html)",
+        "-f",
     )
-    sub.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="file to write; missing folders are created (default: stdout)",
+    output: Path | None = option(
+        "file to write; missing folders are created (default: stdout)", "-o", metavar="FILE"
     )
-    sub.add_argument(
-        "--table",
-        metavar="NAME",
-        help="table of csv, latex and json: findings of an attack; verdicts (default), curves, "
+    table: str | None = option(
+        "table of csv, latex and json: findings of an attack; verdicts (default), curves, "
         "views or findings of an audit; rules (default) or measures of a check; points (default) "
         "or cells of a sweep",
+        metavar="NAME",
     )
-    sub.add_argument(
-        "--width",
+    width: str = option(
+        "width of pdf, svg and png: column (84 mm), page (174 mm), or a number of millimetres",
         default="page",
         metavar="WIDTH",
-        help="width of pdf, svg and png: column (84 mm), page (174 mm), or a number of millimetres "
-        "(default page)",
     )
-    sub.add_argument(
-        "--redact",
-        action="store_true",
-        help="remove pictures, labels, notes and paths, and renumber the nodes",
-    )
-    sub.add_argument(
-        "--redact-key",
+    redact: bool = option("remove pictures, labels, notes and paths, and renumber the nodes")
+    redact_key: str | None = option(
+        "redact as above; reports with the same secret key use the same node numbers",
         metavar="TEXT",
-        help="redact as above; reports with the same secret key use the same node numbers",
     )
-    sub.add_argument(
-        "--against",
-        type=Path,
-        metavar="RESULTS",
-        help="earlier results.json, or its folder, to compare with",
+    against: Path | None = option(
+        "earlier results.json, or its folder, to compare with", metavar="RESULTS"
     )
-    sub.add_argument(
-        "--location",
+    location: str | None = option(
+        "file in your repository to which SARIF findings refer (default leakaudit.toml)",
         metavar="FILE",
-        help="file in your repository to which SARIF findings refer (default leakaudit.toml)",
     )
-    sub.add_argument(
-        "--plugin",
-        action="append",
-        default=[],
+    plugin: list[str] = option(
+        "import a module with your own report formats, from the current folder or installed; "
+        "this executes its code; repeatable",
         metavar="MODULE",
-        help=(
-            "import a module with your own report formats, from the current folder or installed; "
-            "this executes its code; repeatable"
-        ),
     )
-    sub.add_argument(
-        "-v",
-        "--verbose",
-        action="store_true",
-        help="list the rules of a gate that are within their limits, too (text)",
+    verbose: bool = option(
+        "list the rules of a gate that are within their limits, too (text)", "-v"
     )
-    sub.add_argument("-q", "--quiet", action="store_true", help="write no notes to stderr")
-    sub.set_defaults(run=run)
+    quiet: bool = option("write no notes to stderr", "-q")
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "report",
+    "show results as a page, a figure, a table or text, or compare them",
+    "Converts the results of an attack, audit, sweep or check to another format, such as "
+    "one HTML page, a figure for a paper or a table. Can compare them with earlier "
+    "results, and remove personal data.",
+    "leakaudit report out/ -o report.html",
+    "leakaudit report audit/ -o figure.pdf --width column",
+)
+def run(args: _Options) -> int:
     """Render the report completely, then write it."""
     from leakaudit import api
     from leakaudit._util.files import replacing

@@ -2,68 +2,46 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leakaudit.api import RECORD, file_of
-from leakaudit.cli._options import INCONCLUSIVE, described, say, settings, shared, text_renderer
+from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli._options import INCONCLUSIVE, say, settings, text_renderer
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.results.model import AttackRecord
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "score",
-        help="score stored reconstructions again, with another truth or metric",
-        **described(
-            "Scores stored reconstructions again without repeating the attack, for example with a "
-            "truth file that was not available before, or with LPIPS.",
-            "leakaudit score out/ --truth trace.truth.pt",
-            "leakaudit score out/ --metric ssim -o rescored/",
-        ),
+class _Options(SharedOptions):
+    settings = ("lpips_weights", "threads")
+
+    results: Path = argument(
+        "results.json, or the folder with it and reconstructions.npz", metavar="RESULTS"
     )
-    sub.add_argument(
-        "results",
-        type=Path,
-        metavar="RESULTS",
-        help="results.json, or the folder with it and reconstructions.npz",
+    metric: list[str] = option(
+        "metric to compute; repeatable; the others keep their values (default: all)", metavar="NAME"
     )
-    sub.add_argument(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="metric to compute; repeatable; the others keep their values (default: all)",
+    truth: Path | None = option(
+        "truth file (default: the file that the results name)", metavar="FILE"
     )
-    sub.add_argument(
-        "--truth",
-        type=Path,
-        metavar="FILE",
-        help="truth file (default: the file that the results name)",
+    format: str = option("format of the output, see 'leakaudit list reports'", "-f", default="text")
+    output: Path | None = option(
+        "folder for the new results (default: replace the old ones)", "-o", metavar="DIR"
     )
-    sub.add_argument(
-        "-f",
-        "--format",
-        default="text",
-        help="format of the output, see 'leakaudit list reports' (default text)",
-    )
-    sub.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="folder for the new results (default: replace the old ones)",
-    )
-    shared(sub, "lpips_weights", "threads")
-    sub.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "score",
+    "score stored reconstructions again, with another truth or metric",
+    "Scores stored reconstructions again without repeating the attack, for example with a "
+    "truth file that was not available before, or with LPIPS.",
+    "leakaudit score out/ --truth trace.truth.pt",
+    "leakaudit score out/ --metric ssim -o rescored/",
+)
+def run(args: _Options) -> int:
     """Score, write results.json, the picture and report.md, and print the table.
 
     Returns:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from leakaudit.cli._options import described, formats, settings, shared
+from leakaudit.cli._commands import SharedOptions, command, option
+from leakaudit.cli._options import settings, text_or_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,40 +18,28 @@ if TYPE_CHECKING:
 TOO_FEW = 3  # exit code, as for other inconclusive results
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "selfcheck",
-        help="measure the error rates of the audit's own estimators",
-        **described(
-            "Audits the auditor: applies its estimators to mechanisms with a known epsilon, and "
-            "measures their false-positive rate and their power.",
-            "leakaudit selfcheck",
-            "leakaudit selfcheck --runs 200 --alpha 0.01 -f json",
-        ),
-    )
-    sub.add_argument(
-        "--runs", type=int, default=1000, help="number of audits per mechanism (default 1000)"
-    )
-    sub.add_argument(
-        "--trials",
-        type=int,
+class _Options(SharedOptions):
+    settings = ("threads",)
+
+    runs: int = option("number of audits per mechanism", default=1000)
+    trials: int = option(
+        "number of trials per audit and hypothesis, or of canaries in one run",
         default=1000,
-        help="number of trials per audit and hypothesis, or of canaries in one run (default 1000)",
     )
-    sub.add_argument(
-        "--alpha",
-        type=float,
-        default=0.05,
-        help="maximum false-positive rate of an audit (default 0.05)",
-    )
-    sub.add_argument("--seed", type=int, default=0, help="seed of the random numbers (default 0)")
-    formats(sub)
-    shared(sub, "threads")
-    sub.set_defaults(run=run)
+    alpha: float = option("maximum false-positive rate of an audit", default=0.05)
+    seed: int = option("seed of the random numbers (default 0)", default=0)
+    format: str = text_or_json()
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "selfcheck",
+    "measure the error rates of the audit's own estimators",
+    "Audits the auditor: applies its estimators to mechanisms with a known epsilon, and "
+    "measures their false-positive rate and their power.",
+    "leakaudit selfcheck",
+    "leakaudit selfcheck --runs 200 --alpha 0.01 -f json",
+)
+def run(args: _Options) -> int:
     """Print a line for each estimator and mechanism.
 
     Returns:

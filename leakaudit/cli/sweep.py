@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from leakaudit.cli._commands import SharedOptions, argument, command, option
 from leakaudit.cli._options import (
-    computing,
-    described,
+    WORKERS,
+    ComputeOptions,
     load_torch,
     loading,
     say,
     settings,
-    shared,
     trusting,
 )
 from leakaudit.errors import LeakauditError
@@ -28,60 +27,50 @@ UNSETTLED, INTERRUPTED = 3, 130
 TOLD = 10  # largest number of cells without a result that are listed
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "sweep",
-        help="run combinations of attacks, victims, settings and seeds in parallel",
-        **described(
-            "Runs every combination of attacks, victims, settings and seeds in a plan on all "
-            "cores, and tabulates the results. The same command continues an interrupted sweep.",
-            "leakaudit sweep plan.toml -o sweep/",
-            "leakaudit sweep merge part1/ part2/ -o results.json",
-        ),
-    )
-    sub.add_argument(
-        "what",
+class _CellOptions(ComputeOptions):
+    workers: int | None = option(WORKERS.format("one per processor"), metavar="N")
+
+
+class _Options(SharedOptions):
+    settings = ("seed", "device", "output", "data_root", "download", "max_seconds")
+
+    what: list[str] = argument(
+        "TOML file with a scenario and a table [sweep]; or the word merge and the folders of "
+        "the parts",
         nargs="+",
         metavar="PLAN | merge DIR",
-        help="TOML file with a scenario and a table [sweep]; or the word merge and the folders of "
-        "the parts",
     )
-    sub.add_argument(
+    format: list[str] | None = option(
+        "format of the output; repeatable (default text)",
         "-f",
-        "--format",
-        action="append",
         choices=("text", "json", "markdown"),
-        help="format of the output; repeatable (default text)",
     )
-    computing(sub, "one per processor")
-    sub.add_argument(
-        "--shard",
+    computing: _CellOptions
+    shard: str = option(
+        "run only the I-th of N parts, for job arrays; combine the parts with 'leakaudit "
+        "sweep merge'",
         default="1/1",
         metavar="I/N",
-        help="run only the I-th of N parts, for job arrays; combine the parts with 'leakaudit "
-        "sweep merge' (default 1/1)",
     )
-    sub.add_argument(
-        "--retry-failed", action="store_true", help="run cells that failed earlier once more"
+    retry_failed: bool = option("run cells that failed earlier once more")
+    dry_run: bool = option(
+        "print the number of cells, how many are done, and an estimate of the time left"
     )
-    sub.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the number of cells, how many are done, and an estimate of the time left",
+    trust_model: bool | str = trusting("plan")
+    figure: Path | None = option(
+        "write the figure for a paper, 174 mm wide, to this .pdf, .svg or .png file", metavar="FILE"
     )
-    trusting(sub, "plan")
-    sub.add_argument(
-        "--figure",
-        type=Path,
-        metavar="FILE",
-        help="write the figure for a paper, 174 mm wide, to this .pdf, .svg or .png file",
-    )
-    shared(sub, "seed", "device", "output", "data_root", "download", "max_seconds")
-    sub.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "sweep",
+    "run combinations of attacks, victims, settings and seeds in parallel",
+    "Runs every combination of attacks, victims, settings and seeds in a plan on all "
+    "cores, and tabulates the results. The same command continues an interrupted sweep.",
+    "leakaudit sweep plan.toml -o sweep/",
+    "leakaudit sweep merge part1/ part2/ -o results.json",
+)
+def run(args: _Options) -> int:
     """Run a sweep, or merge its parts.
 
     Returns:
@@ -89,14 +78,14 @@ def run(args: argparse.Namespace) -> int:
     """
     if (
         args.what[0] != "merge"
-        and args.backend == "process"
-        and args.workers != 0
+        and args.computing.backend == "process"
+        and args.computing.workers != 0
         and not args.dry_run
     ):
         from leakaudit._util import forks
 
         forks.context()  # it imports torch while this process does
-    with loading(args):
+    with loading(args.given):
         load_torch()
     from leakaudit.rendering import console, plots
     from leakaudit.results import model
@@ -115,16 +104,16 @@ def run(args: argparse.Namespace) -> int:
         )
     chosen = settings(args)
     plan = tables.with_device(tables.load(Path(args.what[0])), str(chosen.device))
-    plan = plan if args.seed is None else tables.with_seed(plan, chosen.seed)
+    plan = plan if args.given.seed is None else tables.with_seed(plan, chosen.seed)
     rest = (
-        args.workers,
-        args.backend,
+        args.computing.workers,
+        args.computing.backend,
         _shard(args.shard),
         args.retry_failed,
         Path(chosen.data_root),
         chosen.download,
     )
-    options = SweepOptions(*rest, args.trust_model, args.address)
+    options = SweepOptions(*rest, args.trust_model, args.computing.address)
     folder = Path(chosen.output)
     if args.figure is not None and options.shard[1] > 1:
         raise LeakauditError(
@@ -144,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     return UNSETTLED if swept.troubles or swept.left else 0
 
 
-def _tell(swept: Swept, folder: Path, options: SweepOptions, args: argparse.Namespace) -> None:
+def _tell(swept: Swept, folder: Path, options: SweepOptions, args: _Options) -> None:
     for words, why in swept.troubles[:TOLD]:
         say(f"{words}: {why}", args)
     if len(swept.troubles) > TOLD:
@@ -163,12 +152,13 @@ def _tell(swept: Swept, folder: Path, options: SweepOptions, args: argparse.Name
         )
 
 
-def _merge(args: argparse.Namespace) -> int:
+def _merge(args: _Options) -> int:
     from leakaudit.sweeping import merge
 
     if len(args.what) < 2:
         raise LeakauditError("sweep merge: expected the folders of the parts")
-    path = merge.beside(Path(settings(args).output if args.output is None else args.output))
+    output = args.given.output
+    path = merge.beside(Path(settings(args).output if output is None else output))
     found = merge.write([Path(folder) for folder in args.what[1:]], path)
     _print(found, args)
     _draw(found, args)
@@ -183,7 +173,7 @@ def _merge(args: argparse.Namespace) -> int:
     return UNSETTLED if failed or found.sweep.missing else 0
 
 
-def _draw(found: SweepRecord, args: argparse.Namespace) -> None:
+def _draw(found: SweepRecord, args: _Options) -> None:
     """Draw the figure for a paper to the file that --figure names."""
     if args.figure is None:
         return
@@ -202,7 +192,7 @@ def _shard(text: str) -> tuple[int, int]:
     return i, n
 
 
-def _print(found: SweepRecord, args: argparse.Namespace) -> None:
+def _print(found: SweepRecord, args: _Options) -> None:
     from leakaudit import registry
     from leakaudit.rendering import console
     from leakaudit.results import model

@@ -5,100 +5,79 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from leakaudit.cli import tapped
-from leakaudit.cli._options import described, say, settings, shared, trusting
+from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli._options import say, settings, trusting
+from leakaudit.cli.tapped import TraceOptions
 from leakaudit.errors import LeakauditError, NotUnderstood
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.messages.description import Description
     from leakaudit.capture.tap.saved import SavedModel
 
-ACTIONS = ("describe", "merge")
+ACTIONS = {"describe": tapped.describe, "merge": tapped.merge}
 UNDESCRIBED = 3  # exit code if the messages were logged, but could not be interpreted
 USAGE = """leakaudit tap [options] -- torchrun --nproc-per-node 4 program.py
        leakaudit tap describe LOG [-o tap.toml] [--model NAME --shape 1,25,25 …]
        leakaudit tap merge LOG --describe tap.toml [-o trace.pt]"""
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser; 'describe' and 'merge' have parsers of their own."""
-    sub = verbs.add_parser(
-        "tap",
-        help="record the messages of a torch.distributed, Flower, NVFlare or p2pfl program",
-        usage=USAGE,
-        **described(
-            "Records what a program of torch.distributed, Flower, NVFlare or p2pfl sends, without "
-            "a change to the program, and infers what the messages contain. 'describe' and 'merge' "
-            "process a log again.",
-            "leakaudit tap -o trace.pt -- torchrun --nproc-per-node 4 train.py",
-            "leakaudit tap -o trace.pt --describe tap.toml -- python train.py",
-        ),
-    )
-    tapped.written(sub)
-    sub.add_argument(
-        "--describe",
-        type=Path,
+class _Options(SharedOptions):
+    settings = ("seed", "threads", "max_bytes")
+
+    written: TraceOptions
+    describe: Path | None = option(
+        "TOML file that describes the messages (default: inferred from the messages)",
         metavar="FILE",
-        help="TOML file that describes the messages (default: inferred from the messages)",
     )
-    trusting(sub, "description")
-    sub.add_argument(
-        "--rounds",
-        metavar="A:B",
-        help="record the content of messages only in rounds A to B - 1 (default: all)",
+    trust_model: bool | str = trusting("description")
+    rounds: str | None = option(
+        "record the content of messages only in rounds A to B - 1 (default: all)", metavar="A:B"
     )
-    sub.add_argument(
-        "--ranks",
+    ranks: str | None = option(
+        "record the content of messages only of these ranks, e.g. 0,2 (default: all)",
         metavar="RANKS",
-        help="record the content of messages only of these ranks, e.g. 0,2 (default: all)",
     )
-    sub.add_argument(
-        "--layers",
-        metavar="NAMES",
-        help="record only these parameters, separated by commas: first, last, or names of modules "
+    layers: str | None = option(
+        "record only these parameters, separated by commas: first, last, or names of modules "
         "or parameters, with * for any characters; sketch adds a sketch of the others, and all "
         "records everything (default: all; first,last,sketch above 1,000,000 parameters)",
+        metavar="NAMES",
     )
-    sub.add_argument(
-        "--model-from",
-        choices=("program",),
-        help="save the model that the program trains beside the trace, as a torch.export program "
+    model_from: str | None = option(
+        "save the model that the program trains beside the trace, as a torch.export program "
         "that runs without the program's code, and use it in the description",
+        choices=("program",),
     )
-    sub.add_argument(
-        "--receive",
-        action="store_true",
-        help="record received messages as well, once the program has waited for them",
+    receive: bool = option("record received messages as well, once the program has waited for them")
+    keep: bool = option("keep the raw log (trace.tap/) after the trace is written")
+    command: list[str] = argument(
+        "the program and its arguments, after --", nargs=argparse.REMAINDER, metavar="-- COMMAND"
     )
-    sub.add_argument(
-        "--keep",
-        action="store_true",
-        help="keep the raw log (trace.tap/) after the trace is written",
-    )
-    sub.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="-- COMMAND",
-        help="the program and its arguments, after --",
-    )
-    shared(sub, "seed", "threads", "max_bytes")
-    sub.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "tap",
+    "record the messages of a torch.distributed, Flower, NVFlare or p2pfl program",
+    "Records what a program of torch.distributed, Flower, NVFlare or p2pfl sends, without "
+    "a change to the program, and infers what the messages contain. 'describe' and 'merge' "
+    "process a log again.",
+    "leakaudit tap -o trace.pt -- torchrun --nproc-per-node 4 train.py",
+    "leakaudit tap -o trace.pt --describe tap.toml -- python train.py",
+    usage=USAGE,
+)
+def run(args: _Options) -> int:
     """Run the program and write the trace.
 
     The exit code is the program's, or 3 if its messages need a description.
     """
     if args.command and args.command[0] in ACTIONS:
-        args.action = args.command[0]
-        return (
-            tapped.describe(args.command[1:])
-            if args.command[0] == "describe"
-            else tapped.merge(args.command[1:])
-        )
+        args.given.action = args.command[0]  # for messages
+        given = ACTIONS[args.command[0]].parser().parse_args(args.command[1:])
+        code: int = given.run(given)
+        return code
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise LeakauditError(
@@ -116,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     described = None
     if args.describe:
         described = description.read(args.describe, args.trust_model)
-    folder = tapped.log(args.output)
+    folder = tapped.log(args.written.output)
     window = _rounds(args.rounds)
     ranks = _ranks(args.ranks)
     layers = _layers(args.layers)
@@ -151,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _finish(
-    args: argparse.Namespace,
+    args: _Options,
     chosen: argparse.Namespace,
     folder: Path,
     described: Description | None,
@@ -192,21 +171,19 @@ def _finish(
     return code
 
 
-def _model(args: argparse.Namespace, folder: Path) -> SavedModel | None:
+def _model(args: _Options, folder: Path) -> SavedModel | None:
     """Save the model of the program beside the trace, if the user asks for it."""
     if args.model_from is None:
         return None
     from leakaudit.capture.tap import saved
 
-    model = saved.take(folder, args.output)
+    model = saved.take(folder, args.written.output)
     for line in model.said:
         say(f"leakaudit tap: {line}", args)
     return model
 
 
-def _guessed(
-    args: argparse.Namespace, folder: Path, model: SavedModel | None
-) -> Description | None:
+def _guessed(args: _Options, folder: Path, model: SavedModel | None) -> Description | None:
     """Infer the description and write it beside the trace; None if it is incomplete."""
     from leakaudit._util.files import replacing
     from leakaudit.capture.tap.guessing.guess import guess
@@ -228,7 +205,7 @@ def _guessed(
         if found.advice:
             say(f"leakaudit tap: {found.advice}", args)
         return None
-    beside = args.output.with_suffix(".toml")
+    beside = args.written.output.with_suffix(".toml")
     if beside.exists() and beside.read_bytes() != found.toml.encode():
         say(f"{beside} exists and differs, so it was kept; inferred: {found.said}", args)
         return found.description

@@ -6,105 +6,70 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from leakaudit.cli._options import Parser, described, say, settings, shared, trusting
+from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
+from leakaudit.cli._options import say, settings, trusting
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
+    from leakaudit.capture.tap.merge import Truth
     from leakaudit.capture.tap.messages.description import Description
     from leakaudit.trace import Trace
 
 
-def written(sub: argparse.ArgumentParser) -> None:
-    """Add the options for the trace to write and its truth."""
-    sub.add_argument(
+class TraceOptions(Options):
+    """The trace to write, and its truth."""
+
+    output: Path = option(
+        "trace file to write; replaces an existing one",
         "-o",
-        "--output",
-        type=Path,
         default=Path("trace.pt"),
-        help="trace file to write; replaces an existing one (default trace.pt)",
     )
-    sub.add_argument(
-        "--truth",
-        type=Path,
-        metavar="FILE",
-        help="file .npz with the records x, y, node of all nodes, for scoring attacks",
+    truth: Path | None = option(
+        "file .npz with the records x, y, node of all nodes, for scoring attacks", metavar="FILE"
     )
 
+    def records(self, shape: tuple[int, ...], nodes: int) -> Truth | None:
+        """Return the records of all nodes, if their file is given."""
+        from leakaudit.capture.tap import merge
 
-def describing() -> Parser:
-    """Return the parser of ``tap describe``."""
-    sub = Parser(
-        prog="leakaudit tap describe",
-        **described(
-            "Infers what the messages of a log contain, and writes a description of them that you "
-            "can complete.",
-            "leakaudit tap describe trace.tap -o tap.toml",
-            "leakaudit tap describe trace.tap --model mlp --shape 1,25,25 --classes 10",
-        ),
-    )
-    sub.add_argument("log", type=Path, help="folder of the log (trace.tap)")
-    sub.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="TOML file to write (default: stdout)"
-    )
-    sub.add_argument(
-        "--model",
-        metavar="NAME",
-        help="trained model, see 'leakaudit list models', package.module:factory, or a "
+        if not self.truth:
+            return None
+        return merge.read_truth(self.truth, shape, nodes)
+
+
+class _DescribeOptions(SharedOptions):
+    settings = ("threads",)
+
+    log: Path = argument("folder of the log (trace.tap)")
+    output: Path | None = option("TOML file to write (default: stdout)", "-o", metavar="FILE")
+    model: str | None = option(
+        "trained model, see 'leakaudit list models', package.module:factory, or a "
         "torch.export program file.pt2",
+        metavar="NAME",
     )
-    sub.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="set an argument of the model; repeatable",
-    )
-    sub.add_argument("--shape", help="shape of one input, e.g. 1,25,25")
-    sub.add_argument("--classes", type=int, metavar="C", help="number of classes")
-    sub.add_argument(
-        "--loss",
+    set: list[str] = option("set an argument of the model; repeatable", metavar="NAME=VALUE")
+    shape: str | None = option("shape of one input, e.g. 1,25,25")
+    classes: int | None = option("number of classes", metavar="C")
+    loss: str = option(
+        "loss: cross_entropy, binary, squared or next_token",
         default="cross_entropy",
-        help="loss: cross_entropy, binary, squared or next_token (default cross_entropy)",
     )
-    shared(sub, "threads")
-    return sub
 
 
-def merging() -> Parser:
-    """Return the parser of ``tap merge``."""
-    sub = Parser(
-        prog="leakaudit tap merge",
-        **described(
-            "Makes a trace of a log that was kept, with a description of its messages.",
-            "leakaudit tap merge trace.tap --describe tap.toml",
-            "leakaudit tap merge trace.tap --describe tap.toml --truth data.npz",
-        ),
-    )
-    sub.add_argument("log", type=Path, help="folder of the log (trace.tap)")
-    sub.add_argument(
-        "--describe",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="TOML file that describes the messages",
-    )
-    written(sub)
-    trusting(sub, "description")
-    shared(sub, "threads", "max_bytes")
-    return sub
-
-
-def describe(argv: list[str]) -> int:
-    """Infer a description of a log, and write it.
-
-    Args:
-        argv: The arguments after ``tap describe``.
-    """
+@command(
+    "tap describe",
+    "infer what the messages of a log contain",
+    "Infers what the messages of a log contain, and writes a description of them that you can "
+    "complete.",
+    "leakaudit tap describe trace.tap -o tap.toml",
+    "leakaudit tap describe trace.tap --model mlp --shape 1,25,25 --classes 10",
+)
+def describe(args: _DescribeOptions) -> int:
+    """Infer a description of a log, and write it."""
     from leakaudit.cli.record import pairs
 
-    args = describing().parse_args(argv)
     settings(args)
     from leakaudit._util.files import replacing
     from leakaudit.capture.tap.guessing.guess import guess, named
@@ -131,13 +96,24 @@ def describe(argv: list[str]) -> int:
     return 0
 
 
-def merge(argv: list[str]) -> int:
-    """Make a trace of an existing log.
+class _MergeOptions(SharedOptions):
+    settings = ("threads", "max_bytes")
 
-    Args:
-        argv: The arguments after ``tap merge``.
-    """
-    args = merging().parse_args(argv)
+    log: Path = argument("folder of the log (trace.tap)")
+    describe: Path = option("TOML file that describes the messages", required=True, metavar="FILE")
+    written: TraceOptions
+    trust_model: bool | str = trusting("description")
+
+
+@command(
+    "tap merge",
+    "make a trace of a log",
+    "Makes a trace of a log that was kept, with a description of its messages.",
+    "leakaudit tap merge trace.tap --describe tap.toml",
+    "leakaudit tap merge trace.tap --describe tap.toml --truth data.npz",
+)
+def merge(args: _MergeOptions) -> int:
+    """Make a trace of an existing log."""
     chosen = settings(args)
     from leakaudit.capture.tap.messages import description
 
@@ -145,8 +121,18 @@ def merge(argv: list[str]) -> int:
     return 0
 
 
+class _Tracing(Protocol):
+    """Options of a command that writes a trace."""
+
+    written: TraceOptions
+    quiet: bool
+
+    @property
+    def describe(self) -> Path | None: ...
+
+
 def write(
-    args: argparse.Namespace,
+    args: _Tracing,
     chosen: argparse.Namespace,
     folder: Path,
     described: Description,
@@ -170,33 +156,28 @@ def write(
     found = origins.origins(described, logs, plan.description.params, inferred=not args.describe)
     notes = (*plan.notes, *confirm.verified(described, logs), *origins.remark(found))
     plan = replace(plan, notes=notes, evidence=found)
-    truth = None
-    if args.truth:
-        truth = merge.read_truth(args.truth, described.task.spec.shape, plan.graph.nodes)
+    truth = args.written.records(described.task.spec.shape, plan.graph.nodes)
     command = provenance.command()
     with console.shown(chosen.progress):
-        trace = merge.write(plan, logs, args.output, code, truth, chosen.max_bytes, command)
+        trace = merge.write(plan, logs, args.written.output, code, truth, chosen.max_bytes, command)
     size = (
         f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
         f"{len(trace)} messages"
     )
-    share = merge.facts(trace).share
-    say(
-        f"{args.output}: {trace.protocol}, {size}; the tap took {share:.1%} of the processes' time",
-        args,
-    )
+    share = f"the tap took {merge.facts(trace).share:.1%} of the processes' time"
+    say(f"{args.written.output}: {trace.protocol}, {size}; {share}", args)
     for line in (*merge.warnings(trace), *remarks.of(described.task)):
         say(f"leakaudit tap: {line}", args)
     for reason in unclear(trace, args):
         sys.stderr.write(f"leakaudit tap: not as described: {reason}\n")
-    for part, path in merge.others(plan, args.output):
+    for part, path in merge.others(plan, args.written.output):
         with console.shown(chosen.progress):
             merge.write(part, logs, path, code, truth, chosen.max_bytes, command)
         names = ", ".join(part.names(part.columns))
         say(f"{path}: the same messages, of which it contains {names}", args)
 
 
-def unclear(trace: Trace, args: argparse.Namespace) -> list[str]:
+def unclear(trace: Trace, args: _Tracing) -> list[str]:
     """Return how a new recording differs from its description.
 
     A protocol without a declaration has nothing to differ from; the next command is stated.
@@ -206,12 +187,12 @@ def unclear(trace: Trace, args: argparse.Namespace) -> list[str]:
     from leakaudit.traces import trace_file
 
     if trace.protocol.startswith(registry.OWN):
-        next = f"leakaudit trace equations {args.output}"
+        next = f"leakaudit trace equations {args.written.output}"
         say(f"{trace.protocol} is not declared; next: {next}", args)
         return []
     truth = None
-    if args.truth:
-        truth = trace_file.load_truth(trace_file.truth_path(args.output))
+    if args.written.truth:
+        truth = trace_file.load_truth(trace_file.truth_path(args.written.output))
     try:
         return conformance.examine(trace, truth).sentences
     except LeakauditError as error:  # messages of the first round are missing

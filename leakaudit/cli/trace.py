@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping
@@ -11,104 +10,64 @@ from typing import Any
 
 from leakaudit._util.settings import resolve
 from leakaudit.cli import curves, equations, imported, lint
-from leakaudit.cli._options import INCONCLUSIVE, described, formats, say, settings, shared, trusting
+from leakaudit.cli._commands import Command, SharedOptions, argument, command, option
+from leakaudit.cli._options import INCONCLUSIVE, say, settings, text_or_json, trusting
+from leakaudit.cli._parser import described
 
 
-def add(verbs: Any) -> None:
-    """Add the parsers of the verb and its actions."""
-    actions = verbs.add_parser(
-        "trace",
-        help="inspect, verify, lint, convert or import a trace; show the curves of a run",
-        **described(
-            "Inspects, verifies, checks, converts or imports a trace, or shows the training curves "
-            "of a run.",
-            "leakaudit trace info trace.pt",
-            "leakaudit trace lint trace.pt",
-        ),
-    ).add_subparsers(dest="action", metavar="ACTION", required=True)
-    info = actions.add_parser(
-        "info",
-        help="show what a trace contains",
-        **described(
-            "Shows what a trace contains: protocol, graph, kinds of messages, public constants "
-            "and claims.",
-            "leakaudit trace info trace.pt",
-            "leakaudit trace info trace.pt -f json",
-        ),
-    )
-    verify = actions.add_parser(
-        "verify",
-        help="check the integrity of a trace",
-        **described(
-            "Checks the sha256, the structure and the numbers of a trace; --relations checks that "
-            "the recorded run satisfies the declared relations.",
-            "leakaudit trace verify trace.pt",
-            "leakaudit trace verify trace.pt --relations --truth trace.truth.pt",
-        ),
-    )
-    for sub in (info, verify):
-        sub.add_argument("trace", type=Path, help="trace file, or folder of shards")
-        formats(sub)
-    verify.add_argument(
-        "--write", action="store_true", help="write the sha256 file if the trace has none"
-    )
-    verify.add_argument(
-        "--relations",
-        action="store_true",
-        help=(
-            "check the declared relations of the protocol on the private states of the run "
-            "(requires 'record --states')"
-        ),
-    )
-    verify.add_argument(
-        "--truth",
-        type=Path,
-        metavar="FILE",
-        help="truth file with the states (default: the one beside the trace)",
-    )
-    trusting(verify, "trace")
-    convert = actions.add_parser(
-        "convert",
-        help="convert a trace between .pt, a folder of shards, .npz and .safetensors",
-        **described(
-            "Converts a trace between a .pt file, a folder of shards, .npz and .safetensors.",
-            "leakaudit trace convert trace.pt trace.npz",
-            "leakaudit trace convert trace.pt shards/",
-        ),
-    )
-    convert.add_argument("source", type=Path, help="trace to read")
-    convert.add_argument(
-        "target",
-        help="file to write, ending in .pt, .npz or .safetensors; or a folder, ending in /",
-    )
-    for sub in (info, verify, convert):
-        shared(sub, "threads")
-        sub.set_defaults(run=run)
-    imported.add(actions)
-    curves.add(actions)
-    lint.add(actions)
-    equations.add(actions)
+class _InfoOptions(SharedOptions):
+    settings = ("threads",)
+
+    trace: Path = argument("trace file, or folder of shards")
+    format: str = text_or_json()
 
 
-def run(args: argparse.Namespace) -> int:
-    """Perform one action."""
+@command(
+    "trace info",
+    "show what a trace contains",
+    "Shows what a trace contains: protocol, graph, kinds of messages, public constants and claims.",
+    "leakaudit trace info trace.pt",
+    "leakaudit trace info trace.pt -f json",
+)
+def info(args: _InfoOptions) -> int:
+    """Print the header of a trace."""
+    from leakaudit.traces import trace_info
+
+    resolve(vars(args.given))  # rejects an invalid setting
+    _show(trace_info.info(args.trace), args.format)
+    return 0
+
+
+class _VerifyOptions(SharedOptions):
+    settings = ("threads",)
+
+    trace: Path = argument("trace file, or folder of shards")
+    format: str = text_or_json()
+    write: bool = option("write the sha256 file if the trace has none")
+    relations: bool = option(
+        "check the declared relations of the protocol on the private states of the run "
+        "(requires 'record --states')"
+    )
+    truth: Path | None = option(
+        "truth file with the states (default: the one beside the trace)", metavar="FILE"
+    )
+    trust_model: bool | str = trusting("trace")
+
+
+@command(
+    "trace verify",
+    "check the integrity of a trace",
+    "Checks the sha256, the structure and the numbers of a trace; --relations checks that the "
+    "recorded run satisfies the declared relations.",
+    "leakaudit trace verify trace.pt",
+    "leakaudit trace verify trace.pt --relations --truth trace.truth.pt",
+)
+def verify(args: _VerifyOptions) -> int:
+    """Print what was checked."""
     from leakaudit.rendering import console
     from leakaudit.traces import trace_file, trace_info
 
-    if args.action == "info":
-        resolve(vars(args))  # rejects an invalid setting
-        _show(trace_info.info(args.trace), args.format)
-        return 0
     chosen = settings(args)
-    if args.action == "convert":
-        from leakaudit.traces import convert
-
-        with console.shown(chosen.progress):
-            convert.convert(
-                args.source, args.target if args.target.endswith("/") else Path(args.target)
-            )
-        say(f"{args.target}: written", args)
-        return 0
     checked = True
     with console.shown(chosen.progress):
         facts = trace_info.verify(args.trace)
@@ -120,6 +79,49 @@ def run(args: argparse.Namespace) -> int:
             facts["relations"] = relations
     _show(facts, args.format)
     return 0 if checked else INCONCLUSIVE
+
+
+class _ConvertOptions(SharedOptions):
+    settings = ("threads",)
+
+    source: Path = argument("trace to read")
+    target: str = argument(
+        "file to write, ending in .pt, .npz or .safetensors; or a folder, ending in /"
+    )
+
+
+@command(
+    "trace convert",
+    "convert a trace between .pt, a folder of shards, .npz and .safetensors",
+    "Converts a trace between a .pt file, a folder of shards, .npz and .safetensors.",
+    "leakaudit trace convert trace.pt trace.npz",
+    "leakaudit trace convert trace.pt shards/",
+)
+def convert(args: _ConvertOptions) -> int:
+    """Write the trace in the format that the name of the target says."""
+    from leakaudit.rendering import console
+    from leakaudit.traces import convert
+
+    chosen = settings(args)
+    with console.shown(chosen.progress):
+        convert.convert(
+            args.source, args.target if args.target.endswith("/") else Path(args.target)
+        )
+    say(f"{args.target}: written", args)
+    return 0
+
+
+run = Command(
+    "trace",
+    "inspect, verify, lint, convert or import a trace; show the curves of a run",
+    described(
+        "Inspects, verifies, checks, converts or imports a trace, or shows the training curves of "
+        "a run.",
+        "leakaudit trace info trace.pt",
+        "leakaudit trace lint trace.pt",
+    ),
+    actions=(info, verify, convert, imported.run, curves.run, lint.run, equations.run),
+)
 
 
 def _show(facts: Mapping[str, Any], form: str) -> None:

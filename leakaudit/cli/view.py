@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import html
 import secrets
 import sys
@@ -11,11 +10,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from leakaudit._util.files import replacing
 from leakaudit._util.plural import counted
-from leakaudit.cli._options import described, say, show
+from leakaudit.cli._commands import Options, argument, command, option
+from leakaudit.cli._options import say, show
 from leakaudit.errors import LeakauditError
 
 NEEDED = ("starlette", "uvicorn")  # packages of the extra `view`
@@ -33,47 +32,34 @@ LEADING = """<!doctype html>
 """
 
 
-def add(verbs: Any) -> None:
-    """Add the verb's parser."""
-    sub = verbs.add_parser(
-        "view",
-        help="browse a folder of runs: filter, compare, open reports, watch sweeps",
-        **described(
-            "Serves a list of all runs in a folder to your own browser, with filters, comparisons, "
-            "reports and the progress of runs. It can also write these pages as files.",
-            "leakaudit view results/",
-            "leakaudit view results/ --export site/",
-        ),
-    )
-    sub.add_argument(
-        "folder",
+class _Options(Options):
+    folder: Path = argument(
+        "folder with runs, in any depth (default: the current folder)",
         nargs="?",
-        type=Path,
         default=Path(),
         metavar="FOLDER",
-        help="folder with runs, in any depth (default: the current folder)",
     )
-    sub.add_argument(
-        "--port",
-        type=int,
-        default=0,
-        help="port of the loopback interface (default: any free port)",
-    )
-    sub.add_argument("--open", action="store_true", help="open the address in the default browser")
-    sub.add_argument(
-        "--export",
-        type=Path,
+    port: int = option("port of the loopback interface (default: any free port)", default=0)
+    open: bool = option("open the address in the default browser")
+    export: Path | None = option(
+        "write the list and the reports to this folder, for any web server, and exit",
         metavar="SITE",
-        help="write the list and the reports to this folder, for any web server, and exit",
     )
-    sub.add_argument("-q", "--quiet", action="store_true", help="write no notes to stderr")
-    sub.set_defaults(run=run)
+    quiet: bool = option("write no notes to stderr", "-q")
 
 
-def run(args: argparse.Namespace) -> int:
+@command(
+    "view",
+    "browse a folder of runs: filter, compare, open reports, watch sweeps",
+    "Serves a list of all runs in a folder to your own browser, with filters, comparisons, "
+    "reports and the progress of runs. It can also write these pages as files.",
+    "leakaudit view results/",
+    "leakaudit view results/ --export site/",
+)
+def run(args: _Options) -> int:
     """Serve a folder until Ctrl-C, or export it."""
     if args.export is not None:
-        return _export(args)
+        return _export(args, args.export)
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise LeakauditError(
@@ -83,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     return _serve(args)
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(args: _Options) -> int:
     """Serve a folder; Ctrl-C is the usual end and results in code 0."""
     from leakaudit.viewing import server
 
@@ -121,7 +107,7 @@ def _opened(address: str) -> Iterator[None]:
         yield
 
 
-def _export(args: argparse.Namespace) -> int:
+def _export(args: _Options, site: Path) -> int:
     """Write the pages; a run without a report is named, and its page states the reason."""
     from leakaudit.rendering import console
     from leakaudit.viewing.export import export
@@ -130,15 +116,14 @@ def _export(args: argparse.Namespace) -> int:
     with console.shown(progress):
         from leakaudit.progress import step
 
-        made = export(args.folder, args.export, step)
+        made = export(args.folder, site, step)
     for place, why in made.failed[:TOLD]:
         say(f"{place}: {why}", args)
     if len(made.failed) > TOLD:
         say(f"{len(made.failed) - TOLD} more runs have no report", args)
     written = counted(made.pages, "report")
     say(
-        f"{args.export}: the list and {written}, which contain personal data if the training "
-        "data does",
+        f"{site}: the list and {written}, which contain personal data if the training data does",
         args,
     )
     return UNSHOWN if made.failed else 0

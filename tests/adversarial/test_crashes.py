@@ -40,10 +40,10 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_defect_is_one_line_and_code_4(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(args: object) -> int:
+    def broken(what: str) -> int:
         raise error
 
-    monkeypatch.setattr("leakaudit.cli.list.run", broken)
+    monkeypatch.setattr("leakaudit.cli.list.entries", broken)
     monkeypatch.delenv("LEAKAUDIT_DEBUG", raising=False)
     assert main(["list", "graphs"]) == 4
     said = one_line(capsys)

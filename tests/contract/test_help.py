@@ -15,8 +15,7 @@ import pytest
 from leakaudit._util.settings import SETTINGS
 from leakaudit.capture.gloo.setup import Spread
 from leakaudit.cli import main, parser, tapped
-from leakaudit.cli._options import EXAMPLES
-from leakaudit.cli.record import CHOICES
+from leakaudit.cli._parser import EXAMPLES
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.reports import sarif
 
@@ -30,7 +29,7 @@ def walk(of: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
                 yield from walk(inner)
 
 
-APART = {"leakaudit tap describe": tapped.describing, "leakaudit tap merge": tapped.merging}
+APART = {f"leakaudit {one.name}": one.parser for one in (tapped.describe, tapped.merge)}
 PARSERS = [*walk(parser()), *(make() for make in APART.values())]
 IDS = [one.prog for one in PARSERS]
 
@@ -110,9 +109,8 @@ def default_of(one: argparse.ArgumentParser, action: argparse.Action) -> object:
     if setting is not None and (action.help or "").startswith(f"{setting.help} (default"):
         assert action.default is None
         return setting.default
-    if one.prog == "leakaudit record" and action.dest in CHOICES:
-        assert action.default is None
-        return getattr(Scenario(), action.dest)
+    if one.prog == "leakaudit record" and action.option_strings and action.default is None:
+        return getattr(Scenario(), action.dest, None)  # a flag, such as --states, states none
     if place in IN_WORDS:
         assert action.default == IN_WORDS[place]
         return None

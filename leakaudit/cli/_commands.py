@@ -1,0 +1,168 @@
+"""How commands are declared: the words and the options of each, once.
+
+A command is a function of one argument, a value of a class of `Options`. A field of the class is an
+`option`, a positional `argument`, or another class of options; its type says how words are read.
+The parser, its help, completion and the page of the documentation follow from these declarations.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from types import NoneType
+from typing import Any, ClassVar, Self, dataclass_transform, get_args, get_origin, get_type_hints
+
+from leakaudit._util.settings import SETTINGS, boolean
+from leakaudit.cli._parser import Parser, described
+
+
+def option(help: str, *flags: str, **how: Any) -> Any:
+    """Declare an option: a field ``max_bytes`` is set by ``--max-bytes`` unless flags name it."""
+    return field(metadata={"help": help, "flags": flags, **how})
+
+
+def argument(help: str, **how: Any) -> Any:
+    """Declare a positional argument."""
+    return field(metadata={"help": help, "flags": None, **how})
+
+
+@dataclass_transform(kw_only_default=True)
+class Options:
+    """A dataclass of options."""
+
+    settings: ClassVar[tuple[str, ...]] = ()  # those of `SETTINGS` besides `progress`
+
+    def __init_subclass__(cls) -> None:
+        """Make a dataclass of the class."""
+        dataclass(kw_only=True, repr=False, eq=False)(cls)
+
+    @classmethod
+    def add(cls, parser: argparse.ArgumentParser) -> None:
+        """Add the options to a parser."""
+        for name, kind, how in cls._declared():
+            if how:
+                _add(parser, name, kind, **how)
+            elif kind is argparse.Namespace:
+                _add_settings(parser, cls.settings)
+            else:
+                kind.add(parser)
+
+    @classmethod
+    def read(cls, given: argparse.Namespace) -> Self:
+        """Return what a command line gives."""
+        values = {}
+        for name, kind, how in cls._declared():
+            if how:
+                values[name] = getattr(given, name)
+            else:
+                values[name] = given if kind is argparse.Namespace else kind.read(given)
+        return cls(**values)
+
+    @classmethod
+    def _declared(cls) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+        """Yield name, type and declaration of each field: the class's own first, then inherited."""
+        made: Any = cls
+        kinds = get_type_hints(made)
+        for one in sorted(fields(made), key=lambda one: one.name not in made.__annotations__):
+            yield one.name, kinds[one.name], one.metadata
+
+
+class SharedOptions(Options):
+    """The options that most commands share."""
+
+    given: argparse.Namespace  # the whole command line, with the flags of settings
+    plugin: list[str] = option(
+        "import a module with your own victims, attacks or reports, from the current folder or "
+        "installed; this executes its code. A protocol file (.toml) is read without executing "
+        "code; repeatable",
+        metavar="MODULE",
+    )
+    quiet: bool = option("write no progress and no notes to stderr", "-q")
+
+
+@dataclass
+class Command:
+    """A command: its words, and what runs it."""
+
+    name: str  # with the verb of an action, such as ``trace info``
+    help: str  # its line in the list of commands
+    words: dict[str, Any]  # what its own help shows around the options
+    run: Callable[[Any], int] | None = None  # None if it has actions
+    actions: tuple[Command, ...] = ()
+
+    def add(self, commands: Any) -> None:
+        """Add its parser to those of the program or of a verb."""
+        word = self.name.split()[-1]
+        self._fill(commands.add_parser(word, help=self.help, **self.words))
+
+    def parser(self) -> Parser:
+        """Return a parser of its own, for an action of a verb that takes a program."""
+        parser = Parser(prog=f"leakaudit {self.name}", **self.words)
+        self._fill(parser)
+        return parser
+
+    def _fill(self, parser: argparse.ArgumentParser) -> None:
+        run = self.run
+        if run is None:
+            actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+            for action in self.actions:
+                action.add(actions)
+            return
+        options: type[Options] = get_type_hints(run)["args"]
+        options.add(parser)
+        parser.set_defaults(run=lambda given: run(options.read(given)))
+
+
+def command(
+    name: str, help: str, about: str, *examples: str, **how: Any
+) -> Callable[[Callable[[Any], int]], Command]:
+    """Declare what a function runs."""
+    return partial(Command, name, help, {**described(about, *examples), **how})
+
+
+def _add(
+    parser: argparse._ActionsContainer,
+    name: str,
+    hint: Any,
+    flags: tuple[str, ...] | None,
+    **how: Any,
+) -> None:
+    """Add one option; its type says how words are read, and its help ends with the default."""
+    kinds = get_args(hint)
+    optional = NoneType in kinds
+    kind = kinds[0] if optional else hint
+    if get_origin(kind) is list:
+        (kind,) = get_args(kind)
+        if "nargs" not in how:
+            how = {"action": "append", "default": None if optional else [], **how}
+    if kind is bool:
+        how |= {"action": "store_const", "const": True} if optional else {"action": "store_true"}
+    elif kind in (int, float, Path):
+        how.setdefault("type", kind)
+    if how.get("default") and "(default" not in how["help"]:
+        how["help"] += f" (default {how['default']})"
+    if flags is None:
+        parser.add_argument(name, **how)
+        return
+    if not any(flag.startswith("--") for flag in flags):
+        flags = (*flags, f"--{name.replace('_', '-')}")
+    parser.add_argument(*flags, dest=name, **how)
+
+
+def _add_settings(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
+    """Add settings, which environment variables and files can set as well."""
+    group = parser.add_argument_group(
+        "shared options",
+        "LEAKAUDIT_* variables, leakaudit.toml and pyproject.toml can set most of these as well.",
+    )
+    for name in (*names, "progress"):
+        setting = SETTINGS[name]
+        flags = ("-o",) if name == "output" else ()
+        if setting.read is boolean:
+            _add(group, name, bool | None, flags, help=setting.help)
+            continue
+        words = f"{setting.help} (default {setting.default})"
+        _add(group, name, str, flags, help=words, metavar=name.split("_")[-1].upper())

@@ -561,10 +561,80 @@ def dpadmm(run: Unrolled, graph: Graph, rounds: int, _: Any, *, steps: int = 1) 
             new[i] = v
             run.send(i, near, v)
         w = new
-        lam = {
-            i: lam[i] + rho / 2 * sum(w[i] - w[j] for j in near)
-            for i, near in enumerate(graph.neighbours)
-        }
+        lam = duals(graph, lam, w, rho / 2)
+
+
+def mradmm(
+    run: Unrolled,
+    graph: Graph,
+    rounds: int,
+    _: Any,
+    *,
+    recycle: bool = True,
+    spread: float = 0.0,
+    growth: float = 1.0,
+    noisy: bool = False,
+) -> None:
+    """M-ADMM and MR-ADMM: penalties of each node and time, every second update without data."""
+    eta, theta, gamma = 0.3, 0.3, 2.0
+    w = start(run, graph)
+    lam = dict(w)
+    known = dict(w)
+    for t in range(1, rounds + 1):
+        new = {}
+        for i, near in enumerate(graph.neighbours):
+            h = eta * (1 + spread * i) * growth ** ((t + 1) // 2 if recycle else t)
+            weight = 2 * h * len(near)
+            if t % 2 or not recycle:
+                pull = h * sum(w[i] + w[j] for j in near) - 2 * lam[i]
+                n = run.n(i) if noisy else run.zero
+                new[i] = run.least(i, weight, pull - n)
+                known[i] = pull - weight * new[i]
+            else:
+                apart = h * sum(w[i] - w[j] for j in near)
+                new[i] = w[i] - (known[i] + 2 * lam[i] + apart) / (weight + gamma)
+            run.send(i, near, new[i])
+        w = new
+        lam = duals(graph, lam, w, theta / 2)
+
+
+def pvpadmm(
+    run: Unrolled,
+    graph: Graph,
+    rounds: int,
+    _: Any,
+    *,
+    perturb: str = "none",
+    update: str = "exact",
+) -> None:
+    """Zhang and Zhu 2017: noise on the dual (DVP) or on what is sent (PVP)."""
+    eta, curvature = 0.3, 2.0
+    w = start(run, graph)
+    sent = dict(w)
+    lam = dict(w)
+    for _ in range(rounds):
+        new = {}
+        for i, near in enumerate(graph.neighbours):
+            n = run.zero if perturb == "none" else run.n(i)
+            dual = lam[i] + n if perturb == "dual" else lam[i]
+            pull = eta * sum(sent[i] + sent[j] for j in near) - 2 * dual
+            weight = 2 * eta * len(near)
+            if update == "exact":
+                w[i] = run.least(i, weight, pull)
+            else:
+                w[i] = (curvature * w[i] + pull - run.g(i, w[i])) / (curvature + weight)
+            new[i] = w[i] + n if perturb == "primal" else w[i]
+            run.send(i, near, new[i])
+        sent = new
+        lam = duals(graph, lam, sent, eta / 2)
+
+
+def duals(graph: Graph, lam: Nodes, sent: Nodes, size: float) -> Nodes:
+    """Return lam_i + size sum_j (v_i - v_j), which is never sent."""
+    moved = {}
+    for i, near in enumerate(graph.neighbours):
+        moved[i] = lam[i] + size * sum(sent[i] - sent[j] for j in near)
+    return moved
 
 
 def rwadmm(run: Unrolled, graph: Graph, rounds: int, public: Any, *, update: str = "exact") -> None:

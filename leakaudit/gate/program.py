@@ -249,8 +249,9 @@ def _end(process: BaseProcess, connection: Parent) -> None:
 def _serve_named(connection: Child, run: str, check: str, place: _Place) -> None:
     """Import a function, then call it with every seed received, until the parent has ended."""
     place.settle()
-    # A fork inherits numpy's global generator, which in a new process would be initialised from the
-    # system's entropy.
+    # The program under test may draw its noise from numpy's global generator, which every new
+    # process initialises from the system's entropy. A fork would inherit its state instead, so that
+    # an honest program would seem to draw the same noise in every process.
     np.random.seed()  # noqa: NPY002
     loaded: list[Function] = []
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from leakaudit._util.plural import counted
 from leakaudit.evidence import Evidence, Origin
 from leakaudit.inversion import inputs_shown
+from leakaudit.inversion.exact.pixel_errors import SURE
 from leakaudit.inversion.inputs_shown import Shown
 from leakaudit.inversion.search import objectives
 from leakaudit.leak import GradientLeak
@@ -40,6 +41,8 @@ REPRODUCED = 1e-5
 
 # Residual of a gradient that its noise explains, in units of this noise.
 NOISE = 3.0
+
+PROVEN = (Certificate.EXACT, Certificate.INTERVAL)
 
 # Root mean square distance from which two inputs that are not certified count as different.
 APART = 0.02
@@ -191,6 +194,8 @@ class _Search:
     attempt: Attempt  # runs an exact attack
     wanted: int | None  # number of records; None if it is unknown
     inputs: list[Tensor] = field(default_factory=list)  # certified inputs, each once
+    # half-widths of the intervals of their values, None where an input is exact
+    widths: list[Tensor | None] = field(default_factory=list)
     # their labels, None where one is unknown
     labels: list[Tensor | None] = field(default_factory=list)
     # the rounds of the gradients that each of them explains
@@ -205,9 +210,8 @@ class _Search:
             together: The result for all gradients together; None if they were not attacked so.
         """
         if together is not None:
-            for k in range(together.certified):
-                rounds = together.rounds[k] if together.rounds else ()
-                self._add(together.x[k], _label(together, k), rounds)
+            for k in range(_proven(together)):
+                self._add(together, k, together.rounds[k] if together.rounds else ())
         alone = _alone(self.leak)
         silent = inputs_shown.silent(self.leak)
         missed = 0
@@ -222,10 +226,10 @@ class _Search:
                 continue
             found = _counted(self.attempt(equation))
             self.tried.append(found)
-            self.open += found.certificate is not Certificate.EXACT
-            missed = 0 if found.certified else missed + 1
-            for place in range(found.certified):
-                self._add(found.x[place], _label(found, place), equation.when)
+            self.open += found.certificate not in PROVEN
+            missed = 0 if _proven(found) else missed + 1
+            for place in range(_proven(found)):
+                self._add(found, place, equation.when)
         step("rounds", len(alone), len(alone))
         return self._reported(together, len(alone))
 
@@ -244,29 +248,40 @@ class _Search:
             self.rounds[k].update(equation.when)
         return True
 
-    def _add(self, x: Tensor, label: Tensor | None, rounds: Sequence[int]) -> None:
+    def _add(self, found: Reconstruction, place: int, rounds: Sequence[int]) -> None:
+        """Add a certified input, or its rounds if it is one of those before it."""
+        x = found.x[place]
+        width = None if found.interval is None else found.interval[place]
         for k, other in enumerate(self.inputs):
-            if torch.equal(x, other):
+            if _same(x, width, other, self.widths[k]):
                 self.rounds[k].update(rounds)
                 return
         self.inputs.append(x)
-        self.labels.append(label)
+        self.widths.append(width)
+        self.labels.append(_label(found, place))
         self.rounds.append({*rounds})
 
     def _reported(self, together: Reconstruction | None, gradients: int) -> Reconstruction:
         """Return the certified inputs, and after them estimates of the other gradients' inputs."""
         best = max([*self.tried, *([] if together is None else [together])], key=_rank)
-        estimates = self._estimates()
+        interval = self._interval()
+        estimates: list[Reconstruction] = []
+        if interval is None:  # a statement about intervals concerns all inputs that are returned
+            estimates = self._estimates()
         if not self.inputs and len(estimates) < 2:
             return replace(best, rounds=())
         x = torch.stack([*self.inputs, *(one.x[0] for one in estimates)])
         labels = [*self.labels, *(_label(one, 0) for one in estimates)]
         rounds = [tuple(sorted(some)) for some in self.rounds]
         whole = not self.open or self._complete
-        exact = whole and bool(self.inputs)
+        certificate = Certificate.APPROXIMATE
+        if interval is not None:
+            certificate = Certificate.INTERVAL
+        elif whole and self.inputs:
+            certificate = Certificate.EXACT
         explained = gradients - self.open
-        residuals = [one.residual for one in self.tried if one.certified]
-        reasons = [one.note for one in self.tried if one.certificate is not Certificate.EXACT]
+        residuals = [one.residual for one in self.tried if _proven(one)]
+        reasons = [one.note for one in self.tried if one.certificate not in PROVEN]
         note = (
             f"{counted(len(self.inputs), 'different input')} certified, from {explained} of "
             f"{counted(gradients, 'gradient')}, each by itself"
@@ -275,21 +290,37 @@ class _Search:
             best,
             x=x,
             y=_labels(labels),
-            certificate=Certificate.EXACT if exact else Certificate.APPROXIMATE,
+            certificate=certificate,
             residual=max(residuals, default=best.residual),
             note="; ".join([note, *reasons[:1]]),
-            certified=len(self.inputs),
-            interval=None,
+            certified=sum(width is None for width in self.widths),
+            interval=interval,
             choices={},
             rounds=(*rounds, *(() for _ in estimates)),
         )
+
+    def _interval(self) -> Tensor | None:
+        """Return the half-widths of all inputs (b, *shape); None if all inputs are exact.
+
+        Those of one gradient hold together at the confidence `SURE`. Those of several are widened,
+        so that the probability that any of them is wrong is no larger (Bonferroni).
+        """
+        from scipy.special import ndtri  # slow to import, and inputs on a grid need no quantile
+
+        widths = [width for width in self.widths if width is not None]
+        if not widths or len(widths) < len(self.widths):
+            return None
+        statements = sum(one.interval is not None for one in self.tried)
+        tail = (1 - SURE) / (2 * widths[0].numel())
+        wider = float(ndtri(tail / max(1, statements)) / ndtri(tail))
+        return torch.stack(widths) * wider
 
     def _estimates(self) -> list[Reconstruction]:
         """Return estimates of single records that are not certified, the best first, each once."""
         if self.leak.samples != 1:
             return []
         kept: list[Reconstruction] = []
-        some = [one for one in self.tried if not one.certified and len(one.x) == 1]
+        some = [one for one in self.tried if not _proven(one) and len(one.x) == 1]
         known = [*self.inputs]
         for one in sorted(some, key=lambda one: one.residual):
             room = self.wanted is None or len(known) < self.wanted
@@ -298,6 +329,20 @@ class _Search:
                 kept.append(one)
                 known.append(one.x[0])
         return kept
+
+
+def _proven(found: Reconstruction) -> int:
+    """Return how many leading inputs are exact, or have intervals for their values."""
+    if found.certificate is Certificate.INTERVAL and found.interval is not None:
+        return len(found.x)
+    return found.certified
+
+
+def _same(x: Tensor, width: Tensor | None, other: Tensor, others: Tensor | None) -> bool:
+    """Whether two certified inputs are equal, or cannot be told apart by their intervals."""
+    if width is None or others is None:
+        return torch.equal(x, other)
+    return bool(((x - other).abs() <= width + others).all())
 
 
 def _label(found: Reconstruction, place: int) -> Tensor | None:

@@ -157,12 +157,36 @@ class _Sums:
 
 
 @dataclass(frozen=True)
+class _Below:
+    """How many numbers are below a size."""
+
+    size: float  # in units of the declared noise
+    count: int
+    numbers: int  # number of all
+
+    @property
+    def share(self) -> float:
+        """Part of standard normal numbers that lie within +-size: 2 Phi(size) - 1."""
+        return 2 * float(ndtr(self.size)) - 1
+
+    @property
+    def chance(self) -> float:
+        """Probability of so many of them."""
+        return float(at_least(self.count, self.numbers, self.share))
+
+
+@dataclass(frozen=True)
 class _Matrix:
     """Draws as a matrix whose rows should be independent."""
 
     rows: str  # what the rows are, in words
     values: Floats  # (N, n) the numbers
     loose: float  # by how much gradients within the tolerance may change its singular values
+
+
+def _too_many(some: Sequence[_Below], level: float) -> _Below | None:
+    """Return the first size below which there are more numbers than chance explains."""
+    return next((one for one in some if one.chance < level), None)
 
 
 def rounding_of(noise: Sequence[Noise]) -> dict[int, float]:
@@ -421,19 +445,15 @@ class Draws:
             yield found
 
     def _small_numbers(self) -> Iterator[Deviation]:
-        level = LEVEL / (2 * len(SMALL))
-        for below, count in sorted(self._below.items()):
-            numbers = self._looked[below]
-            # A standard normal number lies within +-b with probability 2 Phi(b) - 1.
-            chance = float(at_least(count, numbers, 2 * ndtr(below) - 1))
-            if chance < level:
-                usual = numbers * (2 * float(ndtr(below)) - 1)
-                says = (
-                    f"{count} of {numbers} numbers contain less than {below:.2g} of the declared "
-                    f"noise; {usual:.2g} such numbers are expected (probability {chance:.1g})"
-                )
-                yield Deviation(QUIET, says)
-                return
+        some = [_Below(b, count, self._looked[b]) for b, count in sorted(self._below.items())]
+        found = _too_many(some, LEVEL / (2 * len(SMALL)))
+        if found is not None:
+            says = (
+                f"{found.count} of {found.numbers} numbers contain less than {found.size:.2g} of "
+                f"the declared noise; {found.numbers * found.share:.2g} such numbers are expected "
+                f"(probability {found.chance:.1g})"
+            )
+            yield Deviation(QUIET, says)
 
     def _sums(self) -> Iterator[_Sums]:
         """Yield all families of sums of squares."""
@@ -612,18 +632,18 @@ class Draws:
                 says = f"{says} is {size:.2g} times the declared noise (probability {chance:.1g})"
                 yield Deviation(SHAPE, says)
                 return
+            small = []
             for below in sorted(SMALL):
-                if below < ROUNDINGS * self._rounding:
-                    continue
-                count = int((np.abs(products) < below).sum())
-                chance = float(at_least(count, numbers, 2 * ndtr(below) - 1))
-                if chance < LEVEL / tests:
-                    says = (
-                        f"{says} is below {below:.2g} of the declared noise in {count} of them "
-                        f"(probability {chance:.1g})"
-                    )
-                    yield Deviation(SHAPE, says)
-                    return
+                if below >= ROUNDINGS * self._rounding:
+                    small.append(_Below(below, int((np.abs(products) < below).sum()), numbers))
+            found = _too_many(small, LEVEL / tests)
+            if found is not None:
+                says = (
+                    f"{says} is below {found.size:.2g} of the declared noise in {found.count} of "
+                    f"them (probability {found.chance:.1g})"
+                )
+                yield Deviation(SHAPE, says)
+                return
 
     def _regular(self) -> Iterator[Deviation]:
         """Yield draws whose norms are too similar."""

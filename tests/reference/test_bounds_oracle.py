@@ -121,6 +121,14 @@ CASES = [
     Case(unrolled.pdmm, {"differential": False}, {"differential": False}),
     Case(unrolled.dpadmm),
     Case.alike(unrolled.dpadmm, steps=2),
+    Case(unrolled.mradmm, {}),
+    Case(
+        unrolled.mradmm,
+        {"recycle": False, "spread": 0.5, "growth": 1.5},
+        {"recycle": False, "spread": 0.5, "growth": 1.5},
+    ),
+    Case(unrolled.pvpadmm, {}),
+    Case(unrolled.pvpadmm, {"update": "gradient"}, {"update": "gradient"}),
     Case(unrolled.rwadmm),
     Case.alike(unrolled.rwadmm, update="gradient"),
     Case(unrolled.recal),
@@ -302,6 +310,41 @@ def test_the_oracle_sees_a_wrong_equation() -> None:
     for case in (half, other):
         with pytest.raises(AssertionError):
             compared(case, PATH, 3, Judge())
+
+
+# --- noise that is not Gaussian -------------------------------------------------------------------
+
+# The density of this noise is exp(-a |e|), for which `Unrolled` has no mu. What leaks without any
+# noise, and what reveals nothing, does not depend on its distribution.
+OTHER_NOISE = [
+    Case(unrolled.mradmm, {"rate": 1.0}, {"noisy": True}),
+    Case(unrolled.mradmm, {"rate": 1.0, "recycle": False}, {"noisy": True, "recycle": False}),
+    Case(unrolled.pvpadmm, {"perturb": "dual"}, {"perturb": "dual"}),
+    Case(unrolled.pvpadmm, {"perturb": "primal"}, {"perturb": "primal"}),
+    Case(
+        unrolled.pvpadmm,
+        {"perturb": "primal", "update": "gradient"},
+        {"perturb": "primal", "update": "gradient"},
+    ),
+]
+
+
+@pytest.mark.parametrize("case", OTHER_NOISE, ids=str)
+def test_noise_that_is_not_gaussian_has_no_mu(case: Case, record_property: Property) -> None:
+    """No finite mu is printed for a view that this noise hides, and 0 only if nothing is seen."""
+    found: Counter[str] = Counter()
+    for graph in (PATH, RING):
+        made = case.protocol(graph, 3)
+        for seen in views(case, graph, 3, made.public):
+            (bound,) = view_bounds(made, seen.adversary, [seen.node])
+            nothing = not seen.plain.fisher.any() and not seen.plain.leaks
+            for mu in (bound.mu, bound.node_mu):
+                assert mu in (None, 0.0, math.inf), (seen.adversary, bound)
+            assert (bound.mu == 0) <= nothing, (seen.adversary, bound)
+            assert (bound.mu == math.inf) <= seen.plain.leaks, (seen.adversary, bound)
+            found["no mu" if bound.mu is None else f"{bound.mu:g}"] += 1
+    assert found["no mu"]
+    record_property("views", str(dict(found)))
 
 
 # --- mini-batches ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Attack, bound and lint of twelve programs with shuffled records: no headline says more or less
+"""Attack, bound and lint of thirteen programs with shuffled records: no headline says more or less
 than the program's own log of batches supports.
 
 ``LEAKAUDIT_FRESH_SEED`` draws other records and orders.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,16 @@ from torch import Tensor
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = Path(__file__).resolve().parent / "drawing.py"
+HERE = Path(__file__).resolve().parent
 RANKS = 3
 NAMED = ("--model", "mlp", "--set", "hidden=32", "--shape", "1,8,8", "--classes", "4")
+OF_NVFLARE = (
+    *("--model", "mlp", "--set", "hidden=64", "--set", "act=sigmoid"),
+    *("--shape", "1,25,25", "--classes", "2"),
+)
 GRADIENTS = {"payload": '"gradients"', "protocol": '"fedsgd"'}
 SGD = {"optimiser": '"sgd"', "alpha": "0.05"}
+CLIENTS = {"lr": "0.05", "epochs": "1  # with steps = 1, as below", "batch": "0"}
 # What a user who knows the program enters where the description says NOT KNOWN.
 PROGRAMS: dict[tuple[str, ...], dict[str, str]] = {
     ("ddp",): {},
@@ -34,32 +40,42 @@ PROGRAMS: dict[tuple[str, ...], dict[str, str]] = {
     ("fedsgd",): GRADIENTS,
     ("ring",): {**SGD, "order": '"combine"'},
     ("adapt",): {**SGD, "order": '"adapt"'},
-    ("fedavg",): {"lr": "0.05", "epochs": "1  # with steps = 1, as below", "batch": "0"},
+    ("fedavg",): CLIENTS,
     ("ecl",): {"alpha": "0.05", "rho": "0.4"},
     ("tracking",): {},
     ("diloco",): {},
+    ("nvflare",): CLIENTS,
 }
 NOT_NAMED = ("tracking", "diloco")  # several messages or steps in a round: nothing is said
 
 
 def described(seen: Run, options: tuple[str, ...], batch: int) -> bool:
     """Write the trace that a user gets who fills in the description; False if it stays open."""
-    leakaudit(seen.folder, "tap", "describe", "trace.tap", *NAMED, "-o", "mine.toml")
+    named = OF_NVFLARE if options == ("nvflare",) else NAMED
+    leakaudit(seen.folder, "tap", "describe", "trace.tap", *named, "-o", "mine.toml")
     text = (seen.folder / "mine.toml").read_text()
     for name, value in PROGRAMS[options].items():
         text = text.replace(f'\n{name} = "NOT KNOWN"', f"\n{name} = {value}")
-    if options == ("fedavg",) and "\nsteps = " not in text:
+    if PROGRAMS[options] is CLIENTS and "\nsteps = " not in text:
         text = text.replace("\nbatch = 0", f"\nsteps = 1\nbatch = {batch}")
     elif "\nbatch = " not in text:
         text = text.replace("[params]", f"[params]\nbatch = {batch}", 1)
     if "\nlevels = " not in text:
-        text = text.replace("\nclasses = 4", "\nclasses = 4\nlevels = 255")
+        text = re.sub(r"(\nclasses = \d+)", r"\1\nlevels = 255", text)
     (seen.folder / "mine.toml").write_text(text)
     if "NOT KNOWN" in re.sub(r"#.*", "", text):
         return False
     words = ("tap", "merge", "trace.tap", "--describe", "mine.toml", "-o", "mine.pt")
     leakaudit(seen.folder, *words)
     return True
+
+
+def command(options: tuple[str, ...], *words: str) -> tuple[str, ...]:
+    """The command that starts a program."""
+    if options == ("nvflare",):
+        pytest.importorskip("nvflare", reason="needs the extra 'nvflare'")
+        return (sys.executable, str(HERE / "nvflare_batches.py"), *words)
+    return torchrun(HERE / "drawing.py", "--send", *options, *words, ranks=RANKS)
 
 
 def used(seen: Run) -> list[Tensor]:
@@ -94,8 +110,8 @@ def certified(seen: Run, results: dict[str, Any], own: list[Tensor]) -> int:
 def test_headlines_are_those_of_the_programs_own_log(
     tmp_path: Path, fresh_seed: int, options: tuple[str, ...], batch: int
 ) -> None:
-    words = ("--send", *options, "--batch", str(batch), "--seed", str(fresh_seed))
-    seen = tapped(tmp_path, *torchrun(PROGRAM, *words, ranks=RANKS))
+    words = ("--batch", str(batch), "--seed", str(fresh_seed))
+    seen = tapped(tmp_path, *command(options, *words))
     if not described(seen, options, batch):
         assert options[0] in NOT_NAMED
         assert seen.code == 3

@@ -157,7 +157,7 @@ def test_a_gradient_in_mixed_precision_is_recorded_and_its_picture_is_not_called
     shown = seen.pictures()
     for rank in (0, 1):
         certificate, picture = shown[rank]
-        own = seen.kept(rank)["x"][0]
+        own = seen.kept(rank)["x"][0].flatten()  # rounded values do not prove pixels
         assert certificate != "EXACT" or torch.equal(picture.float(), own)
         # bfloat16 has eight binary digits, of which products lose half a unit each.
         assert float((picture - own).abs().max()) < 3 * 2**-8

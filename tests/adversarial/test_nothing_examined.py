@@ -199,9 +199,9 @@ def test_an_attack_that_examined_nothing_does_not_pass(
     heard = la.Adversary().view(trace).channels
     free = sorted(set(trace.graph.arcs) - {(src, dst) for src, dst, _ in heard})
     silent = sorted(set(range(trace.graph.nodes)) - {src for src, _, _ in heard})
-    names = {"{idle}": f"{silent[:1]}"[1:-1], "{unused}": "-".join(map(str, (free or [()])[0]))}
-    for name, value in names.items():
-        options = [one.replace(name, value) for one in options]
+    src, dst = next(iter(free), (0, 0))
+    idle = next(iter(silent), 0)
+    options = [one.format(idle=idle, unused=f"{src}-{dst}") for one in options]
     for verb in (["explain", "trace.pt"], ["attack", "trace.pt", "-o", "out"]):
         capsys.readouterr()
         assert main([*verb, *options, "-q"]) == 3, verb

@@ -26,7 +26,7 @@ from leakaudit.reconstruction import Certificate
 
 D = torch.float64
 SIDE = 12  # of the pictures, in pixels
-SAME = 2e-3  # levels by which rounding of a program's own numbers may move an input
+SAME = 1e-3  # levels by which rounding of a program's own numbers may move an input
 View = Callable[[Tensor, int, Generator], Tensor]
 Wire = Callable[[Tensor, Generator], Tensor]
 
@@ -515,6 +515,182 @@ def _twins(pixels: int) -> Family:
     return family
 
 
+def _weighted(weights: Tensor) -> View:
+    return lambda x, t, g: weights @ x
+
+
+def _equal_slopes(g: np.random.Generator) -> dict[str, Any]:
+    """Models at which slopes of one label are equal, or do not change from round to round."""
+    choices: list[dict[str, Any]] = [
+        {},
+        {"start": _no_outputs},
+        {"start": _no_outputs, "lr": 1e-30},
+        {"start": _zero_last, "lr": 10.0},
+        {"start": _loud_last(30.0)},
+        {"lr": 1e-30},
+    ]
+    return choices[int(g.integers(len(choices)))]
+
+
+def _signed(g: np.random.Generator) -> Case:
+    """Mixtures with weights of both signs, of records with one label or several."""
+    b = int(g.choice([2, 3]))
+    weights = torch.tensor(g.normal(size=(b, b)))
+    weights = torch.eye(b, dtype=D) + weights - weights.mean(1, keepdim=True)
+    case = _photos(g, b=b, view=_weighted(weights), **_equal_slopes(g))
+    return _one_label(case) if g.random() < 0.5 else case
+
+
+def _sharpened(g: np.random.Generator) -> Case:
+    """x1 + a (x1 - x2) and x2 + b (x2 - x1) take the place of two pictures of one label."""
+    a, b = g.choice([-0.5, 0.0, 0.25, 0.5, 1.0], 2)
+    weights = torch.tensor([[1 + a, -a], [-b, 1 + b]], dtype=D)
+    return _one_label(_photos(g, b=2, view=_weighted(weights), **_equal_slopes(g)))
+
+
+def _soft_mixup(g: np.random.Generator) -> Case:
+    """Mixup of pictures and of labels, at known models."""
+    return _photos(g, b=2, view=_mixup, labels=_mixup, heard=True)
+
+
+def _in_last_layer(change: Wire) -> Callable[[list[Tensor]], None]:
+    def start(w: list[Tensor]) -> None:
+        w[2].copy_(change(w[2], Generator()))
+
+    return start
+
+
+def _copies(w: list[Tensor]) -> None:
+    """Eight copies of each neuron."""
+    n = len(w[1]) // 8
+    w[0].copy_(w[0][:n].repeat(8, 1))
+    w[1].copy_(w[1][:n].repeat(8))
+    w[2].copy_(w[2][:, :n].repeat(1, 8))
+
+
+def _repeating(start: Callable[[list[Tensor]], None]) -> Family:
+    """Similar rows at unknown models that do not change, whose slopes repeat between neurons."""
+
+    def family(g: np.random.Generator) -> Case:
+        classes = int(g.choice([4, 6, 10]))
+        spread = float(g.choice([0.03, 0.1, 0.3]))
+        rows = g.normal(size=24) + spread * g.normal(size=(3, 2, 24))
+        return Case(
+            x=torch.tensor(rows),
+            y=torch.tensor(g.integers(0, classes, (3, 2))),
+            levels=0,
+            classes=classes,
+            hidden=int(g.choice([128, 256])),
+            rounds=int(g.choice([1, 4])),
+            lr=1e-30,
+            dtype=D,
+            heard=False,
+            start=start,
+        )
+
+    return family
+
+
+def _momentum(g: np.random.Generator) -> Case:
+    """Clients send a running sum of their gradients, and nobody says so."""
+    case = _photos(g)
+    factor = float(g.choice([0.5, 0.9]))
+    sums: list[Tensor] = []
+
+    def wire(v: Tensor, g: Generator) -> Tensor:
+        before = sums[-len(case.x)] if len(sums) >= len(case.x) else torch.zeros_like(v)
+        sums.append(factor * before + v)
+        return sums[-1]
+
+    return replace(case, wire=wire)
+
+
+def _minibatches(g: np.random.Generator) -> Case:
+    """Two of four records in each step."""
+    case = _photos(g, b=4)
+
+    def view(x: Tensor, t: int, g: Generator) -> Tensor:
+        return x[torch.randperm(4, generator=g)[:2]]
+
+    return replace(case, view=view, tell={"samples": 2})
+
+
+def _dropout(h: Tensor, t: int, g: Generator) -> Tensor:
+    return 2.0 * (torch.rand(h.shape, generator=g) < 0.5)
+
+
+def _halves(v: Tensor, g: Generator) -> Tensor:
+    return v.half().to(v)
+
+
+def _half_models(w: list[Tensor]) -> None:
+    for part in w:
+        part.copy_(part.half())
+
+
+def _gamma(x: Tensor, t: int, g: Generator) -> Tensor:
+    """Gamma of eight bits, normalised, in 16 bits."""
+    return (((x**0.45 * 255).round() / 255 - 0.449) / 0.226).half().to(D)
+
+
+def _watermark(x: Tensor, g: np.random.Generator) -> Tensor:
+    x[..., : SIDE // 3] = torch.tensor(g.integers(0, 256, SIDE // 3)).to(x)
+    return x
+
+
+def _one_donor(x: Tensor, g: np.random.Generator) -> Tensor:
+    x[..., SIDE // 2 :] = x[0, 0, :, SIDE // 2 :].clone()
+    return x
+
+
+def _last(change: Callable[[Tensor, np.random.Generator], Tensor], b: int) -> Family:
+    """The last picture (clients, p) of a batch follows from the others (clients, b - 1, p)."""
+
+    def family(g: np.random.Generator) -> Case:
+        case = _photos(g, b=b)
+        x = case.x.clone()
+        x[:, -1] = change(x[:, :-1], g)
+        return replace(case, x=x)
+
+    return family
+
+
+def _few_inverted(x: Tensor, g: np.random.Generator) -> Tensor:
+    return (x[:, 0] - torch.tensor(g.random(x.shape[2]) < 0.02).to(x)).abs()
+
+
+def _padded(g: np.random.Generator, n: int) -> np.ndarray:
+    return g.normal(size=(n, 24)) * (np.arange(24) < g.integers(3, 25, (n, 1)))
+
+
+def _numbered(g: np.random.Generator, n: int) -> np.ndarray:
+    """A number of the row, a date in seconds, ten normal columns, and a constant."""
+    number = 1e6 + np.arange(n)[:, None]
+    date = 1.7e9 + g.integers(0, 30_000_000, (n, 1))
+    return np.concatenate([number, date, g.normal(size=(n, 10)), np.ones((n, 1))], axis=1)
+
+
+def _missing(g: np.random.Generator, n: int) -> np.ndarray:
+    return np.where(g.random((n, 20)) < 0.15, -999.0, g.normal(size=(n, 20)))
+
+
+def _log_counts(g: np.random.Generator, n: int) -> np.ndarray:
+    return np.log1p(g.poisson(3, (n, 30)))
+
+
+def _rare(g: np.random.Generator, n: int) -> np.ndarray:
+    return (g.random((n, 200)) < 0.01).astype(float)
+
+
+def _walks(g: np.random.Generator, n: int) -> np.ndarray:
+    return np.cumsum(g.normal(size=(n, 40)), axis=1)
+
+
+def _unit_length(g: np.random.Generator, n: int) -> np.ndarray:
+    rows = g.normal(size=(n, 48))
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
 Family = Callable[[np.random.Generator], Case]
 
 FAMILIES: dict[str, Family] = {
@@ -588,6 +764,39 @@ FAMILIES: dict[str, Family] = {
     "table as pictures": _table(_standard, shape=(1, 4, 6)),
     "twins": _twins(6),
     "twins of one label": lambda g: _one_label(_twins(20)(g)),
+    "mixtures of both signs": _signed,
+    "sharpened pairs of one label": _sharpened,
+    "mixup with soft labels": _soft_mixup,
+    "watermark": _repainted(_watermark),
+    "one donor": _repainted(_one_donor),
+    "complement": _last(lambda x, g: 1 - x[:, 0], b=2),
+    "few pixels inverted": _last(_few_inverted, b=2),
+    "clipped sum": _last(lambda x, g: x.sum(1).clamp_max(1), b=3),
+    "gamma in 16 bits": lambda g: _photos(g, levels=0, view=_gamma),
+    "leaky ReLU": lambda g: _photos(g, act=torch.nn.functional.leaky_relu, heard=False),
+    "GELU of one label": lambda g: _one_label(
+        _photos(g, act=torch.nn.functional.gelu, heard=False, **_equal_slopes(g))
+    ),
+    "tanh, two classes": lambda g: _few_classes(_photos(g, act=torch.tanh, heard=False)),
+    "SiLU, table": _table(_standard, act=torch.nn.functional.silu, heard=False),
+    "dropout of neurons": lambda g: _photos(g, kept=_dropout),
+    "few neurons": lambda g: _photos(g, hidden=int(g.choice([8, 12, 16])), **_equal_slopes(g)),
+    "two of four in each step": _minibatches,
+    "undeclared momentum": _momentum,
+    "messages of 16 bits": _sent(_halves),
+    "messages of 16 bits, table": _table(_standard, wire=_halves),
+    "models of 16 bits": lambda g: _photos(g, start=_half_models),
+    "fixed-point messages, table": _table(_standard, wire=lambda v, g: (v * 2**20).round() / 2**20),
+    "records of different lengths": _table(_padded),
+    "numbers and dates": _table(_numbered),
+    "missing values": _table(_missing),
+    "logarithms of counts": _table(_log_counts),
+    "rare events": _table(_rare, levels=1),
+    "time series": _table(_walks),
+    "rows of unit length": _table(_unit_length),
+    "copies of neurons": _repeating(_copies),
+    "signs of the last layer": _repeating(_in_last_layer(lambda v, g: v.sign())),
+    "pruned last layer": _repeating(_in_last_layer(lambda v, g: v * (v.abs() == v.abs().amax(0)))),
 }
 
 

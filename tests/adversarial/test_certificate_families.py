@@ -76,6 +76,33 @@ def test_records_are_not_exact_if_the_network_received_mixtures(name: str, seed:
     check(strange_batches.drawn(name, seed))
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("copies of neurons", 0), ("signs of the last layer", 4), ("pruned last layer", 0)],
+)
+def test_slopes_that_repeat_from_neuron_to_neuron_prove_nothing(name: str, seed: int) -> None:
+    """A combination of two duals vanished at many neurons, and mixtures were intervals here."""
+    check(strange_batches.drawn(name, seed))
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e-5])
+def test_pictures_beside_the_grid_are_not_exact(size: float) -> None:
+    """The network receives numbers that rounding of its own does not explain."""
+    x = strange_batches.pictures()[:4].reshape(2, 2, -1) / 255
+    x = x + size * gaussian(*x.shape)
+    case = strange_batches.Case(x, torch.arange(4).reshape(2, 2), levels=255)
+    count = strange_batches.attacked(case, 0)
+    assert (count.exact, count.interval) == (0, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+def test_pictures_that_were_rounded_by_the_program_are_exact(dtype: torch.dtype) -> None:
+    x = (strange_batches.pictures()[:4].reshape(2, 2, -1) / 255).float().to(D)
+    case = strange_batches.Case(x, torch.arange(4).reshape(2, 2), levels=255, dtype=dtype)
+    count = strange_batches.attacked(case, 0)
+    assert (count.exact, count.false) == (4, 0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, D])
 def test_no_mean_of_two_rows_of_an_unscaled_table_is_an_interval(dtype: torch.dtype) -> None:
     """In the loudest round one of the two has no slope: it says nothing about the other input."""
@@ -127,6 +154,26 @@ def test_activity_near_the_noise_proves_nothing(loud: float, certain: bool) -> N
     rows = Rows(slopes + gaussian(80, 6, 3, seed=1), 1.0, torch.arange(80))
     found = uniqueness.companions(rows, torch.eye(3, dtype=D), 9, g)
     assert (not any(found)) is certain
+
+
+@pytest.mark.parametrize(("copies", "found"), [(2, False), (3, True)])
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_a_ratio_of_slopes_at_three_neurons_is_no_coincidence(
+    copies: int, found: bool, rounds: int
+) -> None:
+    """Slopes in general position, but for one neuron and its copies, of any size and sign."""
+    slopes = 1e6 * gaussian(40, 1, 3).expand(-1, rounds, -1).clone()
+    slopes[:copies, :, :2] = slopes[:1, :, :2] * torch.tensor([1, -0.3, 2])[:copies, None, None]
+    rows = Rows(slopes + gaussian(*slopes.shape, seed=1), 1.0, torch.arange(40))
+    near = uniqueness.repeating(rows, torch.eye(3, dtype=D))
+    assert near == [frozenset({1} if found else {}), frozenset({0} if found else {}), frozenset()]
+
+
+def test_a_ratio_of_slopes_that_changes_over_time_is_no_other_dual() -> None:
+    slopes = 1e6 * gaussian(40, 4, 2)
+    slopes[:8] = slopes[:1]
+    rows = Rows(slopes + gaussian(*slopes.shape, seed=1), 1.0, torch.arange(40))
+    assert not any(uniqueness.repeating(rows, torch.eye(2, dtype=D)))
 
 
 @pytest.mark.parametrize(("share", "given"), [(0.09, True), (0.11, False), (0.5, False)])

@@ -32,7 +32,9 @@ the same sum of them, which looks like an input of its own. Known models exclude
 (`slopes.agree`). Without them, `undecided` examines the neurons where two or three candidates are
 active together: their rows must be in general position, that is, any set of as many neurons as
 candidates must be independent. A sum that was mistaken for an input is never active together with
-its parts, or always in the same proportion.
+its parts, or always in the same proportion. And slopes must not repeat from neuron to neuron, as
+behind quantised or pruned weights: no combination of two duals may vanish at three neurons where
+both are active (`repeating`).
 
 The thresholds err on the safe side. All except `ROUNDING`, `TIMES`, `CHANCE` and `FEWEST` were
 changed by a factor of two to three in both directions, which had no effect on ordinary batches of

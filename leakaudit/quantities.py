@@ -6,7 +6,7 @@ quantity is one row here, and one function of the same name in `leakaudit.scorin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, Flag, auto
 from typing import Any, Generic, Literal, TypeVar
@@ -183,6 +183,13 @@ def shown(place: Place, kind: str = "", data: Data | None = None) -> tuple[Quant
         if place in one.shown and one.kind.startswith(kind) and not hidden:
             found.append(one)
     return tuple(found)
+
+
+def visible(rows: Iterable[Quantity], measured: Container[str]) -> list[Quantity]:
+    """Return the rows that were measured, without fallbacks beside numbers of images or of text."""
+    found = [one for one in rows if one.key in measured]
+    specific = any(one.data is not Data.ANY for one in found)
+    return [one for one in found if not (one.fallback and specific)]
 
 
 def fallbacks_last(rows: Iterable[Quantity]) -> tuple[Quantity, ...]:

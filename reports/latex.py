@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from leakaudit.quantities import QUANTITIES, Data, Place, shown
+from leakaudit.quantities import QUANTITIES, Place, shown, visible
 from leakaudit.registry import renderer
 from leakaudit.rendering import latex, plots
 from leakaudit.results import flat, model
@@ -206,11 +206,10 @@ def _shown(made: flat.Table, rows: Sequence[flat.Row]) -> list[Shown]:
         if one.key in single:
             one = replace(one, which="")
         kept.append(one)
-    of_images = {f"{one.key}_median" for one in QUANTITIES.values() if one.data is Data.IMAGES}
-    if not of_images.isdisjoint(one.key for one in kept):
-        fallbacks = tuple(name for name, one in QUANTITIES.items() if one.fallback)
-        kept = [one for one in kept if not one.key.startswith(fallbacks)]
-    return kept
+    medians = {f"{one.key}_median": one.key for one in shown(Place.PAPER, "Number")}
+    known = [medians[one.key] for one in kept if one.key in medians]
+    hidden = {QUANTITIES[name] for name in known} - set(visible(QUANTITIES.values(), known))
+    return [one for one in kept if not one.key.startswith(tuple(row.key for row in hidden))]
 
 
 def _shared(rows: Sequence[flat.Row]) -> dict[str, str]:

@@ -21,7 +21,7 @@ from leakaudit.rendering import plots
 from leakaudit.rendering.audit_panels import STYLES
 from leakaudit.rendering.plots import Line, Panel, curves
 from leakaudit.results.audit_names import TestName
-from leakaudit.scoring import metrics
+from leakaudit.scoring import scoring
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,14 +83,11 @@ def _quality(
     plan: AuditPlan, order: Sequence[int], simulated: Simulated, adversary: Adversary, one: Quantity
 ) -> Panel:
     """Show one quantity of every attack and of the blind guess."""
-    most = plots.cap(one.unit) or math.inf
     lines = []
     for attack in plan.attacks:
         found = [simulated.values(one, k, adversary, attack) for k in order]
-        for style in STYLES:
-            values = [None if v is None else min(getattr(v, style), most) for v in found]
-            lines.append(Line(attack, style, values))
-    if one.key in metrics.MEASURES[Data.IMAGES]:
+        lines += plots.quality(attack, found, one)
+    if one.data is Data.IMAGES:
         lines.append(Line(BLIND, "blind", [_blind(simulated, one)] * len(order)))
     return Panel(one.drawn, tuple(lines), cap=plots.cap(one.unit))
 
@@ -182,6 +179,6 @@ def _blind(simulated: Simulated, one: Quantity) -> float | None:
         return None
     mean = truth.pool.double().mean(0, keepdim=True)
     guess = mean.expand(len(truth.x), *truth.x.shape[1:])
-    measure = metrics.MEASURES[Data.IMAGES][one.key]
+    measure = dict(scoring.measures(Data.IMAGES))[one]
     values = measure(guess, truth.x.double(), data_range=1.0)
     return None if values is None else float(torch.median(values))

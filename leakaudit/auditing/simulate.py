@@ -73,16 +73,10 @@ class Simulated:
     def values(
         self, one: Quantity, level: int, adversary: Adversary, attack: str
     ) -> CurveValues | None:
-        """Return best, median and mean of a quantity over all records of a cell.
+        """Return a quantity over all records of a cell; None if none was attacked or it lacks it.
 
         Missed records count as blind guesses, including all records of nodes for which the attack
         returned nothing.
-
-        Args:
-            one: A quantity of a `Score`.
-
-        Returns:
-            The three numbers; None if nothing was attacked, or the quantity does not apply.
         """
         scores = self.scores(level, adversary, attack)
         values = [value for score in scores for value in score.counted(one.key)]

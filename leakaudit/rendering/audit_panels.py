@@ -154,22 +154,8 @@ def _lines(
             between[_key(curve.epsilon)] = _range(record, curve, one)
     if not at:
         return []
-    top = plots.cap(one.unit) or math.inf
-    values: dict[str, list[float | None]] = {style: [] for style in STYLES}
-    for point in points:
-        found = at.get(point)
-        for style, column in values.items():
-            value = None
-            if found is not None:
-                of = {"median": found.median, "best": found.best, "mean": found.mean}
-                value = min(of[style], top)
-            column.append(value)
-    bars = [plots.capped(between.get(point), top) for point in points]
-    lines = []
-    for style, column in values.items():
-        around = bars if style == "median" else []
-        lines.append(plots.Line(attack, style, column, around))
-    return lines
+    bars = [between.get(point) for point in points]
+    return plots.quality(attack, [at.get(point) for point in points], one, bars)
 
 
 def _range(record: AuditRecord, curve: CurvePoint, quantity: Quantity) -> plots.Interval | None:

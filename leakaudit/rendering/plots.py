@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeGuard
 
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
+from leakaudit.quantities import Quantity
 from leakaudit.results.wording import clean
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ STYLES = {
 
 
 Interval = tuple[float, float]  # lower and upper end
+STATISTICS = ("median", "best", "mean")  # styles of the lines of a quantity
 
 
 @dataclass(frozen=True)
@@ -341,6 +343,19 @@ def logarithmic(values: Sequence[float]) -> bool:
 def cap(unit: str) -> float | None:
     """Return the value at which larger ones of a unit are drawn, None for none."""
     return PSNR_SHOWN if unit == "dB" else None
+
+
+def quality(
+    name: str, at: Sequence[object], one: Quantity, bars: Sequence[Interval | None] = ()
+) -> list[Line]:
+    """Return lines of the median (with bars), best and mean of a quantity; None is a gap."""
+    top = cap(one.unit) or math.inf
+    lines = []
+    for style in STATISTICS:
+        values = [None if found is None else min(getattr(found, style), top) for found in at]
+        around = [capped(bar, top) for bar in bars] if style == "median" else []
+        lines.append(Line(name, style, values, around))
+    return lines
 
 
 def capped(interval: Interval | None, top: float) -> Interval | None:

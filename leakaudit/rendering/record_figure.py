@@ -15,11 +15,10 @@ from PIL import Image
 from leakaudit.quantities import (
     MEASURES,
     QUANTITIES,
-    Data,
     Place,
     Quantity,
-    fallbacks_last,
     shown,
+    visible,
 )
 from leakaudit.rendering import audit_panels, paper, plots, sweep_figure
 from leakaudit.rendering.paper_curves import Curves
@@ -138,14 +137,15 @@ def _of_gate(gate: GatePart) -> Strips:
 def _of_findings(record: RunRecord) -> Strips:
     """The quality of reconstructions without images, one row per finding."""
     names = list(map(_name, record.findings))
+    measured: dict[str, list[list[float]]] = {}
+    for one in shown(Place.CURVE):
+        values = [_measured(finding, one) for finding in record.findings]
+        if any(values):
+            measured[one.key] = values
     strips: list[Strip] = []
-    of_images = False
-    for one in fallbacks_last(shown(Place.CURVE)):
-        found = [_measured(finding, one) for finding in record.findings]
-        of_images = of_images or (one.data is Data.IMAGES and any(found))
-        if any(found) and not (one.fallback and of_images):
-            title = ", ".join(filter(None, (one.words, one.unit)))
-            strips.append(Strip(title, found, cap=plots.cap(one.unit)))
+    for one in visible(shown(Place.CURVE), measured):
+        title = ", ".join(filter(None, (one.words, one.unit)))
+        strips.append(Strip(title, measured[one.key], cap=plots.cap(one.unit)))
     if not strips:
         strips.append(Strip("nothing was scored", [()] * len(names)))
     return Strips(names, strips, "Dots: one value per record.")

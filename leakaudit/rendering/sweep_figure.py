@@ -214,16 +214,15 @@ def _quality(mine: Sequence[SweepPoint], view: _View, name: str, one: Quantity) 
     """Return the lines of one attack for a quantity; a level if it has no place on the axis."""
     at = _places(mine, view)
     if not mine or not view.varies(mine[0]):
-        return _level(name, len(at), [_value(point, one, "median") for point in mine])
-    lines = []
-    for style in STYLES:
-        column = [None if point is None else _value(point, one, style) for point in at]
-        bars: list[plots.Interval | None] = []
-        if style == "median":
-            for point in at:
-                bars.append(None if point is None else _range(view.cells(point), one))
-        lines.append(Line(name, style, column, bars))
-    return lines
+        median, *_ = plots.quality(name, [statistics(point, one) for point in mine], one)
+        return _level(name, len(at), median.values)
+    found = []
+    bars = []
+    for point in at:
+        found.append(None if point is None else statistics(point, one))
+        cells = [] if point is None else view.cells(point)
+        bars.append(intervals.of_seeds(getattr(cell.columns, one.key) for cell in cells))
+    return plots.quality(name, found, one, bars)
 
 
 def _shares(mine: Sequence[SweepPoint], view: _View, name: str) -> list[Line]:
@@ -265,24 +264,6 @@ def _places(mine: Sequence[SweepPoint], view: _View) -> list[SweepPoint | None]:
 
 def _share(point: SweepPoint) -> float | None:
     return point.recovered / point.records if point.records else None
-
-
-def _value(point: SweepPoint, one: Quantity, style: str) -> float | None:
-    """Return the value that is drawn for a point, None for a gap."""
-    values = statistics(point, one)
-    if values is None:
-        return None
-    return min(float(getattr(values, style)), _top(one))
-
-
-def _range(cells: Sequence[SweptCell], one: Quantity) -> plots.Interval | None:
-    """Return the range of the medians of the seeds, None for a single seed."""
-    between = intervals.of_seeds(getattr(cell.columns, one.key) for cell in cells)
-    return plots.capped(between, _top(one))
-
-
-def _top(one: Quantity) -> float:
-    return plots.cap(one.unit) or math.inf
 
 
 def _styles(rows: Sequence[plots.Row]) -> dict[str, str]:

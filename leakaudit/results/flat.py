@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from msgspec import UnsetType
 
-from leakaudit._util import averages
 from leakaudit.errors import LeakauditError
 from leakaudit.quantities import Place, Quantity, shown
 from leakaudit.results import intervals
@@ -26,7 +25,6 @@ from leakaudit.results.model import (
     FlagColumn,
     Free,
     GatePart,
-    Number,
     NumberColumn,
     Record,
     Scores,
@@ -39,6 +37,7 @@ from leakaudit.results.model import (
     given,
     records_at,
     statistics,
+    summary,
 )
 from leakaudit.results.wording import clean, test_words
 
@@ -214,16 +213,12 @@ def scored(scores: Scores | None) -> Row:
 
 def _metric(one: Quantity, column: NumberColumn | UnsetType) -> Row:
     """Return the best, median and mean value of one quantity."""
-    best = None
-    middle = None
-    mean = None
+    row: Row = dict.fromkeys(f"{one.key}_{which}" for which in ("best", "median", "mean"))
     if isinstance(column, NumberColumn):
         found = [value for value in column.per_image if value is not None]
-        if found:
-            best = one.better(found)
-        middle = column.median
-        mean = column.mean
-    return {f"{one.key}_best": best, f"{one.key}_median": middle, f"{one.key}_mean": mean}
+        best = one.better(found) if found else None
+        row.update(zip(row, (best, column.median, column.mean), strict=True))
+    return row
 
 
 FINDING = (
@@ -456,7 +451,7 @@ def _of_cells(sweep: SweepPart) -> Table:
         }
         for one in shown(Place.CURVE):
             values = getattr(held, one.key) if given(held.returned, 0) else ()
-            counted.update(_summary(one, values))
+            counted.update(_statistics(one.key, summary(values, one)))
         counted["reason"] = cell.says
         rows.append({**_axes(sweep, cell.at, counted), **counted})
     return of_rows("cells", rows, (*sweep.axes, "attack", "adversary", "seed", "status"))
@@ -535,12 +530,3 @@ def _statistics(name: str, values: CurveValues | SweepStatistics | None) -> Row:
         if values is not None:
             row[f"{name}_{which}"] = getattr(values, which)
     return row
-
-
-def _summary(one: Quantity, values: Sequence[Number]) -> Row:
-    """The best, median and mean of one value per record."""
-    found = None
-    if values:
-        middle = averages.median(values)
-        found = SweepStatistics(best=one.better(values), median=middle, mean=averages.mean(values))
-    return _statistics(one.key, found)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from leakaudit._util import averages
 from leakaudit._util.decoding import Sha256
 from leakaudit._util.plain import Extended as Extended
 from leakaudit._util.plain import Number as Number
@@ -180,7 +181,6 @@ class Scores(
     A column that was not measured is absent.
 
     Attributes:
-        {quantities}
         chance: Highest probability with which a blind guess identifies a record.
         labels_found: Share of the true labels that were found.
         tokens_found: Share of the different tokens of the records in the set that was found; absent
@@ -189,6 +189,7 @@ class Scores(
         not_recovered: Number of true records without a reconstruction.
         surplus: Number of reconstructions in excess of the true records.
         matched: For each true record, the row of the reconstruction; None if there is none.
+        {quantities}
     """
 
     add_columns(vars(), QUANTITIES.values(), "{}Column | UnsetType", UNSET)
@@ -1085,6 +1086,14 @@ def curves_of(points: Sequence[CurvePoint] | Sequence[SweepPoint]) -> tuple[Quan
     return shown(Place.CURVE, data=Data.ANY)
 
 
+def summary(values: Sequence[Number], one: Quantity) -> SweepStatistics | None:
+    """Return the statistics of a quantity over one value per record, None if there are none."""
+    if not values:
+        return None
+    middle = averages.median(values)
+    return SweepStatistics(best=one.better(values), median=middle, mean=averages.mean(values))
+
+
 class SweptColumns(_Entry, frozen=True, kw_only=True):
     """The measurements of one cell of a sweep; of each quantity, one value per record.
 
@@ -1096,8 +1105,8 @@ class SweptColumns(_Entry, frozen=True, kw_only=True):
         recovered: Number of records recovered.
         exact: Number of records recovered bit for bit.
         certified: Number of records certified exact.
-        {quantities}
         labels: Share of the labels found, one value per node.
+        {quantities}
     """
 
     attacked: int | UnsetType = UNSET

@@ -14,7 +14,7 @@ from msgspec import UnsetType
 
 from leakaudit._util.plural import counted, listed
 from leakaudit.errors import one_line
-from leakaudit.quantities import MEASURES, Data, Place, Quantity, fallbacks_last, shown
+from leakaudit.quantities import MEASURES, Place, Quantity, fallbacks_last, shown, visible
 from leakaudit.reconstruction import Certificate
 from leakaudit.results.audit_names import TestName
 from leakaudit.results.measured import (
@@ -798,15 +798,13 @@ def _cells(finding: Finding) -> dict[str, str]:
         "certificate": finding.certificate.name.lower(),
     }
     special = {"label_correct": _labels(finding, scores), "identified": _identified(scores)}
-    better = False  # whether a number of images or of text was measured
+    measured = [one for one in MEASURED if isinstance(getattr(scores, one.key), NumberColumn)]
+    numbers = visible(MEASURED, [one.key for one in measured])
     for one in MEASURED:
         column: MaybeColumn = getattr(scores, one.key)
-        better = better or (one.data is not Data.ANY and isinstance(column, NumberColumn))
-        cell = "-"
+        cell = spread(column, one) if one in numbers else "-"
         if one.kind == "Flag":
             cell = special.get(one.key) or _share(column)
-        elif not (one.fallback and better):
-            cell = spread(column, one)
         cells[one.heading] = cell
     cells["seconds"] = f"{finding.seconds:.2f}"
     return cells

@@ -1,6 +1,7 @@
 """Reconstruction quality metrics.
 
-Pure functions over pairs of batches (b, *shape), computed in float64. Throughout, x is the
+Pure functions over pairs of batches (b, *shape), computed in float64; one with the name of a number
+in `leakaudit.quantities` measures it on the data of that row. Throughout, x is the
 reconstruction, y is the truth, and `data_range` is the width of the data's scale (1 for images in
 [0, 1]).
 """
@@ -9,15 +10,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from leakaudit.errors import LeakauditError
-from leakaudit.quantities import Data
 
 if TYPE_CHECKING:
     from leakaudit.scoring.lpips_weights import Weights
@@ -28,22 +27,7 @@ _SMALLEST_WINDOW = 3  # pixels; scikit-image rejects smaller windows
 _CHUNK = 4096  # records compared at a time; a choice that limits memory
 _LPIPS_BATCH = 16  # pairs passed to the network at a time; a choice that limits memory
 
-Measure = TypeVar("Measure", bound=Callable[..., Tensor | None])
-# Functions of (x, y), for images also of `data_range`, by the quantity of that name.
-MEASURES: dict[Data, dict[str, Callable[..., Tensor | None]]] = {data: {} for data in Data}
 
-
-def of(data: Data) -> Callable[[Measure], Measure]:
-    """Register a function as the measure of the quantity with its name; any data are numbers."""
-
-    def register(measure: Measure) -> Measure:
-        MEASURES[data][measure.__name__] = measure
-        return measure
-
-    return register
-
-
-@of(Data.ANY)
 def mse(x: Tensor, y: Tensor) -> Tensor:
     """Mean squared error of each pair.
 
@@ -57,7 +41,6 @@ def mse(x: Tensor, y: Tensor) -> Tensor:
     return _difference(x, y).square().mean(1)
 
 
-@of(Data.IMAGES)
 def psnr(x: Tensor, y: Tensor, *, data_range: float) -> Tensor:
     """Peak signal-to-noise ratio of each pair, ``10 log10(data_range^2 / mse)``.
 
@@ -89,7 +72,6 @@ def ssim_window(shape: tuple[int, ...]) -> int | None:
     return min(SSIM_WINDOW, largest_odd)
 
 
-@of(Data.IMAGES)
 def ssim(x: Tensor, y: Tensor, *, data_range: float) -> Tensor | None:
     """Structural similarity of each pair of images, by scikit-image with a uniform window.
 
@@ -185,7 +167,6 @@ def _on_grid(values: Tensor, levels: int) -> Tensor:
     return (values.double() * levels).round().flatten(1)
 
 
-@of(Data.ANY)
 def relative_error(x: Tensor, y: Tensor) -> Tensor:
     """Euclidean error of each pair divided by the norm of the true record, ``|x - y| / |y|``.
 
@@ -255,7 +236,6 @@ def identification(
     return rank, candidates
 
 
-@of(Data.TEXT)
 def tokens_correct(x: Tensor, y: Tensor) -> Tensor:
     """Share of the positions with the correct token.
 
@@ -269,7 +249,6 @@ def tokens_correct(x: Tensor, y: Tensor) -> Tensor:
     return x.eq(y).double().mean(1)
 
 
-@of(Data.TEXT)
 def token_f1(x: Tensor, y: Tensor) -> Tensor:
     """F1 of the tokens of both sequences, regardless of their order (Rajpurkar et al. 2016).
 

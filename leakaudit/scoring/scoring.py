@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from leakaudit._util.assignment import Match, kept, match, match_labels
 from leakaudit.display import Displayed
 from leakaudit.errors import LeakauditError
-from leakaudit.quantities import QUANTITIES, Data, Metrics, add_columns
+from leakaudit.quantities import QUANTITIES, Data, Metrics, Quantity, add_columns
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring import metrics
 from leakaudit.scoring.lpips_weights import NO_WEIGHTS, Weights
@@ -36,7 +36,6 @@ class Score(Displayed, Metrics[Column | None, Column | None, Column | None]):
         attack: Name of the attack.
         matched: Rows of the reconstruction. For a node with b records, only the first b rows can be
             matched.
-        {quantities}
         chance: Highest probability with which a blind guess identifies a record after the same
             matching, see `blind_chance`.
         labels_found: Share of the true labels that are among the first b found, regardless of the
@@ -48,6 +47,7 @@ class Score(Displayed, Metrics[Column | None, Column | None, Column | None]):
         missed: For each metric, the scores of the missed records in their order: those of
             `Truth.blind_guess`.
         note: Why something is missing.
+        {quantities}
     """
 
     node: int
@@ -273,9 +273,15 @@ def definitions(
     return out
 
 
+def measures(data: Data) -> Iterator[tuple[Quantity, Callable[..., Tensor | None]]]:
+    """Yield the numbers of some data that have a function of their name, and that function."""
+    for name, one in QUANTITIES.items():
+        if (one.kind, one.data) == ("Number", data) and hasattr(metrics, name):
+            yield one, getattr(metrics, name)
+
+
 def _meanings(data: Data) -> dict[str, str]:
-    """Return the definitions of the quantities that have a function for some data."""
-    return {name: QUANTITIES[name].meaning for name in metrics.MEASURES[data]}
+    return {one.key: one.meaning for one, _ in measures(data)}
 
 
 def _of_text() -> dict[str, str]:
@@ -437,15 +443,15 @@ def _measure(x: Tensor, y: Tensor, task: TaskSpec, weights: Weights | None) -> d
             "exact": x.eq(y).all(1),
             "relative_error": 1 - metrics.tokens_correct(x, y),
         }
-        found |= {name: measure(x, y) for name, measure in metrics.MEASURES[Data.TEXT].items()}
+        found |= {one.key: measure(x, y) for one, measure in measures(Data.TEXT)}
         if metrics.can_rouge():
             found |= metrics.rouge(x, y)
     else:
-        found = {name: measure(x, y) for name, measure in metrics.MEASURES[Data.ANY].items()}
+        found = {one.key: measure(x, y) for one, measure in measures(Data.ANY)}
         found["exact"] = metrics.exact(x, y, levels=task.levels)
         if task.is_image:
-            for name, measure in metrics.MEASURES[Data.IMAGES].items():
-                found[name] = measure(x, y, data_range=1.0)
+            for one, measure in measures(Data.IMAGES):
+                found[one.key] = measure(x, y, data_range=1.0)
             if weights is not None:
                 found["lpips"] = metrics.lpips_distance(x, y, weights, data_range=1.0)
     return {name: values for name, values in found.items() if values is not None}

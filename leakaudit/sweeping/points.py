@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from leakaudit._util import averages
 from leakaudit.quantities import Place, shown
@@ -15,10 +15,10 @@ from leakaudit.results.model import (
     Number,
     Scores,
     SweepPoint,
-    SweepStatistics,
     SweptCell,
     SweptColumns,
     given,
+    summary,
 )
 from leakaudit.sweeping.cell_files import CellFinding
 from leakaudit.sweeping.plan import SweepPlan
@@ -118,8 +118,12 @@ def _point(group: Sequence[SweptCell]) -> SweepPoint:
     measured = {}
     if any(given(one.returned, 0) for one in held):
         for row in shown(Place.CURVE):
-            columns = [getattr(one, row.key) for one in held]
-            measured[row.key] = _statistics(columns, row.better)
+            values: list[Number] = []
+            for one in held:
+                values += getattr(one, row.key)
+            statistics = summary(values, row)
+            if statistics is not None:
+                measured[row.key] = statistics
     return SweepPoint(
         attack=first.attack,
         adversary=first.adversary,
@@ -134,19 +138,6 @@ def _point(group: Sequence[SweptCell]) -> SweepPoint:
         labels_found=averages.mean(labels) if labels else None,
         **measured,
     )
-
-
-def _statistics(
-    columns: Sequence[Sequence[Number]], best: Callable[[Sequence[Number]], Number]
-) -> SweepStatistics | UnsetType:
-    """Return the statistics over the values of all cells, absent if there are none."""
-    values: list[Number] = []
-    for column in columns:
-        values += column
-    if not values:
-        return UNSET
-    middle = averages.median(values)
-    return SweepStatistics(best=best(values), median=middle, mean=averages.mean(values))
 
 
 def across(plan: SweepPlan) -> str | None:

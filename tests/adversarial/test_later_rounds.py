@@ -20,11 +20,13 @@ from leakaudit.lint import conformance, equations, reach
 from leakaudit.lint.checks import Lint, lint
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import protocol_of
+from leakaudit.protocols.expected import LONG
 from leakaudit.results import record_file
 from leakaudit.results.model import RuleStatus
 from leakaudit.results.redaction import redact
 from leakaudit.trace import Trace
 from leakaudit.traces import trace_file
+from leakaudit.verdict import Verdict
 
 ROUNDS = 12
 SMALL = la.Scenario("pdmm", nodes=4, graph="ring", rounds=ROUNDS, data="gaussians", samples=2)
@@ -90,6 +92,25 @@ def test_messages_that_become_noise_are_found(first: int) -> None:
         assert found.about == "messages"
         assert f"does not hold in round {first}:" in found.says
         assert "P22" in [one.code for one in lint(wrong, known)]
+
+
+@pytest.mark.parametrize(("lost", "about"), [(True, "missing"), (False, "rounds")])
+def test_messages_that_are_lost_late_refute_nothing(lost: bool, about: str) -> None:
+    """Rounds beyond the declared ones are compared with the last of these."""
+    trace, _ = la.record(replace(SMALL, rounds=LONG + 6))
+    (table,) = trace.messages
+    late = int((table.round == LONG + 3).nonzero()[0])
+    dst = table.dst.clone()
+    dst[late] = (table.src[late] + 2) % 4  # the node opposite on the ring
+    wrong = replace(table, dst=dst)
+    if lost:
+        keep = torch.arange(len(table.round)) != late
+        names = ("round", "src", "dst", "kind", "row", "secure")
+        wrong = replace(table, **{name: getattr(table, name)[keep] for name in names})
+    found = [one for one in lint(replace(trace, messages=(wrong,))) if one.number == 22]
+    assert about in {name for one in found for name in one.figures["about"]}  # type: ignore[union-attr]
+    refuted = {one.verdict is Verdict.REFUTED for one in found}
+    assert refuted == ({False} if lost else {False, True})
 
 
 def test_gradients_that_are_wrong_late_are_found() -> None:

@@ -22,6 +22,7 @@ parser.add_argument("--own", type=int, default=12, help="records of a rank")
 parser.add_argument("--steps", type=int, default=9)
 parser.add_argument("--optimiser", default="sgd", choices=["sgd", "momentum", "adam"])
 parser.add_argument("--lr", type=float, default=0.05)
+parser.add_argument("--smoothing", type=float, default=0.0, help="of labels")
 parser.add_argument("--seed", type=int, default=0, help="of the records and their order")
 args = parser.parse_args()
 
@@ -29,6 +30,7 @@ dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
+criterion = nn.CrossEntropyLoss(label_smoothing=args.smoothing)
 random = torch.Generator().manual_seed(1000 * args.seed + 1 + rank)
 x = torch.randint(256, (args.own, 1, 8, 8), generator=random) / 255
 y = torch.randint(4, (args.own,), generator=random)
@@ -53,7 +55,7 @@ def gradient() -> Tensor:
     """The gradient of the next batch at the current model, which is kept."""
     places = drawn()
     parameters = list(net.parameters())
-    loss = nn.functional.cross_entropy(net(x[places]), y[places])
+    loss = criterion(net(x[places]), y[places])
     found = flat(torch.autograd.grad(loss, parameters))
     kept["used"].append(places)
     kept["models"].append(flat(parameters))
@@ -116,7 +118,7 @@ def by_hook() -> None:
         places = drawn()
         kept["used"].append(places)
         optimiser.zero_grad()
-        nn.functional.cross_entropy(trained(x[places]), y[places]).backward()
+        criterion(trained(x[places]), y[places]).backward()
         optimiser.step()
 
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch import nn
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "nvflare"
 CLIENTS = 3
@@ -25,18 +26,25 @@ parser.add_argument("--client", metavar="FOLDER", help="run as a client that kee
 args = parser.parse_args()
 
 
+def model() -> nn.Module:
+    """The model of the example."""
+    sys.path.append(str(EXAMPLE))
+    from model import Net  # type: ignore[import-not-found]
+
+    found: nn.Module = Net()
+    return found
+
+
 def train() -> None:
     """Answer the server until it ends the job."""
     import nvflare.client as flare
-    from model import Net
-    from torch import nn
 
     flare.init()
     number = int(flare.get_site_name().removeprefix("site-")) - 1
     random = torch.Generator().manual_seed(1000 * args.seed + 1 + number)
     x = torch.randint(256, (args.own, 1, 25, 25), generator=random) / 255
     y = torch.randint(2, (args.own,), generator=random)
-    net = Net()
+    net = model()
     order: list[int] = []
     used: list[torch.Tensor] = []
     while flare.is_running():
@@ -58,15 +66,13 @@ def train() -> None:
 
 def start() -> None:
     """Run the job in the simulator."""
-    sys.path.append(str(EXAMPLE))  # for the model
-    from model import Net
     from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
     from nvflare.recipe import SimEnv
 
     options = f"--batch {args.batch} --own {args.own} --lr {args.lr} --seed {args.seed}"
     recipe = FedAvgRecipe(
         name="batches",
-        model=Net(),
+        model=model(),
         min_clients=CLIENTS,
         num_rounds=args.rounds,
         train_script=__file__,

@@ -154,3 +154,21 @@ def test_one_record_that_is_reused_is_called_one(run: Callable[..., Run]) -> Non
 def test_models_that_diverge_are_not_named_gradients(run: Callable[..., Run]) -> None:
     seen = run("--send", "ring", "--batch", "4", "--lr", "1.5")
     assert seen.description["payload"] == "NOT KNOWN"
+
+
+@pytest.mark.parametrize("send", ["ddp", "fedsgd", "ring", "fedavg", "ecl"])
+def test_smoothed_labels_are_no_plain_loss(run: Callable[..., Run], send: str) -> None:
+    """Gradients name the loss; from steps and duals, the constants are not known either."""
+    seen = run("--send", send, "--batch", "1", "--smoothing", "0.1")
+    assert seen.code == 3, seen.said
+    assert not (seen.folder / "trace.pt").exists()
+    leakaudit(seen.folder, "tap", "describe", "trace.tap", *NAMED, "-o", "named.toml")
+    text = (seen.folder / "named.toml").read_text()
+    assert "step are correct" not in text
+    if send in ("ddp", "fedsgd"):
+        assert "label smoothing of 0.1" in text
+        assert 'loss = "NOT KNOWN"' in text
+    elif send == "ecl":
+        assert 'rho = "NOT KNOWN"' in text
+    else:
+        assert f'{RATES[send]} = "NOT KNOWN"' in text

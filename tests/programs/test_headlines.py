@@ -110,8 +110,8 @@ def certified(seen: Run, results: dict[str, Any], own: list[Tensor]) -> int:
 def test_headlines_are_those_of_the_programs_own_log(
     tmp_path: Path, fresh_seed: int, options: tuple[str, ...], batch: int
 ) -> None:
-    words = ("--batch", str(batch), "--seed", str(fresh_seed))
-    seen = tapped(tmp_path, *command(options, *words))
+    started = command(options, "--batch", str(batch), "--seed", str(fresh_seed))
+    seen = tapped(tmp_path, *started)
     if not described(seen, options, batch):
         assert options[0] in NOT_NAMED
         assert seen.code == 3

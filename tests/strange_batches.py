@@ -688,7 +688,8 @@ def _walks(g: np.random.Generator, n: int) -> np.ndarray:
 
 def _unit_length(g: np.random.Generator, n: int) -> np.ndarray:
     rows = g.normal(size=(n, 48))
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    unit: np.ndarray = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return unit
 
 
 Family = Callable[[np.random.Generator], Case]

@@ -37,8 +37,8 @@ CAUTION = 1.5
 STORED = 1e-4
 
 # Maximum distance to the grid, in grid units, up to which twice as many deviations as `STRAY` are
-# allowed, because rounding is not Gaussian: 11 of them, or 1e-3, were observed in a batch of 32 from
-# float32 messages.
+# allowed, because rounding is not Gaussian: 11 of them, or 1e-3, were observed in a batch of 32
+# from float32 messages.
 LEVEL = 5e-3
 
 # Precision of messages above which they have half precision: 8e-3 for bfloat16, 1e-3 for float16,

@@ -26,6 +26,7 @@ LONGEST = 4000  # characters of a message; a choice
 JUDGES = ("check", "audit", "claims", "selfcheck", "trace")
 # Commands that do without torch; sweep imports it once its workers have begun to do so.
 WITHOUT_TORCH = ("list", "config", "completion", "sweep", "view", "report", "trace info")
+OWN = ("", "-h", "--help", "--version")  # without a verb
 DEBUG = "LEAKAUDIT_DEBUG"  # environment variable: print the traceback of a defect
 VERBS = (
     "record",
@@ -73,12 +74,12 @@ class Version(argparse.Action):
         parser.exit()
 
 
-def parser(only: str | None = None) -> Parser:
-    """Build the parser.
+def parser(only: str | None = None, bare: bool = False) -> Parser:
+    """Build the parser, of which a call needs little: one verb, or all without their options.
 
     Args:
-        only: The verb to build the parser for; all if None. A call needs neither the options of
-            other verbs nor the modules that describe them.
+        only: The verb to build the parser for; all if None.
+        bare: Whether to leave out the options of verbs.
 
     Returns:
         A parser; its result has ``run``, the function of the verb.
@@ -98,7 +99,7 @@ def parser(only: str | None = None) -> Parser:
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
     for name in VERBS:
         if only in (None, name):
-            importlib.import_module(f"leakaudit.cli.{name}").run.add(verbs)
+            importlib.import_module(f"leakaudit.cli.{name}").run.add(verbs, bare)
     return top
 
 
@@ -119,7 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if first not in VERBS and not first.startswith("-") and first:
             near = suggest(first, VERBS)
             raise LeakauditError(f"there is no command {first!r}{near}; see 'leakaudit --help'")
-        args = parser(first if first in VERBS else None).parse_args(given)
+        bare = first in OWN and len(given) < 2
+        args = parser(first if first in VERBS else None, bare).parse_args(given)
         with _terminable():
             code, message = _run(args)
     except LeakauditError as error:

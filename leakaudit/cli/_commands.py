@@ -17,6 +17,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from leakaudit._util.settings import SETTINGS, boolean
 from leakaudit.cli._parser import Parser, described
+from leakaudit.errors import LeakauditError
 
 
 def option(help: str, *flags: str, **how: Any) -> Any:
@@ -56,6 +57,15 @@ class Options:
                 value = given if kind is argparse.Namespace else kind.read(given)
             setattr(made, name, value)
         return made
+
+    def refuse(self, why: str) -> None:
+        """Reject options of this record that differ from their defaults."""
+        flags = []
+        for name, _, how in self._declared():
+            if getattr(self, name) not in (None, False, [], how.get("default")):
+                flags.append(f"--{name.replace('_', '-')}")
+        if flags:
+            raise LeakauditError(f"{', '.join(flags)}: {why}")
 
     @classmethod
     def _declared(cls) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:

@@ -23,35 +23,30 @@ BROKEN = 4  # exit code of a run that failed before it reached a verdict
 INTERRUPTED = 130  # exit code after Ctrl-C
 LONGEST = 4000  # characters of a message; a choice
 # Verbs with an exit code that is a verdict.
-JUDGES = ("check", "audit", "claims", "selfcheck", "trace")
+JUDGES = ("check", "audit", "reproduce", "doctor", "trace")
 # Commands that do without torch; sweep imports it once its workers have begun to do so.
-WITHOUT_TORCH = ("list", "config", "completion", "sweep", "view", "report", "trace info")
+WITHOUT_TORCH = ("list", "config", "sweep", "view", "report", "trace info")
 OWN = ("", "-h", "--help", "--version")  # without a verb
 DEBUG = "LEAKAUDIT_DEBUG"  # environment variable: print the traceback of a defect
-VERBS = (
-    "record",
-    "attack",
-    "explain",
-    "bound",
-    "audit",
-    "sweep",
-    "claims",
-    "check",
-    "baseline",
-    "report",
-    "view",
-    "score",
-    "purge",
-    "trace",
-    "tap",
-    "selfcheck",
-    "list",
-    "demo",
-    "doctor",
-    "config",
-    "init",
-    "completion",
-)
+GROUPS = {  # as the help of the program lists them
+    "start": ("demo", "record", "tap"),
+    "analyse": ("attack", "explain", "bound", "audit", "sweep"),
+    "CI": ("init", "check"),
+    "results": ("report", "view", "purge"),
+    "papers": ("reproduce",),
+    "more": ("trace", "list", "doctor", "config"),
+}
+VERBS = tuple(verb for group in GROUPS.values() for verb in group)
+# Old spellings of commands; they are announced and still work.
+RENAMED = {
+    "baseline diff": "check --diff",
+    "baseline show": "check --show",
+    "baseline update": "check --update",
+    "claims": "reproduce --claims",
+    "completion": "config completion",
+    "score": "report --rescore",
+    "selfcheck": "doctor --statistics",
+}
 
 # A process that has imported torch exits 0.6 s sooner without a last garbage collection.
 atexit.register(gc.freeze)
@@ -97,9 +92,14 @@ def parser(only: str | None = None, bare: bool = False) -> Parser:
         "--version", action=Version, nargs=0, help="print the versions of leakaudit and torch"
     )
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for name in VERBS:
-        if only in (None, name):
-            importlib.import_module(f"leakaudit.cli.{name}").run.add(verbs, bare)
+    top._positionals._group_actions.clear()  # the verbs are listed in groups, before the options
+    for title, names in GROUPS.items():
+        group = top.add_argument_group(title)
+        for name in names:
+            if only in (None, name):
+                importlib.import_module(f"leakaudit.cli.{name}").run.add(verbs, bare)
+                group._group_actions.append(verbs._choices_actions[-1])
+    top._action_groups.append(top._action_groups.pop(1))
     return top
 
 
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; those of the process if None.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
+    given = _renamed(list(sys.argv[1:] if argv is None else argv))
     first = given[0] if given else ""
     args: argparse.Namespace | None = None
     try:
@@ -142,6 +142,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A message may quote a stranger's file, with any characters and of any length.
         sys.stderr.write(f"{_named(args)}: {clean(message)[:LONGEST]}\n")
     return code
+
+
+def _renamed(given: list[str]) -> list[str]:
+    """Return the arguments in today's spelling, and say so if it differs from what was typed."""
+    for old, new in RENAMED.items():
+        count = len(old.split())
+        if given[:count] == old.split():
+            sys.stderr.write(f"leakaudit: '{old}' is now '{new}'\n")
+            return [*new.split(), *given[count:]]
+    return given
 
 
 @contextmanager

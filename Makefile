@@ -41,7 +41,7 @@ trackers:  ## the tests that send results to TensorBoard, MLflow and wandb, in .
 	.venv-trackers/bin/pytest -k loggers tests/programs/test_loggers.py tests/contract/test_docs.py
 
 selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's tests on cases nobody has seen
-	$(BIN)/leakaudit selfcheck
+	$(BIN)/leakaudit doctor --statistics
 	LEAKAUDIT_FRESH_SEED=$${LEAKAUDIT_FRESH_SEED:-$$(date +%s)} LEAKAUDIT_FRESH_CASES=$${LEAKAUDIT_FRESH_CASES:-200} \
 		$(BIN)/pytest -n auto --maxprocesses 4 tests/adversarial
 

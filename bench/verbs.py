@@ -92,7 +92,7 @@ VERBS = {
     "baseline": "baseline update --reason measured -q",
     "report": "report attacked -f html -o new.html -q",
     "report -f text": "report attacked -f text -q",
-    "score": "score attacked -o new -q",
+    "score": "report attacked --rescore -o new -q",
     "trace info": "trace info trace.pt",
     "trace verify": "trace verify trace.pt -q",
     "trace lint": "trace lint trace.pt -q",

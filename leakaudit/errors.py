@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import reprlib
 import unicodedata
@@ -127,6 +126,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
     Returns:
         ``'; did you mean X?'`` if one is similar, else ``' (known: …)'``.
     """
+    import difflib  # needed after a mistake only
+
     known = sorted(known)
     plain = {_plain(one): one for one in known}
     near = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.6)

@@ -9,35 +9,31 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import Any, ClassVar, Self, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from leakaudit._util.settings import SETTINGS, boolean
 from leakaudit.cli._parser import Parser, described
+from leakaudit.errors import LeakauditError
 
 
 def option(help: str, *flags: str, **how: Any) -> Any:
     """Declare an option: a field ``max_bytes`` is set by ``--max-bytes`` unless flags name it."""
-    return field(metadata={"help": help, "flags": flags, **how})
+    return {"help": help, "flags": flags, **how}
 
 
 def argument(help: str, **how: Any) -> Any:
     """Declare a positional argument."""
-    return field(metadata={"help": help, "flags": None, **how})
+    return {"help": help, "flags": None, **how}
 
 
-@dataclass_transform(kw_only_default=True)
 class Options:
-    """A dataclass of options."""
+    """A record of options; a dataclass would take a tenth of the time that a parser takes."""
 
-    settings: ClassVar[tuple[str, ...]] = ()  # those of `SETTINGS` besides `progress`
-
-    def __init_subclass__(cls) -> None:
-        """Make a dataclass of the class."""
-        dataclass(kw_only=True, repr=False, eq=False)(cls)
+    settings: tuple[str, ...] = ()  # those of `SETTINGS` besides `progress`
 
     @classmethod
     def add(cls, parser: argparse.ArgumentParser) -> None:
@@ -53,21 +49,31 @@ class Options:
     @classmethod
     def read(cls, given: argparse.Namespace) -> Self:
         """Return what a command line gives."""
-        values = {}
+        made = cls()
         for name, kind, how in cls._declared():
             if how:
-                values[name] = getattr(given, name)
+                value = getattr(given, name)
             else:
-                values[name] = given if kind is argparse.Namespace else kind.read(given)
-        return cls(**values)
+                value = given if kind is argparse.Namespace else kind.read(given)
+            setattr(made, name, value)
+        return made
+
+    def refuse(self, why: str) -> None:
+        """Reject options of this record that differ from their defaults."""
+        flags = []
+        for name, _, how in self._declared():
+            if getattr(self, name) not in (None, False, [], how.get("default")):
+                flags.append(f"--{name.replace('_', '-')}")
+        if flags:
+            raise LeakauditError(f"{', '.join(flags)}: {why}")
 
     @classmethod
     def _declared(cls) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-        """Yield name, type and declaration of each field: the class's own first, then inherited."""
-        made: Any = cls
-        kinds = get_type_hints(made)
-        for one in sorted(fields(made), key=lambda one: one.name not in made.__annotations__):
-            yield one.name, kinds[one.name], one.metadata
+        """Yield name, type and declaration of each field: of the class first, then of its bases."""
+        kinds = get_type_hints(cls)
+        owners = [cls, *reversed(cls.__mro__[1:-2])]
+        for name in dict.fromkeys(name for owner in owners for name in owner.__annotations__):
+            yield name, kinds[name], getattr(cls, name, {})
 
 
 class SharedOptions(Options):
@@ -93,10 +99,11 @@ class Command:
     run: Callable[[Any], int] | None = None  # None if it has actions
     actions: tuple[Command, ...] = ()
 
-    def add(self, commands: Any) -> None:
-        """Add its parser to those of the program or of a verb."""
-        word = self.name.split()[-1]
-        self._fill(commands.add_parser(word, help=self.help, **self.words))
+    def add(self, commands: Any, bare: bool = False) -> None:
+        """Add its parser to those of the program or of a verb; a bare one has no options."""
+        parser = commands.add_parser(self.name.split()[-1], help=self.help, **self.words)
+        if not bare:
+            self._fill(parser)
 
     def parser(self) -> Parser:
         """Return a parser of its own, for an action of a verb that takes a program."""

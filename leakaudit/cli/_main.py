@@ -23,34 +23,30 @@ BROKEN = 4  # exit code of a run that failed before it reached a verdict
 INTERRUPTED = 130  # exit code after Ctrl-C
 LONGEST = 4000  # characters of a message; a choice
 # Verbs with an exit code that is a verdict.
-JUDGES = ("check", "audit", "claims", "selfcheck", "trace")
+JUDGES = ("check", "audit", "reproduce", "doctor", "trace")
 # Commands that do without torch; sweep imports it once its workers have begun to do so.
-WITHOUT_TORCH = ("list", "config", "completion", "sweep", "view", "report", "trace info")
+WITHOUT_TORCH = ("list", "config", "sweep", "view", "report", "trace info")
+OWN = ("", "-h", "--help", "--version")  # without a verb
 DEBUG = "LEAKAUDIT_DEBUG"  # environment variable: print the traceback of a defect
-VERBS = (
-    "record",
-    "attack",
-    "explain",
-    "bound",
-    "audit",
-    "sweep",
-    "claims",
-    "check",
-    "baseline",
-    "report",
-    "view",
-    "score",
-    "purge",
-    "trace",
-    "tap",
-    "selfcheck",
-    "list",
-    "demo",
-    "doctor",
-    "config",
-    "init",
-    "completion",
-)
+GROUPS = {  # as the help of the program lists them
+    "start": ("demo", "record", "tap"),
+    "analyse": ("attack", "explain", "bound", "audit", "sweep"),
+    "CI": ("init", "check"),
+    "results": ("report", "view", "purge"),
+    "papers": ("reproduce",),
+    "more": ("trace", "list", "doctor", "config"),
+}
+VERBS = tuple(verb for group in GROUPS.values() for verb in group)
+# Old spellings of commands; they are announced and still work.
+RENAMED = {
+    "baseline diff": "check --diff",
+    "baseline show": "check --show",
+    "baseline update": "check --update",
+    "claims": "reproduce --claims",
+    "completion": "config completion",
+    "score": "report --rescore",
+    "selfcheck": "doctor --statistics",
+}
 
 # A process that has imported torch exits 0.6 s sooner without a last garbage collection.
 atexit.register(gc.freeze)
@@ -73,12 +69,12 @@ class Version(argparse.Action):
         parser.exit()
 
 
-def parser(only: str | None = None) -> Parser:
-    """Build the parser.
+def parser(only: str | None = None, bare: bool = False) -> Parser:
+    """Build the parser, of which a call needs little: one verb, or all without their options.
 
     Args:
-        only: The verb to build the parser for; all if None. A call needs neither the options of
-            other verbs nor the modules that describe them.
+        only: The verb to build the parser for; all if None.
+        bare: Whether to leave out the options of verbs.
 
     Returns:
         A parser; its result has ``run``, the function of the verb.
@@ -96,9 +92,14 @@ def parser(only: str | None = None) -> Parser:
         "--version", action=Version, nargs=0, help="print the versions of leakaudit and torch"
     )
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
-    for name in VERBS:
-        if only in (None, name):
-            importlib.import_module(f"leakaudit.cli.{name}").run.add(verbs)
+    top._positionals._group_actions.clear()  # the verbs are listed in groups, before the options
+    for title, names in GROUPS.items():
+        group = top.add_argument_group(title)
+        for name in names:
+            if only in (None, name):
+                importlib.import_module(f"leakaudit.cli.{name}").run.add(verbs, bare)
+                group._group_actions.append(verbs._choices_actions[-1])
+    top._action_groups.append(top._action_groups.pop(1))
     return top
 
 
@@ -112,14 +113,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: The arguments; those of the process if None.
     """
-    given = list(sys.argv[1:] if argv is None else argv)
+    given = _renamed(list(sys.argv[1:] if argv is None else argv))
     first = given[0] if given else ""
     args: argparse.Namespace | None = None
     try:
         if first not in VERBS and not first.startswith("-") and first:
             near = suggest(first, VERBS)
             raise LeakauditError(f"there is no command {first!r}{near}; see 'leakaudit --help'")
-        args = parser(first if first in VERBS else None).parse_args(given)
+        bare = first in OWN and len(given) < 2
+        args = parser(first if first in VERBS else None, bare).parse_args(given)
         with _terminable():
             code, message = _run(args)
     except LeakauditError as error:
@@ -140,6 +142,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A message may quote a stranger's file, with any characters and of any length.
         sys.stderr.write(f"{_named(args)}: {clean(message)[:LONGEST]}\n")
     return code
+
+
+def _renamed(given: list[str]) -> list[str]:
+    """Return the arguments in today's spelling, and say so if it differs from what was typed."""
+    for old, new in RENAMED.items():
+        count = len(old.split())
+        if given[:count] == old.split():
+            sys.stderr.write(f"leakaudit: '{old}' is now '{new}'\n")
+            return [*new.split(), *given[count:]]
+    return given
 
 
 @contextmanager

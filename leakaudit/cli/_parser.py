@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -72,6 +71,8 @@ class Parser(argparse.ArgumentParser):
 
     def _reject_unknown(self, words: Iterable[str]) -> None:
         """End with the name of the first unknown option and of a similar one."""
+        import difflib  # needed after a mistake only
+
         for word in words:
             name = word.partition("=")[0]
             if word.startswith("--") and name not in self._option_string_actions:

@@ -1,4 +1,4 @@
-"""`leakaudit baseline`: the accepted leakage, with which `leakaudit check` compares."""
+"""The accepted leakage, with which `leakaudit check` compares: update, compare and show it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leakaudit._util import averages
-from leakaudit.cli._commands import Command, SharedOptions, argument, command, option
-from leakaudit.cli._options import say, settings, text_or_json
+from leakaudit.cli._commands import Options, SharedOptions, option
+from leakaudit.cli._options import say, settings
 from leakaudit.cli._options import show as put
-from leakaudit.cli._parser import described
 from leakaudit.errors import LeakauditError, one_line
 
 if TYPE_CHECKING:
@@ -19,109 +18,51 @@ if TYPE_CHECKING:
     from leakaudit.gate.config import Gate
 
 
-class _Options(SharedOptions):
-    format: str = text_or_json()
+class BaselineOptions(Options):
+    """What is done with the baseline, in place of a check."""
 
-
-class _UpdateOptions(_Options):
-    settings = ("seed", "threads", "max_seconds")
-
-    check: list[str] = argument(
-        "check of leakaudit.toml to update; the others keep their values (default: all)",
-        nargs="*",
-        metavar="CHECK",
+    update: bool = option(
+        "run the checks and accept the leakage that they measure as the new baseline"
     )
-    reason: str = option(
-        "why the new values are acceptable; stored in the baseline", required=True, metavar="TEXT"
+    reason: str | None = option(
+        "with --update: why the new values are acceptable; stored in the baseline", metavar="TEXT"
     )
+    diff: str | None = option(
+        "print which measures of a later run differ from the baseline: of the results.json of a "
+        "check, or of another baseline (default: results.json in --output)",
+        nargs="?",
+        const="",
+        metavar="RESULTS",
+    )
+    show: bool = option("print the mean of every measure in the baseline")
 
 
-@command(
-    "baseline update",
-    "run the checks and accept what they measure",
-    "Runs the checks and accepts the leakage that they measure as the new baseline.",
-    'leakaudit baseline update --reason "larger batches"',
-    'leakaudit baseline update main --reason "new attack"',
-)
-def update(args: _UpdateOptions) -> int:
-    """Measure the leakage, and accept it."""
+def run(asked: BaselineOptions, names: list[str], form: str, args: SharedOptions) -> int:
+    """Update, compare or show the baseline."""
     from leakaudit.gate import baseline, files, judge
     from leakaudit.rendering import console
 
     chosen = settings(args)
     gate, path = _configured()
-    with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
-        _, before, after = files.update(
-            gate.only(args.check), judge.Options(chosen.seed), args.reason
-        )
-    _write(baseline.changes(before, after), args.format, "no sample changed")
-    say(f"{path}: written", args)
-    return 0
-
-
-class _ShowOptions(_Options):
-    """None of its own."""
-
-
-@command(
-    "baseline show",
-    "print the mean of every measure in the baseline",
-    "Prints the mean of every measure in the baseline.",
-    "leakaudit baseline show",
-    "leakaudit baseline show -f json",
-)
-def show(args: _ShowOptions) -> int:
-    """Print the accepted leakage."""
-    from leakaudit.gate import baseline
-
-    settings(args)
-    _, path = _configured()
-    base = baseline.read(path)
-    if args.format == "json":
-        put(json.dumps(baseline.means(base), indent=2) + "\n")
+    if asked.update:
+        if not asked.reason:
+            raise LeakauditError(
+                "--update: expected --reason TEXT, why the new values are acceptable"
+            )
+        with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
+            _, before, after = files.update(
+                gate.only(names), judge.Options(chosen.seed), asked.reason
+            )
+        _write(baseline.changes(before, after), form, "no sample changed")
+        say(f"{path}: written", args)
+    elif asked.diff is not None:
+        other = files.from_results(Path(asked.diff or Path(chosen.output) / "results.json"))
+        _write(baseline.changes(baseline.read(path), other), form, "no difference")
+    elif form == "json":
+        put(json.dumps(baseline.means(baseline.read(path)), indent=2) + "\n")
     else:
-        _table(base)
+        _table(baseline.read(path))
     return 0
-
-
-class _DiffOptions(_Options):
-    settings = ("output",)
-
-    other: Path | None = argument(
-        "results.json of a check, or another baseline (default: results.json in --output)",
-        nargs="?",
-    )
-
-
-@command(
-    "baseline diff",
-    "print what a later run measured differently",
-    "Prints which measures of a later run differ from the baseline.",
-    "leakaudit baseline diff",
-    "leakaudit baseline diff out/results.json -f json",
-)
-def diff(args: _DiffOptions) -> int:
-    """Compare the baseline with a later run."""
-    from leakaudit.gate import baseline, files
-
-    chosen = settings(args)
-    _, path = _configured()
-    other = files.from_results(args.other or Path(chosen.output) / "results.json")
-    _write(baseline.changes(baseline.read(path), other), args.format, "no difference")
-    return 0
-
-
-run = Command(
-    "baseline",
-    "update, show or compare the baseline of 'check'",
-    described(
-        "Updates, shows or compares the baseline: the committed file with the leakage that "
-        "'leakaudit check' accepts.",
-        'leakaudit baseline update --reason "first release"',
-        "leakaudit baseline diff",
-    ),
-    actions=(update, show, diff),
-)
 
 
 def _configured() -> tuple[Gate, Path]:

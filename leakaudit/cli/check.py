@@ -9,8 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli import baseline
+from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
 from leakaudit.cli._options import say, settings, show, text_renderer
+from leakaudit.cli.baseline import BaselineOptions
+from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.gate.config import Gate
@@ -18,12 +21,9 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-class _Options(SharedOptions):
-    settings = ("seed", "threads", "output", "max_seconds")
+class _GateOptions(Options):
+    """How the checks are run and reported."""
 
-    check: list[str] = argument(
-        "name of a check in leakaudit.toml (default: all checks)", nargs="*", metavar="CHECK"
-    )
     strict: bool = option("exit with code 3 if a measure increased, but not significantly")
     untrusted: bool = option(
         "for code of strangers, such as pull requests: run everything in a process without "
@@ -33,6 +33,16 @@ class _Options(SharedOptions):
     summary: Path | None = option(
         "append a Markdown report to this file, e.g. $GITHUB_STEP_SUMMARY", metavar="FILE"
     )
+
+
+class _Options(SharedOptions):
+    settings = ("seed", "threads", "output", "max_seconds")
+
+    check: list[str] = argument(
+        "name of a check in leakaudit.toml (default: all checks)", nargs="*", metavar="CHECK"
+    )
+    gate: _GateOptions
+    baseline: BaselineOptions
     format: list[str] | None = option(
         "format of the output, see 'leakaudit list reports'; FORMAT=FILE writes a file; "
         "repeatable (default text)",
@@ -44,16 +54,21 @@ class _Options(SharedOptions):
 
 @command(
     "check",
-    "gate of a CI job: fail if your program leaks more than allowed",
+    "gate of a CI job: fail if your program leaks more than allowed, or update the baseline",
     "Runs and attacks your training program as configured in leakaudit.toml, and fails if "
     "it leaks more than the budgets or the baseline allow. Exit code: 0 no regression, "
     "1 leak, 2 configuration error, 3 inconclusive, 4 the run failed.",
     "leakaudit check --strict",
     "leakaudit check main -f text -f junit=leakage.xml",
+    'leakaudit check --update --reason "larger batches"',
 )
 def run(args: _Options) -> int:
-    """Run the gate, write results.json and print the outcome."""
-    if args.untrusted:
+    """Run the gate, write results.json and print the outcome; or do what concerns the baseline."""
+    asked = args.baseline
+    if asked.update or asked.show or asked.diff is not None:
+        return _baseline(args)
+    asked.refuse("only with --update")
+    if args.gate.untrusted:
         return _untrusted(args)
     _prepare()
     from leakaudit.gate import files, judge
@@ -63,8 +78,8 @@ def run(args: _Options) -> int:
     chosen = settings(args)
     formats = [_format(f) for f in args.format or ["text"]]
     gate = files.configured(Path()).only(args.check)
-    options = judge.Options(chosen.seed, args.strict)
-    if args.dry_run:
+    options = judge.Options(chosen.seed, args.gate.strict)
+    if args.gate.dry_run:
         with console.shown(chosen.progress):
             return _dry(gate, chosen.seed, any(name == "json" for name, _ in formats))
     base = files.compared(gate)
@@ -80,6 +95,17 @@ def run(args: _Options) -> int:
         args,
     )
     return INTERRUPTED if judged.interrupted else judged.code
+
+
+def _baseline(args: _Options) -> int:
+    """Update, compare or show the baseline."""
+    args.gate.refuse("not with --update, --diff or --show")
+    forms = args.format or ["text"]
+    if len(forms) > 1 or forms[0] not in ("text", "json"):
+        raise LeakauditError("-f: expected text or json with --update, --diff or --show")
+    if args.check and not args.baseline.update:
+        raise LeakauditError(f"{' '.join(args.check)}: names of checks are only for --update")
+    return baseline.run(args.baseline, args.check, forms[0], args)
 
 
 def _untrusted(args: _Options) -> int:
@@ -98,13 +124,13 @@ def _untrusted(args: _Options) -> int:
     for module in args.plugin:
         words += ["--plugin", module]
     for name in ("strict", "dry_run"):
-        if getattr(args, name):
+        if getattr(args.gate, name):
             words.append(f"--{name.replace('_', '-')}")
     output = Path(chosen.output)
     with registry.without_plugins():
         formats = [_format(f) for f in args.format or ["text"]]
-    code = untrusted.check(words, Path(), output, args.dry_run)
-    if not args.dry_run and code in untrusted.VERDICTS:
+    code = untrusted.check(words, Path(), output, args.gate.dry_run)
+    if not args.gate.dry_run and code in untrusted.VERDICTS:
         with registry.without_plugins():
             _report(record_file.read(output / untrusted.RESULTS), formats, output, args)
         say(f"{output / untrusted.RESULTS}: made in isolation", args)
@@ -125,8 +151,8 @@ def _report(
         if name == "html":
             drawn = gallery.with_pictures(shown, folder)
         _show(name, file, drawn, args)
-    if args.summary:
-        _append(args.summary, shown)
+    if args.gate.summary:
+        _append(args.gate.summary, shown)
 
 
 def _prepare() -> None:

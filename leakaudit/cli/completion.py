@@ -1,4 +1,4 @@
-"""`leakaudit completion`: the script that completes commands, options and names in a shell."""
+"""`leakaudit config completion`: the script that completes commands and names in a shell."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from leakaudit.cli._commands import Options, argument, command
-from leakaudit.cli._options import show
 from leakaudit.errors import LeakauditError
 
 SHELLS = ("bash", "zsh", "tcsh")
-INSTALL = (
-    'the shell; put eval "$(leakaudit completion bash)" into ~/.bashrc, or the same for zsh into '
-    "~/.zshrc after compinit"
-)
 # Arguments that take a name, and where its possible values come from; see `_names`.
 NAMES = {
     ("record", "victim"): "victims",
@@ -34,20 +28,10 @@ FILES = ("truth", "output", "lpips_weights", "what", "results")
 FOLDERS = ("data_root",)
 
 
-class _Options(Options):
-    shell: str = argument(INSTALL, choices=SHELLS)
-
-
-@command(
-    "completion",
-    "print a script for the completion of commands in your shell",
-    "Prints a script that completes commands, options, files and the names of victims, "
-    "attacks, reports, models, data sets and graphs. Run it again after an upgrade.",
-    "leakaudit completion bash",
-    "leakaudit completion zsh",
-)
-def run(args: _Options) -> int:
-    """Print the script."""
+def script(shell: str | None) -> str:
+    """Return the script for a shell."""
+    if shell is None:
+        raise LeakauditError(f"expected one of {', '.join(SHELLS)} after 'config completion'")
     try:
         import shtab
     except ImportError:
@@ -59,8 +43,7 @@ def run(args: _Options) -> int:
     top = parser()
     for verb, action in _actions(top):
         _describe(verb, action, shtab.FILE, shtab.DIRECTORY)
-    show(shtab.complete(top, shell=args.shell).rstrip("\n") + "\n")
-    return 0
+    return shtab.complete(top, shell=shell).rstrip("\n") + "\n"
 
 
 def _actions(top: argparse.ArgumentParser, verb: str = "") -> Iterator[tuple[str, argparse.Action]]:

@@ -1,4 +1,4 @@
-"""`leakaudit config`: effective settings and their sources, a check, and the schema."""
+"""`leakaudit config`: effective settings and their sources, a check, the schema, completion."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 from leakaudit._util.settings import SETTINGS, resolve
+from leakaudit.cli import completion
 from leakaudit.cli._commands import SharedOptions, argument, command
 from leakaudit.cli._options import show, text_or_json
+from leakaudit.cli.completion import SHELLS
+from leakaudit.errors import LeakauditError
 
 
 class _Options(SharedOptions):
@@ -16,27 +19,40 @@ class _Options(SharedOptions):
 
     action: str = argument(
         "show: print all settings; lint: check that every key of leakaudit.toml and "
-        "pyproject.toml is known; schema: print the JSON schema of leakaudit.toml, for editors",
-        choices=("show", "lint", "schema"),
+        "pyproject.toml is known; schema: print the JSON schema of leakaudit.toml, for editors; "
+        "completion: print the script that completes commands, options and names in a shell",
+        choices=("show", "lint", "schema", "completion"),
+    )
+    shell: str | None = argument(
+        'shell of the completion; put eval "$(leakaudit config completion bash)" into ~/.bashrc, '
+        "or the same for zsh into ~/.zshrc after compinit",
+        nargs="?",
+        choices=SHELLS,
     )
     format: str = text_or_json()
 
 
 @command(
     "config",
-    "show the settings and their sources, check leakaudit.toml, print its schema",
-    "Shows the value of every setting and where it comes from, checks leakaudit.toml, or "
-    "prints the JSON schema of that file.",
+    "show the settings and their sources, check leakaudit.toml, complete commands in a shell",
+    "Shows the value of every setting and where it comes from, checks leakaudit.toml, or prints "
+    "the JSON schema of that file or the script for the completion of commands in your shell.",
     "leakaudit config show",
     "leakaudit config lint -f json",
+    "leakaudit config completion bash",
 )
 def run(args: _Options) -> int:
-    """Print the settings, the outcome of the check, or the schema."""
+    """Print what the action names."""
     if args.action == "schema":
         from leakaudit.gate.tables import SCHEMA
 
         show(SCHEMA.read_text(encoding="utf-8"))
         return 0
+    if args.action == "completion":
+        show(completion.script(args.shell))
+        return 0
+    if args.shell is not None:
+        raise LeakauditError(f"{args.shell}: only after 'config completion'")
     found = resolve(vars(args.given))
     if args.action == "lint":
         return _lint(args.format)

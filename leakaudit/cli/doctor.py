@@ -6,27 +6,40 @@ import argparse
 import json
 import sys
 
-from leakaudit.cli._commands import SharedOptions, command
+from leakaudit.cli import selfcheck
+from leakaudit.cli._commands import SharedOptions, command, option
 from leakaudit.cli._options import settings, text_or_json
+from leakaudit.cli.selfcheck import SelfcheckOptions
 
 
 class _Options(SharedOptions):
     settings = ("device", "threads", "lpips_weights", "data_root")
 
     format: str = text_or_json()
+    statistics: bool = option(
+        "measure the error rates of the audit's own estimators on mechanisms with a known epsilon: "
+        "their false-positive rate and their power"
+    )
+    measured: SelfcheckOptions
 
 
 @command(
     "doctor",
-    "check that torch, torchvision, LPIPS and the device work",
+    "check that torch, torchvision, LPIPS and the device work, or that the estimators do",
     "Checks that the libraries, the LPIPS weights and the device that leakaudit needs are "
-    "installed and work. Run it first if a command fails unexpectedly.",
+    "installed and work, or measures the error rates of its estimators. Run it first if a command "
+    "fails unexpectedly.",
     "leakaudit doctor",
     "leakaudit doctor --device cuda -f json",
+    "leakaudit doctor --statistics --runs 200 --alpha 0.01",
 )
 def run(args: _Options) -> int:
     """Print the outcome of each check."""
+    if not args.statistics:
+        args.measured.refuse("only with --statistics")
     chosen = settings(args)
+    if args.statistics:
+        return selfcheck.run(args.measured, args.format, chosen.progress)
     rows = [*_libraries(), *_machine(chosen), _weights(chosen.lpips_weights), _faces()]
     if args.format == "json":
         sys.stdout.write(

@@ -118,7 +118,7 @@ def run(args: _Options) -> int:
     beside = gate.baseline_path
     if beside is not None and beside.exists():
         raise LeakauditError(
-            f"{beside} exists already; use 'leakaudit baseline update --reason TEXT' to change it"
+            f"{beside} exists already; use 'leakaudit check --update --reason TEXT' to change it"
         )
     with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
         judged, _, _ = files.update(gate, judge.Options(chosen.seed), "first baseline")

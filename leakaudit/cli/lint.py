@@ -77,7 +77,7 @@ def _write(found: Sequence[Pitfall], unexamined: Sequence[str], examined: bool) 
     from rich.text import Text
 
     from leakaudit._util.plural import counted
-    from leakaudit.cli.claims import STYLES
+    from leakaudit.cli.reproduce import STYLES
     from leakaudit.rendering import console
     from leakaudit.rendering.tables import indented
 

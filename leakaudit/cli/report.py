@@ -1,13 +1,25 @@
-"""`leakaudit report`: convert results.json to another format, or compare it with another."""
+"""`leakaudit report`: convert results.json, compare it with another, or score it again."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from leakaudit.cli._commands import Options, argument, command, option
-from leakaudit.cli._options import BINARY, say
+from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
+from leakaudit.cli._options import (
+    BINARY,
+    INCONCLUSIVE,
+    load_torch,
+    loading,
+    say,
+    settings,
+    text_renderer,
+)
 from leakaudit.errors import LeakauditError
+
+if TYPE_CHECKING:
+    from leakaudit.results.model import AttackRecord
 
 FORMATS = {  # suffix of the output file -> format
     ".html": "html",
@@ -25,18 +37,21 @@ FORMATS = {  # suffix of the output file -> format
 }
 
 
-class _Options(Options):
-    results: Path = argument(
-        "results.json, or the folder with it and its pictures", metavar="RESULTS"
+class _RescoreOptions(Options):
+    """What is scored again."""
+
+    metric: list[str] = option(
+        "metric to compute again; repeatable; the others keep their values (default: all)",
+        metavar="NAME",
     )
-    format: str | None = option(
-        "html, markdown, text, json, junit, sarif, github, csv, latex, pdf, svg, png, or a "
-        "format of a plug-in (default: according to the name of the output file, otherwise html)",
-        "-f",
+    truth: Path | None = option(
+        "truth file to score with (default: the file that the results name)", metavar="FILE"
     )
-    output: Path | None = option(
-        "file to write; missing folders are created (default: stdout)", "-o", metavar="FILE"
-    )
+
+
+class _ConvertOptions(Options):
+    """What a format shows."""
+
     table: str | None = option(
         "table of csv, latex and json: findings of an attack; verdicts (default), curves, "
         "views or findings of an audit; rules (default) or measures of a check; points (default) "
@@ -60,6 +75,28 @@ class _Options(Options):
         "file in your repository to which SARIF findings refer (default leakaudit.toml)",
         metavar="FILE",
     )
+
+
+class _Options(SharedOptions):
+    settings = ("lpips_weights", "threads")
+
+    results: Path = argument(
+        "results.json, or the folder with it and its pictures", metavar="RESULTS"
+    )
+    format: str | None = option(
+        "html, markdown, text, json, junit, sarif, github, csv, latex, pdf, svg, png, or a "
+        "format of a plug-in (default: according to the name of the output file, otherwise html)",
+        "-f",
+    )
+    output: Path | None = option(
+        "file to write; missing folders are created (default: stdout)", "-o", metavar="FILE"
+    )
+    rescore: bool = option(
+        "score the stored reconstructions again and replace the results, or write them to the "
+        "folder -o, without repeating the attack"
+    )
+    rescored: _RescoreOptions
+    converted: _ConvertOptions
     plugin: list[str] = option(
         "import a module with your own report formats, from the current folder or installed; "
         "this executes its code; repeatable",
@@ -73,15 +110,22 @@ class _Options(Options):
 
 @command(
     "report",
-    "show results as a page, a figure, a table or text, or compare them",
+    "show results as a page, a figure, a table or text, compare them, or score them again",
     "Converts the results of an attack, audit, sweep or check to another format, such as "
-    "one HTML page, a figure for a paper or a table. Can compare them with earlier "
-    "results, and remove personal data.",
+    "one HTML page, a figure for a paper or a table. Can compare them with earlier results, remove "
+    "personal data, and score stored reconstructions again.",
     "leakaudit report out/ -o report.html",
     "leakaudit report audit/ -o figure.pdf --width column",
+    "leakaudit report out/ --rescore --truth trace.truth.pt",
 )
 def run(args: _Options) -> int:
     """Render the report completely, then write it."""
+    if args.rescore:
+        args.converted.refuse("not with --rescore")
+        with loading(args.given):
+            load_torch()
+        return _rescore(args)
+    args.rescored.refuse("only with --rescore")
     from leakaudit import api
     from leakaudit._util.files import replacing
     from leakaudit.rendering import console
@@ -95,13 +139,13 @@ def run(args: _Options) -> int:
     shown = api.report(
         args.results,
         name,
-        against=args.against,
-        redact=args.redact,
-        redact_key=args.redact_key,
-        location=args.location,
+        against=args.converted.against,
+        redact=args.converted.redact,
+        redact_key=args.converted.redact_key,
+        location=args.converted.location,
         verbose=args.verbose,
-        table=args.table,
-        figure_width=args.width,
+        table=args.converted.table,
+        figure_width=args.converted.width,
         **fit,
     )
     page = shown
@@ -114,6 +158,70 @@ def run(args: _Options) -> int:
         file.write(page)
     say(f"{args.output}: written", args)
     return 0
+
+
+def _rescore(args: _Options) -> int:
+    """Score again; write results.json, the picture and report.md, and print the table.
+
+    Returns:
+        The exit code; 3 if the recording was not what it declares, if the truth refutes every
+        certificate, or if no node was examined.
+    """
+    from leakaudit.api import RECORD, file_of
+    from leakaudit.pipeline import output, rescoring
+    from leakaudit.rendering import console
+    from leakaudit.results import model, record_file, worst_case
+    from leakaudit.scoring import lpips_weights
+    from leakaudit.traces import trace_file
+    from leakaudit.traces._storage import sidecar
+
+    chosen = settings(args)
+    form = args.format or "text"
+    render = text_renderer(form)
+    rescoring.check(args.rescored.metric)
+    source = file_of(args.results)
+    record = rescoring.one_truth(record_file.read(source))
+    path = args.rescored.truth or _named(record)
+    truth, sha256 = trace_file.load_truth(path), sidecar.digest(path)
+    rescoring.same_recording(record, truth, sha256)
+    weights, sentence = lpips_weights.find(chosen.lpips_weights, truth.task.shape)
+    folder = args.output or source.parent
+    with console.shown(chosen.progress), output.ready(folder):
+        made, found, scores = rescoring.rescore(
+            record,
+            source.parent,
+            truth,
+            metrics=args.rescored.metric,
+            weights=weights,
+            lpips=sentence,
+            truth_sha256=sha256,
+            truth_path=path,
+        )
+        if lost := rescoring.missing(scores, args.rescored.metric):
+            reason = made.metrics.get(lost[0], "this data has none")
+            raise LeakauditError(
+                f"{lost[0]} could not be computed for any record: {reason}; nothing was written"
+            )
+        made = output.write(folder, made, found, scores, truth)
+    fit = console.fit() if form == "text" else {}
+    sys.stdout.write(render(model.plain(made), **fit).rstrip("\n") + "\n")
+    say(f"{folder / RECORD}: scored again; no attack was run", args)
+    return 0 if worst_case.conclusive(made) else INCONCLUSIVE
+
+
+def _named(record: AttackRecord) -> Path:
+    """Return the truth file that the results were scored with."""
+    from leakaudit.results.model import given
+
+    name = given(record.provenance.truth.path, None)
+    if name is None:
+        raise LeakauditError("the results do not name a truth file; specify it with --truth FILE")
+    if not Path(name).is_file():
+        raise LeakauditError(
+            f"the truth file {name}, which these results name, does not exist; specify it with "
+            "--truth FILE"
+        )
+    return Path(name)
 
 
 def _format(output: Path | None) -> str:

@@ -1,4 +1,4 @@
-"""`leakaudit selfcheck`: measure the error rates of the estimators."""
+"""`leakaudit doctor --statistics`: measure the error rates of the estimators."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from leakaudit.cli._commands import SharedOptions, command, option
-from leakaudit.cli._options import settings, text_or_json
+from leakaudit.cli._commands import Options, option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 TOO_FEW = 3  # exit code, as for other inconclusive results
 
 
-class _Options(SharedOptions):
-    settings = ("threads",)
+class SelfcheckOptions(Options):
+    """How the error rates are measured."""
 
     runs: int = option("number of audits per mechanism", default=1000)
     trials: int = option(
@@ -28,18 +27,9 @@ class _Options(SharedOptions):
     )
     alpha: float = option("maximum false-positive rate of an audit", default=0.05)
     seed: int = option("seed of the random numbers (default 0)", default=0)
-    format: str = text_or_json()
 
 
-@command(
-    "selfcheck",
-    "measure the error rates of the audit's own estimators",
-    "Audits the auditor: applies its estimators to mechanisms with a known epsilon, and "
-    "measures their false-positive rate and their power.",
-    "leakaudit selfcheck",
-    "leakaudit selfcheck --runs 200 --alpha 0.01 -f json",
-)
-def run(args: _Options) -> int:
+def run(args: SelfcheckOptions, form: str, progress: str) -> int:
     """Print a line for each estimator and mechanism.
 
     Returns:
@@ -49,13 +39,11 @@ def run(args: _Options) -> int:
     from leakaudit.results import model
     from leakaudit.selfcheck import check
 
-    chosen = settings(args)
-    with console.shown(chosen.progress):
+    with console.shown(progress):
         rows = list(check(args.runs, args.trials, args.alpha, args.seed))
     ok = all(row.ok for row in rows)
-    if args.format == "json":
-        asked = {"runs": args.runs, "trials": args.trials, "alpha": args.alpha, "seed": args.seed}
-        found = {**asked, "ok": ok, "rows": [model.plain(row.entry()) for row in rows]}
+    if form == "json":
+        found = {**vars(args), "ok": ok, "rows": [model.plain(row.entry()) for row in rows]}
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
         _write(rows)

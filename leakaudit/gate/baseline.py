@@ -158,7 +158,7 @@ def check_samples(seeds: Sequence[int], samples: Mapping[str, Sequence[float]], 
 
 
 def _unreadable(path: Path, why: str) -> LeakauditError:
-    hint = "create one with 'leakaudit baseline update --reason TEXT'"
+    hint = "create one with 'leakaudit check --update --reason TEXT'"
     return LeakauditError(f"baseline {path}: {why}; {hint}")
 
 

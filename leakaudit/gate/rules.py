@@ -33,7 +33,7 @@ _LEAST = 1e-5
 CHANCE = 1e-3
 # How a budget combines the seeds.
 _OVER_SEEDS = {"worst": "with the worst seed", "p95": "in 95 % of the runs", "mean": "on average"}
-_UPDATE = "measure it again with 'leakaudit baseline update --reason TEXT'"
+_UPDATE = "measure it again with 'leakaudit check --update --reason TEXT'"
 
 
 # --- sentences ------------------------------------------------------------------------------------

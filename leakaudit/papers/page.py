@@ -36,7 +36,7 @@ def _content(claims: Sequence[JudgedClaim]) -> Mapping[str, object]:
     seconds = sum(one.seconds for one in claims)
     return {
         "title": "leakaudit: published claims",
-        "source": "leakaudit claims",
+        "source": "leakaudit reproduce --claims",
         "first": _first(claims),
         "sections": [
             *((f"paper-{name}", name) for name in papers),

@@ -66,7 +66,7 @@ class PublishedClaim:
     @property
     def command(self) -> str:
         """The command that reproduces this row."""
-        return f"leakaudit claims --row {self.number}"
+        return f"leakaudit reproduce --claims --row {self.number}"
 
 
 @dataclass(frozen=True)

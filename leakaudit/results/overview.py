@@ -50,7 +50,7 @@ from leakaudit.results.worst_case import (
 from leakaudit.verdict import Holds, Verdict
 
 MOST = 3  # most recommendations: more are not read
-_SCORE = "leakaudit score results.json --truth trace.truth.pt"
+_SCORE = "leakaudit report results.json --rescore --truth trace.truth.pt"
 # Severity of the worst case of an attack; everything else is a warning.
 _LEVELS: dict[Outcome, grading.Level] = {
     Outcome.EXACT: "error",
@@ -555,7 +555,7 @@ def _advice_on_leak(record: CheckRecord, rule: RuleEntry) -> list[Advice]:
     if rule.status is RuleStatus.REGRESSION or any(
         one.status is RuleStatus.REGRESSION for one in record.gate.rules
     ):
-        advice.append(Advice("See what changed since the baseline.", "leakaudit baseline diff"))
+        advice.append(Advice("See what changed since the baseline.", "leakaudit check --diff"))
     advice.append(
         Advice("If the leak is intended, accept it until a date: [[accept]] in leakaudit.toml.")
     )
@@ -567,7 +567,7 @@ def _advice_on_doubt(rule: RuleEntry | None) -> list[Advice]:
     if status is RuleStatus.TOO_FEW_SEEDS or status is RuleStatus.INCONCLUSIVE:
         return [Advice("Use more seeds: `seeds` in leakaudit.toml.", "leakaudit check")]
     if status is RuleStatus.NOT_COMPARABLE:
-        return [Advice("Measure the baseline again and review it.", "leakaudit baseline update")]
+        return [Advice("Measure the baseline again and review it.", "leakaudit check --update")]
     return [
         Advice("Repair what the failed control names, then run the gate again.", "leakaudit check"),
         Advice(

@@ -102,7 +102,7 @@ def test_pictures_of_another_run_are_refused(
     assert main(["report", "a", "-o", "page.html", "-q"]) == 2
     assert f"{file} is not the file that a/results.json was written with" in one_line(capsys)
     assert not (pair / "page.html").exists()
-    assert main(["score", "a", "--truth", "a.truth.pt", "-q"]) == 2
+    assert main(["report", "a", "--rescore", "--truth", "a.truth.pt", "-q"]) == 2
     assert "is not the file that" in one_line(capsys)
     assert (pair / "a" / "results.json").read_bytes() == before
     assert main(["report", "a", "--redact", "-o", "page.html", "-q"]) == 0
@@ -110,7 +110,7 @@ def test_pictures_of_another_run_are_refused(
 
 def test_honest_pairs_are_shown_and_scored_and_stay_pairs(pair: Path) -> None:
     for _ in range(2):
-        assert main(["score", "a", "--truth", "a.truth.pt", "-q"]) == 0
+        assert main(["report", "a", "--rescore", "--truth", "a.truth.pt", "-q"]) == 0
         assert main(["report", "a", "-o", "page.html", "-q"]) == 0
     made = record_file.read(pair / "a" / "results.json")
     assert set(made["files"]) == {"originals.npz", "reconstructions.npz", "reconstructions.png"}

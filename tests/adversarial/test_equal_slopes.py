@@ -257,4 +257,4 @@ def test_a_truth_that_refutes_every_certificate_leaves_nothing_to_conclude(
     assert "nothing can be concluded" in shown["latex"]
     run = json.loads(shown["sarif"])["runs"][0]
     assert run["invocations"][0]["executionSuccessful"] is False
-    assert main(["score", "out", "--truth", "trace.truth.pt", "-q"]) == 3
+    assert main(["report", "out", "--rescore", "--truth", "trace.truth.pt", "-q"]) == 3

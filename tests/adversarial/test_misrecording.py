@@ -641,7 +641,7 @@ def test_what_measured_nothing_becomes_no_baseline(
     before = (repo / "leakage-baseline.json").read_bytes()
     edit(repo / "train.py", *CASES[name].edits)
     edit(repo / "leakaudit.toml", ("seeds = 16", "seeds = 2"), *CASES[name].gate, every=True)
-    assert main(["baseline", "update", "--reason", "it is green", "-q"]) == 2
+    assert main(["check", "--update", "--reason", "it is green", "-q"]) == 2
     assert "the baseline is not changed: ring/" in capsys.readouterr().err
     assert (repo / "leakage-baseline.json").read_bytes() == before
 

@@ -145,7 +145,7 @@ def test_every_report_of_an_attack_that_tried_nothing_says_so(
     assert shown["github"].startswith("::warning title=leakaudit::Nothing was examined.")
     for name in ("text", "markdown"):
         assert "Nothing was examined." in shown[name]
-    assert main(["score", str(late), "--truth", "trace.truth.pt", "-q"]) == 3
+    assert main(["report", str(late), "--rescore", "--truth", "trace.truth.pt", "-q"]) == 3
 
 
 def test_every_table_of_half_a_sweep_says_that_cells_are_missing(

@@ -90,10 +90,10 @@ def test_a_score_refuses_the_truth_of_another_run_of_the_same_id(
     """Results without a truth were scored with that of any run of the id before."""
     before = (place / "blind" / "results.json").read_bytes()
     capsys.readouterr()
-    assert main(["score", "blind", "--truth", "b.truth.pt", "-q"]) == 2
+    assert main(["report", "blind", "--rescore", "--truth", "b.truth.pt", "-q"]) == 2
     assert "belongs to another recording than these results" in one_line(capsys)
     assert (place / "blind" / "results.json").read_bytes() == before
-    assert main(["score", "blind", "--truth", "a.truth.pt", "-q"]) == 0
+    assert main(["report", "blind", "--rescore", "--truth", "a.truth.pt", "-q"]) == 0
     assert "unverified" not in record_file.read(place / "blind" / "results.json")
 
 
@@ -146,7 +146,7 @@ def test_a_truth_tied_by_its_id_only_is_said_to_be_wherever_it_is_shown(
     bare(place / "a.truth.pt")
     for command in (
         ["attack", "a.pt", "--attack", "analytic", "-o", "plain", "-q"],
-        ["score", "blind", "--truth", "a.truth.pt", "-q"],
+        ["report", "blind", "--rescore", "--truth", "a.truth.pt", "-q"],
     ):
         capsys.readouterr()
         assert main(command) == 0
@@ -183,7 +183,7 @@ def test_a_truth_of_another_task_is_refused_without_a_number(
             trace_file.same_run(trace, other)
     bare(place / "a.truth.pt", lambda truth: replace(truth, task=replace(SPEC, data="other")))
     capsys.readouterr()
-    assert main(["score", "blind", "--truth", "a.truth.pt", "-q"]) == 2
+    assert main(["report", "blind", "--rescore", "--truth", "a.truth.pt", "-q"]) == 2
     assert "of another task or other nodes" in one_line(capsys)
 
 
@@ -191,7 +191,7 @@ def test_a_truth_of_another_task_is_refused_without_a_number(
 
 
 @pytest.mark.parametrize(
-    "command", [["report", "seen"], ["score", "seen", "--truth", "a.truth.pt"]]
+    "command", [["report", "seen"], ["report", "seen", "--rescore", "--truth", "a.truth.pt"]]
 )
 def test_a_record_that_lost_its_digests_is_refused(
     place: Path, command: list[str], capsys: pytest.CaptureFixture[str]
@@ -225,7 +225,7 @@ def test_a_record_of_version_1_without_digests_is_shown_as_unverified(
         assert "the record contains no digests of the files beside it" in shown, format
         assert ("Not verified: " if format == "html" else "UNVERIFIED: ") in shown, format
     capsys.readouterr()
-    assert main(["score", "seen", "-q"]) == 0
+    assert main(["report", "seen", "--rescore", "-q"]) == 0
     assert "UNVERIFIED" in capsys.readouterr().out
     again = record_file.read(place / "seen" / "results.json")
     assert again["unverified"] == [record_file.UNTIED]

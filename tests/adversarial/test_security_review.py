@@ -790,7 +790,7 @@ def test_hostile_pictures_of_results_are_refused(
     capsys.readouterr()
     assert "could not read" in said(capsys, "report", "out", "-o", "page.html", "-q")
     if file == "reconstructions.npz":
-        words = ("score", "out", "--truth", "trace.truth.pt", "-q")
+        words = ("report", "out", "--rescore", "--truth", "trace.truth.pt", "-q")
         assert "reconstruction" in said(capsys, *words)
 
 

@@ -113,7 +113,7 @@ def folder(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for command in (
         ["report", str(place / "swept"), "-o", str(place / "sweep.html")],
         ["bound", str(place / "trace.pt"), "-o", str(place / "bound.html")],
-        ["claims", "--row", "2", "--row", "3", "-o", str(place / "claims.html")],
+        ["reproduce", "--claims", "--row", "2", "--row", "3", "-o", str(place / "claims.html")],
     ):
         assert main([*command, "-q"]) == 0
     return place

@@ -89,7 +89,7 @@ def test_one_command_runs_draws_and_prints_and_a_report_shows_it_again(
         assert main(["report", out, *words]) == 2
         assert "a sweep" in capsys.readouterr().err
     assert main(["record", "dpsgd", "-o", "t.pt", "--nodes", "3", "--rounds", "1", "-q"]) == 0
-    assert main(["score", out, "--truth", "t.truth.pt"]) == 2
+    assert main(["report", out, "--rescore", "--truth", "t.truth.pt"]) == 2
     assert "expected the results of an attack" in capsys.readouterr().err
     assert main(["sweep", str(file), "-o", out, "--dry-run"]) == 0
     assert json.loads(capsys.readouterr().out)["hours left"] == 0.0

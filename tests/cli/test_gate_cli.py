@@ -52,7 +52,7 @@ def test_the_life_of_a_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     """
     assert main(["check", "-q"]) == 3
     assert "is not in the baseline" in capsys.readouterr().out
-    assert main(["baseline", "update", "-q", "--reason", "first"]) == 0
+    assert main(["check", "--update", "-q", "--reason", "first"]) == 0
     assert capsys.readouterr().out == "+ ring/eavesdropper/exact\n"
     before = (place / "leakage-baseline.json").read_bytes()
     repeated = []
@@ -61,7 +61,7 @@ def test_the_life_of_a_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert capsys.readouterr().out.startswith("No limit is exceeded: ")
         repeated.append(made()["cells"][0]["measures"])  # type: ignore[index]
     assert repeated[0] == repeated[1]
-    assert main(["baseline", "diff", "-q"]) == 0
+    assert main(["check", "--diff", "-q"]) == 0
     assert capsys.readouterr().out == "no difference\n"
 
     change(QUIET, "sigma = 0.0")
@@ -72,7 +72,7 @@ def test_the_life_of_a_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "\n  REGRESSION   advantage over a blind guess " in out
     assert out.count("reconstructs the training input") == 2, "in the summary and in the block"
     assert " within the limits" in out
-    assert main(["baseline", "diff", "-q"]) == 0
+    assert main(["check", "--diff", "-q"]) == 0
     assert "~ ring/eavesdropper/exact exact: 0.0% -> 100.0%\n" in capsys.readouterr().out
     assert (place / "leakage-baseline.json").read_bytes() == before
 
@@ -144,13 +144,13 @@ def test_time_that_runs_out_is_code_3_and_no_update(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change("seeds = 6", "seeds = 2")
-    assert main(["baseline", "update", "-q", "--reason", "first"]) == 0
+    assert main(["check", "--update", "-q", "--reason", "first"]) == 0
     before = (place / "leakage-baseline.json").read_bytes()
     change("seeds = 2", "seeds = 4000")
     assert main(["check", "-q", "--max-seconds", "0.5"]) == 3
     assert "the run was interrupted" in capsys.readouterr().out
     assert record_file.read(place / "leakaudit-out/results.json")["complete"] is False
-    assert main(["baseline", "update", "-q", "--reason", "second", "--max-seconds", "0.5"]) == 2
+    assert main(["check", "--update", "-q", "--reason", "second", "--max-seconds", "0.5"]) == 2
     assert "the baseline is not changed: the run was interrupted" in capsys.readouterr().err
     assert (place / "leakage-baseline.json").read_bytes() == before
 
@@ -185,10 +185,10 @@ def test_a_dry_run_says_the_cost_and_writes_nothing(
         (["check", "rong"], "check 'rong' does not exist; did you mean 'ring'?"),
         (["check", "-f", "htlm"], "there is no report 'htlm'"),
         (
-            ["baseline", "show"],
-            "baseline leakage-baseline.json: the file does not exist; create one with 'leakaudit baseline update --reason TEXT'",
+            ["check", "--show"],
+            "baseline leakage-baseline.json: the file does not exist; create one with 'leakaudit check --update --reason TEXT'",
         ),
-        (["baseline", "diff"], "expected the results.json of a run"),
+        (["check", "--diff"], "expected the results.json of a run"),
         (["init"], "leakaudit.toml already exists"),
     ],
 )
@@ -307,7 +307,7 @@ for line in sys.stdin:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "verb", [["check", "-o", "out"], ["baseline", "update", "--reason", "again"]]
+    "verb", [["check", "-o", "out"], ["check", "--update", "--reason", "again"]]
 )
 def test_a_gate_that_is_killed_at_any_moment_leaves_whole_files(
     place: Path, verb: list[str]
@@ -317,7 +317,7 @@ def test_a_gate_that_is_killed_at_any_moment_leaves_whole_files(
     """
     change("seeds = 6", "seeds = 2")
     change("[check.ring]", '[check.ring]\nlint = "off"')
-    assert main(["baseline", "update", "-q", "--reason", "first"]) == 0
+    assert main(["check", "--update", "-q", "--reason", "first"]) == 0
     file = place / ("out/results.json" if verb[0] == "check" else "leakage-baseline.json")
     command = [sys.executable, "-W", "ignore", "-c", KILLED, *verb, "-q"]
     with subprocess.Popen(

@@ -265,7 +265,7 @@ def test_64_large_colour_pictures_stay_under_a_megabyte(tmp_path: Path) -> None:
 def test_results_without_a_truth_are_scored_later_as_if_it_had_been_there(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["score", "blind", "--truth", "trace.truth.pt", "-q"]) == 0
+    assert main(["report", "blind", "--rescore", "--truth", "trace.truth.pt", "-q"]) == 0
     later, at_once = (record_file.read(place / name / "results.json") for name in ("blind", "out"))
     for one, other in zip(later["findings"], at_once["findings"], strict=True):
         assert one["scores"] == other["scores"]
@@ -291,7 +291,7 @@ def test_one_metric_is_computed_anew_and_the_others_stay(place: Path) -> None:
         one["scores"]["ssim"] = {"per_image": [0.0, 0.0], "min": 0.0, "median": 0.0, "mean": 0.0}
         one["scores"]["mse"]["mean"] = 7.0
     record_file.write(place / "out/results.json", of)
-    assert main(["score", "out", "--metric", "ssim", "-o", "again", "-q"]) == 0
+    assert main(["report", "out", "--rescore", "--metric", "ssim", "-o", "again", "-q"]) == 0
     new = record_file.read(place / "again/results.json")
     assert all(f["scores"]["ssim"]["min"] == pytest.approx(1.0) for f in new["findings"])
     assert all(f["scores"]["mse"]["mean"] == 7.0 for f in new["findings"])
@@ -302,7 +302,21 @@ def test_one_metric_is_computed_anew_and_the_others_stay(place: Path) -> None:
 @pytest.mark.slow
 def test_lpips_is_added_to_an_attack_that_ran_without(place: Path, shared_data: Any) -> None:
     weights = next(shared_data("lpips").glob("*squeeze*.npz"))
-    assert main(["score", "out", "--metric", "lpips", "--lpips-weights", str(weights), "-q"]) == 0
+    assert (
+        main(
+            [
+                "report",
+                "out",
+                "--rescore",
+                "--metric",
+                "lpips",
+                "--lpips-weights",
+                str(weights),
+                "-q",
+            ]
+        )
+        == 0
+    )
     of = record_file.read(place / "out/results.json")
     assert all(v < 1e-3 for f in of["findings"] for v in f["scores"]["lpips"]["per_image"])
     assert "squeeze" in of["metrics"]["lpips"]

@@ -27,7 +27,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def script(shell: str, capsys: pytest.CaptureFixture[str], place: Path) -> Path:
-    assert main(["completion", shell]) == 0
+    assert main(["config", "completion", shell]) == 0
     file = place / f"completion.{shell}"
     file.write_text(capsys.readouterr().out)
     return file
@@ -48,8 +48,8 @@ def script(shell: str, capsys: pytest.CaptureFixture[str], place: Path) -> Path:
         (["report", "out", "-f", "sar"], ["sarif"]),
         (["list", "victims", "pdm"], ["pdmm"]),
         (["trace", "inf"], ["info"]),
-        (["baseline", "up"], ["update"]),
-        (["completion", "ba"], ["bash"]),
+        (["check", "--upd"], ["--update"]),
+        (["config", "completion", "ba"], ["bash"]),
     ],
 )
 def test_bash_completes(
@@ -84,7 +84,7 @@ def test_a_script_is_the_same_again_and_names_no_path(
 ) -> None:
     texts = []
     for _ in range(2):
-        assert main(["completion", shell]) == 0
+        assert main(["config", "completion", shell]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
     assert os.fspath(Path.home()) not in texts[0].replace("$HOME", "")
@@ -94,11 +94,11 @@ def test_a_script_is_the_same_again_and_names_no_path(
 @pytest.mark.parametrize(
     ("shell", "start", "install"),
     [
-        ("bash", ["bash", "--norc", "-i"], 'eval "$(leakaudit completion bash)"; PS1="> "'),
+        ("bash", ["bash", "--norc", "-i"], 'eval "$(leakaudit config completion bash)"; PS1="> "'),
         (
             "zsh",
             ["zsh", "-f", "-i"],
-            'autoload -Uz compinit; compinit -u -D; eval "$(leakaudit completion zsh)"; PS1="> "',
+            'autoload -Uz compinit; compinit -u -D; eval "$(leakaudit config completion zsh)"; PS1="> "',
         ),
     ],
 )

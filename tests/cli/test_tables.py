@@ -45,7 +45,7 @@ PREPARED: tuple[list[str], ...] = (
     [*RECORD, "--states", "--curves", "-o", "trace.pt"],
     NOISY.split(),
     ["attack", "trace.pt", "-o", "out", "-q"],
-    ["baseline", "update", "--reason", "first", "-q"],
+    ["check", "--update", "--reason", "first", "-q"],
 )
 CALLS = (
     "list victims",
@@ -68,23 +68,23 @@ CALLS = (
     "explain trace.pt --node 0 --node 1",
     "attack trace.pt -o out",
     "attack trace.pt --as node:1 -o other",
-    "score out",
+    "report out --rescore",
     "report out -f text",
-    "claims --row 10 --row 41",
+    "reproduce --claims --row 10 --row 41",
     "audit audit.toml -o audited",
     "sweep sweep.toml -o swept --workers 0",
     "check -o checked",
     "check --dry-run",
-    "baseline show",
+    "check --show",
     "config show",
     "config lint",
     "doctor",
-    "selfcheck --runs 20 --trials 50",
+    "doctor --statistics --runs 20 --trials 50",
 )
 TEXT = re.compile(r"\x1b\[[0-9;]*m")
 JSON = [
     *(call for call in CALLS if "--help" not in call),
-    "baseline diff --output out-none",
+    "check --diff --output out-none",
 ]
 Call = Callable[..., str]
 
@@ -162,8 +162,8 @@ def test_in_a_pipe_every_row_is_one_line(call: Call) -> None:
 
 
 def test_in_a_pipe_every_finding_is_one_whole_line(call: Call) -> None:
-    claims = json.loads(call("claims --row 10 --row 41 -f json", terminal=False))
-    lines = call("claims --row 10 --row 41", terminal=False).splitlines()
+    claims = json.loads(call("reproduce --claims --row 10 --row 41 -f json", terminal=False))
+    lines = call("reproduce --claims --row 10 --row 41", terminal=False).splitlines()
     for finding in (finding for row in claims for finding in row["findings"]):
         assert any(line.endswith(f"{finding['about']}: {finding['says']}") for line in lines)
     pitfalls = json.loads(call("trace lint noisy.pt -f json", terminal=False))

@@ -200,25 +200,20 @@ MISTYPED = {
     "bound": ("--smothness", "--smoothness"),
     "audit": ("--strct", "--strict"),
     "sweep": ("--worker", "--workers"),
-    "claims": ("--papre", "--paper"),
+    "reproduce": ("--papre", "--paper"),
     "check": ("--strit", "--strict"),
-    "baseline update": ("--raeson", "--reason"),
-    "baseline show": ("--formt", "--format"),
     "report": ("--agianst", "--against"),
-    "score": ("--metrc", "--metric"),
     "purge": ("--ye", "--yes"),
     "trace info": ("--formt", "--format"),
     "trace lint": ("--strct", "--strict"),
     "trace convert": ("--outptu", "--output"),
     "tap": ("--ouput", "--output"),
-    "selfcheck": ("--formt", "--format"),
     "list": ("--lnog", "--long"),
     "demo": ("--sede", "--seed"),
     "doctor": ("--formt", "--format"),
     "config": ("--formt", "--format"),
     "init": ("--rnu", "--run"),
     "view": ("--prot", "--port"),
-    "completion": ("--hlep", "--help"),
 }
 
 
@@ -239,6 +234,48 @@ def test_a_mistyped_option_gets_a_similar_one(
     assert said.startswith(f"leakaudit {words}: there is no option {typed}; ")
     if words != "trace convert":
         assert f"; did you mean {meant}?; " in said
+
+
+@pytest.mark.parametrize("old", _main.RENAMED)
+def test_an_old_spelling_names_the_new_one_and_still_works(
+    old: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for words in (old, _main.RENAMED[old]):
+        with pytest.raises(SystemExit) as ended:
+            main([*words.split(), "--help"])
+        assert ended.value.code == 0
+        texts.append(capsys.readouterr())
+    assert texts[0].out == texts[1].out
+    assert texts[0].err == f"leakaudit: '{old}' is now '{_main.RENAMED[old]}'\n"
+    assert texts[1].err == ""
+    assert old.split()[0] not in _main.VERBS
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("report out --rescore --redact --table cells", "--table, --redact: not with --rescore"),
+        ("report out --truth t.pt", "--truth: only with --rescore"),
+        ("doctor --runs 3 --alpha 0.1", "--runs, --alpha: only with --statistics"),
+        ("check --reason more", "--reason: only with --update"),
+        (
+            "check --show --strict --dry-run",
+            "--strict, --dry-run: not with --update, --diff or --show",
+        ),
+        ("check --diff -f junit", "-f: expected text or json with --update, --diff or --show"),
+        ("check main --show", "main: names of checks are only for --update"),
+        ("config show bash", "bash: only after 'config completion'"),
+        ("config completion", "expected one of bash, zsh, tcsh after 'config completion'"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(
+    words: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert said.endswith(f": {says}\n")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

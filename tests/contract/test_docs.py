@@ -44,7 +44,7 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ("benchmark-history.md", "python bench/"): "changes a file of the project",
     (
         "claims.md",
-        "leakaudit claims",
+        "leakaudit reproduce --claims",
     ): "up to a minute a call; tests/reference/test_claims.py judges every row",
     ("contributing.md", "make"): "sets up an environment of its own",
     ("reliability.md", "make"): "takes minutes; tests/fuzz runs a part of it",
@@ -72,9 +72,9 @@ NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ("replays.md", "python bench/"): BENCH,
     (
         "reports.md",
-        "leakaudit score out/ --metric lpips",
+        "leakaudit report out/ --rescore --metric lpips",
     ): "needs weights that are not part of leakaudit",
-    ("selfcheck.md", "leakaudit selfcheck"): LONG,
+    ("selfcheck.md", "leakaudit doctor --statistics"): LONG,
     (
         "view.md",
         "leakaudit view results/",

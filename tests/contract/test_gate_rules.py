@@ -370,7 +370,7 @@ def test_another_way_of_measuring_is_never_compared() -> None:
     for against in (base(one, digest="0" * 64, gain=0.0), Baseline(), base(one, psnr=0.0)):
         found = rules.growth([one], against, Gate(alpha=0.01, compare=("gain",)))
         assert [r.status for r in found] == [RuleStatus.NOT_COMPARABLE]
-        assert "leakaudit baseline update --reason TEXT" in found[0].says
+        assert "leakaudit check --update --reason TEXT" in found[0].says
         assert rules.code(found, True, False) == 3
 
 

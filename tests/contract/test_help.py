@@ -15,6 +15,7 @@ import pytest
 from leakaudit._util.settings import SETTINGS
 from leakaudit.capture.gloo.setup import Spread
 from leakaudit.cli import main, parser, tapped
+from leakaudit.cli._main import GROUPS
 from leakaudit.cli._parser import EXAMPLES
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.reports import sarif
@@ -130,6 +131,16 @@ def test_the_default_of_every_option_is_the_one_that_its_help_states(
         else:
             assert stated is not None, action.dest
             assert type(value)(stated[1]) == value, action.dest  # type: ignore[call-arg]
+
+
+def test_the_help_of_the_program_lists_every_verb_in_its_group() -> None:
+    text = parser().format_help()
+    assert parser(None, bare=True).format_help() == text
+    found: dict[str, tuple[str, ...]] = {}
+    for title in GROUPS:
+        section = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
+        found[title] = tuple(re.findall(r"^  (\S+)", section, re.M))
+    assert found == GROUPS
 
 
 def test_the_help_of_the_program_refers_to_that_of_a_verb() -> None:

@@ -117,6 +117,7 @@ READS = {
     "leakaudit/capture/wire/folder.py:_lines": FORMAT,
     "leakaudit/capture/wire/folder.py:_read": FORMAT,
     "leakaudit/capture/wire/payloads.py:_first_line": ERROR,
+    "leakaudit/cli/_main.py:_renamed": TYPED,
     "leakaudit/cli/_main.py:main": SHOWN,
     "leakaudit/errors.py:_plain": TYPED,
     "leakaudit/rendering/gate_text.py:_shifted": SHOWN,

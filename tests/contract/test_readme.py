@@ -51,5 +51,5 @@ def test_every_shell_command_is_understood(
     for line in lines:
         line = line.replace("--nodes 10", "--nodes 5").replace(
             "--rounds 20", "--rounds 8"
-        ) + " --row 10" * (line == "claims")
+        ) + " --row 10" * (line == "reproduce --claims")
         assert main([line.split()[0], "-q", *line.split()[1:]]) == 0, line

@@ -82,7 +82,7 @@ def light(folder: Path, commands: Iterable[str], *modules: str) -> None:
 
 def test_help_and_tables_of_words_import_neither_torch_nor_numpy(prepared: Path) -> None:
     commands = ["--help", "--version", *(f"{verb} --help" for verb in VERBS)]
-    commands += ["config show", "config schema", "completion bash"]
+    commands += ["config show", "config schema", "config completion bash"]
     commands += [f"list {what}" for what in ("victims", "attacks", "reports", "models", "data")]
     forms = ("json", "junit", "sarif", "github", "csv", "latex", "markdown")
     commands += [f"report attacked -q -f {form}" for form in forms]
@@ -120,7 +120,7 @@ def test_records_of_other_kinds_do_without_torch(project: Path, tmp_path: Path, 
         ("explain trace.pt --node 0 -q", ("scipy.stats", "scipy.optimize", "skimage", "PIL")),
         ("trace verify trace.pt -q", ("scipy", "skimage", "networkx", "PIL")),
         ("attack trace.pt -o new -q", ("scipy.stats", "scipy.optimize")),
-        ("score attacked -o attacked -q", ("scipy.stats", "networkx")),
+        ("report attacked --rescore -o attacked -q", ("scipy.stats", "networkx")),
         ("config lint", ("scipy.stats", "skimage")),
     ],
 )

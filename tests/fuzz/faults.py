@@ -265,8 +265,8 @@ COMMANDS = (
         code=3,  # two seeds decide nothing
     ),
     Command(
-        "baseline update",
-        "baseline update --reason second --seed {seed}",
+        "check --update",
+        "check --update --reason second --seed {seed}",
         "leakage-baseline.json",
         accepted,
         {

@@ -286,7 +286,7 @@ class Targets:
         ]
         if name == "c.pt":
             self.put_folder("attack", "out")
-            verbs = [("score", "out", "--truth", "x.truth.pt"), *verbs]
+            verbs = [("report", "out", "--rescore", "--truth", "x.truth.pt"), *verbs]
         return [("read", "truth", "x.truth.pt"), *_some(r, verbs, 1)]
 
     def shards(self, r: Random) -> list[Call]:
@@ -349,11 +349,11 @@ class Targets:
                 calls.append(("report", pair[0], "-f", "text", "--against", pair[1]))
             if kind in ("attack", "unscored") and r.random() < 0.1:
                 truth = str(self.home / "c.truth.pt")
-                calls.append(("score", "out", "--truth", truth, "-o", "out2"))
+                calls.append(("report", "out", "--rescore", "--truth", truth, "-o", "out2"))
             if kind == "check":
                 self.put("gate/leakaudit.toml", under="leakaudit.toml")
                 self.put("gate/leakage-baseline.json", under="leakage-baseline.json")
-                calls.append(("baseline", "diff", "out/results.json", "-f", r.choice(PLAIN)))
+                calls.append(("check", "--diff", "out/results.json", "-f", r.choice(PLAIN)))
             return [("read", "record", "out/results.json"), *calls]
 
         return make
@@ -385,7 +385,7 @@ class Targets:
         calls: list[Call] = [("report", "out", "-o", "out.html")]
         if r.random() < 0.2:
             truth = str(self.home / "c.truth.pt")
-            calls.append(("score", "out", "--truth", truth, "-o", "out2"))
+            calls.append(("report", "out", "--rescore", "--truth", truth, "-o", "out2"))
         return calls
 
     def checkpoint(self, r: Random) -> list[Call]:
@@ -409,7 +409,7 @@ class Targets:
         path.write_bytes(mutations.mutate_json(r, self.files["gate/leakage-baseline.json"]))
         results = str(self.home / "check" / "results.json")
         form = ("-f", r.choice(PLAIN))
-        verbs: list[Call] = [("baseline", "show", *form), ("baseline", "diff", results, *form)]
+        verbs: list[Call] = [("check", "--show", *form), ("check", "--diff", results, *form)]
         if r.random() < 0.05:
             verbs = [("check", "-o", "out", "-q")]
         return [("read", "baseline", path.name), *_some(r, verbs, 1)]

@@ -33,7 +33,7 @@ def lines(*argv: str) -> list[dict[str, object]]:
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("command", ["record", "attack", "baseline update", "report"])
+@pytest.mark.parametrize("command", ["record", "attack", "check --update", "report"])
 def test_nothing_is_lost_and_nothing_half_written_is_trusted(command: str) -> None:
     cells = lines("--only", command)
     assert len(cells) >= 8

@@ -826,7 +826,9 @@ def test_labels_of_true_and_false(here: Path) -> None:
     values = json.loads(record.read_text())
     values["files"][path.name] = digest
     record.write_text(json.dumps(values))
-    assert "labels are numbers" in refused_by("score", "out", "--truth", "c.truth.pt", "-o", "p")
+    assert "labels are numbers" in refused_by(
+        "report", "out", "--rescore", "--truth", "c.truth.pt", "-o", "p"
+    )
 
 
 def test_json_of_a_merged_sweep_is_ascii(

@@ -63,7 +63,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "leakaudit.toml").write_text(GATE.replace('"2030-01-01"', "2030-01-01"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert main(["baseline", "update", "--reason", "first", "-q"]) == 0
+        assert main(["check", "--update", "--reason", "first", "-q"]) == 0
         assert main(["check", "-o", "out", "-q"]) in (0, 1, 3)
     return folder
 
@@ -349,7 +349,7 @@ def test_samples_of_a_run_that_becomes_a_baseline(
     for name in ("leakaudit.toml", "leakage-baseline.json"):
         Path(name).write_text((checked / name).read_text())
     assert "expected from 1 to 10000 seeds, got 0" in refused(
-        capsys, "baseline", "diff", "out/results.json"
+        capsys, "check", "--diff", "out/results.json"
     )
 
 

@@ -198,7 +198,7 @@ def test_probabilities_as_labels_do_not_end_an_attack(here: Path) -> None:
         assert "label_correct" not in finding["scores"]
     assert record["metrics"]["label_correct"] == SEVERAL
     assert redact(record)["metrics"] == record["metrics"]
-    assert main(["score", "out", "-q"]) in (0, 3)
+    assert main(["report", "out", "--rescore", "-q"]) in (0, 3)
     again = json.loads(Path("out/results.json").read_text())
     assert "not measured" in again["metrics"]["label_correct"]
 
@@ -289,7 +289,7 @@ def test_huge_reconstructions_are_scored_as_missing(here: Path) -> None:
     record = json.loads(Path("out/results.json").read_text())
     sealed = record_file.sealed(model.of_run(record), Path("out"))
     Path("out/results.json").write_text(json.dumps(model.plain(sealed)))
-    assert main(["score", "out", "-q"]) in (0, 3)
+    assert main(["report", "out", "--rescore", "-q"]) in (0, 3)
     again = json.loads(Path("out/results.json").read_text())
     assert {finding["scores"]["not_recovered"] for finding in again["findings"]} == {1}
 

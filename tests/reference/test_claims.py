@@ -45,7 +45,7 @@ def test_every_claim_has_a_row_a_paper_and_a_command_that_repeats_it() -> None:
         *range(32, 37),
     ]
     assert [row.number for row in select(papers=["dp-dkm"], numbers=[3, 4])] == [3]
-    assert all(row.command == f"leakaudit claims --row {row.number}" for row in ROWS)
+    assert all(row.command == f"leakaudit reproduce --claims --row {row.number}" for row in ROWS)
     assert against(True) is REFUTED
     assert against(False) is STANDS
 
@@ -325,13 +325,13 @@ def test_json_on_stdout_and_progress_aside(capsys: pytest.CaptureFixture[str]) -
         ("claims", 1, 2),
         ("claims", 2, 2),
     ]
-    assert main(["claims", "--row", "8", "--row", "11", "-f", "json", "-q"]) == 0
+    assert main(["reproduce", "--claims", "--row", "8", "--row", "11", "-f", "json", "-q"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     rows = json.loads(out)
     assert [(r["row"], r["verdict"], r["command"]) for r in rows] == [
-        (8, "REFUTED", "leakaudit claims --row 8"),
-        (11, "UNSUPPORTED", "leakaudit claims --row 11"),
+        (8, "REFUTED", "leakaudit reproduce --claims --row 8"),
+        (11, "UNSUPPORTED", "leakaudit reproduce --claims --row 11"),
     ]
     fields = {
         "row",
@@ -354,14 +354,14 @@ def test_json_on_stdout_and_progress_aside(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_text_holds_verdict_evidence_and_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["claims", "--paper", "dp-recal", "--row", "10", "-q"]) == 0
+    assert main(["reproduce", "--claims", "--paper", "dp-recal", "--row", "10", "-q"]) == 0
     out = capsys.readouterr().out
     for part in (
         "Theorem 4",
         "NOT REFUTED  noise on x",
         "UNSUPPORTED  if the noise",
         "mu = inf",
-        "leakaudit claims --row 10",
+        "leakaudit reproduce --claims --row 10",
     ):
         assert part in out
 
@@ -373,7 +373,7 @@ def test_text_holds_verdict_evidence_and_command(capsys: pytest.CaptureFixture[s
 def test_what_is_not_on_the_scoreboard_is_refused(
     argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["claims", *argv, "-q"]) == 2
+    assert main(["reproduce", "--claims", *argv, "-q"]) == 2
     err = capsys.readouterr().err
     assert says in err
     assert len(err.strip().splitlines()) == 1

@@ -205,6 +205,11 @@ def test_the_command_scores_the_set(tmp_path: Path) -> None:
     assert "100% of them, none of them wrong" in record["summary"]
     again = tmp_path / "again"
     truth = str(tmp_path / "trace.truth.pt")
-    assert main(["score", str(tmp_path / "out"), "--truth", truth, "-o", str(again), "-q"]) == 0
+    assert (
+        main(
+            ["report", str(tmp_path / "out"), "--rescore", "--truth", truth, "-o", str(again), "-q"]
+        )
+        == 0
+    )
     rescored = json.loads((again / "results.json").read_text())
     assert rescored["findings"][0]["scores"] == finding["scores"]

@@ -259,7 +259,7 @@ def test_an_audit_is_the_same_elsewhere(tmp_path: Path) -> None:
     assert results(tmp_path / "there") == results(tmp_path / "here")
 
 
-@pytest.mark.parametrize("verb", ["sweep", "audit", "attack", "bound", "claims"])
+@pytest.mark.parametrize("verb", ["sweep", "audit", "attack", "bound", "reproduce"])
 def test_every_verb_refuses_a_cluster_that_is_not_there(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,13 +273,14 @@ def test_every_verb_refuses_a_cluster_that_is_not_there(
         plan.write_text(AUDIT)
     trace = str(tmp_path / "t.pt")
     words = {"sweep": [str(plan)], "audit": [str(plan)], "attack": [trace], "bound": [trace]}
+    words["reproduce"] = ["--claims", "--row", "9"]
     if verb in ("attack", "bound"):
         assert main(["record", "dpsgd", "--nodes", "3", "--rounds", "1", "-o", trace, "-q"]) == 0
-    out = [] if verb in ("bound", "claims") else ["-o", str(tmp_path / "out")]
+    out = [] if verb in ("bound", "reproduce") else ["-o", str(tmp_path / "out")]
     capsys.readouterr()
-    assert main([verb, *words.get(verb, ["--row", "9"]), *out, *HALF_ON_DASK, "-q"]) == 2
+    assert main([verb, *words[verb], *out, *HALF_ON_DASK, "-q"]) == 2
     told = capsys.readouterr().err
     assert "backend dask: cannot reach 127.0.0.1:1: Connection refused" in told
     assert told.count("\n") == 1
-    assert main([verb, *words.get(verb, []), *out, "--backend", "dsak", "-q"]) == 2
+    assert main([verb, *words[verb], *out, "--backend", "dsak", "-q"]) == 2
     assert "did you mean 'dask'" in capsys.readouterr().err

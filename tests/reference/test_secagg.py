@@ -231,7 +231,18 @@ def test_a_run_reports_the_nodes_together(tmp_path: Path) -> None:
     assert scored.exact == (True,) * 8
     for form in ("text", "html", "markdown", "junit", "sarif", "json"):
         assert main(["report", str(tmp_path / "out"), "-f", form, "--redact"]) == 0
-    assert main(["score", str(tmp_path / "out"), "--truth", str(trace_file.truth_path(trace))]) == 0
+    assert (
+        main(
+            [
+                "report",
+                str(tmp_path / "out"),
+                "--rescore",
+                "--truth",
+                str(trace_file.truth_path(trace)),
+            ]
+        )
+        == 0
+    )
 
 
 def test_an_interrupted_run_keeps_the_nodes(tmp_path: Path) -> None:

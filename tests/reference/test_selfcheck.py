@@ -1,4 +1,4 @@
-"""`leakaudit selfcheck`: its mechanisms have the privacy that they say, its rates are those of the estimators, and it can fail."""
+"""`leakaudit doctor --statistics`: its mechanisms have the privacy that they say, its rates are those of the estimators, and it can fail."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_too_few_runs_are_no_mistake(capsys: pytest.CaptureFixture[str]) -> None
     weak = replace(row, planted=PLANTED[0], refuted=30, runs=100)
     assert weak.outcome == "outside"
     assert replace(weak, refuted=90).outcome == "too few runs"
-    assert main(["selfcheck", "--runs", "20", "--trials", "1000", "-q"]) == 3
+    assert main(["doctor", "--statistics", "--runs", "20", "--trials", "1000", "-q"]) == 3
     assert "Too few runs" in capsys.readouterr().out
 
 
@@ -176,7 +176,19 @@ def test_the_command_line_says_what_is_within_its_limits(
 ) -> None:
     assert (
         main(
-            ["selfcheck", "--runs", "200", "--trials", "600", "--alpha", "0.2", "-q", "-f", "json"]
+            [
+                "doctor",
+                "--statistics",
+                "--runs",
+                "200",
+                "--trials",
+                "600",
+                "--alpha",
+                "0.2",
+                "-q",
+                "-f",
+                "json",
+            ]
         )
         == 0
     )
@@ -185,7 +197,7 @@ def test_the_command_line_says_what_is_within_its_limits(
     assert {r["planted"] for r in found["rows"]} == {None, *PLANTED}
     assert all(r["low"] <= r["rate"] <= r["high"] for r in found["rows"])
     assert "inf" in {r["known"] for r in found["rows"]}
-    assert main(["selfcheck", "--runs", "20", "--trials", "20", "-q"]) == 1
+    assert main(["doctor", "--statistics", "--runs", "20", "--trials", "20", "-q"]) == 1
     said = capsys.readouterr().out
     assert "OUTSIDE" in said
     assert "more --runs" in " ".join(said.split())
@@ -197,5 +209,5 @@ def test_the_command_line_says_what_is_within_its_limits(
 def test_numbers_that_mean_nothing_are_refused(
     given: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["selfcheck", *given, "-q"]) == 2
+    assert main(["doctor", "--statistics", *given, "-q"]) == 2
     assert "expected runs, trials >= 1 and 0 < alpha < 1" in capsys.readouterr().err

@@ -244,13 +244,13 @@ def _missing(shown: Shown) -> Iterator[str]:
     if not gate:
         yield (
             "Controls: `leakaudit check` runs controls every time, "
-            "`leakaudit selfcheck` tests the estimators."
+            "`leakaudit doctor --statistics` tests the estimators."
         )
     if record.findings and not shown.gallery and not shown.passages:
         yield ("Images: `leakaudit report results.json -f html` without --redact adds them.")
     if record.findings and all(finding.scores is None for finding in record.findings):
         yield (
-            "Scores: `leakaudit score results.json --truth trace.truth.pt` "
+            "Scores: `leakaudit report results.json --rescore --truth trace.truth.pt` "
             "adds PSNR, SSIM and the other metrics."
         )
     if shown.against is None and not gate:

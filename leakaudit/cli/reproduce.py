@@ -1,4 +1,4 @@
-"""`leakaudit claims`: re-evaluate published privacy claims."""
+"""`leakaudit reproduce`: re-evaluate what papers claim."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ STYLES = {"REFUTED": "bold red", "NOT_REFUTED": "green"}
 class _Options(SharedOptions):
     settings = ("threads",)
 
+    claims: bool = option("re-evaluate the privacy claims of papers", required=True)
     paper: list[str] = option(
         "dp-norm, dp-recal, dp-dkm, secured-fl, pdmm-thesis, or other for papers of other "
         "groups; repeatable (default: all)",
@@ -35,13 +36,13 @@ class _Options(SharedOptions):
 
 
 @command(
-    "claims",
+    "reproduce",
     "re-evaluate published privacy claims",
     "Re-evaluates published privacy claims: computes a verdict for each, prints the "
     "evidence, and names the command that reproduces it.",
-    "leakaudit claims --paper dp-norm",
-    "leakaudit claims --row 7 --row 10 -f json",
-    "leakaudit claims -o claims.html",
+    "leakaudit reproduce --claims --paper dp-norm",
+    "leakaudit reproduce --claims --row 7 --row 10 -f json",
+    "leakaudit reproduce --claims -o claims.html",
 )
 def run(args: _Options) -> int:
     """Evaluate the requested claims and print the findings."""

@@ -84,7 +84,7 @@ class Simulated:
             return None
         return CurveValues(
             images=float(sum(len(score.matched) for score in scores)),
-            best=max(values),
+            best=one.better(values),
             median=median(values),
             mean=fmean(values),
         )

@@ -17,7 +17,15 @@ from leakaudit.quantities import Quantity
 from leakaudit.rendering import plots
 from leakaudit.rendering.plots import Line, Panel
 from leakaudit.results import flat, intervals
-from leakaudit.results.model import Free, SweepPart, SweepPoint, SweptCell, curves_of, statistics
+from leakaudit.results.model import (
+    Free,
+    SweepPart,
+    SweepPoint,
+    SweptCell,
+    curves_of,
+    statistics,
+    swept,
+)
 from leakaudit.results.wording import axis_value
 
 if TYPE_CHECKING:
@@ -221,7 +229,7 @@ def _quality(mine: Sequence[SweepPoint], view: _View, name: str, one: Quantity) 
     for point in at:
         found.append(None if point is None else statistics(point, one))
         cells = [] if point is None else view.cells(point)
-        bars.append(intervals.of_seeds(getattr(cell.columns, one.key) for cell in cells))
+        bars.append(intervals.of_seeds(swept(cell.columns, one) for cell in cells))
     return plots.quality(name, found, one, bars)
 
 

@@ -38,6 +38,7 @@ from leakaudit.results.model import (
     records_at,
     statistics,
     summary,
+    swept,
 )
 from leakaudit.results.wording import clean, test_words
 
@@ -422,7 +423,7 @@ def _of_points(sweep: SweepPart) -> Table:
         for one in shown(Place.CURVE):
             name = one.key
             counted.update(_statistics(name, statistics(point, one)))
-            values = [getattr(cell.columns, name) for cell in cells]
+            values = [swept(cell.columns, one) for cell in cells]
             between = None
             # If nothing was returned, the values are those of blind guesses.
             if counted[f"{name}_median"] is not None:
@@ -450,7 +451,7 @@ def _of_cells(sweep: SweepPart) -> Table:
             "certified": held.certified,
         }
         for one in shown(Place.CURVE):
-            values = getattr(held, one.key) if given(held.returned, 0) else ()
+            values = swept(held, one) if given(held.returned, 0) else ()
             counted.update(_statistics(one.key, summary(values, one)))
         counted["reason"] = cell.says
         rows.append({**_axes(sweep, cell.at, counted), **counted})

@@ -1116,8 +1116,14 @@ class SweptColumns(_Entry, frozen=True, kw_only=True):
     recovered: int
     exact: int
     certified: int
-    add_columns(vars(), shown(Place.CURVE), "tuple[Number, ...]", ())
+    add_columns(vars(), shown(Place.CURVE), "tuple[Number, ...] | UnsetType", UNSET)
     labels: tuple[Number, ...]
+
+
+def swept(columns: SweptColumns, one: Quantity) -> tuple[Number, ...]:
+    """Return the values of a quantity in a cell, empty if an earlier version did not measure it."""
+    values: tuple[Number, ...] | UnsetType = getattr(columns, one.key)
+    return given(values, ())
 
 
 class SweptCell(_Entry, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from leakaudit.results.model import (
     SweptColumns,
     given,
     summary,
+    swept,
 )
 from leakaudit.sweeping.cell_files import CellFinding
 from leakaudit.sweeping.plan import SweepPlan
@@ -120,7 +121,7 @@ def _point(group: Sequence[SweptCell]) -> SweepPoint:
         for row in shown(Place.CURVE):
             values: list[Number] = []
             for one in held:
-                values += getattr(one, row.key)
+                values += swept(one, row)
             statistics = summary(values, row)
             if statistics is not None:
                 measured[row.key] = statistics

@@ -97,6 +97,9 @@ def test_refused_nodes_count_as_the_mean_image(
     assert (found.best, found.median, found.mean) == pytest.approx(
         (max(wanted), median(wanted), fmean(wanted)), rel=1e-5
     )
+    errors = part.values(QUANTITIES["relative_error"], 0, Adversary(), "analytic")
+    assert errors is not None
+    assert errors.best < 1e-3 < errors.mean  # the smallest: it was the largest before
     assert len(part.refused(0, Adversary(), "analytic")) == len(refused)
 
 

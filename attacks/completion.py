@@ -23,7 +23,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.progress import step
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.registry import attack, param
+from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import (
     certify,
     completion,
@@ -32,16 +37,12 @@ from leakaudit.inversion.exact import (
     gluing,
 )
 from leakaudit.inversion.exact.activation_patterns import Groups
-from leakaudit.inversion.exact.certify import Heard
 from leakaudit.inversion.exact.completion import Completed
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.gluing import Glued
+from leakaudit.inversion.exact.observations import Heard
 from leakaudit.inversion.exact.pixel_errors import HALF, Estimates, repeated, wrong_pixel
 from leakaudit.inversion.exact.pixel_grid import Grid
-from leakaudit.leak import GradientLeak
-from leakaudit.progress import step
-from leakaudit.reconstruction import Attack, Certificate, Reconstruction
-from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task

@@ -23,7 +23,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.registry import attack, param
+from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import (
     extreme_rays,
     features,
@@ -31,13 +35,10 @@ from leakaudit.inversion.exact import (
     proof,
     rounds_together,
 )
-from leakaudit.inversion.exact.certify import Heard
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.extreme_rays import Array
+from leakaudit.inversion.exact.observations import Heard
 from leakaudit.inversion.exact.pixel_grid import OFF_SEARCHED, Grid
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Attack, Certificate, Reconstruction
-from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task

@@ -24,7 +24,12 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.progress import expired
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.registry import attack, param
+from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import last_layer, read_labels, soft_labels
 from leakaudit.inversion.search import (
     adam,
@@ -39,10 +44,6 @@ from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.feature_inversion import Known
 from leakaudit.inversion.search.objectives import Gradients, Target
 from leakaudit.inversion.search.optimise import Point, SearchRun
-from leakaudit.leak import GradientLeak
-from leakaudit.progress import expired
-from leakaudit.reconstruction import Attack, Certificate, Reconstruction
-from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task

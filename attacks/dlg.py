@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Reconstruction
+from leakaudit.core.registry import attack, param
+from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import soft_labels
 from leakaudit.inversion.search import gradient_matching, objectives, priors
 from leakaudit.inversion.search.gradient_matching import Search, Unknowns
 from leakaudit.inversion.search.optimise import Point
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Attack, Reconstruction
-from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task

@@ -22,16 +22,17 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.progress import expired, step
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.registry import attack, param
+from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import duals_to_inputs, first_layer_rows, noisy_duals, proof
 from leakaudit.inversion.exact.activation_patterns import Groups
-from leakaudit.inversion.exact.certify import Heard
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
+from leakaudit.inversion.exact.observations import Heard
 from leakaudit.inversion.exact.pixel_grid import Grid
-from leakaudit.leak import GradientLeak
-from leakaudit.progress import expired, step
-from leakaudit.reconstruction import Attack, Certificate, Reconstruction
-from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task

@@ -21,7 +21,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Reconstruction
+from leakaudit.core.registry import attack, param
+from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import convolution_patches
 from leakaudit.inversion.exact.convolution_patches import LayerInputs
 from leakaudit.inversion.labels import read_labels
@@ -31,9 +35,6 @@ from leakaudit.inversion.search.local_training import Local
 from leakaudit.inversion.search.objectives import Target
 from leakaudit.inversion.search.optimise import SearchRun
 from leakaudit.inversion.search.priors import Statistics
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Attack, Reconstruction
-from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task

@@ -23,16 +23,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Reconstruction
+from leakaudit.core.registry import attack, param
+from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import read_labels
 from leakaudit.inversion.search import adam, local_training, objectives, optimise, priors
 from leakaudit.inversion.search.adam import RateSchedule
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.objectives import Gradients, Target
 from leakaudit.inversion.search.optimise import Point, SearchRun
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Attack, Reconstruction
-from leakaudit.registry import attack, param
 from leakaudit.tasks.smoothed_relu import Rounding
 
 if TYPE_CHECKING:

@@ -13,14 +13,15 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit._util.plural import counted
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.progress import step
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.registry import attack, param
+from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import label_counts, label_signs, read_labels
 from leakaudit.inversion.labels.label_counts import Head
 from leakaudit.inversion.labels.read_labels import Read
-from leakaudit.leak import GradientLeak
-from leakaudit.progress import step
-from leakaudit.reconstruction import Attack, Certificate, Reconstruction
-from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task

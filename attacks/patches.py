@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.registry import attack
+from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import certify, first_layer_rows, vision_tokens
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.pixel_grid import OFF, Grid
 from leakaudit.inversion.labels import batch_labels
 from leakaudit.inversion.search import objectives
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Attack, Certificate, Reconstruction
-from leakaudit.registry import attack
 from leakaudit.tasks.models import Block, VisionTransformer
 
 if TYPE_CHECKING:

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.registry import attack, param
+from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import certify, layerwise
 from leakaudit.inversion.exact.layerwise import LayerRelations
 from leakaudit.inversion.labels import label_signs
 from leakaudit.inversion.search import objectives, optimise, priors
 from leakaudit.inversion.search.optimise import Point, SearchRun
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Attack, Certificate, Reconstruction
-from leakaudit.registry import attack, param
 from leakaudit.tasks import layer_chain
 from leakaudit.tasks.layer_chain import Layer
 

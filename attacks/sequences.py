@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.progress import step
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.registry import attack
+from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import decoders, prefixes
 from leakaudit.inversion.exact.decoders import HEAD, Reading
 from leakaudit.inversion.search import objectives
-from leakaudit.leak import GradientLeak
-from leakaudit.progress import step
-from leakaudit.reconstruction import Attack, Certificate, Reconstruction
-from leakaudit.registry import attack
 from leakaudit.tasks.models import Decoder
 
 if TYPE_CHECKING:

@@ -27,13 +27,14 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.progress import step
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.registry import attack, param
+from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import row_moves
 from leakaudit.inversion.labels import consistency, label_signs
-from leakaudit.leak import GradientLeak
-from leakaudit.progress import step
-from leakaudit.reconstruction import Attack, Certificate, Reconstruction
-from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task

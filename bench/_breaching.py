@@ -31,9 +31,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import registry
-from leakaudit.leak import GradientLeak
-from leakaudit.results import intervals
+from leakaudit.core import registry
+from leakaudit.core.leak import GradientLeak
+from leakaudit.reporting.results import intervals
 from leakaudit.tasks import _torchvision, data
 from leakaudit.tasks.task import Task
 

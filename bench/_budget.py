@@ -2,11 +2,11 @@
 requires.
 
 Exact: the Gaussian-DP parameter mu of an adversary who observes every channel, and its epsilon by
-`bounds.gaussian`. One record of one node is replaced; the permutation is public and puts the record
+`theory.bounds.gaussian`. One record of one node is replaced; the permutation is public and puts the record
 into every second inner step (B = d_i / 2), here the later one of each pair, which has the larger
 effect. A record's gradient has norm at most G, so that of a mini-batch changes by at most 2 G / B.
 The loss is convex and mu <= 2 / L: a gradient step does not increase the distance of two models.
-The inner steps of DP-Norm are hidden and without noise; for them, `relations.drift` with smoothness
+The inner steps of DP-Norm are hidden and without noise; for them, `theory.relations.drift` with smoothness
 0 derives the bound from the victim's own declaration. DP-SGD and DP-ADMM draw noise in every inner
 step and reveal the last model of a round: a shift may then be hidden step by step, in shares a_k
 that never exceed the shift so far, and mu^2 = sum_k a_k^2 / sigma^2 (Feldman, Mironov, Talwar,
@@ -25,12 +25,12 @@ from itertools import accumulate
 import torch
 from torch import Generator
 
-from leakaudit.adversary import Adversary
-from leakaudit.bounds import gaussian
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Graph
 from leakaudit.protocols import topology as graphs
-from leakaudit.relations import drift, know
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.bounds import gaussian
+from leakaudit.theory.relations import drift, know
 from leakaudit.victims.dpadmm import DPADMM
 from leakaudit.victims.dpnorm import DPNorm
 from leakaudit.victims.dpsgd import DPSGD
@@ -106,7 +106,7 @@ def exact(method: str, alpha: float, sigma: float, s: Setting) -> float:
 
 def seen(method: str, epsilon: float, s: Setting) -> float:
     """Return the noise per coordinate of DP-SGD or DP-ADMM if an eavesdropper observes every inner
-    model, by `relations.drift`.
+    model, by `theory.relations.drift`.
     """
     return _settled(method, 0.0, s) / gaussian.least_mu(epsilon, s.delta)
 

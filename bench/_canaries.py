@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 
-from leakaudit.auditing.evidence import PILOT, Canary
-from leakaudit.auditing.promise import Promise, detects
-from leakaudit.bounds import gaussian
-from leakaudit.bounds.empirical import Counts
+from leakaudit.judging.auditing.evidence import PILOT, Canary
+from leakaudit.judging.auditing.promise import Promise, detects
+from leakaudit.theory.bounds import gaussian
+from leakaudit.theory.bounds.empirical import Counts
 
 DELTA = 1e-5
 TRUE = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)

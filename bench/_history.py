@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from leakaudit.rendering.plots import Line, Panel, curves, svg
+from leakaudit.reporting.figures.plots import Line, Panel, curves, svg
 
 PROJECT = Path(__file__).resolve().parent.parent
 HISTORY = PROJECT / "bench" / "history.json"

@@ -32,12 +32,12 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from leakaudit import registry
+from leakaudit.core import registry
+from leakaudit.core.leak import GradientLeak
 from leakaudit.inversion import attacking
 from leakaudit.inversion.labels import soft_labels
 from leakaudit.inversion.search import priors
-from leakaudit.leak import GradientLeak
-from leakaudit.results import intervals
+from leakaudit.reporting.results import intervals
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
 

@@ -37,16 +37,16 @@ import networkx
 import torch
 from torch import Generator
 
-from leakaudit import registry
-from leakaudit._util.executor import Executor
-from leakaudit.accounting import adversaries, survey
-from leakaudit.accounting.adversaries import around, named
-from leakaudit.accounting.compare import Comparison, compare
-from leakaudit.adversary import Adversary
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Graph
 from leakaudit.protocols import topology
 from leakaudit.protocols.declared import Protocol
-from leakaudit.relations.shared import SharedView
-from leakaudit.trace import Graph
+from leakaudit.runs.workers.executor import Executor
+from leakaudit.theory.relations.shared import SharedView
+from leakaudit.views.accounting import adversaries, survey
+from leakaudit.views.accounting.adversaries import around, named
+from leakaudit.views.accounting.compare import Comparison, compare
 
 VICTIMS = {"dpsgd": {"sigma": 1.0}, "dpnorm": {"sigma": 1.0, "records": 4}}
 

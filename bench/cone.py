@@ -21,11 +21,11 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.attacks import Cone
-from leakaudit.leak import GradientLeak
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.trace import TaskSpec
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 # Rounding of a gradient of sums over thousands of terms, in units of the number format.
 ROUNDING = 8.0

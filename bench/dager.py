@@ -40,7 +40,7 @@ from _limits import OutOfTimeError, at_most
 from torch import Generator, Tensor
 
 from leakaudit.attacks import Sequences
-from leakaudit.leak import GradientLeak
+from leakaudit.core.leak import GradientLeak
 from leakaudit.scoring import metrics
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task

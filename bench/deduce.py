@@ -28,9 +28,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch loads its linear a
 import torch
 
 import leakaudit as la
-from leakaudit.lint import conformance
 from leakaudit.protocols import recording
 from leakaudit.traces._storage.mapped_file import MapFile
+from leakaudit.views.conformance import conformance
 
 POINTS = {
     "nodes": [(n, 5, 0) for n in (30, 100, 300, 1000)],

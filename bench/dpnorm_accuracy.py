@@ -28,11 +28,11 @@ from _convex import Ring, Training
 from _files import fashion, unit
 from torch import Generator, Tensor
 
+from leakaudit.core.trace import TaskSpec
 from leakaudit.protocols.batches import batches
-from leakaudit.rendering import plots, training_chart
+from leakaudit.reporting.figures import plots, training_chart
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.trace import TaskSpec
 
 COMPARED = (
     ("DP-Norm", "dpnorm", 0.2),

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 import leakaudit as la
-from leakaudit import registry
 from leakaudit.capture.equations.propose import propose
-from leakaudit.errors import LeakauditError
-from leakaudit.lint.checks import Lint, lint
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Trace, Truth
+from leakaudit.judging.lint.checks import Lint, lint
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Trace, Truth
 
 NAME = "own:mine"
 WRONG_EQUATION = 21  # number of the lint's finding

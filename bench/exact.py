@@ -27,9 +27,9 @@ import torch
 from _images import arrays
 
 import leakaudit as la
+from leakaudit.core.reconstruction import Certificate
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate
 
 torch.set_num_threads(1)
 NODES = {"ring": 4, "rgg": 8}

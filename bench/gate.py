@@ -30,14 +30,14 @@ from typing import Any
 
 import torch
 
-from leakaudit import registry
-from leakaudit.gate import files, judge
-from leakaudit.gate.baseline import Baseline
-from leakaudit.gate.config import Gate
-from leakaudit.gate.fidelity import MOST
-from leakaudit.gate.judge import Judged, Options
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.core import registry
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.judging.gate import files, judge
+from leakaudit.judging.gate.baseline import Baseline
+from leakaudit.judging.gate.config import Gate
+from leakaudit.judging.gate.fidelity import MOST
+from leakaudit.judging.gate.judge import Judged, Options
 from leakaudit.tasks.task import Task
 
 torch.set_num_threads(1)

@@ -26,7 +26,7 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.adversary import Adversary
+from leakaudit.core.adversary import Adversary
 from leakaudit.inversion import attacking
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario

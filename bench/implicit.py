@@ -30,9 +30,9 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.search.local_training import Local, update
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 STEPS = (1, 5, 20, 100, 500)
 # Name, network and step size; the first is strongly convex.

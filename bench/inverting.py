@@ -34,12 +34,12 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from leakaudit import registry
 from leakaudit._util import assignment
+from leakaudit.core import registry
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.search import priors
 from leakaudit.inversion.search.priors import Statistics
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.tasks import data
 from leakaudit.tasks.data import Dataset
 from leakaudit.tasks.models import MODELS

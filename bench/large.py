@@ -43,18 +43,18 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit import registry
-from leakaudit.extraction import explanation
-from leakaudit.lint import conformance
-from leakaudit.lint.equations import tested_rounds
-from leakaudit.payload import Kept
+from leakaudit.core import registry
+from leakaudit.core.payload import Kept
+from leakaudit.core.sketch import NUMBERS
+from leakaudit.core.trace import Graph, Layout, TaskSpec
 from leakaudit.protocols import topology
-from leakaudit.sketch import NUMBERS
 from leakaudit.tasks._torchvision import torchvision
-from leakaudit.trace import Graph, Layout, TaskSpec
 from leakaudit.traces import layers, trace_file, trace_info
 from leakaudit.traces.recorder import Recorder
 from leakaudit.victims import muffliato
+from leakaudit.views.conformance import conformance
+from leakaudit.views.conformance.equations import tested_rounds
+from leakaudit.views.extraction import explanation
 
 BLOCK = 8192  # columns that are simulated together; their states fit into a third-level cache
 NODE = 0  # the node that is explained, and whose gradients are compared

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 
-from leakaudit.payload import Kept
+from leakaudit.core.payload import Kept
+from leakaudit.core.trace import TaskSpec
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 from leakaudit.traces import layers
 from leakaudit.traces.recorder import human
 

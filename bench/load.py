@@ -190,7 +190,7 @@ def parameters(size: int, folder: Path) -> None:
 def findings(size: int, folder: Path) -> None:
     """A record with many findings: copies of one, for as many nodes."""
     from leakaudit.api import report
-    from leakaudit.results import record_file
+    from leakaudit.reporting.results import record_file
 
     record = attacked(folder)
     content = json.loads(record.read_text())

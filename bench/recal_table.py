@@ -29,8 +29,8 @@ from _files import fashion
 from _quadratic import Quadratic, Steps, admm, extra, mradmm, nids, recal, rwadmm, server
 from torch import Generator, Tensor
 
-from leakaudit.bounds import gaussian
 from leakaudit.tasks.data_files import read_libsvm
+from leakaudit.theory.bounds import gaussian
 
 NODES = 8
 DUAL = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)

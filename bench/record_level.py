@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from leakaudit import registry
-from leakaudit.accounting.adversaries import Threat, around
-from leakaudit.accounting.view_bound import ViewBound, view_bounds
-from leakaudit.adversary import Adversary
-from leakaudit.errors import LeakauditError
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.topology import make
-from leakaudit.relations import know, reached
+from leakaudit.theory.relations import know, reached
+from leakaudit.views.accounting.adversaries import Threat, around
+from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
 
 torch.set_num_threads(1)
 GRID = 8  # curvatures to try on either side of 0

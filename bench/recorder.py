@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from leakaudit.trace import Graph, Layout, TaskSpec
+from leakaudit.core.trace import Graph, Layout, TaskSpec
 from leakaudit.traces.recorder import Recorder
 
 WIDTH, NODES = 250_000, 16  # 1 MB per message, 16 MB per round

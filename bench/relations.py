@@ -29,8 +29,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leakaudit.adversary import Adversary
-from leakaudit.relations import (
+from leakaudit.core.adversary import Adversary
+from leakaudit.theory.relations import (
     Estimate,
     Expression,
     Knowledge,
@@ -43,8 +43,8 @@ from leakaudit.relations import (
     know,
     later,
 )
-from leakaudit.relations.kkt import system
-from leakaudit.relations.repeat import steady
+from leakaudit.theory.relations.kkt import system
+from leakaudit.theory.relations.repeat import steady
 
 NODES, DEGREE, ROUNDS = 100, 6, 200
 WINDOW = range(2, 9)

@@ -26,10 +26,10 @@ from cone import batch, leak
 from torch import Generator, Tensor
 
 from leakaudit.attacks import Cone, Exact
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Reconstruction
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Reconstruction
+from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 NEURONS = (200, 200)
 # Name, shape, mean and standard deviation of the normalisation, file. Without it, photographs make

@@ -84,15 +84,15 @@ def bare_cpu(plan: Path) -> float:
     import torch
 
     from leakaudit._util import seeds
-    from leakaudit.adversary import Adversary
-    from leakaudit.extraction import hearing
-    from leakaudit.extraction.deduction import Deduction
+    from leakaudit.core.adversary import Adversary
     from leakaudit.inversion import attacking
     from leakaudit.protocols import recording
+    from leakaudit.runs.sweeping import cells, tables
+    from leakaudit.runs.sweeping.store import Planned
     from leakaudit.scoring.scoring import score
-    from leakaudit.sweeping import cells, tables
-    from leakaudit.sweeping.store import Planned
     from leakaudit.tasks.task import Task
+    from leakaudit.views.extraction import hearing
+    from leakaudit.views.extraction.deduction import Deduction
 
     torch.set_num_threads(1)
     planned = list(Planned(tables.load(plan), cells.versions()).keyed.values())

@@ -18,11 +18,11 @@ from typing import Any, TypeVar
 import torch
 from _loops import LOOPS, Loop
 
-from leakaudit.payload import Kept
+from leakaudit.core.payload import Kept
+from leakaudit.core.trace import Graph, TaskSpec
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.trace import Graph, TaskSpec
 from leakaudit.traces.recorder import Recorder
 
 torch.set_num_threads(1)

@@ -19,8 +19,8 @@ import torch
 from torch import Generator
 
 from leakaudit.attacks import Patches
+from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 # Side of a patch, depth, and batch sizes.
 ROWS = (

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from leakaudit import registry
 from leakaudit.cli import main, parser
+from leakaudit.core import registry
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 import _history

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leakaudit import attacks as attacks  # noqa: TID251 - so that type checkers see la.attacks
-    from leakaudit._util.executor import Executor
-    from leakaudit.adversary import Adversary
     from leakaudit.api import (
         attack,
         audit,
@@ -25,49 +23,52 @@ if TYPE_CHECKING:
         table,
         to_pandas,
     )
-    from leakaudit.errors import AttackError, LeakauditError
-    from leakaudit.extraction.explanation import explain
-    from leakaudit.extraction.hearing import leaks
-    from leakaudit.leak import GradientLeak, Leaks
+    from leakaudit.core.adversary import Adversary
+    from leakaudit.core.errors import AttackError, LeakauditError
+    from leakaudit.core.leak import GradientLeak, Leaks
+    from leakaudit.core.reconstruction import Certificate, Reconstruction
+    from leakaudit.core.trace import Graph, TaskSpec, Trace, Truth
+    from leakaudit.core.verdict import Verdict
+    from leakaudit.inversion.attack import Attack
     from leakaudit.protocols.scenario import Scenario
-    from leakaudit.reconstruction import Attack, Certificate, Reconstruction
+    from leakaudit.protocols.victim import Victim
+    from leakaudit.runs.workers.executor import Executor
     from leakaudit.scoring.scoring import Score, score
     from leakaudit.tasks.task import Task
-    from leakaudit.trace import Graph, TaskSpec, Trace, Truth
     from leakaudit.traces.recorder import Recorder
     from leakaudit.traces.trace_file import load, load_truth
-    from leakaudit.verdict import Verdict
-    from leakaudit.victim import Victim
+    from leakaudit.views.extraction.explanation import explain
+    from leakaudit.views.extraction.hearing import leaks
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Adversary": "adversary",
-    "Attack": "reconstruction",
-    "AttackError": "errors",
-    "Certificate": "reconstruction",
-    "Executor": "_util.executor",
-    "GradientLeak": "leak",
-    "Graph": "trace",
-    "LeakauditError": "errors",
-    "Leaks": "leak",
-    "Reconstruction": "reconstruction",
+    "Adversary": "core.adversary",
+    "Attack": "inversion.attack",
+    "AttackError": "core.errors",
+    "Certificate": "core.reconstruction",
+    "Executor": "runs.workers.executor",
+    "GradientLeak": "core.leak",
+    "Graph": "core.trace",
+    "LeakauditError": "core.errors",
+    "Leaks": "core.leak",
+    "Reconstruction": "core.reconstruction",
     "Recorder": "traces.recorder",
     "Scenario": "protocols.scenario",
     "Score": "scoring.scoring",
     "Task": "tasks.task",
-    "TaskSpec": "trace",
-    "Trace": "trace",
-    "Truth": "trace",
-    "Verdict": "verdict",
-    "Victim": "victim",
+    "TaskSpec": "core.trace",
+    "Trace": "core.trace",
+    "Truth": "core.trace",
+    "Verdict": "core.verdict",
+    "Victim": "protocols.victim",
     "attack": "api",
     "audit": "api",
     "bound": "api",
     "check": "api",
     "claims": "api",
-    "explain": "extraction.explanation",
-    "leaks": "extraction.hearing",
+    "explain": "views.extraction.explanation",
+    "leaks": "views.extraction.hearing",
     "load": "traces.trace_file",
     "load_truth": "traces.trace_file",
     "log_to": "api",

@@ -13,28 +13,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from leakaudit._util.own_code import Trust
-from leakaudit.progress import visible
+from leakaudit.core.progress import visible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from torch import Generator
 
-    from leakaudit._util.executor import Executor
-    from leakaudit.accounting.compare import Comparisons
-    from leakaudit.adversary import Adversary
-    from leakaudit.auditing.plan import AuditPlan
-    from leakaudit.gate.judge import Judged as GateJudged
-    from leakaudit.leak import Leaks
-    from leakaudit.papers import JudgedClaim
+    from leakaudit.core.adversary import Adversary
+    from leakaudit.core.leak import Leaks
+    from leakaudit.core.reconstruction import Reconstructions
+    from leakaudit.core.trace import Json, Trace, Truth
+    from leakaudit.inversion.attack import Attack
+    from leakaudit.judging.auditing.plan import AuditPlan
+    from leakaudit.judging.gate.judge import Judged as GateJudged
+    from leakaudit.judging.papers import JudgedClaim
     from leakaudit.protocols.scenario import Scenario
-    from leakaudit.reconstruction import Attack, Reconstructions
-    from leakaudit.results.flat import Row, Table
-    from leakaudit.results.model import AuditRecord, Finding, Record
+    from leakaudit.reporting.findings.flat import Row, Table
+    from leakaudit.reporting.results.model import AuditRecord, Finding, Record
+    from leakaudit.runs.sweeping.plan import SweepPlan
+    from leakaudit.runs.sweeping.run import Swept
+    from leakaudit.runs.workers.executor import Executor
     from leakaudit.scoring.scoring import Score
-    from leakaudit.sweeping.plan import SweepPlan
-    from leakaudit.sweeping.run import Swept
     from leakaudit.tasks.task import Task
-    from leakaudit.trace import Json, Trace, Truth
+    from leakaudit.views.accounting.compare import Comparisons
 
 File = str | os.PathLike[str]
 Results: TypeAlias = "File | Record | GateJudged | Swept | Sequence[Finding] | Sequence[Score]"
@@ -170,13 +171,13 @@ def bound(
     Raises:
         LeakauditError: A file, a node or a number cannot be used.
     """
-    from leakaudit._util.executor import IN_PROCESS
-    from leakaudit.accounting import bounding, survey
-    from leakaudit.accounting.adversaries import named
-    from leakaudit.accounting.compare import Comparisons, compare, resting
-    from leakaudit.adversary import Adversary, node_list
-    from leakaudit.lint import assumptions
+    from leakaudit.core.adversary import Adversary, node_list
+    from leakaudit.judging.lint import assumptions
     from leakaudit.protocols.scenario import Scenario
+    from leakaudit.runs.workers.executor import IN_PROCESS
+    from leakaudit.views.accounting import bounding, survey
+    from leakaudit.views.accounting.adversaries import named
+    from leakaudit.views.accounting.compare import Comparisons, compare, resting
 
     bounding.check(sensitivity, smoothness, delta, epsilon)
     chosen = node_list(nodes)
@@ -227,10 +228,10 @@ def audit(
     Raises:
         LeakauditError: The plan, its data or the folder cannot be used. Nothing is written then.
     """
-    from leakaudit._util.executor import IN_PROCESS
-    from leakaudit.auditing.plan import AuditPlan
-    from leakaudit.auditing.run import audit as run
-    from leakaudit.auditing.where import Where
+    from leakaudit.judging.auditing.plan import AuditPlan
+    from leakaudit.judging.auditing.run import audit as run
+    from leakaudit.judging.auditing.where import Where
+    from leakaudit.runs.workers.executor import IN_PROCESS
 
     if not isinstance(plan, AuditPlan):
         plan = AuditPlan.from_toml(Path(plan))
@@ -262,7 +263,7 @@ def check(
     Raises:
         LeakauditError: The configuration or the baseline cannot be used.
     """
-    from leakaudit.gate import files, judge
+    from leakaudit.judging.gate import files, judge
 
     gate = files.configured(Path(folder)).only(list(checks))
     return judge.run(gate, judge.Options(seed, strict), files.compared(gate))
@@ -275,7 +276,7 @@ def claims(
     """Re-evaluate published privacy claims.
 
     Args:
-        papers: Names from `leakaudit.papers.PAPERS`; all by default.
+        papers: Names from `leakaudit.judging.papers.PAPERS`; all by default.
         rows: Numbers of claims; all by default.
         executor: Where they are evaluated; this process by default.
 
@@ -285,8 +286,8 @@ def claims(
     Raises:
         LeakauditError: There is no such paper or number.
     """
-    from leakaudit._util.executor import IN_PROCESS
-    from leakaudit.papers import judge, select
+    from leakaudit.judging.papers import judge, select
+    from leakaudit.runs.workers.executor import IN_PROCESS
 
     return list(judge(select(papers, rows), executor or IN_PROCESS))
 
@@ -327,8 +328,8 @@ def sweep(
     Raises:
         LeakauditError: The plan, its data or the folder cannot be used.
     """
-    from leakaudit.sweeping import run, tables
-    from leakaudit.sweeping.plan import SweepPlan
+    from leakaudit.runs.sweeping import run, tables
+    from leakaudit.runs.sweeping.plan import SweepPlan
 
     if not isinstance(plan, SweepPlan):
         plan = tables.load(Path(plan))
@@ -395,7 +396,7 @@ def report(
         color: Whether "text" contains terminal codes for colours.
         verbose: Whether "text" lists the rules of a gate that are within their limits, too.
         table: Table of "csv", "latex" and "json", such as "curves" of an audit; by default the
-            first of `leakaudit.results.flat.NAMES`, and the whole record for "json".
+            first of `leakaudit.reporting.findings.flat.NAMES`, and the whole record for "json".
         figure_width: Width of "pdf", "svg" and "png": "column" (84 mm), "page" (174 mm), or a
             number of millimetres.
 
@@ -406,8 +407,9 @@ def report(
         LeakauditError: There is no such report, a file cannot be used, or this kind of record
             cannot be compared, redacted or rendered in this format.
     """
-    from leakaudit.errors import LeakauditError
-    from leakaudit.results import comparison, record_file
+    from leakaudit.core.errors import LeakauditError
+    from leakaudit.reporting.findings import comparison
+    from leakaudit.reporting.results import record_file
 
     source = file_of(results)
     render = _renderer(format, table, figure_width)
@@ -437,7 +439,7 @@ def report(
     # The location is named for this report, so it stays in a redacted one.
     named = {} if location is None else {"location": location}
     if redacted:
-        from leakaudit.results import redaction  # it knows all data sets and models
+        from leakaudit.reporting.findings import redaction  # it knows all data sets and models
 
         if earlier is not None:
             return render({**redaction.redact_compared(shown, earlier, redact_key), **named})
@@ -447,11 +449,11 @@ def report(
     if earlier is not None:
         shown = comparison.compare(shown, earlier)
     if format in ("html", *FIGURES) and kind != "sweep":
-        from leakaudit.rendering import gallery
+        from leakaudit.reporting.rendering import gallery
 
         shown = gallery.with_pictures(shown, source.parent)
     if format in ("html", "text") and kind != "sweep":
-        from leakaudit.rendering import passages
+        from leakaudit.reporting.rendering import passages
 
         shown = passages.with_passages(shown, source.parent)
     return render(shown)
@@ -464,7 +466,7 @@ def table(results: Results, name: str | None = None) -> list[Row]:
         results: What `audit`, `check` or `sweep` returned; a results file or its folder; or a list
             of findings of a record, or of scores.
         name: Table of the results, such as "curves" of an audit; by default the first of
-            `leakaudit.results.flat.NAMES`.
+            `leakaudit.reporting.findings.flat.NAMES`.
 
     Returns:
         One dictionary per finding, score, verdict, rule or point. Values are numbers, words,
@@ -489,15 +491,16 @@ def to_pandas(results: Results, table: str | None = None) -> DataFrame:
     Raises:
         LeakauditError: As for `table`, or pandas is not installed.
     """
-    from leakaudit.results import flat
+    from leakaudit.reporting.findings import flat
 
     return flat.frame(_flat(results, table))
 
 
 def _flat(results: Results, name: str | None) -> Table:
     """Return one table of anything that users hold."""
-    from leakaudit.errors import LeakauditError
-    from leakaudit.results import flat, model, record_file
+    from leakaudit.core.errors import LeakauditError
+    from leakaudit.reporting.findings import flat
+    from leakaudit.reporting.results import model, record_file
 
     if isinstance(results, str | os.PathLike):
         return flat.table(model.of(record_file.read(file_of(results))), name)
@@ -505,12 +508,12 @@ def _flat(results: Results, name: str | None) -> Table:
         return flat.table(results, name)
     if isinstance(results, Sequence):
         return _of_list(results, name)
-    from leakaudit.sweeping.run import Swept
+    from leakaudit.runs.sweeping.run import Swept
 
     if isinstance(results, Swept):
         return flat.table(results.complete_record(), name)
-    from leakaudit.gate import record
-    from leakaudit.gate.judge import Judged
+    from leakaudit.judging.gate import record
+    from leakaudit.judging.gate.judge import Judged
 
     if isinstance(results, Judged):
         return flat.of_gate(record.part(results), name)
@@ -522,8 +525,9 @@ def _flat(results: Results, name: str | None) -> Table:
 
 def _of_list(results: Sequence[object], name: str | None) -> Table:
     """Return the table of some findings or scores."""
-    from leakaudit.errors import LeakauditError
-    from leakaudit.results import flat, model
+    from leakaudit.core.errors import LeakauditError
+    from leakaudit.reporting.findings import flat
+    from leakaudit.reporting.results import model
     from leakaudit.scoring.scoring import Score
 
     if name is not None:
@@ -580,9 +584,9 @@ def log_to(
         LeakauditError: There is no such tracker, its package is absent or too old, or the results
             cannot be used.
     """
-    from leakaudit import trackers
-    from leakaudit.results import record_file
-    from leakaudit.trackers import content
+    from leakaudit.reporting import trackers
+    from leakaudit.reporting.results import record_file
+    from leakaudit.reporting.trackers import content
 
     folder = None
     if isinstance(run, str | os.PathLike):
@@ -603,11 +607,11 @@ def log_to(
 
 def _values_of(run: Record | GateJudged | Swept) -> dict[str, Json]:
     """Return results that are in memory as JSON values."""
-    from leakaudit.errors import LeakauditError
-    from leakaudit.gate import record as gate_record
-    from leakaudit.gate.judge import Judged
-    from leakaudit.results import model
-    from leakaudit.sweeping.run import Swept
+    from leakaudit.core.errors import LeakauditError
+    from leakaudit.judging.gate import record as gate_record
+    from leakaudit.judging.gate.judge import Judged
+    from leakaudit.reporting.results import model
+    from leakaudit.runs.sweeping.run import Swept
 
     if isinstance(run, Judged):
         return model.plain(gate_record.build(run))
@@ -632,8 +636,8 @@ def _renderer(
     name: str, table: str | None, figure_width: str | float
 ) -> Callable[..., str | bytes]:
     """Return the function that renders a record in a format, with the options of that format."""
-    from leakaudit import registry
-    from leakaudit.errors import LeakauditError
+    from leakaudit.core import registry
+    from leakaudit.core.errors import LeakauditError
 
     render: Callable[..., str | bytes] = registry.get("reports", name)
     if table is not None and name not in TABLES:

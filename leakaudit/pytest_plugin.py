@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, TypedDict
 import pytest
 
 if TYPE_CHECKING:
-    from leakaudit.gate.config import Gate
-    from leakaudit.gate.judge import Judged
+    from leakaudit.judging.gate.config import Gate
+    from leakaudit.judging.gate.judge import Judged
 
 
 class _Cell(TypedDict):
@@ -108,10 +108,10 @@ class Leakage:
             seeds: number of runs, of any check; None for the number of the gate.
         """
         __tracebackhide__ = True
-        from leakaudit.errors import LeakauditError
-        from leakaudit.gate import files, record
-        from leakaudit.gate.config import Budget, Check, Gate
-        from leakaudit.rendering import gate_text
+        from leakaudit.core.errors import LeakauditError
+        from leakaudit.judging.gate import files, record
+        from leakaudit.judging.gate.config import Budget, Check, Gate
+        from leakaudit.reporting.rendering import gate_text
 
         try:
             if run is None:
@@ -149,7 +149,7 @@ class Leakage:
         """Run a gate, and keep its measurements if the baseline is to be updated."""
         from dataclasses import replace
 
-        from leakaudit.gate import files, judge
+        from leakaudit.judging.gate import files, judge
 
         config = self.request.config
         if seeds is not None:
@@ -198,8 +198,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _write(measured: Measured, reason: str) -> None:
     """Merge the measurements into the baselines."""
-    from leakaudit.gate import baseline
-    from leakaudit.results import provenance
+    from leakaudit.judging.gate import baseline
+    from leakaudit.reporting.results import provenance
 
     for file, cells in measured.items():
         path = Path(file)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from leakaudit._util import separated
-from leakaudit.registry import renderer
-from leakaudit.results import flat, model
-from leakaudit.trace import Json
+from leakaudit.core.registry import renderer
+from leakaudit.core.trace import Json
+from leakaudit.reporting.findings import flat
+from leakaudit.reporting.results import model
 
 
 @renderer("csv")
@@ -16,7 +17,7 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
 
     Args:
         results: A record of any kind.
-        table: One of `leakaudit.results.flat.NAMES`; None for the first of the kind of record.
+        table: One of `reporting.findings.flat.NAMES`; None for the first of the kind of record.
 
     Returns:
         A header and one line per row. If there are no rows, or some are missing because the run is

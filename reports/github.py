@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from leakaudit.registry import renderer
-from leakaudit.rendering.shown import Shown
-from leakaudit.results.grading import checks, is_settled
-from leakaudit.results.wording import clean
-from leakaudit.trace import Json
+from leakaudit.core.registry import renderer
+from leakaudit.core.trace import Json
+from leakaudit.reporting.findings.grading import checks, is_settled
+from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.findings.wording import clean
 
 # GitHub shows ten annotations of each kind per step. Two of them are reserved for the summary and
 # for the number of omitted annotations; the summary of a comparison takes a third.

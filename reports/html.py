@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from leakaudit.registry import renderer
-from leakaudit.rendering.html import page, rendered
-from leakaudit.rendering.shown import Shown
-from leakaudit.results import model
-from leakaudit.trace import Json
+from leakaudit.core.registry import renderer
+from leakaudit.core.trace import Json
+from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.rendering.html import page, rendered
+from leakaudit.reporting.results import model
 
 
 @renderer("html")
@@ -23,9 +23,9 @@ def render(results: Mapping[str, Json]) -> str:
     """
     if results["kind"] == "sweep":
         # The tables of the terminal, which other pages do without
-        from leakaudit.rendering import plots, sweep_figure
-        from leakaudit.rendering.html import swept
-        from leakaudit.rendering.html.inline import inline
+        from leakaudit.reporting.figures import plots, sweep_figure
+        from leakaudit.reporting.rendering.html import swept
+        from leakaudit.reporting.rendering.html.inline import inline
 
         record = model.of_sweep(results)
         drawn = plots.svg(sweep_figure.figure(record.sweep), "sweep")

@@ -6,9 +6,10 @@ import json
 import math
 from collections.abc import Mapping
 
-from leakaudit.registry import renderer
-from leakaudit.results import flat, model
-from leakaudit.trace import Json
+from leakaudit.core.registry import renderer
+from leakaudit.core.trace import Json
+from leakaudit.reporting.findings import flat
+from leakaudit.reporting.results import model
 
 
 @renderer("json")
@@ -17,7 +18,7 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
 
     Args:
         results: A record.
-        table: One of `leakaudit.results.flat.NAMES`; None for the record itself.
+        table: One of `leakaudit.reporting.findings.flat.NAMES`; None for the record itself.
 
     Returns:
         JSON with every value of the record unchanged; or a list with one object per row, in which

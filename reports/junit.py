@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from xml.etree import ElementTree as Tree
 
-from leakaudit.registry import renderer
-from leakaudit.results import model
-from leakaudit.results.grading import Check, checks
-from leakaudit.results.model import RunRecord, Undetermined
-from leakaudit.results.wording import LIMITS, clean, provenance
-from leakaudit.results.worst_case import refuted
-from leakaudit.trace import Json
+from leakaudit.core.registry import renderer
+from leakaudit.core.trace import Json
+from leakaudit.reporting.findings.grading import Check, checks
+from leakaudit.reporting.findings.wording import LIMITS, clean, provenance
+from leakaudit.reporting.findings.worst_case import refuted
+from leakaudit.reporting.results import model
+from leakaudit.reporting.results.model import RunRecord, Undetermined
 
 
 @renderer("junit")

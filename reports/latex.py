@@ -6,14 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from leakaudit.quantities import QUANTITIES, Place, shown, visible
-from leakaudit.registry import renderer
-from leakaudit.rendering import latex, plots
-from leakaudit.results import flat, model
-from leakaudit.results.model import Record, RunRecord, SweepRecord
-from leakaudit.results.wording import axis_value, short
-from leakaudit.results.worst_case import refuted
-from leakaudit.trace import Json
+from leakaudit.core.quantities import QUANTITIES, Place, shown, visible
+from leakaudit.core.registry import renderer
+from leakaudit.core.trace import Json
+from leakaudit.reporting.figures import plots
+from leakaudit.reporting.findings import flat
+from leakaudit.reporting.findings.wording import axis_value, short
+from leakaudit.reporting.findings.worst_case import refuted
+from leakaudit.reporting.rendering import latex
+from leakaudit.reporting.results import model
+from leakaudit.reporting.results.model import Record, RunRecord, SweepRecord
 
 EPSILON = r"$\varepsilon$"
 FORMS = {"share": ".2f", "value": ".4g"}  # formats of numbers
@@ -21,7 +23,7 @@ FORMS = {"share": ".2f", "value": ".4g"}  # formats of numbers
 
 @dataclass(frozen=True)
 class Shown:
-    """One column of a table of `leakaudit.results.flat`.
+    """One column of a table of `leakaudit.reporting.findings.flat`.
 
     Attributes:
         key: Its name there.
@@ -142,7 +144,7 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
 
     Args:
         results: A record of any kind.
-        table: One of `leakaudit.results.flat.NAMES`; None for the first of the kind of record.
+        table: One of `reporting.findings.flat.NAMES`; None for the first of the kind of record.
 
     Returns:
         LaTeX in ASCII. Names from the trace cannot act as commands.

@@ -6,14 +6,11 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from leakaudit._util import marks
-from leakaudit.registry import renderer
-from leakaudit.rendering import audit_text, gate_text, sweep_text
-from leakaudit.rendering import markdown as md
-from leakaudit.rendering.shown import Shown
-from leakaudit.results import model
-from leakaudit.results.comparison import lines
-from leakaudit.results.model import AuditRecord, CheckRecord, Finding
-from leakaudit.results.wording import (
+from leakaudit.core.registry import renderer
+from leakaudit.core.trace import Json
+from leakaudit.reporting.findings.comparison import lines
+from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.findings.wording import (
     LIMITS,
     certificates,
     not_determined,
@@ -23,7 +20,10 @@ from leakaudit.results.wording import (
     scopes,
     table,
 )
-from leakaudit.trace import Json
+from leakaudit.reporting.rendering import audit_text, gate_text, sweep_text
+from leakaudit.reporting.rendering import markdown as md
+from leakaudit.reporting.results import model
+from leakaudit.reporting.results.model import AuditRecord, CheckRecord, Finding
 
 
 @renderer("markdown")

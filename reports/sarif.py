@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from leakaudit.registry import renderer
-from leakaudit.rendering.markdown import escape
-from leakaudit.rendering.shown import Shown
-from leakaudit.results.grading import Check, checks, is_settled
-from leakaudit.results.model import (
+from leakaudit.core.registry import renderer
+from leakaudit.core.trace import Json
+from leakaudit.reporting.findings.grading import Check, checks, is_settled
+from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.findings.wording import LIMITS, clean
+from leakaudit.reporting.findings.worst_case import refuted
+from leakaudit.reporting.rendering.markdown import escape
+from leakaudit.reporting.results.model import (
     AuditRecord,
     CheckRecord,
     PitfallText,
@@ -20,9 +23,6 @@ from leakaudit.results.model import (
     TraceSummary,
     given,
 )
-from leakaudit.results.wording import LIMITS, clean
-from leakaudit.results.worst_case import refuted
-from leakaudit.trace import Json
 
 SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

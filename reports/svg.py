@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from leakaudit.registry import renderer
-from leakaudit.rendering import paper, record_figure
-from leakaudit.trace import Json
+from leakaudit.core.registry import renderer
+from leakaudit.core.trace import Json
+from leakaudit.reporting.figures import paper, record_figure
 
 
 @renderer("svg")

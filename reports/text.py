@@ -8,16 +8,13 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from leakaudit._util import marks
-from leakaudit.registry import renderer
-from leakaudit.rendering import audit_text, gate_text, sweep_text
-from leakaudit.rendering.console import printed
-from leakaudit.rendering.shown import Passage, Shown
-from leakaudit.rendering.tables import Column, table
-from leakaudit.results import model, wording
-from leakaudit.results.comparison import lines
-from leakaudit.results.measured import harm
-from leakaudit.results.model import AuditRecord, CheckRecord, Finding
-from leakaudit.results.wording import (
+from leakaudit.core.registry import renderer
+from leakaudit.core.trace import Json
+from leakaudit.reporting.findings import wording
+from leakaudit.reporting.findings.comparison import lines
+from leakaudit.reporting.findings.measured import harm
+from leakaudit.reporting.findings.shown import Passage, Shown
+from leakaudit.reporting.findings.wording import (
     LIMITS,
     clean,
     not_determined,
@@ -25,7 +22,11 @@ from leakaudit.results.wording import (
     notes,
     scopes,
 )
-from leakaudit.trace import Json
+from leakaudit.reporting.rendering import audit_text, gate_text, sweep_text
+from leakaudit.reporting.rendering.console import printed
+from leakaudit.reporting.rendering.tables import Column, table
+from leakaudit.reporting.results import model
+from leakaudit.reporting.results.model import AuditRecord, CheckRecord, Finding
 
 _STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
 SHOWN = 200  # largest number of findings in a terminal; a choice

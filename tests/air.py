@@ -44,8 +44,8 @@ LAYOUT = {
     tokenize.ENDMARKER,
 }
 SHIPPED = (
-    "results/model.py",
-    "gate/config.py",
+    "reporting/results/model.py",
+    "judging/gate/config.py",
     "protocols/scenario.py",
 )  # docstrings are in schemas
 DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -97,7 +97,10 @@ def public_names(project: Path) -> dict[Path, set[str]]:
         module, _, own = name.rpartition(".")
         thing = inspect.unwrap(getattr(importlib.import_module(module), own))
         found.setdefault(Path(inspect.getfile(thing)), set()).add(thing.__qualname__)
-    for file in [*project.glob("leakaudit/bounds/*.py"), project / "leakaudit/registry.py"]:
+    for file in [
+        *project.glob("leakaudit/theory/bounds/*.py"),
+        project / "leakaudit/core/registry.py",
+    ]:
         body = ast.parse(file.read_text(encoding="utf-8")).body
         found[file] = {node.name for node in body if isinstance(node, DOCUMENTED)}
     return found

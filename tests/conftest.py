@@ -15,8 +15,8 @@ import quick
 import torch
 from invoked import PROJECT, RECORD
 
-from leakaudit import registry
 from leakaudit.cli import main
+from leakaudit.core import registry
 
 PACKAGES = ("leakaudit", "leakaudit.attacks", "leakaudit.victims", "leakaudit.reports")
 

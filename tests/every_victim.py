@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from leakaudit import registry
-from leakaudit.gate.runs import Recorded
+from leakaudit.core import registry
+from leakaudit.judging.gate.runs import Recorded
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 

@@ -7,8 +7,8 @@ import signal
 import time
 from pathlib import Path
 
-from leakaudit.errors import NotDetermined
-from leakaudit.progress import remaining
+from leakaudit.core.errors import NotDetermined
+from leakaudit.core.progress import remaining
 
 
 def slower_first(number: int) -> int:

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.adversary import Adversary
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Graph, TaskSpec
+from leakaudit.protocols.victim import Victim
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.trace import Graph, TaskSpec
 from leakaudit.traces.recorder import Recorder
-from leakaudit.victim import Victim
 
 Key = tuple[int, int, int, str, bool]  # round, src, dst, kind, secure
 Array = np.ndarray[Any, np.dtype[np.float64]]

@@ -19,10 +19,10 @@ from PIL import Image
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.extraction import hearing
+from leakaudit.core.reconstruction import Certificate
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate
+from leakaudit.views.extraction import hearing
 
 Family = Callable[[Tensor, Generator], Tensor]
 

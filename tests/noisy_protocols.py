@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Generator
 
-from leakaudit import registry
-from leakaudit.accounting.compare import Comparison
+from leakaudit.core import registry
 from leakaudit.protocols import topology
 from leakaudit.protocols.declared import Protocol
+from leakaudit.views.accounting.compare import Comparison
 
 NOISY: dict[str, tuple[str, Mapping[str, Any]]] = {
     "dpsgd": ("dpsgd", {"sigma": 1.0}),

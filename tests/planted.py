@@ -6,9 +6,9 @@ import lookalikes
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.leak import GradientLeak
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.tasks.task import Task
 
 # Rounding of a gradient of sums over thousands of terms, in units of the number format.

@@ -24,14 +24,14 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
 
-from leakaudit import registry
 from leakaudit._util import seeds
-from leakaudit.extraction import hearing
+from leakaudit.core import registry
 from leakaudit.inversion import attacking
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.scoring import scoring
 from leakaudit.tasks.task import Task
+from leakaudit.views.extraction import hearing
 
 NAME = os.environ.get("LEAKAUDIT_DEVICE") or "other"
 VALUES: dict[int, Tensor] = {}

@@ -13,13 +13,13 @@ import torch
 from impulses import Response, respond
 from torch import Tensor
 
-from leakaudit import registry
-from leakaudit.accounting.view_bound import ViewBound, view_bounds
-from leakaudit.adversary import Adversary
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.topology import make
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
 
 Draw = Callable[[random.Random], dict[str, Any]]
 

@@ -12,8 +12,8 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
+from leakaudit.core.trace import Json
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Json
 
 NODES = 4
 ROUNDS = 6

@@ -1,4 +1,4 @@
-"""Example records as described in `leakaudit.results.record_file`, one per kind, for tests of their
+"""Example records as described in `leakaudit.reporting.results.record_file`, one per kind, for tests of their
 rendering.
 """
 
@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from leakaudit import registry
-from leakaudit.results import record_file
-from leakaudit.results.model import (
+from leakaudit.core import registry
+from leakaudit.reporting.findings.wording import summary
+from leakaudit.reporting.results import record_file
+from leakaudit.reporting.results.cell_files import CellFinding
+from leakaudit.reporting.results.model import (
     Finding,
     LeakSummary,
     RoundSpan,
@@ -18,8 +20,6 @@ from leakaudit.results.model import (
     certificate,
     fitted,
 )
-from leakaudit.results.wording import summary
-from leakaudit.sweeping.cell_files import CellFinding
 
 Record = dict[str, Any]
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> ]]> &amp; {{7*7}} %0A::error::x \x1b[31m\x00\u202e\nnext http://e.org"

@@ -124,7 +124,7 @@ def signature(thing):
         return repr(thing)
 
 names = {name: signature(getattr(leakaudit, name)) for name in leakaudit.__all__}
-for module in ("leakaudit.bounds", "leakaudit.relations", "leakaudit.registry"):
+for module in ("leakaudit.theory.bounds", "leakaudit.theory.relations", "leakaudit.core.registry"):
     public = {k: v for k, v in vars(importlib.import_module(module)).items() if k[0] != "_"}
     names |= {f"{module}.{name}": signature(value) for name, value in public.items()}
 print(json.dumps({"help": dict(helps(parser())), "names": names}, indent=1, default=str))

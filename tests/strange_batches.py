@@ -20,9 +20,9 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
+from leakaudit.core.reconstruction import Certificate
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate
 
 D = torch.float64
 SIDE = 12  # of the pictures, in pixels

@@ -20,7 +20,7 @@ import leakaudit as la
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.streams import assemble
-from leakaudit.trace import Trace
+from leakaudit.core.trace import Trace
 
 OPERATORS = Path(__file__).resolve().parent / "programs" / "torchvision_operators.py"
 

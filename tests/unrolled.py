@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leakaudit.adversary import Adversary
-from leakaudit.trace import Graph
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Graph
 
 Floats = NDArray[np.float64]
 Nodes = dict[int, Floats]

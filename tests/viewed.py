@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leakaudit.viewing import server
-from leakaudit.viewing.strangers import Strangers
-from leakaudit.viewing.summaries import identifier
+from leakaudit.reporting.viewing import server
+from leakaudit.reporting.viewing.strangers import Strangers
+from leakaudit.reporting.viewing.summaries import identifier
 
 TOKEN = "a-token-of-the-tests"
 

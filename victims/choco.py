@@ -24,17 +24,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import LeakauditError
-from leakaudit.progress import step
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import step
+from leakaudit.core.registry import param, victim
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.consensus import Mixing
 from leakaudit.protocols.local import LocalSteps, Steps, above, common, everybody, least, stable
 from leakaudit.protocols.training_curves import Curves
-from leakaudit.registry import param, victim
-from leakaudit.relations import Form, Relations, decimal
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Form, Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.claim import Adjacency, Claim
-from leakaudit.errors import LeakauditError
-from leakaudit.progress import step
+from leakaudit.core.claim import Adjacency, Claim
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import step
+from leakaudit.core.registry import param, victim
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.batches import batches, enough
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.broadcast import Broadcast
@@ -40,10 +42,8 @@ from leakaudit.protocols.mixing import matrix, metropolis
 from leakaudit.protocols.noises import Noise, calibrated
 from leakaudit.protocols.prox import exact, prox
 from leakaudit.protocols.training_curves import Curves
-from leakaudit.registry import param, victim
-from leakaudit.relations import Expression, Relations, decimal
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

@@ -26,18 +26,18 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.claim import Adjacency, Claim, NormAssumption
-from leakaudit.errors import LeakauditError
-from leakaudit.progress import step
+from leakaudit.core.claim import Adjacency, Claim, NormAssumption
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import step
+from leakaudit.core.registry import param, victim
+from leakaudit.core.trace import Graph
 from leakaudit.protocols import admm_family as admm
 from leakaudit.protocols.batches import is_drawn, replaced
 from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.local import common
 from leakaudit.protocols.training_curves import Curves
-from leakaudit.registry import param, victim
-from leakaudit.relations import Relations, decimal
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

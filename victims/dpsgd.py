@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.claim import Adjacency, Claim, NormAssumption
-from leakaudit.errors import LeakauditError
-from leakaudit.progress import step
+from leakaudit.core.claim import Adjacency, Claim, NormAssumption
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import step
+from leakaudit.core.registry import param, victim
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.batches import is_drawn, replaced
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.broadcast import Broadcast
@@ -42,10 +44,8 @@ from leakaudit.protocols.local import (
 )
 from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser
 from leakaudit.protocols.training_curves import Curves
-from leakaudit.registry import param, victim
-from leakaudit.relations import Expression, Relations, Turns
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Expression, Relations, Turns
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Generator, Tensor
 
-from leakaudit.errors import LeakauditError
-from leakaudit.progress import step
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import step
+from leakaudit.core.registry import param, victim
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
 from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser
 from leakaudit.protocols.server import exchange
 from leakaudit.protocols.training_curves import Curves
-from leakaudit.registry import param, victim
-from leakaudit.relations import Relations, Turns
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Relations, Turns
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

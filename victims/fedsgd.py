@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Generator, Tensor
 
-from leakaudit.errors import LeakauditError
-from leakaudit.progress import step
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import step
+from leakaudit.core.registry import param, victim
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.local import above, least, normal, stable
 from leakaudit.protocols.optimiser import DeclaredMemory, Kind, Memory, Optimiser
 from leakaudit.protocols.server import exchange
 from leakaudit.protocols.training_curves import Curves
-from leakaudit.registry import param, victim
-from leakaudit.relations import Expression, Relations, decimal
+from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Generator, Tensor
 
+from leakaudit.core.registry import param, victim
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.consensus import average, declare_average
 from leakaudit.protocols.local import Steps, above, least, stable
-from leakaudit.registry import param, victim
-from leakaudit.relations import Relations
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Relations
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

@@ -22,15 +22,15 @@ import numpy as np
 from scipy.sparse.csgraph import shortest_path
 from torch import Generator, Tensor
 
-from leakaudit.claim import Adjacency, Claim
-from leakaudit.errors import LeakauditError
+from leakaudit.core.claim import Adjacency, Claim
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.registry import param, victim
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.consensus import average, declare_average
 from leakaudit.protocols.local import Steps, above, least, stable
 from leakaudit.protocols.mixing import metropolis
-from leakaudit.registry import param, victim
-from leakaudit.relations import Relations
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Relations
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

@@ -31,16 +31,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.claim import Adjacency, Claim
-from leakaudit.errors import LeakauditError
-from leakaudit.progress import step
+from leakaudit.core.claim import Adjacency, Claim
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import step
+from leakaudit.core.registry import param, victim, written
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.victim import Victim
 from leakaudit.protocols.walk import draw, read
-from leakaudit.registry import param, victim, written
-from leakaudit.relations import Expression, Relations, decimal
-from leakaudit.trace import Graph
+from leakaudit.theory.relations import Expression, Relations, decimal
 from leakaudit.traces.arcs import Arcs
-from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import LeakauditError
-from leakaudit.progress import step
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import step
+from leakaudit.core.registry import param, victim
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.local import LocalSteps, Steps, above, least, normal, stable
 from leakaudit.protocols.training_curves import Curves
-from leakaudit.registry import param, victim
-from leakaudit.relations import Expression, Relations
-from leakaudit.trace import Graph
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Expression, Relations
 from leakaudit.traces.arcs import Arcs, broadcast
-from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

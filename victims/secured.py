@@ -27,18 +27,18 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.claim import Claim
-from leakaudit.errors import LeakauditError
-from leakaudit.progress import step
+from leakaudit.core.claim import Claim
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import step
+from leakaudit.core.registry import param, victim
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.kirkman import partitions
 from leakaudit.protocols.local import LocalSteps, Steps, stable
 from leakaudit.protocols.training_curves import Curves
-from leakaudit.registry import param, victim
-from leakaudit.relations import Expression, Form, Relations, decimal
-from leakaudit.trace import Graph
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Expression, Form, Relations, decimal
 from leakaudit.traces.arcs import Arcs, broadcast
-from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

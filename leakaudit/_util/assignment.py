@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 LARGEST = 1e300
 """Largest cost of a pair, so that sums of costs are finite."""

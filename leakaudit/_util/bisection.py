@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 Side = Literal["above", "below"]
 

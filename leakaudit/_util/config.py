@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from leakaudit.errors import LeakauditError, brief, suggest
+from leakaudit.core.errors import LeakauditError, brief, suggest
 
 if TYPE_CHECKING:
     from msgspec import Struct

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from leakaudit import registry
+from leakaudit.core import registry
 
 # Decorators that register a victim, an attack or a report, and bases that declare nothing.
 REGISTERS = ("victim", "attack", "renderer")

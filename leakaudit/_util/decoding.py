@@ -22,7 +22,7 @@ from msgspec import Meta, inspect
 
 from leakaudit._util.plain import is_number
 from leakaudit._util.uncollected import read_json
-from leakaudit.errors import brief
+from leakaudit.core.errors import brief
 
 T = TypeVar("T")
 Step = str | int  # a key, or an index in a list

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing import get_all_start_methods, get_context
 from multiprocessing.context import ForkServerContext, SpawnContext
 
-PRELOADED = ["leakaudit.sweeping.work"]
+PRELOADED = ["leakaudit.runs.sweeping.work"]
 # BLAS reads these variables when it is imported; a process that forks must have one thread.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # A new Python would otherwise import the modules of the current folder in place of its own.

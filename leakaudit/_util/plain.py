@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeGuard, TypeVar
 
 if TYPE_CHECKING:
-    from leakaudit.trace import Json
+    from leakaudit.core.trace import Json
 
 # Numbers of a finding for programs, by name.
 Figures: TypeAlias = "dict[str, Json]"

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.random import SeedSequence
 from torch import Generator
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 
 def generator(seed: int, node: int) -> Generator:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leakaudit._util import config, files
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.core.errors import LeakauditError, suggest
 
-TABLES = ("gate", "check", "budget", "accept")  # read by `leakaudit.gate.config`
+TABLES = ("gate", "check", "budget", "accept")  # read by `leakaudit.judging.gate.config`
 UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
 YES = ("true", "1", "yes")
 NO = ("false", "0", "no", "")

@@ -17,7 +17,7 @@ from typing import Any, Self, get_args, get_origin, get_type_hints
 
 from leakaudit._util.settings import SETTINGS, boolean
 from leakaudit.cli._parser import Parser, described
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 
 def option(help: str, *flags: str, **how: Any) -> Any:

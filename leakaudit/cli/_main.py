@@ -17,7 +17,7 @@ from pathlib import Path
 
 from leakaudit.cli._options import load_torch, loading, mute, plugins, show
 from leakaudit.cli._parser import Parser, Told, described
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.core.errors import LeakauditError, suggest
 
 BROKEN = 4  # exit code of a run that failed before it reached a verdict
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # the last handler: a defect must not look like a verdict
         code, message = BROKEN, _defect(error)
     if message:
-        from leakaudit.results.wording import clean
+        from leakaudit.reporting.findings.wording import clean
 
         # A message may quote a stranger's file, with any characters and of any length.
         sys.stderr.write(f"{_named(args)}: {clean(message)[:LONGEST]}\n")
@@ -183,7 +183,7 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
 
     If the code of a plug-in or a model ends the process, there is no verdict.
     """
-    from leakaudit.rendering import status
+    from leakaudit.reporting.rendering import status
 
     try:
         if not {args.verb, _command(args)} & {*WITHOUT_TORCH}:
@@ -192,8 +192,10 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
         plugins(args)
         code: int = args.run(args)
         show("")
-        if "leakaudit.mapping" in sys.modules:  # a command that maps nothing does not import it
-            sys.modules["leakaudit.mapping"].verify()
+        if (
+            "leakaudit.core.mapping" in sys.modules
+        ):  # a command that maps nothing does not import it
+            sys.modules["leakaudit.core.mapping"].verify()
     except Told:
         raise
     except SystemExit as ended:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from leakaudit._util.settings import resolve, size
 from leakaudit.cli._commands import Options, SharedOptions, option
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit._util.executor import Executor
+    from leakaudit.runs.workers.executor import Executor
 
 BINARY = ("pdf", "png")  # report formats that are not text
 INCONCLUSIVE = 3  # exit code of a result about a recording that is not what it declares
@@ -92,7 +92,7 @@ class ComputeOptions(Options):
     def executor(self) -> Executor:
         """Return the executor that the options choose; its workers begin to start."""
         from leakaudit._util import forks
-        from leakaudit._util.executor import PROCESS, Executor
+        from leakaudit.runs.workers.executor import PROCESS, Executor
 
         executor = Executor.of(self.workers, self.backend, self.address)
         if executor.backend == PROCESS and executor.workers:
@@ -102,7 +102,7 @@ class ComputeOptions(Options):
 
 def text_renderer(name: str) -> Callable[..., str]:
     """Return a report format whose output may go to stdout."""
-    from leakaudit import registry
+    from leakaudit.core import registry
 
     render: Callable[..., str] = registry.get("reports", name)
     if name in BINARY:
@@ -115,7 +115,7 @@ def text_renderer(name: str) -> Callable[..., str]:
 def plugins(args: argparse.Namespace) -> None:
     """Import the modules that ``--plugin`` names."""
     if getattr(args, "plugin", None) and not getattr(args, "untrusted", False):
-        from leakaudit.registry import add_plugins
+        from leakaudit.core.registry import add_plugins
 
         add_plugins(args.plugin)
 
@@ -126,7 +126,7 @@ def loading(args: argparse.Namespace) -> Iterator[None]:
 
     A verb that shows its progress has more to import; its line stays until `settings`.
     """
-    from leakaudit.rendering import status
+    from leakaudit.reporting.rendering import status
 
     if not getattr(args, "quiet", False) and getattr(args, "progress", None) != "none":
         status.put(LOADING)
@@ -152,7 +152,7 @@ def settings(args: SharedOptions) -> argparse.Namespace:
 
     Plug-ins are imported first.
     """
-    from leakaudit.rendering import status
+    from leakaudit.reporting.rendering import status
 
     plugins(args.given)
     status.clear()

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from leakaudit.errors import suggest
+from leakaudit.core.errors import suggest
 
 EXAMPLES = "examples:"  # heading of the examples below the options
 

@@ -23,7 +23,7 @@ from leakaudit.cli.listen import ListenerOptions
 from leakaudit.cli.record import pairs
 
 if TYPE_CHECKING:
-    from leakaudit.pipeline.attack_run import AttackOptions
+    from leakaudit.runs.pipeline.attack_options import AttackOptions
 
 INTERRUPTED = 130
 
@@ -85,9 +85,11 @@ def run(args: _Options) -> int:
         certified nor scored with a truth, the truth refutes every certificate, or no node was
         examined, so that the result is inconclusive, and 130 if the run was interrupted.
     """
-    from leakaudit.pipeline.attack_run import AttackOptions, attack_file
-    from leakaudit.rendering import console, passages
-    from leakaudit.results import model, worst_case
+    from leakaudit.reporting.findings import worst_case
+    from leakaudit.reporting.rendering import console, passages
+    from leakaudit.reporting.results import model
+    from leakaudit.runs.pipeline.attack_options import AttackOptions
+    from leakaudit.runs.pipeline.attack_run import attack_file
 
     chosen = settings(args)
     renderers = {name: text_renderer(name) for name in args.format or ["text"]}
@@ -128,7 +130,7 @@ def run(args: _Options) -> int:
 
 def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> None:
     """Write the results to stdout in one format; text uses the width and colours of a terminal."""
-    from leakaudit.rendering import console
+    from leakaudit.reporting.rendering import console
 
     fit: console.Form = {}
     if name == "text":
@@ -138,10 +140,10 @@ def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> Non
 
 def _dry(path: Path, options: AttackOptions) -> dict[str, Any]:
     """Return the leak of each node, and the attacks that would be tried on it, in order."""
-    from leakaudit.extraction import hearing
     from leakaudit.inversion import attacking
     from leakaudit.tasks.task import Task
     from leakaudit.traces import trace_file
+    from leakaudit.views.extraction import hearing
 
     trace = trace_file.load(path)
     task = Task.build(trace.task, trusted=options.trusted)

@@ -50,12 +50,13 @@ def run(args: _Options) -> int:
     """Audit, write the results and print them."""
     from dataclasses import replace
 
-    from leakaudit.auditing.dry_run import dry
-    from leakaudit.auditing.plan import AuditPlan
-    from leakaudit.auditing.run import audit
-    from leakaudit.auditing.where import Where
-    from leakaudit.rendering import console, paper, plots, record_figure
-    from leakaudit.results import model
+    from leakaudit.judging.auditing.dry_run import dry
+    from leakaudit.judging.auditing.plan import AuditPlan
+    from leakaudit.judging.auditing.run import audit
+    from leakaudit.judging.auditing.where import Where
+    from leakaudit.reporting.figures import paper, plots, record_figure
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.results import model
 
     if args.figure is not None:
         plots.expect_suffix(args.figure, "--figure")
@@ -96,9 +97,9 @@ def _rendered(name: str, folder: Path) -> str:
         return (folder / "report.md").read_text(encoding="utf-8")
     if name == "json":
         return (folder / "results.json").read_text(encoding="utf-8")
-    from leakaudit import registry
-    from leakaudit.rendering import console
-    from leakaudit.results import record_file
+    from leakaudit.core import registry
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.results import record_file
 
     text: str = registry.get("reports", name)(
         record_file.read(folder / "results.json"), **console.fit()

@@ -11,11 +11,11 @@ from leakaudit._util import averages
 from leakaudit.cli._commands import Options, SharedOptions, option
 from leakaudit.cli._options import say, settings
 from leakaudit.cli._options import show as put
-from leakaudit.errors import LeakauditError, one_line
+from leakaudit.core.errors import LeakauditError, one_line
 
 if TYPE_CHECKING:
-    from leakaudit.gate.baseline import Baseline, Change
-    from leakaudit.gate.config import Gate
+    from leakaudit.judging.gate.baseline import Baseline, Change
+    from leakaudit.judging.gate.config import Gate
 
 
 class BaselineOptions(Options):
@@ -39,8 +39,8 @@ class BaselineOptions(Options):
 
 def run(asked: BaselineOptions, names: list[str], form: str, args: SharedOptions) -> int:
     """Update, compare or show the baseline."""
-    from leakaudit.gate import baseline, files, judge
-    from leakaudit.rendering import console
+    from leakaudit.judging.gate import baseline, files, judge
+    from leakaudit.reporting.rendering import console
 
     chosen = settings(args)
     gate, path = _configured()
@@ -67,7 +67,7 @@ def run(asked: BaselineOptions, names: list[str], form: str, args: SharedOptions
 
 def _configured() -> tuple[Gate, Path]:
     """Return the gate of this folder, and its baseline."""
-    from leakaudit.gate import files
+    from leakaudit.judging.gate import files
 
     gate = files.configured(Path())
     if gate.baseline_path is None:
@@ -77,8 +77,8 @@ def _configured() -> tuple[Gate, Path]:
 
 def _table(base: Baseline) -> None:
     """Print the means of all cells."""
-    from leakaudit.rendering import console, tables
-    from leakaudit.results import wording
+    from leakaudit.reporting.findings import wording
+    from leakaudit.reporting.rendering import console, tables
 
     put(f"{wording.clean(f'updated {base.updated}: {base.reason}')}\n")
     rows = []

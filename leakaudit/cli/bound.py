@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from leakaudit.cli._commands import SharedOptions, argument, command, option
 from leakaudit.cli._options import ComputeOptions, PageOptions, concluded, say, settings
-from leakaudit.errors import LeakauditError
-from leakaudit.verdict import Holds, Verdict
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.verdict import Holds, Verdict
 
 if TYPE_CHECKING:
-    from leakaudit._util.executor import Executor
-    from leakaudit.accounting.adversaries import Threat
-    from leakaudit.accounting.compare import Comparison
     from leakaudit.protocols.declared import Protocol
-    from leakaudit.results.model import TraceSummary
+    from leakaudit.reporting.results.model import TraceSummary
+    from leakaudit.runs.workers.executor import Executor
+    from leakaudit.views.accounting.adversaries import Threat
+    from leakaudit.views.accounting.compare import Comparison
 
 SHOWN = 3  # leaking combinations in a table
 LARGE = 5000  # number of relations above which views that lack messages take minutes
@@ -82,11 +82,11 @@ class _Options(SharedOptions):
 )
 def run(args: _Options) -> int:
     """Print one row for each node and adversary."""
-    from leakaudit.accounting import bounding
-    from leakaudit.accounting.compare import alike, compare, resting, worst
-    from leakaudit.accounting.footnotes import footnotes
-    from leakaudit.lint import assumptions
-    from leakaudit.rendering import console
+    from leakaudit.judging.lint import assumptions
+    from leakaudit.reporting.rendering import console
+    from leakaudit.views.accounting import bounding
+    from leakaudit.views.accounting.compare import alike, compare, resting, worst
+    from leakaudit.views.accounting.footnotes import footnotes
 
     chosen = settings(args)
     form = args.page.form()
@@ -110,7 +110,7 @@ def run(args: _Options) -> int:
         args.page.write(json.dumps(shown_all, indent=2) + "\n", args)
         return concluded(unclear, form)
     if form == "html":
-        from leakaudit.rendering.html import bounded
+        from leakaudit.reporting.rendering.html import bounded
 
         notes = footnotes(found, protocol.begun)
         args.page.write(bounded.page(found, _network(protocol), notes, NOTE, unclear), args)
@@ -130,9 +130,9 @@ def run(args: _Options) -> int:
 
 def _threats(args: _Options, protocol: Protocol, last: int, executor: Executor) -> list[Threat]:
     """Return the threats to evaluate; the first `last` nodes hold data."""
-    from leakaudit.accounting import survey
-    from leakaudit.accounting.adversaries import named
-    from leakaudit.adversary import Adversary
+    from leakaudit.core.adversary import Adversary
+    from leakaudit.views.accounting import survey
+    from leakaudit.views.accounting.adversaries import named
 
     if args.adversary:
         adversaries = [Adversary.parse(who) for who in args.adversary]
@@ -169,9 +169,9 @@ def _threats(args: _Options, protocol: Protocol, last: int, executor: Executor) 
 def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, begun: bool) -> None:
     from rich.text import Text
 
-    from leakaudit.accounting.footnotes import footnotes
-    from leakaudit.rendering import console
-    from leakaudit.rendering.tables import Column, table
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.rendering.tables import Column, table
+    from leakaudit.views.accounting.footnotes import footnotes
 
     out = console.stdout()
     columns = (
@@ -201,7 +201,7 @@ def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, beg
 
 def _network(protocol: Protocol) -> TraceSummary:
     """Describe the protocol and its network for a drawing."""
-    from leakaudit.results.model import TraceSummary
+    from leakaudit.reporting.results.model import TraceSummary
 
     graph = protocol.graph
     return TraceSummary(

@@ -13,10 +13,10 @@ from leakaudit.cli import baseline
 from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
 from leakaudit.cli._options import say, settings, show, text_renderer
 from leakaudit.cli.baseline import BaselineOptions
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.gate.config import Gate
+    from leakaudit.judging.gate.config import Gate
 
 INTERRUPTED = 130
 
@@ -71,9 +71,9 @@ def run(args: _Options) -> int:
     if args.gate.untrusted:
         return _untrusted(args)
     _prepare()
-    from leakaudit.gate import files, judge
-    from leakaudit.rendering import console
-    from leakaudit.results import model
+    from leakaudit.judging.gate import files, judge
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.results import model
 
     chosen = settings(args)
     formats = [_format(f) for f in args.format or ["text"]]
@@ -113,9 +113,9 @@ def _untrusted(args: _Options) -> int:
 
     This process imports no plug-in, so that the reports are those of leakaudit.
     """
-    from leakaudit import registry
-    from leakaudit.gate import untrusted
-    from leakaudit.results import record_file
+    from leakaudit.core import registry
+    from leakaudit.judging.gate import untrusted
+    from leakaudit.reporting.results import record_file
 
     chosen = settings(args)
     words = [*args.check, "--quiet"]
@@ -144,7 +144,7 @@ def _report(
     args: _Options,
 ) -> None:
     """Print or write a record in all formats that were asked for."""
-    from leakaudit.rendering import gallery
+    from leakaudit.reporting.rendering import gallery
 
     for name, file in formats:
         drawn = shown
@@ -160,7 +160,7 @@ def _prepare() -> None:
 
     It imports torch at the same time as this process.
     """
-    from leakaudit.gate import tables
+    from leakaudit.judging.gate import tables
 
     if any(check.run for check in tables.load(Path()).checks):
         from leakaudit._util import forks
@@ -170,7 +170,7 @@ def _prepare() -> None:
 
 def _format(text: str) -> tuple[str, Path | None]:
     """Parse FORMAT or FORMAT=FILE; an unknown format is rejected before anything runs."""
-    from leakaudit import registry
+    from leakaudit.core import registry
 
     name, equals, file = text.partition("=")
     if equals:
@@ -181,9 +181,9 @@ def _format(text: str) -> tuple[str, Path | None]:
 
 
 def _show(name: str, file: Path | None, made: dict[str, Any], args: _Options) -> None:
-    from leakaudit import registry
     from leakaudit._util.files import replacing
-    from leakaudit.rendering import console
+    from leakaudit.core import registry
+    from leakaudit.reporting.rendering import console
 
     render = registry.get("reports", name)
     if name == "sarif":
@@ -212,7 +212,7 @@ def _prefix(folder: Path) -> str:
 
 
 def _append(path: Path, made: dict[str, Any]) -> None:
-    from leakaudit import registry
+    from leakaudit.core import registry
 
     with path.open("a", encoding="utf-8") as file:
         file.write(registry.get("reports", "markdown")(made))
@@ -220,7 +220,7 @@ def _append(path: Path, made: dict[str, Any]) -> None:
 
 def _dry(gate: Gate, seed: int, as_json: bool) -> int:
     """Print an estimate of the time that each check takes."""
-    from leakaudit.gate import cost
+    from leakaudit.judging.gate import cost
 
     found = cost.estimate(gate, seed)
     if as_json:

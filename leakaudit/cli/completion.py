@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 SHELLS = ("bash", "zsh", "tcsh")
 # Arguments that take a name, and where its possible values come from; see `_names`.
@@ -77,8 +77,8 @@ def _describe(verb: str, action: argparse.Action, file: object, folder: object) 
 
 def _names(group: str) -> list[str]:
     """Return the names that an argument accepts, without loading what they name."""
-    from leakaudit import registry
     from leakaudit.cli import list as listed
+    from leakaudit.core import registry
 
     if group == "adversaries":
         return list(ADVERSARIES)

@@ -11,7 +11,7 @@ from leakaudit.cli import completion
 from leakaudit.cli._commands import SharedOptions, argument, command
 from leakaudit.cli._options import show, text_or_json
 from leakaudit.cli.completion import SHELLS
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 
 class _Options(SharedOptions):
@@ -44,7 +44,7 @@ class _Options(SharedOptions):
 def run(args: _Options) -> int:
     """Print what the action names."""
     if args.action == "schema":
-        from leakaudit.gate.tables import SCHEMA
+        from leakaudit.judging.gate.tables import SCHEMA
 
         show(SCHEMA.read_text(encoding="utf-8"))
         return 0
@@ -62,8 +62,8 @@ def run(args: _Options) -> int:
             + "\n"
         )
         return 0
-    from leakaudit.rendering import console
-    from leakaudit.rendering.tables import Column, table
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.rendering.tables import Column, table
 
     columns = (
         Column("setting"),
@@ -77,7 +77,7 @@ def run(args: _Options) -> int:
 
 
 def _lint(form: str) -> int:
-    from leakaudit.gate import tables
+    from leakaudit.judging.gate import tables
 
     if not tables.present(Path()):
         if form == "json":
@@ -86,7 +86,7 @@ def _lint(form: str) -> int:
         else:
             show("all keys are known; no check is configured\n")
         return 0
-    from leakaudit.gate import judge  # with all that a check runs
+    from leakaudit.judging.gate import judge  # with all that a check runs
 
     gate = tables.load(Path())
     judge.validate(gate)

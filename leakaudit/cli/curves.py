@@ -39,7 +39,7 @@ class _Options(SharedOptions):
 def run(args: _Options) -> int:
     """Print the table, and draw the figure if it was requested."""
     from leakaudit.protocols import training_curves
-    from leakaudit.rendering import plots, training_chart
+    from leakaudit.reporting.figures import plots, training_chart
     from leakaudit.traces import trace_file
 
     if args.output is not None:

@@ -8,7 +8,7 @@ from leakaudit._util.files import private_folder
 from leakaudit.cli import main
 from leakaudit.cli._commands import SharedOptions, command
 from leakaudit.cli._options import say, settings, text_or_json
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 
 class _Options(SharedOptions):

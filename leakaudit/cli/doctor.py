@@ -47,8 +47,8 @@ def run(args: _Options) -> int:
             + "\n"
         )
     else:
-        from leakaudit.rendering import console
-        from leakaudit.rendering.tables import Column, table
+        from leakaudit.reporting.rendering import console
+        from leakaudit.reporting.rendering.tables import Column, table
 
         columns = (Column("outcome"), Column("check"), Column("found", text=True))
         cells = [("ok" if ok else "FAIL", check, text) for check, ok, text in rows]
@@ -61,7 +61,7 @@ def _libraries() -> list[tuple[str, bool, str]]:
 
     import torch
 
-    from leakaudit.errors import LeakauditError
+    from leakaudit.core.errors import LeakauditError
     from leakaudit.tasks import _torchvision
 
     rows = [
@@ -100,7 +100,7 @@ def _machine(chosen: argparse.Namespace) -> list[tuple[str, bool, str]]:
 
 
 def _weights(option: str) -> tuple[str, bool, str]:
-    from leakaudit.errors import LeakauditError
+    from leakaudit.core.errors import LeakauditError
     from leakaudit.scoring.lpips_weights import find
 
     try:

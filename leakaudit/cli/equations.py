@@ -38,10 +38,10 @@ class _Options(SharedOptions):
 def run(args: _Options) -> int:
     """Print the equations of every node and write the file."""
     settings(args)
-    from leakaudit import registry
     from leakaudit._util.files import replacing
     from leakaudit.capture.equations.propose import propose
-    from leakaudit.errors import one_line
+    from leakaudit.core import registry
+    from leakaudit.core.errors import one_line
     from leakaudit.tasks.task import Task
     from leakaudit.traces import trace_file
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from leakaudit.cli._commands import SharedOptions, argument, command, option
 from leakaudit.cli._options import concluded, say, settings, text_or_json
 from leakaudit.cli.listen import ListenerOptions
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.extraction.explanation import ExplainedRow, Explanation
-    from leakaudit.trace import Trace
+    from leakaudit.core.trace import Trace
+    from leakaudit.views.extraction.explanation import ExplainedRow, Explanation
 
 NOTE = (
     "g[i,t] is the gradient of node i in round t. The formulas are exact; -f json prints them in "
@@ -49,14 +49,14 @@ class _Options(SharedOptions):
 )
 def run(args: _Options) -> int:
     """Print a table for each named node, or one line for every node if none is named."""
-    from leakaudit.extraction import explanation, hearing
-    from leakaudit.extraction.deduction import Deduction
-    from leakaudit.lint import conformance
-    from leakaudit.rendering import console
+    from leakaudit.reporting.rendering import console
     from leakaudit.traces import trace_file
+    from leakaudit.views.conformance import conformance
+    from leakaudit.views.extraction import explanation, hearing
+    from leakaudit.views.extraction.deduction import Deduction
 
     if args.output is not None:
-        from leakaudit.rendering import plots
+        from leakaudit.reporting.figures import plots
 
         plots.expect_suffix(args.output)
     chosen = settings(args)
@@ -75,7 +75,7 @@ def run(args: _Options) -> int:
     for line in _of_model(trace):
         say(f"MODEL: {line}", args)
     if args.output is not None:
-        from leakaudit.rendering import explanation_chart, plots
+        from leakaudit.reporting.figures import explanation_chart, plots
 
         plots.save(explanation_chart.combinations(found), args.output)
         say(f"{args.output}: written", args)
@@ -113,8 +113,8 @@ def _table(one: Explanation) -> None:
     """Print the combinations of one node with their formulas."""
     from rich.text import Text
 
-    from leakaudit.rendering import console
-    from leakaudit.rendering.tables import Column, table
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.rendering.tables import Column, table
 
     out = console.stdout()
     heading = one.summary

@@ -13,7 +13,7 @@ from leakaudit.cli import tapped
 from leakaudit.cli._commands import SharedOptions, argument, command, option
 from leakaudit.cli._options import INCONCLUSIVE, say, settings, trusting
 from leakaudit.cli.tapped import TraceOptions
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.guessing.guess import Guess
@@ -136,8 +136,8 @@ def _write(
     from leakaudit.capture.tap.guessing import confirm, observed
     from leakaudit.capture.tap.messages import wires
     from leakaudit.capture.wire import to_log
-    from leakaudit.rendering import console
-    from leakaudit.results import provenance
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.results import provenance
 
     plan = wires.plan(used, logs)
     seen = observed.collect(logs, used.task, used.places)

@@ -8,7 +8,7 @@ from leakaudit._util.config import inline
 from leakaudit._util.plural import counted
 from leakaudit.cli._commands import SharedOptions, command, option
 from leakaudit.cli._options import say, settings
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 SCENARIO = """\
 # A scenario of 'leakaudit record'. Replace it by your own program: run = "module:function".
@@ -95,8 +95,8 @@ class _Options(SharedOptions):
 )
 def run(args: _Options) -> int:
     """Write the configuration, validate it, and measure the baseline."""
-    from leakaudit.gate import files, judge
-    from leakaudit.rendering import console
+    from leakaudit.judging.gate import files, judge
+    from leakaudit.reporting.rendering import console
 
     if args.function and args.scenario:
         raise LeakauditError("expected --run or --scenario, got both; remove one of them")

@@ -13,7 +13,7 @@ from leakaudit.cli._options import INCONCLUSIVE, settings, text_or_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from leakaudit.lint.pitfall import Pitfall
+    from leakaudit.views.conformance.pitfall import Pitfall
 
 NOTE = "A trace cannot show every pitfall: an empty report is not evidence of privacy."
 
@@ -49,10 +49,10 @@ def run(args: _Options) -> int:
         The exit code; with --strict, 1 for a bad finding, and 3 if an open question remains or
         nothing was examined.
     """
-    from leakaudit.lint.checks import Lint
-    from leakaudit.rendering import console
+    from leakaudit.core.verdict import Verdict
+    from leakaudit.judging.lint.checks import Lint
+    from leakaudit.reporting.rendering import console
     from leakaudit.traces import trace_file
-    from leakaudit.verdict import Verdict
 
     chosen = settings(args)
     with console.shown(chosen.progress):
@@ -78,8 +78,8 @@ def _write(found: Sequence[Pitfall], unexamined: Sequence[str], examined: bool) 
 
     from leakaudit._util.plural import counted
     from leakaudit.cli.reproduce import STYLES
-    from leakaudit.rendering import console
-    from leakaudit.rendering.tables import indented
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.rendering.tables import indented
 
     out = console.stdout()
     for p in found:

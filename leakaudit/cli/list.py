@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli._commands import SharedOptions, argument, command, option
 from leakaudit.cli._options import show, text_or_json
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.core.errors import LeakauditError, suggest
 
 if TYPE_CHECKING:
     from leakaudit._util.declarations import Parameter
@@ -65,7 +65,7 @@ def run(args: _Options) -> int:
     if args.format == "json":
         show(json.dumps(rows, indent=2) + "\n")
         return 0
-    from leakaudit.rendering import console
+    from leakaudit.reporting.rendering import console
 
     if args.long or args.name is not None:
         details = [_details(args.what, row, console.width()) for row in rows]
@@ -86,8 +86,8 @@ def _named(rows: Sequence[dict[str, Any]], what: str, name: str) -> dict[str, An
 
 def _write(what: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print names with a line about each, and their sources."""
-    from leakaudit.rendering import console
-    from leakaudit.rendering.tables import Column, table
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.rendering.tables import Column, table
 
     columns = [Column("name"), Column("description", text=True)]
     if what in ("victims", "attacks"):
@@ -132,7 +132,7 @@ def wrapped(text: str, width: int | None, indent: str) -> list[str]:
 
 def parameters(known: Mapping[str, Parameter]) -> list[str]:
     """Return a line for each parameter: its default, meaning, choices and symbol."""
-    from leakaudit.registry import written
+    from leakaudit.core.registry import written
 
     lines = []
     for name, one in known.items():
@@ -173,7 +173,7 @@ def entries(what: str) -> list[dict[str, Any]]:
     if what == "models":
         return _models()
     from leakaudit._util import declarations
-    from leakaudit.registry import written
+    from leakaudit.core.registry import written
 
     if what == "data":
         names = declarations.table("leakaudit.tasks.data", "NAMES")
@@ -196,7 +196,7 @@ def entries(what: str) -> list[dict[str, Any]]:
 def _models() -> list[dict[str, Any]]:
     """Return name, arguments with their defaults, and note of every model."""
     from leakaudit._util import declarations
-    from leakaudit.registry import written
+    from leakaudit.core.registry import written
 
     rows = []
     models = declarations.classes("leakaudit.tasks.models", "MODELS", ("note",))

@@ -6,10 +6,10 @@ import sys
 from typing import TYPE_CHECKING
 
 from leakaudit.cli._commands import Options, option
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.adversary import Adversary
+    from leakaudit.core.adversary import Adversary
 
 
 class ListenerOptions(Options):
@@ -32,7 +32,7 @@ class ListenerOptions(Options):
 
     def parse(self) -> Adversary:
         """Return the adversary that the options define."""
-        from leakaudit.adversary import Adversary
+        from leakaudit.core.adversary import Adversary
 
         rounds = window(self.rounds)
         if self.knows:

@@ -25,8 +25,8 @@ class _Options(Options):
 )
 def run(args: _Options) -> int:
     """List the files, and delete them if the user confirmed it."""
-    from leakaudit.pipeline import purge
-    from leakaudit.results.wording import clean
+    from leakaudit.reporting.findings.wording import clean
+    from leakaudit.runs.pipeline import purge
 
     found = purge.planned(args.folder)
     for one in found:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
 from leakaudit.cli._options import plugins, say, settings, trusting
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.capture.gloo.setup import Spread
@@ -27,7 +27,7 @@ class _Help(argparse.Action):
         if namespace.victim:
             from leakaudit._util import declarations
             from leakaudit.cli.list import parameters, wrapped
-            from leakaudit.rendering import console
+            from leakaudit.reporting.rendering import console
 
             try:
                 plugins(namespace)
@@ -160,8 +160,8 @@ def run(args: _Options) -> int:
     from leakaudit.protocols import premises
     from leakaudit.protocols.recording import plan, record
     from leakaudit.protocols.scenario import Scenario
-    from leakaudit.rendering import console
-    from leakaudit.results.provenance import command
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.results.provenance import command
     from leakaudit.traces import gaps
     from leakaudit.traces.recorder import human
 

@@ -16,10 +16,10 @@ from leakaudit.cli._options import (
     settings,
     text_renderer,
 )
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.results.model import AttackRecord
+    from leakaudit.reporting.results.model import AttackRecord
 
 FORMATS = {  # suffix of the output file -> format
     ".html": "html",
@@ -128,7 +128,7 @@ def run(args: _Options) -> int:
     args.rescored.refuse("only with --rescore")
     from leakaudit import api
     from leakaudit._util.files import replacing
-    from leakaudit.rendering import console
+    from leakaudit.reporting.rendering import console
 
     fit: console.Form = {}
     if args.output is None:
@@ -168,9 +168,10 @@ def _rescore(args: _Options) -> int:
         certificate, or if no node was examined.
     """
     from leakaudit.api import RECORD, file_of
-    from leakaudit.pipeline import output, rescoring
-    from leakaudit.rendering import console
-    from leakaudit.results import model, record_file, worst_case
+    from leakaudit.reporting.findings import worst_case
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.results import model, output_folder, record_file
+    from leakaudit.runs.pipeline import output, rescoring
     from leakaudit.scoring import lpips_weights
     from leakaudit.traces import trace_file
     from leakaudit.traces._storage import sidecar
@@ -186,7 +187,7 @@ def _rescore(args: _Options) -> int:
     rescoring.same_recording(record, truth, sha256)
     weights, sentence = lpips_weights.find(chosen.lpips_weights, truth.task.shape)
     folder = args.output or source.parent
-    with console.shown(chosen.progress), output.ready(folder):
+    with console.shown(chosen.progress), output_folder.ready(folder):
         made, found, scores = rescoring.rescore(
             record,
             source.parent,
@@ -211,7 +212,7 @@ def _rescore(args: _Options) -> int:
 
 def _named(record: AttackRecord) -> Path:
     """Return the truth file that the results were scored with."""
-    from leakaudit.results.model import given
+    from leakaudit.reporting.results.model import given
 
     name = given(record.provenance.truth.path, None)
     if name is None:

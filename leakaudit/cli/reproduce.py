@@ -11,8 +11,8 @@ from leakaudit.cli._options import ComputeOptions, PageOptions, settings
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from leakaudit.papers import JudgedClaim, PublishedClaim
-    from leakaudit.verdict import Verdict
+    from leakaudit.core.verdict import Verdict
+    from leakaudit.judging.papers import JudgedClaim, PublishedClaim
 
 NOTE = (
     "NOT REFUTED means that nothing tried here exceeded the claim; this does not prove it. The "
@@ -46,8 +46,8 @@ class _Options(SharedOptions):
 )
 def run(args: _Options) -> int:
     """Evaluate the requested claims and print the findings."""
-    from leakaudit.papers import judge, select
-    from leakaudit.rendering import console
+    from leakaudit.judging.papers import judge, select
+    from leakaudit.reporting.rendering import console
 
     chosen = settings(args)
     form = args.page.form()
@@ -58,7 +58,7 @@ def run(args: _Options) -> int:
     if form == "json":
         args.page.write(json.dumps([one.to_json() for one in found], indent=2) + "\n", args)
     elif form == "html":
-        from leakaudit.papers.page import page
+        from leakaudit.judging.papers.page import page
 
         args.page.write(page(found), args)
     else:
@@ -69,8 +69,8 @@ def run(args: _Options) -> int:
 def _write(found: list[JudgedClaim]) -> None:
     from rich.text import Text
 
-    from leakaudit.rendering import console
-    from leakaudit.rendering.tables import indented
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.rendering.tables import indented
 
     out = console.stdout()
     width = console.width()

@@ -11,7 +11,7 @@ from leakaudit.cli._commands import Options, option
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from leakaudit.selfcheck import ErrorRate
+    from leakaudit.judging.selfcheck import ErrorRate
 
 
 TOO_FEW = 3  # exit code, as for other inconclusive results
@@ -35,9 +35,9 @@ def run(args: SelfcheckOptions, form: str, progress: str) -> int:
     Returns:
         The exit code: 1 if a rate is outside its limit, 3 if there are too few runs to tell.
     """
-    from leakaudit.rendering import console
-    from leakaudit.results import model
-    from leakaudit.selfcheck import check
+    from leakaudit.judging.selfcheck import check
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.results import model
 
     with console.shown(progress):
         rows = list(check(args.runs, args.trials, args.alpha, args.seed))
@@ -55,8 +55,8 @@ def run(args: SelfcheckOptions, form: str, progress: str) -> int:
 def _write(rows: Sequence[ErrorRate]) -> None:
     from rich.text import Text
 
-    from leakaudit.rendering import console
-    from leakaudit.rendering.tables import Column, table
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.rendering.tables import Column, table
 
     styled = {
         "ok": Text("ok", style="green"),

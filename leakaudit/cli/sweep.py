@@ -17,11 +17,11 @@ from leakaudit.cli._options import (
     settings,
     trusting,
 )
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.results.model import SweepRecord
-    from leakaudit.sweeping.run import SweepOptions, Swept
+    from leakaudit.reporting.results.model import SweepRecord
+    from leakaudit.runs.sweeping.run import SweepOptions, Swept
 
 UNSETTLED, INTERRUPTED = 3, 130
 TOLD = 10  # largest number of cells without a result that are listed
@@ -87,11 +87,12 @@ def run(args: _Options) -> int:
         forks.context()  # it imports torch while this process does
     with loading(args.given):
         load_torch()
-    from leakaudit.rendering import console, plots
-    from leakaudit.results import model
-    from leakaudit.sweeping import tables
-    from leakaudit.sweeping.dry_run import dry
-    from leakaudit.sweeping.run import SweepOptions, sweep
+    from leakaudit.reporting.figures import plots
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.results import model
+    from leakaudit.runs.sweeping import tables
+    from leakaudit.runs.sweeping.dry_run import dry
+    from leakaudit.runs.sweeping.run import SweepOptions, sweep
 
     if args.figure is not None:
         plots.expect_suffix(args.figure, "--figure")
@@ -153,7 +154,7 @@ def _tell(swept: Swept, folder: Path, options: SweepOptions, args: _Options) -> 
 
 
 def _merge(args: _Options) -> int:
-    from leakaudit.sweeping import merge
+    from leakaudit.runs.sweeping import merge
 
     if len(args.what) < 2:
         raise LeakauditError("sweep merge: expected the folders of the parts")
@@ -177,7 +178,7 @@ def _draw(found: SweepRecord, args: _Options) -> None:
     """Draw the figure for a paper to the file that --figure names."""
     if args.figure is None:
         return
-    from leakaudit.rendering import paper, record_figure
+    from leakaudit.reporting.figures import paper, record_figure
 
     width = paper.WIDTHS["page"]
     paper.save(record_figure.of_sweep(found), args.figure, width, found.summary)
@@ -193,9 +194,9 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _print(found: SweepRecord, args: _Options) -> None:
-    from leakaudit import registry
-    from leakaudit.rendering import console
-    from leakaudit.results import model
+    from leakaudit.core import registry
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.results import model
 
     values = model.plain(found)
     for name in args.format or ["text"]:

@@ -11,7 +11,7 @@ from leakaudit.cli import tapped
 from leakaudit.cli._commands import SharedOptions, argument, command, option
 from leakaudit.cli._options import say, settings, trusting
 from leakaudit.cli.tapped import TraceOptions
-from leakaudit.errors import LeakauditError, NotUnderstood
+from leakaudit.core.errors import LeakauditError, NotUnderstood
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.messages.description import Description

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
 from leakaudit.cli._options import say, settings, trusting
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.merge import Truth
     from leakaudit.capture.tap.messages.description import Description
-    from leakaudit.trace import Trace
+    from leakaudit.core.trace import Trace
 
 
 class TraceOptions(Options):
@@ -143,8 +143,8 @@ def write(
     from leakaudit.capture.tap.guessing import confirm, origins
     from leakaudit.capture.tap.log.reading import read_logs
     from leakaudit.capture.tap.messages import trained, wires
-    from leakaudit.rendering import console
-    from leakaudit.results import provenance
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.results import provenance
     from leakaudit.tasks import remarks
 
     everything = trained.only(read_logs(folder), described.task.layout.names)
@@ -182,9 +182,9 @@ def unclear(trace: Trace, args: _Tracing) -> list[str]:
 
     A protocol without a declaration has nothing to differ from; the next command is stated.
     """
-    from leakaudit import registry
-    from leakaudit.lint import conformance
+    from leakaudit.core import registry
     from leakaudit.traces import trace_file
+    from leakaudit.views.conformance import conformance
 
     if trace.protocol.startswith(registry.OWN):
         next = f"leakaudit trace equations {args.written.output}"

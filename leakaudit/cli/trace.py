@@ -64,7 +64,7 @@ class _VerifyOptions(SharedOptions):
 )
 def verify(args: _VerifyOptions) -> int:
     """Print what was checked."""
-    from leakaudit.rendering import console
+    from leakaudit.reporting.rendering import console
     from leakaudit.traces import trace_file, trace_info
 
     chosen = settings(args)
@@ -99,7 +99,7 @@ class _ConvertOptions(SharedOptions):
 )
 def convert(args: _ConvertOptions) -> int:
     """Write the trace in the format that the name of the target says."""
-    from leakaudit.rendering import console
+    from leakaudit.reporting.rendering import console
     from leakaudit.traces import convert
 
     chosen = settings(args)
@@ -129,10 +129,10 @@ def _show(facts: Mapping[str, Any], form: str) -> None:
     if form == "json":
         sys.stdout.write(json.dumps(facts, indent=2) + "\n")
         return
-    from leakaudit import registry
-    from leakaudit.rendering import console
-    from leakaudit.rendering.tables import Column, table
-    from leakaudit.results import wording
+    from leakaudit.core import registry
+    from leakaudit.reporting.findings import wording
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.rendering.tables import Column, table
 
     rows = []
     for key, value in facts.items():

@@ -15,7 +15,7 @@ from leakaudit._util.files import replacing
 from leakaudit._util.plural import counted
 from leakaudit.cli._commands import Options, argument, command, option
 from leakaudit.cli._options import say, show
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 NEEDED = ("starlette", "uvicorn")  # packages of the extra `view`
 UNSHOWN = 3  # exit code of an export in which a report is missing
@@ -71,7 +71,7 @@ def run(args: _Options) -> int:
 
 def _serve(args: _Options) -> int:
     """Serve a folder; Ctrl-C is the usual end and results in code 0."""
-    from leakaudit.viewing import server
+    from leakaudit.reporting.viewing import server
 
     token = secrets.token_urlsafe(32)
     listener = server.listen(args.port)
@@ -109,12 +109,12 @@ def _opened(address: str) -> Iterator[None]:
 
 def _export(args: _Options, site: Path) -> int:
     """Write the pages; a run without a report is named, and its page states the reason."""
-    from leakaudit.rendering import console
-    from leakaudit.viewing.export import export
+    from leakaudit.reporting.rendering import console
+    from leakaudit.reporting.viewing.export import export
 
     progress = "none" if args.quiet or not sys.stderr.isatty() else "auto"
     with console.shown(progress):
-        from leakaudit.progress import step
+        from leakaudit.core.progress import step
 
         made = export(args.folder, site, step)
     for place, why in made.failed[:TOLD]:

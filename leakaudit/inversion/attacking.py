@@ -19,21 +19,15 @@ from typing import Any
 import torch
 from torch import Generator
 
-from leakaudit import registry
 from leakaudit._util import declarations, large_blocks
-from leakaudit.errors import AttackError, LeakauditError
+from leakaudit.core import registry
+from leakaudit.core.errors import AttackError, LeakauditError
+from leakaudit.core.leak import GradientLeak, Leaks
+from leakaudit.core.progress import expired, sharing, step
+from leakaudit.core.reconstruction import Certificate, Reconstruction, Reconstructions
 from leakaudit.inversion import masks, round_by_round
+from leakaudit.inversion.attack import Attack, Batched, Selective
 from leakaudit.inversion.search import objectives
-from leakaudit.leak import GradientLeak, Leaks
-from leakaudit.progress import expired, sharing, step
-from leakaudit.reconstruction import (
-    Attack,
-    Batched,
-    Certificate,
-    Reconstruction,
-    Reconstructions,
-    Selective,
-)
 from leakaudit.tasks.task import LOOP_ABOVE, Task
 
 # Relative misfit of the gradients below which inputs reproduce them. A choice: searches that have
@@ -336,6 +330,6 @@ def _configured(name: str, settings: Mapping[str, Any]) -> Attack:
     kind = registry.get("attacks", name)
     if not (isinstance(kind, type) and issubclass(kind, Attack)):
         raise LeakauditError(
-            f"attack {name!r}: expected a subclass of leakaudit.reconstruction.Attack, got {kind!r}"
+            f"attack {name!r}: expected a subclass of leakaudit.Attack, got {kind!r}"
         )
     return registry.configure(kind, dict(settings))

@@ -22,13 +22,13 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit._util.plural import counted
-from leakaudit.evidence import Evidence, Origin
+from leakaudit.core.evidence import Evidence, Origin
 from leakaudit.inversion.exact import first_layer_rows, separation
 from leakaudit.inversion.exact.first_layer_rows import SPARE
 from leakaudit.inversion.exact.pixel_grid import Grid
 
 if TYPE_CHECKING:
-    from leakaudit.leak import GradientLeak
+    from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
 # Equations that are examined, evenly spread over the rounds. A choice that limits the time.

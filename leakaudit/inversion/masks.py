@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task

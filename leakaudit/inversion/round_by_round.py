@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from leakaudit._util.plural import counted
-from leakaudit.evidence import Evidence, Origin
+from leakaudit.core.evidence import Evidence, Origin
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.progress import expired, step
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion import inputs_shown
 from leakaudit.inversion.exact.pixel_errors import SURE
 from leakaudit.inversion.inputs_shown import Shown
 from leakaudit.inversion.search import objectives
-from leakaudit.leak import GradientLeak
-from leakaudit.progress import expired, step
-from leakaudit.reconstruction import Certificate, Reconstruction
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task

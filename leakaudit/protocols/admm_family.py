@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from leakaudit.claim import NormAssumption
-from leakaudit.errors import LeakauditError
+from leakaudit.core.claim import NormAssumption
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
-from leakaudit.relations import Expression, Number, Relations
-from leakaudit.trace import Graph
+from leakaudit.theory.relations import Expression, Number, Relations
 
 # Largest second derivative of the logistic loss log(1 + e^-z), s (1 - s) at s = 1/2. Several papers
 # state their claims for logistic regression.

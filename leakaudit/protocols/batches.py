@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import LeakauditError
-from leakaudit.relations import Turns
+from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks.task import Problem
+from leakaudit.theory.relations import Turns
 
 
 def batches(problem: Problem, size: int, steps: int, generator: Generator) -> Iterator[Problem]:

@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from leakaudit.progress import step
+from leakaudit.core.progress import step
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.local import LocalSteps, Steps, common, everybody, normal
 from leakaudit.protocols.mixing import metropolis
 from leakaudit.protocols.training_curves import Curves
-from leakaudit.relations import Expression, Relations, decimal
-from leakaudit.trace import Graph
+from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem

@@ -10,32 +10,31 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import registry
-from leakaudit._util import vocabulary
 from leakaudit._util.plain import is_number
 from leakaudit._util.plural import named
-from leakaudit.adversary import Adversary
-from leakaudit.claim import Claim
-from leakaudit.errors import LeakauditError
-from leakaudit.evidence import Origin
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.claim import Claim
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.evidence import Origin
+from leakaudit.core.trace import Graph, Json, Trace, Truth
 from leakaudit.protocols.traffic import Channel, Traffic, compared, posts
-from leakaudit.relations import Relations, Residuals, Turns, Vector, residuals, secretless
-from leakaudit.relations.declare import Most, at_most, outline, outlined
-from leakaudit.relations.estimate import recorded
-from leakaudit.relations.forward import Forward
-from leakaudit.relations.record import Private, privates
-from leakaudit.relations.recursion import WINDOW
-from leakaudit.relations.repeat import extend, steady
-from leakaudit.relations.symmetric import SymmetricNetwork
+from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Graph, Json, Trace, Truth
-from leakaudit.traces import gaps
+from leakaudit.theory.relations import Relations, Residuals, Turns, Vector, residuals, secretless
+from leakaudit.theory.relations.declare import Most, at_most, outline, outlined
+from leakaudit.theory.relations.estimate import recorded
+from leakaudit.theory.relations.forward import Forward
+from leakaudit.theory.relations.record import Private, privates
+from leakaudit.theory.relations.recursion import WINDOW
+from leakaudit.theory.relations.repeat import extend, steady
+from leakaudit.theory.relations.symmetric import SymmetricNetwork
+from leakaudit.traces import gaps, vocabulary
 from leakaudit.traces.trace_file import same_run
-from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
-    from leakaudit.accounting.node_view import NodeView
+    from leakaudit.views.accounting.node_view import NodeView
 
 # Number of rounds to declare if all rounds of a protocol have the same relations, and how many of
 # the last ones are compared with each other. The initial phases of the bundled protocols end in
@@ -126,7 +125,7 @@ class Protocol:
     records: int = 0  # records of each node; 0 if unknown
     # constants that a recording does not state, so that their defaults are a guess
     unstated: tuple[str, ...] = ()
-    # what a recording says about its own inputs (`accounting.resting`)
+    # what a recording says about its own inputs (`views.accounting.resting`)
     evidence: Mapping[str, Json] = field(default_factory=dict)
     # the most that may be declared, if constants and public tensors come from a recording, which a
     # stranger may have made; None if they do not

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from leakaudit._util.bisection import crossing, geometric
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.admm_family import Around
 from leakaudit.protocols.blocks import blocks
-from leakaudit.trace import Graph
 from leakaudit.traces.arcs import Arcs
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from leakaudit import mapping
-from leakaudit.adversary import Adversary
+from leakaudit.core import mapping
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Messages, Trace
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.deviation import Deviation
-from leakaudit.relations import Relations
-from leakaudit.relations.declare import outline
-from leakaudit.trace import Messages, Trace
+from leakaudit.theory.relations import Relations
+from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import gaps
 
 # Subjects that explain why little is observed, but contradict nothing: messages marked as

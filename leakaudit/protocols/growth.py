@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from leakaudit.trace import Graph
+from leakaudit.core.trace import Graph
 
 # The factor is measured over the last LAST of ROUNDS rounds. Power iteration reduces the influence
 # of its start at the ratio of the second to the first eigenvalue: a component that grows 2 % less

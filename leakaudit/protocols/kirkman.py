@@ -14,7 +14,7 @@ from itertools import combinations
 import torch
 from torch import Generator
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 Partition = list[tuple[int, ...]]
 # Both limits are choices: small enough for a search to end within seconds; drawing anew is cheap

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols.optimiser import DeclaredMemory, Memory, Optimiser
-from leakaudit.relations import Expression, Relations, Turns, decimal
 from leakaudit.tasks import clipping
+from leakaudit.theory.relations import Expression, Relations, Turns, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

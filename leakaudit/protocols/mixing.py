@@ -8,7 +8,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from leakaudit.trace import Graph
+from leakaudit.core.trace import Graph
 
 Weights = Mapping[tuple[int, int], Fraction]
 

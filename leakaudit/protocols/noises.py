@@ -10,9 +10,9 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit._util.bisection import crossing
-from leakaudit.bounds.mechanisms import truncated_laplace
-from leakaudit.errors import LeakauditError
-from leakaudit.relations.expression import Law
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.bounds.mechanisms import truncated_laplace
+from leakaudit.theory.relations.expression import Law
 
 Mechanism: TypeAlias = Literal[
     "none", "laplace", "gaussian", "truncated_laplace", "truncated_gaussian"

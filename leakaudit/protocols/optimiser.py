@@ -24,8 +24,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from leakaudit.errors import LeakauditError
-from leakaudit.relations import Expression, Relations, decimal
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.relations import Expression, Relations, decimal
 
 Kind: TypeAlias = Literal["sgd", "adam", "adamw", "adagrad"]
 

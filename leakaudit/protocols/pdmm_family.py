@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.admm_family import Around
-from leakaudit.trace import Graph
 from leakaudit.traces.arcs import Arcs
 
 if TYPE_CHECKING:

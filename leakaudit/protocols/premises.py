@@ -22,13 +22,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from leakaudit.claim import Claim
-from leakaudit.errors import LeakauditError
-from leakaudit.evidence import Evidence, Origin
+from leakaudit.core.claim import Claim
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.evidence import Evidence, Origin
+from leakaudit.core.trace import Graph, Json, Truth
+from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.trace import Graph, Json, Truth
-from leakaudit.victim import Victim
 
 KEY = "evidence"  # of the provenance: subject -> name of its origin, and a detail
 MORE = 1 + 1e-3  # factor above an assumption that rounding cannot explain

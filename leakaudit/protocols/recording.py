@@ -13,26 +13,26 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import registry
 from leakaudit._util.own_code import Trust
 from leakaudit._util.seeds import generators as generators
-from leakaudit.errors import LeakauditError, suggest
-from leakaudit.payload import Kept
-from leakaudit.progress import watching
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.core.payload import Kept
+from leakaudit.core.progress import watching
+from leakaudit.core.trace import Graph
 from leakaudit.protocols import premises
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.premises import Contradiction
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.relations.declare import outline
 from leakaudit.tasks import data, models
 from leakaudit.tasks.shared import Shared
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.trace import Graph
+from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import layers
 from leakaudit.traces.recorder import Recorder, human, plan_size
 
 if TYPE_CHECKING:
-    from leakaudit.victim import Victim
+    from leakaudit.protocols.victim import Victim
 
 # What a run draws random numbers for, in the order of its streams.
 STREAMS = ("data", "split", "graph", "model", "run", "schedule")

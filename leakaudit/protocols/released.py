@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols.local import above, common, least, normal
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leakaudit import registry
 from leakaudit._util import config
 from leakaudit._util.forms import form
-from leakaudit.errors import LeakauditError, brief
-from leakaudit.victim import Victim
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError, brief
+from leakaudit.protocols.victim import Victim
 
 DTYPES = ("float32", "float64")
 LARGEST = 2**31 - 1  # rounds, samples and nodes: files store them in 32 bits
@@ -127,8 +127,7 @@ class Scenario:
         kind = registry.get("victims", self.victim)
         if not (isinstance(kind, type) and issubclass(kind, Victim)):
             raise LeakauditError(
-                f"victim {self.victim!r}: expected a subclass of leakaudit.victim.Victim, "
-                f"got {kind!r}"
+                f"victim {self.victim!r}: expected a subclass of leakaudit.Victim, got {kind!r}"
             )
         mine = registry.parameters(kind)
         constants: dict[str, Any] = {k: self.samples for k in ("samples", "records") if k in mine}

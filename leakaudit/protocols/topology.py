@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator
 
-from leakaudit.errors import LeakauditError, suggest
-from leakaudit.trace import Graph
+from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.core.trace import Graph
 
 if TYPE_CHECKING:
     import networkx as nx

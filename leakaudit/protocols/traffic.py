@@ -8,8 +8,8 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from leakaudit.relations import Vector
-from leakaudit.trace import Messages, Trace
+from leakaudit.core.trace import Messages, Trace
+from leakaudit.theory.relations import Vector
 
 Post: TypeAlias = tuple[str, int, int | None]  # kind, sender and receiver; None for everybody
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from leakaudit._util import separated
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
+    from leakaudit.core.trace import Truth
     from leakaudit.tasks.task import Problem
-    from leakaudit.trace import Truth
     from leakaudit.traces.recorder import Recorder
 
 # Tables and figures show these quantities first and last; norms and protocol-specific quantities

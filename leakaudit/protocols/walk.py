@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Graph
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph
 
 Activation: TypeAlias = Literal["walk", "iid"]
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit._util import npz
-from leakaudit.errors import LeakauditError
+from leakaudit._util.untrusted import npz
+from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks import _torchvision
 
 SIDES = {"alex": 31, "squeeze": 17, "vgg": 16}  # smallest side in pixels that each trunk accepts

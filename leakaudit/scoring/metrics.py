@@ -1,7 +1,7 @@
 """Reconstruction quality metrics.
 
 Pure functions over pairs of batches (b, *shape), computed in float64; one with the name of a number
-in `leakaudit.quantities` measures it on the data of that row. Throughout, x is the
+in `leakaudit.core.quantities` measures it on the data of that row. Throughout, x is the
 reconstruction, y is the truth, and `data_range` is the width of the data's scale (1 for images in
 [0, 1]).
 """
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.scoring.lpips_weights import Weights

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from leakaudit._util.assignment import Match, kept, match, match_labels
-from leakaudit.display import Displayed
-from leakaudit.errors import LeakauditError
-from leakaudit.quantities import QUANTITIES, Data, Metrics, Quantity, add_columns
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.core.display import Displayed
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.quantities import QUANTITIES, Data, Metrics, Quantity, add_columns
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import LARGEST_RECORD, Json, TaskSpec, Truth
 from leakaudit.scoring import metrics
 from leakaudit.scoring.lpips_weights import NO_WEIGHTS, Weights
-from leakaudit.trace import LARGEST_RECORD, Json, TaskSpec, Truth
 
 NOT_SCORED = "no truth file: not scored"
 METRICS = tuple(QUANTITIES)

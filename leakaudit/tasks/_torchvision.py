@@ -8,7 +8,7 @@ from types import ModuleType
 
 import torch
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 _BROKEN = "operator torchvision::nms does not exist"
 _SCHEMAS = ("nms", "qnms")

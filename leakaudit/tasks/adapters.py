@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Json
 from leakaudit.tasks.exported.program import Program
-from leakaudit.trace import Json
 
 TOKENS = "input_ids"  # name of the input of a Hugging Face model whose inputs are tokens
 LOGITS = "logits"

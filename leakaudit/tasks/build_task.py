@@ -18,14 +18,14 @@ from torch import Generator, Tensor, nn
 from leakaudit._util import own_code
 from leakaudit._util.own_code import Trust
 from leakaudit._util.plain import is_number
-from leakaudit.errors import LeakauditError, suggest
-from leakaudit.registry import configure
+from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.core.registry import configure
+from leakaudit.core.trace import Json, TaskSpec
 from leakaudit.tasks import _torchvision, adapters
 from leakaudit.tasks.exported import archive
 from leakaudit.tasks.exported.program import Program
 from leakaudit.tasks.losses import LOSSES
 from leakaudit.tasks.models import MODELS, READ_TOKENS
-from leakaudit.trace import Json, TaskSpec
 
 SETTINGS = ("l2", "bn")  # keys of spec.args that belong to the task, not to the model
 OF_USERS = ("dropout", "tokens", "sha256")  # the same, for models that are not registered

@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leakaudit.core.trace import Layout
 from leakaudit.tasks import sequential
 from leakaudit.tasks.activations import ACTIVATIONS, Bends
-from leakaudit.trace import Layout
 
 Error = Callable[[Tensor, Tensor], Tensor]
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.core.trace import Json, TaskSpec
 from leakaudit.tasks import data_files, data_sources
 from leakaudit.tasks.data_files import Records
-from leakaudit.trace import Json, TaskSpec
 
 NAMES = {
     "faces": ("100 faces, 25x25 gray, one class per face (scikit-image, no download); the default"),

@@ -22,8 +22,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from leakaudit._util import npz
-from leakaudit.errors import LeakauditError
+from leakaudit._util.untrusted import npz
+from leakaudit.core.errors import LeakauditError
 
 LARGEST = 2**31  # maximum bytes that one file may declare, unpacked; a choice
 # Numbers that a sparse table may have in any case, and for each of its entries. Choices; news20, a

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks import _torchvision
 from leakaudit.tasks.data_files import Records, images
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks import sequential
 from leakaudit.tasks.activations import ACTIVATIONS
 from leakaudit.tasks.sequential import Part, Role

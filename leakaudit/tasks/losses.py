@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 LOSSES = ("cross_entropy", "binary", "squared", "next_token")
 NEXT_TOKEN = "next_token"

@@ -16,8 +16,8 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from leakaudit.errors import LeakauditError
-from leakaudit.registry import param, written
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.registry import param, written
 from leakaudit.tasks import _torchvision
 
 DEEPEST = 64  # maximum number of hidden layers

@@ -9,9 +9,9 @@ import torch
 from torch import Generator
 
 from leakaudit._util.own_code import Trust
+from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 TASKS = 8  # tasks that are held: a run needs two, and two models or victims may alternate
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 SHARPER = (
     40  # ratio of the first width to the last, a choice: docs/iterative.md was measured with it

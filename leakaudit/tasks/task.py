@@ -18,14 +18,14 @@ from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from leakaudit._util.own_code import Trust
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Layout, TaskSpec
 from leakaudit.tasks import build_task, losses
 from leakaudit.tasks.build_task import LinearNames
 from leakaudit.tasks.chain_gradients import Chain
 from leakaudit.tasks.dense_gradients import Stack
 from leakaudit.tasks.models import MODELS
 from leakaudit.tasks.smoothed_relu import Rounding, rounded
-from leakaudit.trace import Layout, TaskSpec
 
 # Number of parameters above which processing one node at a time is faster than the grouped
 # convolutions of vmap (measured: 3x for ResNets on a processor).

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from leakaudit.trace import Graph
+from leakaudit.core.trace import Graph
 
 
 class Participant(Protocol):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from leakaudit.trace import Json
+from leakaudit.core.trace import Json
 
 SENT = "sent"  # key in the provenance of a truth: kind of a message -> [file, line]
 MOST = 32  # kinds of messages that are read from a file

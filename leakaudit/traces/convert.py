@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from leakaudit._util import files
-from leakaudit.errors import LeakauditError
-from leakaudit.payload import Kept
-from leakaudit.progress import step
-from leakaudit.trace import Messages, Trace
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.payload import Kept
+from leakaudit.core.progress import step
+from leakaudit.core.trace import Messages, Trace
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import foreign
 from leakaudit.traces._storage.sizes import human, plan_size

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Messages, Trace
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Messages, Trace
 
 WHY = {
     "lost": "lost in transit",

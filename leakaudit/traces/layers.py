@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from leakaudit.errors import LeakauditError, suggest
-from leakaudit.payload import Kept
-from leakaudit.trace import Layout
+from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.core.payload import Kept
+from leakaudit.core.trace import Layout
 
 ALL = "all"
 FIRST = "first"

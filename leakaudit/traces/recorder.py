@@ -18,24 +18,24 @@ import torch
 from torch import Tensor
 
 import leakaudit
-from leakaudit import mapping, registry
 from leakaudit._util import files
 from leakaudit._util.files import replacing
-from leakaudit._util.vocabulary import Vocabulary, finite
-from leakaudit.errors import LeakauditError
-from leakaudit.payload import Kept
+from leakaudit._util.untrusted.safe_reader import STORAGES
+from leakaudit.core import mapping, registry
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.payload import Kept
+from leakaudit.core.trace import RECORDING, Graph, Json, Layout, TaskSpec, Trace, Truth
 from leakaudit.tasks import build_task
 from leakaudit.tasks.task import Task
-from leakaudit.trace import RECORDING, Graph, Json, Layout, TaskSpec, Trace, Truth
 from leakaudit.traces import callers, layers, trace_file
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.recording_file import RecordingFile
-from leakaudit.traces._storage.safe_reader import STORAGES
 from leakaudit.traces._storage.sizes import estimate, human, plan_size, refuse_above
 from leakaudit.traces._storage.table import TableFormat
 from leakaudit.traces._storage.truth_file import TruthBuilder
 from leakaudit.traces._storage.wellformed import FLOATS
 from leakaudit.traces.arcs import Arcs
+from leakaudit.traces.vocabulary import Vocabulary, finite
 from leakaudit.traces.writer import Integers, RecordingWriter
 
 __all__ = ["Recorder", "estimate", "human", "plan_size"]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from leakaudit._util import files
 from leakaudit._util.files import write_tensors
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Trace, Truth
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Trace, Truth
 from leakaudit.traces._storage import shards, sidecar, tree, wellformed
 from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, Outline, head, version
 

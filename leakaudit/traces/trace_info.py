@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from leakaudit.errors import LeakauditError
-from leakaudit.payload import Kept
-from leakaudit.progress import step
-from leakaudit.sketch import NUMBERS
-from leakaudit.trace import Json, Trace
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.payload import Kept
+from leakaudit.core.progress import step
+from leakaudit.core.sketch import NUMBERS
+from leakaudit.core.trace import Json, Trace
 from leakaudit.traces import gaps, trace_file
 from leakaudit.traces._storage import shards, sidecar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from leakaudit.trace import Messages
+    from leakaudit.core.trace import Messages
     from leakaudit.traces._storage.wellformed import Committed
 
 CHUNK = 32 << 20  # bytes of payload that are checked at once: a choice

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from leakaudit.trace import Trace, Truth
+from leakaudit.core.trace import Trace, Truth
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import sidecar
 from leakaudit.traces._storage.recording_file import RecordingFile

@@ -7,8 +7,8 @@ import pytest
 from torch import Generator
 
 import leakaudit as la
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate, Reconstruction
 
 NOT_CONFIRMED = "not confirmed"
 

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
-from leakaudit.auditing.canary import counted
-from leakaudit.auditing.evidence import Canary, OneRun, Successes
-from leakaudit.auditing.promise import Promise, detects
-from leakaudit.auditing.replays import Replays
-from leakaudit.bounds import gaussian
-from leakaudit.bounds.empirical import Counts
-from leakaudit.bounds.joint import joint_test, perfect
-from leakaudit.selfcheck.estimators import ESTIMATORS
+from leakaudit.judging.auditing.canary import counted
+from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes
+from leakaudit.judging.auditing.promise import Promise, detects
+from leakaudit.judging.auditing.replays import Replays
+from leakaudit.judging.selfcheck.estimators import ESTIMATORS
+from leakaudit.theory.bounds import gaussian
+from leakaudit.theory.bounds.empirical import Counts
+from leakaudit.theory.bounds.joint import joint_test, perfect
 
 DELTA = 1e-5
 Floats = NDArray[np.float64]

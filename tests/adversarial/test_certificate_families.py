@@ -17,12 +17,12 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
+from leakaudit.core.reconstruction import Certificate
 from leakaudit.inversion.exact import certify, proof, slopes, uniqueness
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.uniqueness import Rows
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate
 
 D = torch.float64
 # Joint confidence of an interval's values is 99 %; none may ever be off by more than this.

@@ -21,15 +21,15 @@ from torch import Generator, Tensor
 
 import leakaudit as la
 from leakaudit.cli import main
+from leakaudit.core.reconstruction import Certificate
 from leakaudit.inversion.attacking import attack_one
 from leakaudit.inversion.exact import uniqueness
 from leakaudit.inversion.exact.pixel_grid import others_between
 from leakaudit.inversion.exact.uniqueness import Rows
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate
-from leakaudit.rendering import gallery
-from leakaudit.results import record_file
+from leakaudit.reporting.rendering import gallery
+from leakaudit.reporting.results import record_file
 
 D = torch.float64
 # At 1.0 no exact attack is tried to its end, so `auto` searches for half a minute with attacks that call nothing exact.

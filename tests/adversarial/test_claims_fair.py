@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from scipy import integrate, optimize, stats
 
-from leakaudit.bounds import gaussian
-from leakaudit.papers import (
+from leakaudit.core.verdict import Verdict
+from leakaudit.judging.papers import (
     NUMBERS,
     ROWS,
     PublishedClaim,
@@ -33,8 +33,8 @@ from leakaudit.papers import (
     select,
     tabletwo,
 )
-from leakaudit.papers.runs import planned, run
-from leakaudit.verdict import Verdict
+from leakaudit.judging.papers.runs import planned, run
+from leakaudit.theory.bounds import gaussian
 
 Array = NDArray[np.float64]
 FIVE = {name: number for number, name in NUMBERS.items()}

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from leakaudit.cli import main
-from leakaudit.results import record_file
+from leakaudit.reporting.results import record_file
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:

@@ -25,10 +25,10 @@ from leakaudit.capture.tap.guessing.guess import guess
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.cli import main
-from leakaudit.evidence import Origin
+from leakaudit.core.evidence import Origin
+from leakaudit.core.reconstruction import Certificate
 from leakaudit.inversion import inputs_shown
 from leakaudit.inversion.exact import separation
-from leakaudit.reconstruction import Certificate
 from leakaudit.tasks.task import Task
 
 D = torch.float64

@@ -13,13 +13,13 @@ import pytest
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit import registry
-from leakaudit.lint import conformance
-from leakaudit.lint.case import Case
-from leakaudit.lint.checks import lint
-from leakaudit.lint.draws import judged
-from leakaudit.lint.samples import every_draw_of_truth
-from leakaudit.trace import Trace, Truth
+from leakaudit.core import registry
+from leakaudit.core.trace import Trace, Truth
+from leakaudit.judging.lint.checks import lint
+from leakaudit.views.conformance import conformance
+from leakaudit.views.conformance.case import Case
+from leakaudit.views.conformance.draws import judged
+from leakaudit.views.conformance.samples import every_draw_of_truth
 
 # The noise (n, d) of all nodes in a round and that of all earlier rounds -> the noise that is sent.
 Change = Callable[[Tensor, list[Tensor]], Tensor]

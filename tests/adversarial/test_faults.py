@@ -16,23 +16,23 @@ import torch
 from impulses import Key, Response
 from quadratics import path, problem, protocol
 
-from leakaudit.accounting.adversaries import named
-from leakaudit.accounting.compare import compare
-from leakaudit.accounting.view_bound import view_bounds
-from leakaudit.adversary import Adversary
 from leakaudit.capture.gloo import engine
 from leakaudit.capture.gloo.faults import Fault
 from leakaudit.capture.gloo.setup import Spread
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph, Trace
+from leakaudit.core.verdict import Verdict
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import Protocol, played
 from leakaudit.protocols.mixing import metropolis
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.protocols.topology import make
-from leakaudit.trace import Graph, Trace
 from leakaudit.traces import gaps
-from leakaudit.verdict import Verdict
+from leakaudit.views.accounting.adversaries import named
+from leakaudit.views.accounting.compare import compare
+from leakaudit.views.accounting.view_bound import view_bounds
 
 ROUNDING = 1e-6
 ALPHA, SIGMA = 0.3, 0.5

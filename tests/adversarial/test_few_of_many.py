@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from torch import Generator, Tensor
 
-from leakaudit.lint.checks import lint
-from leakaudit.lint.conformance import Conformance, examine
+from leakaudit.core.trace import Trace, Truth
+from leakaudit.core.verdict import Verdict
+from leakaudit.judging.lint.checks import lint
 from leakaudit.protocols import local, recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.trace import Trace, Truth
-from leakaudit.verdict import Verdict
 from leakaudit.victims import dpsgd
+from leakaudit.views.conformance.conformance import Conformance, examine
 
 Draw = Callable[[Tensor, float, Generator], Tensor]
 

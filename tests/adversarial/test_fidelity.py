@@ -13,13 +13,13 @@ import pytest
 import torch
 from every_victim import CASES, run
 
-from leakaudit.gate.config import Check
-from leakaudit.gate.fidelity import Fidelity
-from leakaudit.gate.rule import Rule
-from leakaudit.gate.runs import Recorded
+from leakaudit.core.trace import Trace
+from leakaudit.judging.gate.config import Check
+from leakaudit.judging.gate.fidelity import Fidelity
+from leakaudit.judging.gate.rule import Rule
+from leakaudit.judging.gate.runs import Recorded
 from leakaudit.protocols import premises
-from leakaudit.results.model import RuleStatus
-from leakaudit.trace import Trace
+from leakaudit.reporting.results.model import RuleStatus
 
 
 def judged(runs: list[Recorded], **named: Any) -> list[Rule]:

@@ -133,7 +133,7 @@ def test_a_factory_of_a_model_ends_no_gate(repo: Path, line: str) -> None:
         ("rounds=ROUNDS,", "rounds=ROUNDS, layout=LAYOUT,"),
         (
             "SIGMA = 0.25",
-            'from leakaudit.trace import Layout\nLAYOUT = Layout(("linear.weight", "linear.bias"), ((2, 64), (2,)))\nSIGMA = 0.25',
+            'from leakaudit.core.trace import Layout\nLAYOUT = Layout(("linear.weight", "linear.bias"), ((2, 64), (2,)))\nSIGMA = 0.25',
         ),
     )
     (repo / "model.py").write_text(NET.format(line))

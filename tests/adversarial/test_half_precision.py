@@ -12,9 +12,9 @@ from every_victim import CASES, run
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit.lint import conformance
-from leakaudit.lint.checks import Lint
-from leakaudit.trace import Trace, Truth
+from leakaudit.core.trace import Trace, Truth
+from leakaudit.judging.lint.checks import Lint
+from leakaudit.views.conformance import conformance
 
 HALVES = [torch.float16, torch.bfloat16]
 HIDDEN = "the rounding of the messages hides the gradients"

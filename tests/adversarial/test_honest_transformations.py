@@ -15,9 +15,9 @@ import pytest
 from numpy.typing import NDArray
 
 import leakaudit as la
-from leakaudit.lint.checks import Lint
-from leakaudit.lint.pitfall import Pitfall
-from leakaudit.verdict import Verdict
+from leakaudit.core.verdict import Verdict
+from leakaudit.judging.lint.checks import Lint
+from leakaudit.views.conformance.pitfall import Pitfall
 
 Floats = NDArray[np.float64]
 CLIENTS, RECORDS, ROUNDS, LR = 3, 4, 4, 0.5

@@ -11,11 +11,11 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.evidence import Origin
+from leakaudit.core.evidence import Origin
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import Trace
 from leakaudit.inversion import inputs_shown
-from leakaudit.lint.checks import lint
-from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.trace import Trace
+from leakaudit.judging.lint.checks import lint
 
 NODES = 3
 ROUNDS = 6

@@ -13,20 +13,20 @@ from torch import Generator, Tensor
 
 import leakaudit as la
 from leakaudit.cli import main
-from leakaudit.gate.config import Check
-from leakaudit.gate.fidelity import Fidelity
-from leakaudit.gate.runs import Recorded
-from leakaudit.lint import conformance, equations, reach
-from leakaudit.lint.checks import Lint, lint
+from leakaudit.core.trace import Trace
+from leakaudit.core.verdict import Verdict
+from leakaudit.judging.gate.config import Check
+from leakaudit.judging.gate.fidelity import Fidelity
+from leakaudit.judging.gate.runs import Recorded
+from leakaudit.judging.lint.checks import Lint, lint
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.expected import LONG
-from leakaudit.results import record_file
-from leakaudit.results.model import RuleStatus
-from leakaudit.results.redaction import redact
-from leakaudit.trace import Trace
+from leakaudit.reporting.findings.redaction import redact
+from leakaudit.reporting.results import record_file
+from leakaudit.reporting.results.model import RuleStatus
 from leakaudit.traces import trace_file
-from leakaudit.verdict import Verdict
+from leakaudit.views.conformance import conformance, equations, reach
 
 ROUNDS = 12
 SMALL = la.Scenario("pdmm", nodes=4, graph="ring", rounds=ROUNDS, data="gaussians", samples=2)

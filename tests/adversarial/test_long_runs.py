@@ -14,18 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.accounting import node_view
-from leakaudit.accounting.adversaries import around, curious, named
-from leakaudit.accounting.compare import compare
-from leakaudit.accounting.node_view import NodeView
-from leakaudit.accounting.view_bound import CONTRADICTION
-from leakaudit.adversary import Adversary
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.declared import DECLARED, Protocol
 from leakaudit.protocols.equations.file import victim
-from leakaudit.relations import Bound, account, know
-from leakaudit.relations.repeat import steady
-from leakaudit.relations.shared import SharedView
-from leakaudit.trace import Graph
+from leakaudit.theory.relations import Bound, account, know
+from leakaudit.theory.relations.repeat import steady
+from leakaudit.theory.relations.shared import SharedView
+from leakaudit.views.accounting import node_view
+from leakaudit.views.accounting.adversaries import around, curious, named
+from leakaudit.views.accounting.compare import compare
+from leakaudit.views.accounting.node_view import NodeView
+from leakaudit.views.accounting.view_bound import CONTRADICTION
 
 RING = Graph(4, ((0, 1), (1, 2), (2, 3), (0, 3)))
 PATH = Graph(12, tuple((i, i + 1) for i in range(11)))

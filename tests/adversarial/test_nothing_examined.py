@@ -19,14 +19,14 @@ from invoked import SWEEP
 
 import leakaudit as la
 from leakaudit.cli import main
-from leakaudit.extraction import hearing
-from leakaudit.extraction.deduction import Deduction
-from leakaudit.gate.cells import Cell
-from leakaudit.gate.config import Check
-from leakaudit.gate.rules import attacked
-from leakaudit.relations import Residuals
-from leakaudit.results.model import RuleStatus
-from leakaudit.results.wording import refusal
+from leakaudit.judging.gate.cells import Cell
+from leakaudit.judging.gate.config import Check
+from leakaudit.judging.gate.rules import attacked
+from leakaudit.reporting.findings.wording import refusal
+from leakaudit.reporting.results.model import RuleStatus
+from leakaudit.theory.relations import Residuals
+from leakaudit.views.extraction import hearing
+from leakaudit.views.extraction.deduction import Deduction
 
 SPEC = la.TaskSpec("logistic", shape=(5,), classes=3)
 RING = la.Graph(4, ((0, 1), (0, 3), (1, 2), (2, 3)))

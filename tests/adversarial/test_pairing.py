@@ -15,8 +15,8 @@ import torch
 
 import leakaudit as la
 from leakaudit.cli import main
-from leakaudit.lint import checks
-from leakaudit.results import record_file
+from leakaudit.judging.lint import checks
+from leakaudit.reporting.results import record_file
 from leakaudit.traces import convert, trace_file
 
 SPEC = la.TaskSpec("logistic", shape=(1, 4, 4), classes=2, levels=255)

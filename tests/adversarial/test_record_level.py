@@ -20,21 +20,21 @@ from impulses import respond
 from quadratics import DRAWS, Problem, path, problem, protocol
 from torch import Tensor
 
-from leakaudit import registry
-from leakaudit.accounting.adversaries import named
-from leakaudit.accounting.basis import Ground, Unit
-from leakaudit.accounting.compare import compare
-from leakaudit.accounting.view_bound import view_bounds
-from leakaudit.adversary import Adversary
-from leakaudit.bounds import gaussian
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph
+from leakaudit.core.verdict import Verdict
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.topology import make
-from leakaudit.relations import Relations
-from leakaudit.trace import Graph
-from leakaudit.verdict import Verdict
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.bounds import gaussian
+from leakaudit.theory.relations import Relations
+from leakaudit.views.accounting.adversaries import named
+from leakaudit.views.accounting.basis import Ground, Unit
+from leakaudit.views.accounting.compare import compare
+from leakaudit.views.accounting.view_bound import view_bounds
 
 ROUNDING = 1e-6  # relative; of singular values of noises a few orders of magnitude apart
 UNPRICED = {

@@ -17,25 +17,25 @@ import numpy as np
 import pytest
 import torch
 
-from leakaudit.adversary import Adversary
-from leakaudit.auditing import panels
-from leakaudit.auditing.canary import Guesses
-from leakaudit.auditing.evidence import Successes
-from leakaudit.auditing.levels import levels
-from leakaudit.auditing.measure import Blind, Measured, _attacked
-from leakaudit.auditing.plan import AuditPlan
-from leakaudit.auditing.replays import Replays
-from leakaudit.auditing.simulate import Simulated, simulate
 from leakaudit.cli import main
-from leakaudit.errors import AttackError
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.quantities import QUANTITIES
+from leakaudit.core.reconstruction import Reconstruction
+from leakaudit.core.trace import Truth
 from leakaudit.inversion import attacking
-from leakaudit.leak import GradientLeak
+from leakaudit.judging.auditing import panels
+from leakaudit.judging.auditing.canary import Guesses
+from leakaudit.judging.auditing.evidence import Successes
+from leakaudit.judging.auditing.levels import levels
+from leakaudit.judging.auditing.measure import Blind, Measured, _attacked
+from leakaudit.judging.auditing.plan import AuditPlan
+from leakaudit.judging.auditing.replays import Replays
+from leakaudit.judging.auditing.simulate import Simulated, simulate
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.quantities import QUANTITIES
-from leakaudit.reconstruction import Reconstruction
-from leakaudit.results import record_file
-from leakaudit.sweeping import work
-from leakaudit.trace import Truth
+from leakaudit.reporting.results import record_file
+from leakaudit.runs.sweeping import work
 
 SMALL = Scenario(
     "dpsgd",

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import leakaudit as la
-from leakaudit.lint.checks import lint
-from leakaudit.lint.pitfall import Pitfall
+from leakaudit.judging.lint.checks import lint
 from leakaudit.protocols.recording import plan, record
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.views.conformance.pitfall import Pitfall
 
 NODES, RECORDS, ROUNDS = 2, 3, 3
 SHAPE, CLASSES, HIDDEN = (1, 8, 8), 4, 16

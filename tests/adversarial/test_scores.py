@@ -17,19 +17,19 @@ from records import in_a_cell
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit.auditing.simulate import identified
-from leakaudit.extraction import explanation
-from leakaudit.leak import GradientLeak
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.quantities import QUANTITIES
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import TaskSpec, Truth
+from leakaudit.judging.auditing.simulate import identified
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.quantities import QUANTITIES
-from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.results import findings, wording
-from leakaudit.results.model import Scores, fitted
+from leakaudit.reporting.findings import findings, wording
+from leakaudit.reporting.results.model import Scores, fitted
+from leakaudit.runs.sweeping import points
 from leakaudit.scoring.scoring import Score, score
-from leakaudit.sweeping import points
 from leakaudit.tasks import data
-from leakaudit.trace import TaskSpec, Truth
+from leakaudit.views.extraction import explanation
 
 PSNR = QUANTITIES["psnr"]
 FACES = data.load("faces", None, False, torch.Generator().manual_seed(0))

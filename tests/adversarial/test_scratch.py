@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from leakaudit._util import scratch
+from leakaudit._util.isolation import scratch
 
 
 def test_links_in_a_scratch_folder_are_not_followed(tmp_path: Path) -> None:

@@ -28,26 +28,27 @@ import pytest
 import torch
 from rich.text import Text
 
-from leakaudit import registry
-from leakaudit._util import npz, own_code
+from leakaudit._util import own_code
 from leakaudit._util.files import mode, private_folder, replacing
-from leakaudit.accounting.adversaries import named
-from leakaudit.accounting.compare import compare
-from leakaudit.adversary import Adversary
+from leakaudit._util.untrusted import npz
 from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.gate import untrusted
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import TaskSpec
+from leakaudit.judging.gate import untrusted
 from leakaudit.protocols import topology
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.training_curves import to_csv
-from leakaudit.rendering.console import printed
-from leakaudit.rendering.tables import Column, table
-from leakaudit.results import provenance
-from leakaudit.results.wording import clean
-from leakaudit.sweeping.run import SweepOptions
+from leakaudit.reporting.findings.wording import clean
+from leakaudit.reporting.rendering.console import printed
+from leakaudit.reporting.rendering.tables import Column, table
+from leakaudit.reporting.results import provenance
+from leakaudit.runs.sweeping.run import SweepOptions
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
+from leakaudit.views.accounting.adversaries import named
+from leakaudit.views.accounting.compare import compare
 
 # Modules that leakaudit, torch and Python import early, late, or only for some commands.
 SHADOWED = ("fractions", "scipy", "torch", "numpy", "selectors", "tempfile", "matplotlib", "joblib")
@@ -408,7 +409,7 @@ def test_each_mechanism_is_replaced_by_the_others_or_its_absence_is_said(
     stranger: Path, broken: str
 ) -> None:
     code = (
-        "import sys; from pathlib import Path; from leakaudit._util import sandbox\n"
+        "import sys; from pathlib import Path; from leakaudit._util.isolation import sandbox\n"
         f"sandbox.{broken} = lambda *_: False\n"
         "base = [Path(p) for p in ('/usr', '/lib', '/lib64', '/proc', *sys.path) if p]\n"
         "missing = sandbox.enter(sandbox.Allowed([], base, [Path('.')], 1 << 20))\n"
@@ -514,7 +515,7 @@ def test_an_untrusted_program_that_ends_the_gate_is_no_pass(stranger: Path, endi
 def test_what_cannot_be_isolated_is_said(
     stranger: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from leakaudit._util import sandbox
+    from leakaudit._util.isolation import sandbox
 
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(sandbox, "_limit", lambda largest: None)
@@ -608,7 +609,7 @@ def test_a_planted_link_is_neither_followed_nor_guessed(place: Path) -> None:
 
 def test_two_runs_may_start_in_one_folder(place: Path) -> None:
     """(16): no name is common to the probes of two processes."""
-    from leakaudit.pipeline.output import ready
+    from leakaudit.reporting.results.output_folder import ready
 
     out = place / "out"
     with ready(out), ready(out):
@@ -712,8 +713,8 @@ def test_a_declaration_ends_at_its_deadline_and_at_its_size(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """(8): `params.steps = 10**9` is a loop of the protocol's declaration."""
-    from leakaudit.progress import watching
-    from leakaudit.relations import declare
+    from leakaudit.core.progress import watching
+    from leakaudit.theory.relations import declare
 
     def endless() -> None:
         declared = declare.Relations()

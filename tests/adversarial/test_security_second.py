@@ -17,10 +17,10 @@ from leakaudit._util import marks
 from leakaudit._util.files import intended, replacing, write_arrays, write_tensors
 from leakaudit.capture.gloo import scratch
 from leakaudit.cli import main
-from leakaudit.pipeline import purge
-from leakaudit.rendering import gallery, leaked
-from leakaudit.rendering.pictures import Pair
-from leakaudit.results import model, record_file
+from leakaudit.reporting.figures.pictures import Pair
+from leakaudit.reporting.rendering import gallery, leaked
+from leakaudit.reporting.results import model, record_file
+from leakaudit.runs.pipeline import purge
 
 RECORD = ("record", "dpsgd", "--nodes", "2", "--rounds", "1", "--model", "mlp", "-q")
 PLAN = """

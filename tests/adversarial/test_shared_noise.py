@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from leakaudit.lint import draws
-from leakaudit.lint.draws import Draws, Run
-from leakaudit.lint.substitute import Noise
+from leakaudit.views.conformance import draws
+from leakaudit.views.conformance.draws import Draws, Run
+from leakaudit.views.conformance.substitute import Noise
 
 Floats = NDArray[np.float64]
 SIGNAL, WRONG = 0.4, 0.005  # norm of the gradients, and part of it by which honest ones differ

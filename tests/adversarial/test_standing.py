@@ -13,23 +13,23 @@ from types import SimpleNamespace
 import pytest
 
 import leakaudit as la
-from leakaudit.accounting.compare import Comparison
-from leakaudit.adversary import Adversary
 from leakaudit.cli import main
 from leakaudit.cli.bound import _row
-from leakaudit.errors import LeakauditError
-from leakaudit.evidence import Evidence, Origin
-from leakaudit.gate import rules
-from leakaudit.gate.cells import Cell
-from leakaudit.gate.config import Budget, Check
-from leakaudit.gate.priced import Epsilon, Priced
-from leakaudit.papers import dpnorm
-from leakaudit.papers.runs import exact_mu, protocol
-from leakaudit.relations import know
-from leakaudit.rendering import cards
-from leakaudit.rendering.html import bounded
-from leakaudit.trackers import content
-from leakaudit.verdict import Holds, Verdict
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.evidence import Evidence, Origin
+from leakaudit.core.verdict import Holds, Verdict
+from leakaudit.judging.gate import rules
+from leakaudit.judging.gate.cells import Cell
+from leakaudit.judging.gate.config import Budget, Check
+from leakaudit.judging.gate.priced import Epsilon, Priced
+from leakaudit.judging.papers import dpnorm
+from leakaudit.judging.papers.runs import exact_mu, protocol
+from leakaudit.reporting.rendering import cards
+from leakaudit.reporting.rendering.html import bounded
+from leakaudit.reporting.trackers import content
+from leakaudit.theory.relations import know
+from leakaudit.views.accounting.compare import Comparison
 
 SAYS = {
     Holds.EXACT: "3.2",

@@ -13,10 +13,10 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.attacks import Sequences
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 D = torch.float64
 BEHIND = "blocks.0.up.weight"

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import leakaudit
-from leakaudit import mapping
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Trace
+from leakaudit.core import mapping
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Trace
 from leakaudit.traces import trace_file
 
 linux = pytest.mark.skipif(
@@ -159,7 +159,7 @@ PROGRAM = """
 import mmap
 import os
 
-from leakaudit import mapping
+from leakaudit.core import mapping
 
 
 def mapped(name):

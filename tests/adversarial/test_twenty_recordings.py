@@ -31,8 +31,8 @@ from torch import Generator, Tensor
 
 import leakaudit as la
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.results import record_file
+from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.results import record_file
 
 INCONCLUSIVE = 3
 

@@ -19,14 +19,14 @@ import pytest
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit import registry
-from leakaudit.accounting.view_bound import ViewBound, view_bounds
-from leakaudit.adversary import Adversary
 from leakaudit.cli import main
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Graph, Json
 from leakaudit.protocols.declared import Protocol
-from leakaudit.relations import Expression, Relations
-from leakaudit.trace import Graph, Json
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Expression, Relations
+from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
 
 QUICK = 40
 ALL = 300

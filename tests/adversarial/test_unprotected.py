@@ -18,12 +18,12 @@ import pytest
 
 import leakaudit as la
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.gate import files, judge, linted, rules
-from leakaudit.gate.fidelity import Fidelity
-from leakaudit.gate.rule import UNSOUND
-from leakaudit.gate.runs import Recorded, Runner
-from leakaudit.results.model import RuleStatus
+from leakaudit.core.errors import LeakauditError
+from leakaudit.judging.gate import files, judge, linted, rules
+from leakaudit.judging.gate.fidelity import Fidelity
+from leakaudit.judging.gate.rule import UNSOUND
+from leakaudit.judging.gate.runs import Recorded, Runner
+from leakaudit.reporting.results.model import RuleStatus
 from leakaudit.tasks.task import Task
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "ci-repo"

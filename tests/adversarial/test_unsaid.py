@@ -14,14 +14,14 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import registry
-from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.cli import main
+from leakaudit.core import registry
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import clipped, played
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.traces import gaps, trace_file
 from leakaudit.traces.recorder import Recorder
+from leakaudit.views.accounting.view_bound import view_bounds
 
 ALPHA, SIGMA = 0.1, 0.5
 SPEC = la.TaskSpec("logistic", shape=(6,), classes=2)
@@ -169,7 +169,7 @@ def test_a_victim_killed_after_any_round_is_priced_for_the_next_one(
 
 def registered(victim: str, constants: dict[str, object]) -> dict[str, object]:
     """Leave out what a victim does not have."""
-    from leakaudit import registry
+    from leakaudit.core import registry
 
     names = registry.parameters(registry.get("victims", victim))
     return {k: v for k, v in constants.items() if k in names}

@@ -11,7 +11,7 @@ import torch
 
 import leakaudit as la
 from leakaudit.cli import main
-from leakaudit.evidence import Origin
+from leakaudit.core.evidence import Origin
 from leakaudit.protocols import premises
 from leakaudit.protocols.recording import contradictions, plan, public, record
 from leakaudit.protocols.scenario import Scenario

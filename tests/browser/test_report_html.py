@@ -23,13 +23,13 @@ import pytest
 import torch
 from PIL import Image
 
-from leakaudit import registry
 from leakaudit.cli import main
-from leakaudit.gate import judge, record
-from leakaudit.gate.config import Budget, Check, Gate
-from leakaudit.gate.judge import Options
-from leakaudit.rendering import gallery
-from leakaudit.results import model, record_file
+from leakaudit.core import registry
+from leakaudit.judging.gate import judge, record
+from leakaudit.judging.gate.config import Budget, Check, Gate
+from leakaudit.judging.gate.judge import Options
+from leakaudit.reporting.rendering import gallery
+from leakaudit.reporting.results import model, record_file
 from leakaudit.traces import trace_file
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]

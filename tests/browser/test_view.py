@@ -21,7 +21,7 @@ import pytest
 from viewed import Viewer, bare, put, rows, viewing
 
 from leakaudit.cli import main
-from leakaudit.viewing.summaries import identifier
+from leakaudit.reporting.viewing.summaries import identifier
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 CHROMIUM = (

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from leakaudit.cli import main
-from leakaudit.results import record_file
+from leakaudit.reporting.results import record_file
 
 SCENARIO = """
 [scenario]

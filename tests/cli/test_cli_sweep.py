@@ -17,11 +17,11 @@ import pytest
 from invoked import SWEEP
 
 from leakaudit.cli import main
-from leakaudit.results import record_file
+from leakaudit.reporting.results import record_file
 
 FRAGILE = """
 import os, signal
-from leakaudit import registry
+from leakaudit.core import registry
 Analytic = registry.get("attacks", "analytic")
 
 @registry.attack("fragile")

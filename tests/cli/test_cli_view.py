@@ -29,18 +29,18 @@ from invoked import SWEEP
 from records import HOSTILE, RECORDS, record
 from viewed import TOKEN, Viewer, bare, put, rows, viewing
 
-from leakaudit import progress
 from leakaudit.cli import main
 from leakaudit.cli import view as verb
-from leakaudit.errors import LeakauditError
-from leakaudit.pipeline import progress_file
-from leakaudit.viewing import files, reports, server, summaries
-from leakaudit.viewing.export import export
-from leakaudit.viewing.filters import FIELDS, SORTS, Query
-from leakaudit.viewing.index import Index
-from leakaudit.viewing.reports import Reports
-from leakaudit.viewing.strangers import Strangers
-from leakaudit.viewing.summaries import identifier
+from leakaudit.core import progress
+from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.results import progress_file
+from leakaudit.reporting.viewing import files, reports, server, summaries
+from leakaudit.reporting.viewing.export import export
+from leakaudit.reporting.viewing.filters import FIELDS, SORTS, Query
+from leakaudit.reporting.viewing.index import Index
+from leakaudit.reporting.viewing.reports import Reports
+from leakaudit.reporting.viewing.strangers import Strangers
+from leakaudit.reporting.viewing.summaries import identifier
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -285,7 +285,7 @@ def test_the_server_sorts_without_a_script(viewer: Viewer) -> None:
 
 
 def test_the_script_knows_the_same_fields_and_orders(project: Path) -> None:
-    script = (project / "leakaudit/viewing/list.js").read_text()
+    script = (project / "leakaudit/reporting/viewing/list.js").read_text()
     names = re.search(r"const NAMES = \[(.*)\];", script)
     orders = re.search(r"const ORDER = \{(.*?)\n  \};", script, re.DOTALL)
     assert names is not None
@@ -296,8 +296,8 @@ def test_the_script_knows_the_same_fields_and_orders(project: Path) -> None:
 
 def test_the_list_loads_no_torch(folder: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from leakaudit.viewing import server;"
-        "from leakaudit.viewing.filters import Query; from leakaudit.viewing import pages;"
+        "import sys; from pathlib import Path; from leakaudit.reporting.viewing import server;"
+        "from leakaudit.reporting.viewing.filters import Query; from leakaudit.reporting.viewing import pages;"
         f"i = server.Index(Path({str(folder)!r})); pages.listed(i.listing(), Query(), 'x');"
         "print(sorted({'torch', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )

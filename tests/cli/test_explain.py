@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols import declared
 from leakaudit.traces import trace_file
 
@@ -57,7 +57,7 @@ def test_the_formula_computes_what_it_says(place: Path, capsys: pytest.CaptureFi
     assert node["node"] == 3
     assert len(node["rows"]) == 5
     trace, truth = trace_file.load("trace.pt"), trace_file.load_truth("trace.truth.pt")
-    from leakaudit.adversary import Adversary
+    from leakaudit.core.adversary import Adversary
     from leakaudit.tasks.task import Task
 
     view, task = Adversary().view(trace), Task.build(trace.task, dtype=torch.float64)

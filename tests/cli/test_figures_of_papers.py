@@ -12,7 +12,7 @@ import pytest
 from records import RECORDS
 
 from leakaudit.cli import main
-from leakaudit.results import record_file
+from leakaudit.reporting.results import record_file
 
 PROJECT = Path(__file__).resolve().parents[2]
 

@@ -21,8 +21,8 @@ import pytest
 from invoked import GATE
 
 from leakaudit.cli import main
-from leakaudit.gate import baseline, judge
-from leakaudit.results import record_file
+from leakaudit.judging.gate import baseline, judge
+from leakaudit.reporting.results import record_file
 
 QUIET = "sigma = 0.5"  # noise that hides everything from this attack
 

@@ -20,11 +20,11 @@ from invoked import refused
 from PIL import Image
 from records import column, finding, record
 
-from leakaudit import registry
 from leakaudit.cli import main
-from leakaudit.rendering import gallery
-from leakaudit.results import record_file
-from leakaudit.results.model import Finding, fitted
+from leakaudit.core import registry
+from leakaudit.reporting.rendering import gallery
+from leakaudit.reporting.results import record_file
+from leakaudit.reporting.results.model import Finding, fitted
 from leakaudit.traces import trace_file
 
 pytestmark = pytest.mark.usefixtures("own_folder")

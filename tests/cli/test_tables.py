@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from leakaudit.cli import main
-from leakaudit.rendering.tables import Column, table
+from leakaudit.reporting.rendering.tables import Column, table
 
 AUDIT = """
 [scenario]

@@ -49,7 +49,7 @@ def test_a_users_own_sitecustomize_runs_and_the_tap_costs_a_process_without_torc
 )
 def test_a_program_may_run_in_an_environment_without_leakaudit(tmp_path: Path) -> None:
     hooks = "leakaudit.capture.tap.hooks.install"
-    code = f"import sys; print({hooks!r} in sys.modules); import leakaudit.errors"
+    code = f"import sys; print({hooks!r} in sys.modules); import leakaudit.core.errors"
     settings = {**os.environ, "PYTHONPATH": str(SITE), VARIABLE: '{"folder": "log"}'}
     base = Path(sys.base_prefix) / "bin" / "python3"
     done = subprocess.run(

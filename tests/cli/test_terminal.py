@@ -15,10 +15,10 @@ import pytest
 from pseudo import Screen, run
 
 from leakaudit.cli import _main, main
-from leakaudit.rendering import console
-from leakaudit.rendering.overall import Overall
+from leakaudit.reporting.findings.wording import OUTCOMES, measured
+from leakaudit.reporting.rendering import console
+from leakaudit.reporting.rendering.overall import Overall
 from leakaudit.reports.text import render
-from leakaudit.results.wording import OUTCOMES, measured
 
 LEAKAUDIT = [sys.executable, "-m", "leakaudit"]
 GOLDEN = Path(__file__).parents[1] / "golden" / "records"
@@ -99,7 +99,7 @@ def test_a_leak_is_said_once_and_its_limits_follow() -> None:
 
 
 def test_every_report_has_the_same_words_for_an_outcome() -> None:
-    from leakaudit import registry
+    from leakaudit.core import registry
 
     made = record()
     words = {OUTCOMES[rule["status"]].word for rule in made["gate"]["rules"]} - {"ok"}
@@ -164,7 +164,7 @@ def test_without_a_main_stage_the_outermost_counts() -> None:
 
 def test_a_pipe_gets_one_line_per_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("leakaudit.rendering.console.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("leakaudit.reporting.rendering.console.time.monotonic", lambda: now[0])
     said = io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)
     lines = console._Lines(Overall("nodes", clock=lambda: now[0]))

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import registry
 from leakaudit.cli import main
-from leakaudit.results.model import plain
+from leakaudit.core import registry
+from leakaudit.reporting.results.model import plain
 
 SCENARIO = la.Scenario(
     victim="dpsgd",
@@ -141,7 +141,7 @@ def test_theory_loads_no_scores(place: Path) -> None:
         "import sys; from leakaudit.cli import main; "
         "assert main(['bound', 'trace.pt', '-q']) == 0; "
         "assert main(['explain', 'trace.pt', '-q']) == 0; "
-        "heavy = ('leakaudit.scoring', 'leakaudit.results', 'leakaudit.inversion', 'skimage', 'lpips'); "
+        "heavy = ('leakaudit.scoring', 'leakaudit.reporting.results', 'leakaudit.inversion', 'skimage', 'lpips'); "
         "print('loaded', [m for m in heavy if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from leakaudit import registry
-from leakaudit.errors import AttackError, LeakauditError
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.core import registry
+from leakaudit.core.errors import AttackError, LeakauditError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 NAMES = registry.names("attacks")
 CHEAP = {

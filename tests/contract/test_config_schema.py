@@ -19,7 +19,7 @@ import pytest
 
 from leakaudit._util.settings import SETTINGS
 from leakaudit.cli import init, main
-from leakaudit.gate import config, tables
+from leakaudit.judging.gate import config, tables
 from leakaudit.protocols import scenario
 from leakaudit.protocols.scenario import Scenario
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from leakaudit import registry
 from leakaudit._util import declarations
 from leakaudit.cli import VERBS, main
 from leakaudit.cli.list import COLUMNS
 from leakaudit.cli.list import GROUPS as TABLES
+from leakaudit.core import registry
 from leakaudit.protocols import topology
 from leakaudit.tasks import data, models
 
@@ -81,8 +81,8 @@ def test_what_is_no_literal_is_loaded(
 ) -> None:
     (tmp_path / "drawn.py").write_text(
         "from dataclasses import dataclass, field\n"
-        "from leakaudit.reconstruction import Attack\n"
-        "from leakaudit.registry import attack, param\n"
+        "from leakaudit.inversion.attack import Attack\n"
+        "from leakaudit.core.registry import attack, param\n"
         "@attack('drawn')\n@dataclass(frozen=True)\n"
         f"class Drawn(Attack):\n    'One line.\\n\\n    More.'\n{body}"
         "    def refuses(self, leak, task): return None\n"

@@ -24,8 +24,8 @@ from typing import Any
 
 import pytest
 
-from leakaudit import registry
 from leakaudit.cli import main
+from leakaudit.core import registry
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page.name for page in (PROJECT / "docs").glob("*.md"))

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 import leakaudit
-from leakaudit import registry
 from leakaudit.cli import VERBS
-from leakaudit.results import model
+from leakaudit.core import registry
+from leakaudit.reporting.results import model
 
 PROJECT = Path(__file__).resolve().parents[2]
 

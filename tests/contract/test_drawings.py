@@ -15,11 +15,11 @@ from records import RECORDS, Record
 from records import column as measured
 from records import finding as entry
 
-from leakaudit.rendering import html
-from leakaudit.rendering.html import curves, heat, topology
-from leakaudit.rendering.html.shades import STEPS, Scene, shaded, step
-from leakaudit.rendering.shown import Shown
-from leakaudit.results.model import AuditRecord, Finding, TraceSummary, fitted
+from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.rendering import html
+from leakaudit.reporting.rendering.html import curves, heat, topology
+from leakaudit.reporting.rendering.html.shades import STEPS, Scene, shaded, step
+from leakaudit.reporting.results.model import AuditRecord, Finding, TraceSummary, fitted
 
 RING: Record = {"nodes": 5, "edges": 5, "links": [[k, (k + 1) % 5] for k in range(5)]}
 
@@ -231,7 +231,7 @@ def test_pictures_of_a_page_share_no_ids_and_no_styles() -> None:
 
 
 def test_a_page_in_the_dark_replaces_every_colour_of_a_chart(project: Path) -> None:
-    style = (project / "leakaudit/rendering/html/style.css").read_text()
+    style = (project / "leakaudit/reporting/rendering/html/style.css").read_text()
     dark = style[style.index("prefers-color-scheme: dark") :].split("}")[0]
     (panel,) = panels(*(f"attack{k}" for k in range(8)))
     used = set(re.findall(r"var\((--[a-z0-9]+), #[0-9a-f]{6}\)", panel.picture))

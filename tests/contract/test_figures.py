@@ -10,14 +10,14 @@ from xml.etree import ElementTree as Tree
 import pytest
 from records import RECORDS, Record
 
-from leakaudit import registry
-from leakaudit.auditing import panels as screen
-from leakaudit.errors import LeakauditError
-from leakaudit.rendering import audit_panels, paper, plots, record_figure, sweep_figure
-from leakaudit.rendering.html import curves
-from leakaudit.rendering.paper_curves import Curves, _Scale
-from leakaudit.rendering.paper_strips import Strip, Strips
-from leakaudit.results.model import AuditRecord, SweepPart, fitted
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError
+from leakaudit.judging.auditing import panels as screen
+from leakaudit.reporting.figures import audit_panels, paper, plots, record_figure, sweep_figure
+from leakaudit.reporting.figures.paper_curves import Curves, _Scale
+from leakaudit.reporting.figures.paper_strips import Strip, Strips
+from leakaudit.reporting.rendering.html import curves
+from leakaudit.reporting.results.model import AuditRecord, SweepPart, fitted
 
 Lines = dict[tuple[str, str], plots.Line]
 

@@ -19,11 +19,13 @@ from hypothesis import strategies as st
 from records import RECORDS, Record, finding, record
 
 import leakaudit as la
-from leakaudit import registry
 from leakaudit._util import separated
-from leakaudit.errors import LeakauditError
-from leakaudit.rendering import latex, plots
-from leakaudit.results import flat, model
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.figures import plots
+from leakaudit.reporting.findings import flat
+from leakaudit.reporting.rendering import latex
+from leakaudit.reporting.results import model
 
 TABLES = [
     (kind, name)

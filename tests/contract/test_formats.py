@@ -18,12 +18,12 @@ import xmlschema
 from records import EXACT, FORMATS, RECORDS, Record, finding, record, rendered
 
 from leakaudit.cli import check
-from leakaudit.rendering import gate_text
-from leakaudit.rendering.console import printed
-from leakaudit.results import comparison, grading, redaction
-from leakaudit.results.model import CheckRecord, Finding, RuleStatus, fitted
-from leakaudit.results.wording import outcome_word
-from leakaudit.verdict import Verdict
+from leakaudit.core.verdict import Verdict
+from leakaudit.reporting.findings import comparison, grading, redaction
+from leakaudit.reporting.findings.wording import outcome_word
+from leakaudit.reporting.rendering import gate_text
+from leakaudit.reporting.rendering.console import printed
+from leakaudit.reporting.results.model import CheckRecord, Finding, RuleStatus, fitted
 
 
 @pytest.mark.parametrize("format", FORMATS)

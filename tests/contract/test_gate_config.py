@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError, ProgramError
-from leakaudit.gate import runs, tables
-from leakaudit.gate.config import Budget, Check
+from leakaudit.core.errors import LeakauditError, ProgramError
+from leakaudit.judging.gate import runs, tables
+from leakaudit.judging.gate.config import Budget, Check
 
 GOOD = """
 [gate]
@@ -276,7 +276,7 @@ def test_a_check_is_named_plainly() -> None:
 
 
 def test_the_configuration_is_read_without_torch() -> None:
-    probe = "import sys, leakaudit.gate.tables; print(sorted({'torch', 'numpy', 'scipy'} & set(sys.modules)))"
+    probe = "import sys, leakaudit.judging.gate.tables; print(sorted({'torch', 'numpy', 'scipy'} & set(sys.modules)))"
     assert (
         subprocess.run(
             [sys.executable, "-c", probe], capture_output=True, text=True, check=True

@@ -17,15 +17,15 @@ import torch
 from msgspec import UNSET
 from scipy.stats import binom, fisher_exact
 
-from leakaudit.errors import LeakauditError
-from leakaudit.gate import baseline, compare, files, judge, measures, record, rules
-from leakaudit.gate.baseline import Baseline, Block
-from leakaudit.gate.cells import Cell
-from leakaudit.gate.config import Acceptance, Budget, Check, Gate
-from leakaudit.gate.priced import Epsilon, Priced
-from leakaudit.gate.rule import Rule
-from leakaudit.results.model import NodeBest, NotTried, RuleKind, RuleStatus
-from leakaudit.results.wording import untried
+from leakaudit.core.errors import LeakauditError
+from leakaudit.judging.gate import baseline, compare, files, judge, measures, record, rules
+from leakaudit.judging.gate.baseline import Baseline, Block
+from leakaudit.judging.gate.cells import Cell
+from leakaudit.judging.gate.config import Acceptance, Budget, Check, Gate
+from leakaudit.judging.gate.priced import Epsilon, Priced
+from leakaudit.judging.gate.rule import Rule
+from leakaudit.reporting.findings.wording import untried
+from leakaudit.reporting.results.model import NodeBest, NotTried, RuleKind, RuleStatus
 from leakaudit.scoring.scoring import Score
 
 WORST = NodeBest(

@@ -25,10 +25,11 @@ from hypothesis import strategies as st
 
 from leakaudit._util import config, uncollected
 from leakaudit._util.uncollected import read_json
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Graph, Layout, TaskSpec
-from leakaudit.traces._storage import safe_reader, shards, wellformed
-from leakaudit.traces._storage.archive import MAX_DIRECTORY, MAX_RECORDS
+from leakaudit._util.untrusted import safe_reader
+from leakaudit._util.untrusted.archive import MAX_DIRECTORY, MAX_RECORDS
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph, Layout, TaskSpec
+from leakaudit.traces._storage import shards, wellformed
 from leakaudit.traces.convert import READ, convert
 from leakaudit.traces.recorder import Recorder
 from leakaudit.traces.trace_file import load, load_truth

@@ -127,7 +127,7 @@ def test_no_attack_names_the_truth(project: Path) -> None:
         for file in (project / "attacks").glob("*.py")
         for name in imports(file)
         if name in {f"leakaudit.{s}" for s in sealed}
-        or name in ("leakaudit.trace.Truth", "leakaudit.trace.Trace")
+        or name in ("leakaudit.core.trace.Truth", "leakaudit.core.trace.Trace")
     ]
     assert named == []
 

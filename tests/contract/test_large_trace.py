@@ -23,7 +23,7 @@ import torch
 from effort import counted
 import leakaudit as la
 from leakaudit.tasks.task import Task
-from leakaudit import registry
+from leakaudit.core import registry
 torch.set_num_threads(1)
 list(registry.everything("attacks"))
 with counted() as opening:

@@ -19,16 +19,16 @@ import torch
 from records import HOSTILE, RECORDS
 
 import leakaudit as la
-from leakaudit import progress
-from leakaudit.accounting.compare import Comparison, Comparisons
-from leakaudit.gate.config import Check, Gate
-from leakaudit.gate.judge import Judged, Options
-from leakaudit.reconstruction import Reconstruction, Reconstructions
-from leakaudit.rendering import cards
-from leakaudit.results import model
+from leakaudit.core import progress
+from leakaudit.core.reconstruction import Reconstruction, Reconstructions
+from leakaudit.core.trace import Layout, Messages
+from leakaudit.judging.gate.config import Check, Gate
+from leakaudit.judging.gate.judge import Judged, Options
+from leakaudit.reporting.rendering import cards
+from leakaudit.reporting.results import model
+from leakaudit.runs.sweeping.run import Swept
 from leakaudit.scoring.scoring import ScoreTable
-from leakaudit.sweeping.run import Swept
-from leakaudit.trace import Layout, Messages
+from leakaudit.views.accounting.compare import Comparison, Comparisons
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "docs/notebooks").glob("*.ipynb"))
 WIDE = 400  # characters of a repr
@@ -235,7 +235,7 @@ def test_sequences_are_shown_as_text() -> None:
 def test_importing_the_nouns_loads_no_rendering() -> None:
     code = (
         "import sys, leakaudit as la; la.Trace, la.Leaks, la.Reconstruction, la.Score, la.Verdict; "
-        "assert not [m for m in sys.modules if m.startswith('leakaudit.rendering')]"
+        "assert not [m for m in sys.modules if m.startswith('leakaudit.reporting.rendering')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

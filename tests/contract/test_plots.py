@@ -14,8 +14,8 @@ import matplotlib
 import pytest
 from matplotlib.figure import Figure
 
-from leakaudit.errors import LeakauditError
-from leakaudit.rendering import plots
+from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.figures import plots
 
 HOSTILE = (
     "$\\frac{",
@@ -182,10 +182,10 @@ def test_nothing_covers_anything_else(values: list[float], log: bool) -> None:
 def test_matplotlib_is_loaded_when_a_chart_is_drawn_and_never_with_windows() -> None:
     probe = (
         "import sys\n"
-        "from leakaudit.rendering import plots, training_chart, explanation_chart\n"
-        "from leakaudit.rendering.html import page\n"
-        "from leakaudit.auditing import panels\n"
-        "from leakaudit.rendering import sweep_figure\n"
+        "from leakaudit.reporting.figures import plots, training_chart, explanation_chart\n"
+        "from leakaudit.reporting.rendering.html import page\n"
+        "from leakaudit.judging.auditing import panels\n"
+        "from leakaudit.reporting.figures import sweep_figure\n"
         "assert 'matplotlib' not in sys.modules\n"
         "plots.curves([('', [plots.Panel('a', ())])], {})\n"
         "assert 'matplotlib' in sys.modules\n"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from leakaudit import registry
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError
 
-COUNT = 'from leakaudit.registry import renderer\n\n\n@renderer("{0}")\ndef render(results):\n    """{0}."""\n    return "{0}"\n'
+COUNT = 'from leakaudit.core.registry import renderer\n\n\n@renderer("{0}")\ndef render(results):\n    """{0}."""\n    return "{0}"\n'
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_child_processes_find_it_too(folder: Path) -> None:
     registry.add_plugins(["mine_here"])
     registry.add_plugins(["mine_here"])
     assert os.environ[registry.PLUGINS] == "mine_here"
-    probe = "from leakaudit import registry; print(registry.get('reports', 'mine')({}))"
+    probe = "from leakaudit.core import registry; print(registry.get('reports', 'mine')({}))"
     assert (
         subprocess.run(
             [sys.executable, "-c", probe], capture_output=True, text=True, check=True
@@ -119,9 +119,9 @@ def test_help_knows_the_parameters_of_a_victim_of_ones_own(
 
 HALF = '''from dataclasses import dataclass
 
-from leakaudit.registry import victim
-from leakaudit.relations import Relations
-from leakaudit.victim import Victim
+from leakaudit.core.registry import victim
+from leakaudit.theory.relations import Relations
+from leakaudit.protocols.victim import Victim
 
 
 @victim("half_written")
@@ -142,7 +142,7 @@ DECLARE = "\n    def relations(self, graph, rounds, public):\n        return Rel
         (
             "",
             RUN + DECLARE,
-            "expected a subclass of leakaudit.victim.Victim, got <class 'half.Half'>",
+            "expected a subclass of leakaudit.Victim, got <class 'half.Half'>",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from leakaudit.quantities import QUANTITIES, Data
+from leakaudit.core.quantities import QUANTITIES, Data
 from leakaudit.scoring import scoring
 
 # The row stands first among the numbers of images, as PSNR does.
@@ -24,7 +24,7 @@ import importlib.util, json, os, sys, types
 from pathlib import Path
 
 # The table with one row more, before anything reads it.
-spec = importlib.util.find_spec("leakaudit.quantities")
+spec = importlib.util.find_spec("leakaudit.core.quantities")
 source = Path(spec.origin).read_text(encoding="utf-8")
 assert source.count("\\n    psnr: Numbers") == 1
 planted = types.ModuleType(spec.name)
@@ -35,15 +35,16 @@ from leakaudit.scoring import metrics
 
 metrics.planted = lambda x, y, *, data_range: 0 * metrics.mse(x, y) + 7.5
 
-from leakaudit import registry
+from leakaudit.core import registry
 from leakaudit.cli import main
-from leakaudit.rendering.gallery import with_pictures
-from leakaudit.rendering import cards
-from leakaudit.results import flat, model
-from leakaudit.trackers import content
-from leakaudit.viewing import summaries
+from leakaudit.reporting.rendering.gallery import with_pictures
+from leakaudit.reporting.rendering import cards
+from leakaudit.reporting.findings import flat
+from leakaudit.reporting.results import model
+from leakaudit.reporting.trackers import content
+from leakaudit.reporting.viewing import summaries
 
-from leakaudit.auditing import panels
+from leakaudit.judging.auditing import panels
 
 draw = panels.curves
 

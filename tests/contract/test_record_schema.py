@@ -15,11 +15,11 @@ import jsonschema
 import msgspec
 import pytest
 
-from leakaudit import results
-from leakaudit.errors import LeakauditError
-from leakaudit.results import model, record_file
-from leakaudit.results.model import RuleStatus
-from leakaudit.results.wording import OUTCOMES
+from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting import results
+from leakaudit.reporting.findings.wording import OUTCOMES
+from leakaudit.reporting.results import model, record_file
+from leakaudit.reporting.results.model import RuleStatus
 
 SHIPPED = Path(results.__file__).parent / "schema.json"
 PROJECT = Path(__file__).parents[2]

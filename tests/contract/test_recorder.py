@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 
-from leakaudit.adversary import Adversary
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Graph, Layout, TaskSpec, Trace
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph, Layout, TaskSpec, Trace
 from leakaudit.traces import callers
 from leakaudit.traces.recorder import Recorder, estimate, human, plan_size
 from leakaudit.traces.trace_file import load, load_truth
@@ -319,7 +319,7 @@ def test_an_exception_before_the_first_message_changes_nothing(tmp_path: Path) -
 KILLED = """
     import sys, time, torch
     from leakaudit.traces.recorder import Recorder
-    from leakaudit.trace import Graph, Layout, TaskSpec
+    from leakaudit.core.trace import Graph, Layout, TaskSpec
     path, sized = sys.argv[1], sys.argv[2] == "sized"
     d = 20_000
     rec = Recorder(path, protocol="own:p", task=TaskSpec("softmax", shape=(1,)), graph=Graph(2, ((0, 1),)), layout=Layout(("w",), ((d,),)),

@@ -16,12 +16,13 @@ from records import FORMATS, RECORDS, Record, finding, gate_of_two_checks, recor
 from viewed import bare, put
 
 from leakaudit import api
-from leakaudit.auditing.plan import AuditPlan
-from leakaudit.gate.config import Acceptance, Budget, Check
+from leakaudit.core.quantities import MEASURES
+from leakaudit.judging.auditing.plan import AuditPlan
+from leakaudit.judging.gate.config import Acceptance, Budget, Check
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.quantities import MEASURES
-from leakaudit.results import comparison, grading, record_file, redaction
-from leakaudit.results.provenance import digest
+from leakaudit.reporting.findings import comparison, grading, redaction
+from leakaudit.reporting.results import record_file
+from leakaudit.reporting.results.provenance import digest
 
 
 def redacted(of: Record, key: str | None = None) -> Record:

@@ -21,17 +21,18 @@ from markdown_it.token import Token
 from PIL import Image
 from records import Record, column, summarised
 
-from leakaudit import registry
-from leakaudit.errors import LeakauditError
-from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.rendering.markdown import escape
-from leakaudit.rendering.pictures import Pair, grid, pair_up, save
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import TaskSpec, Truth
+from leakaudit.reporting.figures.pictures import Pair, grid, pair_up, save
+from leakaudit.reporting.findings import wording
+from leakaudit.reporting.findings.wording import clean
+from leakaudit.reporting.rendering.markdown import escape
+from leakaudit.reporting.results import record_file
+from leakaudit.reporting.results.model import Finding, fitted
 from leakaudit.reports.text import render as render_text
-from leakaudit.results import record_file, wording
-from leakaudit.results.model import Finding, fitted
-from leakaudit.results.wording import clean
 from leakaudit.scoring.scoring import score
-from leakaudit.trace import TaskSpec, Truth
 
 HOSTILE = (
     "<script>alert(1)</script>|`x`\n# big ![i](http://e.org/i) <img src=x> [l](javascript:x) "

@@ -15,13 +15,14 @@ import torch
 from msgspec.structs import replace
 
 from leakaudit._util.files import replacing
-from leakaudit.errors import LeakauditError
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.results import findings, model, provenance, record_file
-from leakaudit.results.model import Provenance
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import Graph, Layout, TaskSpec, Trace, Truth
+from leakaudit.reporting.findings import findings
+from leakaudit.reporting.results import model, provenance, record_file
+from leakaudit.reporting.results.model import Provenance
 from leakaudit.scoring.scoring import score
-from leakaudit.trace import Graph, Layout, TaskSpec, Trace, Truth
 
 Record = dict[str, Any]
 SPEC = TaskSpec("mlp", shape=(1, 8, 8), levels=255, data="faces")

@@ -16,10 +16,10 @@ import pytest
 import torch
 from effort import counted
 
-from leakaudit import progress
-from leakaudit.adversary import Adversary
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Graph, Layout, TaskSpec, Trace, Truth
+from leakaudit.core import progress
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph, Layout, TaskSpec, Trace, Truth
 from leakaudit.traces._storage.mapped_file import Hole, MapFile
 from leakaudit.traces._storage.wellformed import INDEX
 from leakaudit.traces.convert import convert

@@ -11,9 +11,9 @@ import pytest
 from records import RECORDS, record
 
 import leakaudit as la
-from leakaudit import trackers
-from leakaudit.results import model
-from leakaudit.trackers import content
+from leakaudit.reporting import trackers
+from leakaudit.reporting.results import model
+from leakaudit.reporting.trackers import content
 
 
 def of_version(monkeypatch: pytest.MonkeyPatch, found: str | None) -> None:

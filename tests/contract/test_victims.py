@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import registry
 from leakaudit.cli import main
+from leakaudit.core import registry
+from leakaudit.core.trace import Graph
 from leakaudit.protocols import declared, recording, training_curves
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.relations import Relations
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Relations
 
 VICTIMS = registry.names("victims")
 

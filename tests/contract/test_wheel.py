@@ -75,7 +75,7 @@ def test_it_is_imported_from_outside_the_checkout(wheel: Path, tmp_path: Path) -
         archive.extractall(tmp_path / "site")
     probe = (
         f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n"
-        "from leakaudit import registry\n"
+        "from leakaudit.core import registry\n"
         "for group in registry.GROUPS:\n"
         "    for name, thing in registry.everything(group):\n"
         "        print(sys.modules[thing.__module__].__file__)\n"

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from records import RECORDS, column, finding, record
 
-from leakaudit.results import model
-from leakaudit.results.overview import overview
-from leakaudit.results.worst_case import Outcome, WorstCase, who, worst_case
+from leakaudit.reporting.findings.overview import overview
+from leakaudit.reporting.findings.worst_case import Outcome, WorstCase, who, worst_case
+from leakaudit.reporting.results import model
 
 
 def of(*found: dict[str, Any], **changes: Any) -> WorstCase:

@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 from torch import nn
 
-from leakaudit import registry
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.cli import main
-from leakaudit.pipeline.checkpoint import Checkpoint
+from leakaudit.core import registry
+from leakaudit.runs.pipeline.checkpoint import Checkpoint
 
 
 def words(text: str) -> list[str]:

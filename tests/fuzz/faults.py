@@ -45,13 +45,13 @@ import torch
 
 import leakaudit.api
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.gate import baseline
-from leakaudit.pipeline import attack_run
-from leakaudit.results import record_file
-from leakaudit.sweeping import run as sweep_run
+from leakaudit.core.errors import LeakauditError
+from leakaudit.judging.gate import baseline
+from leakaudit.reporting.results import record_file
+from leakaudit.reporting.viewing import pages
+from leakaudit.runs.pipeline import attack_run
+from leakaudit.runs.sweeping import run as sweep_run
 from leakaudit.traces import trace_file
-from leakaudit.viewing import pages
 
 __all__ = ["attack_run", "leakaudit", "sweep_run"]  # imported before the forks
 

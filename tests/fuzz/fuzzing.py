@@ -54,8 +54,8 @@ import torch
 from targets import READERS, Call, Target, Targets, weighted
 
 from leakaudit.cli import _main, main
-from leakaudit.errors import LeakauditError
-from leakaudit.viewing.files import Unreadable
+from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.viewing.files import Unreadable
 
 SECONDS = 5.0  # processor time of a call
 MEMORY = 1 << 30  # bytes that a call may take in addition

@@ -28,24 +28,24 @@ from corpus import words
 from mutations import REAL, TEXTS
 from PIL import Image
 
-from leakaudit.auditing.plan import AuditPlan
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.messages import description
 from leakaudit.capture.wire import folder as wire_folder
-from leakaudit.gate import baseline
-from leakaudit.gate import files as gate_files
+from leakaudit.core.trace import TaskSpec
+from leakaudit.judging.auditing.plan import AuditPlan
+from leakaudit.judging.gate import baseline
+from leakaudit.judging.gate import files as gate_files
 from leakaudit.protocols.equations import file as protocol_file
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.results import record_file
+from leakaudit.reporting.results import record_file
+from leakaudit.reporting.viewing import pages, running
+from leakaudit.reporting.viewing.filters import Query
+from leakaudit.reporting.viewing.index import Index
+from leakaudit.runs.sweeping import tables
 from leakaudit.scoring import lpips_weights
-from leakaudit.sweeping import tables
 from leakaudit.tasks import data_files
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 from leakaudit.traces import trace_file
-from leakaudit.viewing import pages, running
-from leakaudit.viewing.filters import Query
-from leakaudit.viewing.index import Index
 
 Call = tuple[str, ...]
 

@@ -34,53 +34,54 @@ from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from leakaudit import registry
-from leakaudit._util import config, vocabulary
+from leakaudit._util import config
 from leakaudit._util.assignment import match, match_labels
 from leakaudit._util.decoding import Misfit, decoded
-from leakaudit._util.npz import Npz
 from leakaudit._util.plain import is_number
 from leakaudit._util.seeds import nth_generator
 from leakaudit._util.uncollected import CONTAINERS, read_json
-from leakaudit.accounting import symmetry
-from leakaudit.accounting.symmetry import Symmetry
-from leakaudit.adversary import Adversary
+from leakaudit._util.untrusted.npz import Npz
 from leakaudit.capture.tap.log.event import number
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.cli import main
 from leakaudit.cli.baseline import _write
-from leakaudit.errors import LONGEST, AttackError, LeakauditError, brief, one_line
-from leakaudit.gate.baseline import Change
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LONGEST, AttackError, LeakauditError, brief, one_line
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.quantities import QUANTITIES
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import Graph, Layout, TaskSpec
 from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.search import batched_search
 from leakaudit.inversion.search.lbfgs import Memory
 from leakaudit.inversion.search.objectives import missing
-from leakaudit.leak import GradientLeak
-from leakaudit.lint import substitute
-from leakaudit.pipeline.checkpoint import Checkpoint
+from leakaudit.judging.gate.baseline import Change
 from leakaudit.protocols import declared
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.expected import Expected
-from leakaudit.quantities import QUANTITIES
-from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.relations import Relations, Vector
-from leakaudit.relations.declare import OUTLINED, TERMS, Most, at_most
-from leakaudit.relations.estimate import recorded
-from leakaudit.relations.semidefinite import supremum
-from leakaudit.rendering.gallery import image
-from leakaudit.results import record_file, redaction, wording
-from leakaudit.results.model import NumberColumn, VerdictEntry
+from leakaudit.reporting.findings import redaction, wording
+from leakaudit.reporting.rendering.gallery import image
+from leakaudit.reporting.results import record_file
+from leakaudit.reporting.results.model import NumberColumn, VerdictEntry
+from leakaudit.reporting.viewing.running import Stage
+from leakaudit.runs.pipeline.checkpoint import Checkpoint
+from leakaudit.runs.sweeping import tables
 from leakaudit.scoring import lpips_weights
 from leakaudit.scoring.metrics import identification, ssim
-from leakaudit.sweeping import tables
 from leakaudit.tasks import data_files
 from leakaudit.tasks.exported import archive
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Graph, Layout, TaskSpec
-from leakaudit.traces import trace_file
+from leakaudit.theory.relations import Relations, Vector
+from leakaudit.theory.relations.declare import OUTLINED, TERMS, Most, at_most
+from leakaudit.theory.relations.estimate import recorded
+from leakaudit.theory.relations.semidefinite import supremum
+from leakaudit.traces import trace_file, vocabulary
 from leakaudit.traces._storage import arrays, foreign, sizes
-from leakaudit.viewing.running import Stage
+from leakaudit.views.accounting import symmetry
+from leakaudit.views.accounting.symmetry import Symmetry
+from leakaudit.views.conformance import substitute
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

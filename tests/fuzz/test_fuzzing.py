@@ -33,8 +33,8 @@ PLANTED = """
 import importlib, json, os, socket, sys
 from pathlib import Path
 import corpus, fuzzing, targets
-from leakaudit.errors import LeakauditError
-from leakaudit.viewing.files import Unreadable
+from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.viewing.files import Unreadable
 
 corpus.make = lambda home: home.mkdir()
 corpus.export_model = lambda path: None

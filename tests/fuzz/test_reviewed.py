@@ -24,24 +24,26 @@ from corpus import FACES, GATE, SMALL
 from invoked import refused
 from PIL import Image
 
-from leakaudit import registry
-from leakaudit._util import averages, npz
+from leakaudit._util import averages
 from leakaudit._util.decoding import from_json
-from leakaudit.adversary import Adversary
+from leakaudit._util.untrusted import npz
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.gate import baseline, compare
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph
 from leakaudit.inversion.exact import extreme_rays
+from leakaudit.judging.gate import baseline, compare
 from leakaudit.protocols.equations import file as protocol_file
-from leakaudit.rendering import gallery, paper_curves, paper_strips, passages, plots
-from leakaudit.results import record_file
+from leakaudit.reporting.figures import paper_curves, paper_strips, plots
+from leakaudit.reporting.rendering import gallery, passages
+from leakaudit.reporting.results import record_file
+from leakaudit.reporting.viewing import running
+from leakaudit.reporting.viewing.index import Index
 from leakaudit.scoring import lpips_weights
 from leakaudit.tasks import data_files
-from leakaudit.trace import Graph
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import foreign
-from leakaudit.viewing import running
-from leakaudit.viewing.index import Index
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

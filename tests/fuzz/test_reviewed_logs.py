@@ -22,20 +22,21 @@ from invoked import refused
 from PIL import Image
 
 import leakaudit as la
-from leakaudit._util import files, npz
-from leakaudit.capture.tap.fitting import fit
+from leakaudit._util import files
+from leakaudit._util.untrusted import npz
+from leakaudit.capture.fitting import fit
 from leakaudit.capture.tap.log.event import TYPES
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.wire import payloads
 from leakaudit.capture.wire.lines import Line
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.lint import noise
-from leakaudit.reconstruction import check_stored
-from leakaudit.rendering import plots
-from leakaudit.results.model import AuditPoint
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.reconstruction import check_stored
+from leakaudit.reporting.figures import plots
+from leakaudit.reporting.results.model import AuditPoint
 from leakaudit.tasks import data_files
+from leakaudit.views.conformance import noise
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

@@ -18,19 +18,18 @@ from corpus import FACES, SMALL, TOKENS
 from invoked import refused
 from torch import Tensor
 
-from leakaudit import registry
-from leakaudit._util import vocabulary
-from leakaudit.accounting.adversaries import around
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.lint import noise
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph, TaskSpec
 from leakaudit.protocols.equations import file as protocol_file
-from leakaudit.results import model, record_file
-from leakaudit.results.redaction import redact
+from leakaudit.reporting.findings.redaction import redact
+from leakaudit.reporting.results import model, record_file
 from leakaudit.scoring.scoring import SEVERAL
 from leakaudit.tasks.losses import mean_loss
-from leakaudit.trace import Graph, TaskSpec
-from leakaudit.traces import trace_file
+from leakaudit.traces import trace_file, vocabulary
+from leakaudit.views.accounting.adversaries import around
+from leakaudit.views.conformance import noise
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from leakaudit.adversary import Adversary
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Graph, Layout, TaskSpec
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph, Layout, TaskSpec
 from leakaudit.traces.trace_file import load, load_truth
 from leakaudit.traces.trace_info import verify
 

@@ -18,13 +18,13 @@ import pytest
 import torch
 from torch import Generator
 
-from leakaudit import registry
-from leakaudit.adversary import Adversary
-from leakaudit.extraction import hearing
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
 from leakaudit.inversion import attacking
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.scoring import scoring
+from leakaudit.views.extraction import hearing
 
 TABLE = Path(__file__).parent / "strength.toml"
 ROWS: list[dict[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))["row"]

@@ -30,9 +30,9 @@ from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.tap.messages import answers, description, states, wires
-from leakaudit.errors import NotUnderstood
+from leakaudit.core.errors import NotUnderstood
+from leakaudit.core.trace import Trace
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Trace
 from leakaudit.traces import trace_file
 
 MODEL: dict[str, Any] = {"name": "mlp", "args": {"hidden": "6"}, "shape": [1, 4, 4], "classes": 3}

@@ -11,8 +11,8 @@ import pytest
 
 import leakaudit as la
 from leakaudit.cli import main
-from leakaudit.results import model, record_file
-from leakaudit.trackers import content
+from leakaudit.reporting.results import model, record_file
+from leakaudit.reporting.trackers import content
 
 RECORD = "record fedsgd -o t.pt --nodes 2 --graph star --rounds 2 --data faces --samples 1 --model mlp --set hidden=32 -q"
 PSNR = "attack/analytic/eavesdropper/psnr/median"

@@ -14,12 +14,12 @@ from torch import Generator, nn
 import leakaudit as la
 from leakaudit.attacks import Sequences
 from leakaudit.capture.tap.log.finder import Finder
-from leakaudit.errors import LeakauditError
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate
+from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks import _torchvision, remarks
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 with suppress(LeakauditError):
     _torchvision.torchvision()  # transformers imports it, if it is installed

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tapping import Run, bit_for_bit, leakaudit, payloads, tapped
 
-from leakaudit.trace import Trace
+from leakaudit.core.trace import Trace
 from leakaudit.traces import trace_file
 
 pytest.importorskip("nvflare", reason="needs the extra 'nvflare'")

@@ -27,7 +27,7 @@ from leakaudit.capture.tap.messages import answers, wires
 from leakaudit.capture.tap.nvflare import hooks
 from leakaudit.capture.tap.nvflare.client import ClientTap
 from leakaudit.capture.tap.nvflare.server import ServerTap
-from leakaudit.errors import NotUnderstood
+from leakaudit.core.errors import NotUnderstood
 from leakaudit.traces import trace_file
 
 NAMES = ("site-1", "site-2", "site-10")
@@ -253,7 +253,7 @@ def test_without_nvflare_a_job_ends_in_one_line(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("leakaudit.errors.LeakauditError: recording needs NVFlare (")
+    assert last.startswith("leakaudit.core.errors.LeakauditError: recording needs NVFlare (")
     assert last.endswith("pip install leakaudit[nvflare]")
     words = [sys.executable, "-m", "leakaudit", "tap", "-o", "trace.pt", "--", "no-nvflare", "job"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)

@@ -15,7 +15,7 @@ import torch
 from tapping import Run, leakaudit, tapped, torchrun
 
 import leakaudit as la
-from leakaudit.accounting.view_bound import ViewBound
+from leakaudit.views.accounting.view_bound import ViewBound
 
 pytest.importorskip("opacus", reason="is in the environment of `make programs`")
 pytestmark = pytest.mark.slow
@@ -124,7 +124,7 @@ def test_secret_sampling_is_credited_by_opacus_only() -> None:
     """With a sample rate below 1, Opacus' epsilon is smaller: leakaudit does not assume secrecy."""
     from opacus.accountants import PRVAccountant
 
-    from leakaudit.bounds import gaussian
+    from leakaudit.theory.bounds import gaussian
 
     accountant = PRVAccountant()
     for _ in range(STEPS):

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import TaskSpec, Truth
 from leakaudit.scoring import metrics, scoring
-from leakaudit.trace import TaskSpec, Truth
 
 pytest.importorskip("rouge_score", reason="needs the extra 'text'")
 

@@ -9,15 +9,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leakaudit.bounds import membership, mse, one_run, reconstruction
-from leakaudit.bounds.approximate import approximate
-from leakaudit.bounds.composition import compose, repeat
-from leakaudit.bounds.empirical import Counts, epsilon_lower, lower, mu_lower, upper
-from leakaudit.bounds.gaussian import Gdp
-from leakaudit.bounds.guarantee import Adjacency, Guarantee
-from leakaudit.bounds.mechanisms import Additive, gaussian_release, truncated_laplace
-from leakaudit.bounds.renyi import Rdp
-from leakaudit.bounds.zcdp import Zcdp
+from leakaudit.theory.bounds import membership, mse, one_run, reconstruction
+from leakaudit.theory.bounds.approximate import approximate
+from leakaudit.theory.bounds.composition import compose, repeat
+from leakaudit.theory.bounds.empirical import Counts, epsilon_lower, lower, mu_lower, upper
+from leakaudit.theory.bounds.gaussian import Gdp
+from leakaudit.theory.bounds.guarantee import Adjacency, Guarantee
+from leakaudit.theory.bounds.mechanisms import Additive, gaussian_release, truncated_laplace
+from leakaudit.theory.bounds.renyi import Rdp
+from leakaudit.theory.bounds.zcdp import Zcdp
 
 ONE = Adjacency.ADD_REMOVE
 SLIGHTLY = 1 + 1e-7

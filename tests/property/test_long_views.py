@@ -13,20 +13,20 @@ import torch
 from noisy_protocols import made, same
 from torch import Generator
 
-from leakaudit import registry
-from leakaudit.accounting import survey
-from leakaudit.accounting.adversaries import around, named
-from leakaudit.accounting.compare import compare
-from leakaudit.accounting.node_view import Views
-from leakaudit.adversary import Adversary
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
 from leakaudit.protocols import topology
 from leakaudit.protocols.declared import DECLARED, Protocol
-from leakaudit.relations import Relations, account, know
-from leakaudit.relations.forward import Forward
-from leakaudit.relations.recursion import LongView
-from leakaudit.relations.repeat import steady
-from leakaudit.relations.shared import SharedView
-from leakaudit.relations.symmetric import ROUNDING, SymmetricNetwork
+from leakaudit.theory.relations import Relations, account, know
+from leakaudit.theory.relations.forward import Forward
+from leakaudit.theory.relations.recursion import LongView
+from leakaudit.theory.relations.repeat import steady
+from leakaudit.theory.relations.shared import SharedView
+from leakaudit.theory.relations.symmetric import ROUNDING, SymmetricNetwork
+from leakaudit.views.accounting import survey
+from leakaudit.views.accounting.adversaries import around, named
+from leakaudit.views.accounting.compare import compare
+from leakaudit.views.accounting.node_view import Views
 
 
 @pytest.mark.parametrize("seen", [[5], [0, 3, 7], [*range(12)]])

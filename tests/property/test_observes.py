@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leakaudit import adversary as module
-from leakaudit.adversary import Adversary, View
-from leakaudit.relations import Relations, know
-from leakaudit.trace import Graph
+from leakaudit.core import adversary as module
+from leakaudit.core.adversary import Adversary, View
+from leakaudit.core.trace import Graph
+from leakaudit.theory.relations import Relations, know
 
 NODES = 5
 NODE = st.integers(0, NODES - 1)

@@ -7,8 +7,8 @@ from fractions import Fraction as Q
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leakaudit.adversary import Adversary
-from leakaudit.relations import (
+from leakaudit.core.adversary import Adversary
+from leakaudit.theory.relations import (
     Expression,
     Knowledge,
     Relations,
@@ -18,7 +18,14 @@ from leakaudit.relations import (
     know,
     rank,
 )
-from leakaudit.relations.modular import PRIMES, echelon, eliminate, minimal_span, rational, residue
+from leakaudit.theory.relations.modular import (
+    PRIMES,
+    echelon,
+    eliminate,
+    minimal_span,
+    rational,
+    residue,
+)
 
 SMALL = st.fractions(min_value=-3, max_value=3, max_denominator=4)
 MATRIX = st.integers(1, 6).flatmap(

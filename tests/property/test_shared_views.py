@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from noisy_protocols import NOISY, made, same
 
-from leakaudit.accounting.adversaries import around
-from leakaudit.accounting.compare import Comparison, compare, worst
-from leakaudit.accounting.symmetry import Symmetry
 from leakaudit.protocols.declared import Protocol
-from leakaudit.relations import Relations
-from leakaudit.relations.forward import Echelon, Forward, product
-from leakaudit.relations.shared import PRIMES, SharedView
+from leakaudit.theory.relations import Relations
+from leakaudit.theory.relations.forward import Echelon, Forward, product
+from leakaudit.theory.relations.shared import PRIMES, SharedView
+from leakaudit.views.accounting.adversaries import around
+from leakaudit.views.accounting.compare import Comparison, compare, worst
+from leakaudit.views.accounting.symmetry import Symmetry
 
-engine = importlib.import_module("leakaudit.relations.account")  # a function has its name
+engine = importlib.import_module("leakaudit.theory.relations.account")  # a function has its name
 
 
 def bounded(

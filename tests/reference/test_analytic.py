@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit import registry
+from leakaudit.core import registry
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.labels.consistency import residual_from_differences
-from leakaudit.leak import GradientLeak
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring.scoring import Score
 
 Attacked = tuple[list[Reconstruction], list[Score]]

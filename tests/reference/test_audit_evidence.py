@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest, norm
 
-from leakaudit.adversary import Adversary
-from leakaudit.auditing.evidence import Canary, OneRun, Successes
-from leakaudit.auditing.judge import Test, judge
-from leakaudit.auditing.promise import Promise, TrialCounts, detects
-from leakaudit.bounds import empirical, gaussian, one_run
-from leakaudit.bounds.empirical import Counts
-from leakaudit.verdict import Verdict
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.verdict import Verdict
+from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes
+from leakaudit.judging.auditing.judge import Test, judge
+from leakaudit.judging.auditing.promise import Promise, TrialCounts, detects
+from leakaudit.theory.bounds import empirical, gaussian, one_run
+from leakaudit.theory.bounds.empirical import Counts
 
 DELTA = 1e-5
 PURE = Promise("a claim", 1.0, DELTA)

@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit import registry
-from leakaudit.accounting.view_bound import view_bounds
-from leakaudit.adversary import Adversary
-from leakaudit.auditing import canary
-from leakaudit.auditing.evidence import Canary, Successes
-from leakaudit.auditing.judge import judge
-from leakaudit.auditing.levels import attacked, declared, levels
-from leakaudit.auditing.measure import Blind, cases, measure, static
-from leakaudit.auditing.plan import AuditPlan
-from leakaudit.auditing.replays import Replays, models, replay, taken_at, whitening
-from leakaudit.auditing.runs import recorded, replayed, seeded
-from leakaudit.auditing.simulate import simulate
-from leakaudit.errors import LeakauditError
-from leakaudit.extraction import hearing
-from leakaudit.extraction.deduction import Deduction
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.verdict import Verdict
+from leakaudit.judging.auditing import canary
+from leakaudit.judging.auditing.evidence import Canary, Successes
+from leakaudit.judging.auditing.judge import judge
+from leakaudit.judging.auditing.levels import attacked, declared, levels
+from leakaudit.judging.auditing.measure import Blind, cases, measure, static
+from leakaudit.judging.auditing.plan import AuditPlan
+from leakaudit.judging.auditing.replays import Replays, models, replay, taken_at, whitening
+from leakaudit.judging.auditing.runs import recorded, replayed, seeded
+from leakaudit.judging.auditing.simulate import simulate
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
-from leakaudit.verdict import Verdict
+from leakaudit.views.accounting.view_bound import view_bounds
+from leakaudit.views.extraction import hearing
+from leakaudit.views.extraction.deduction import Deduction
 
 BASE: dict[str, Any] = {
     "nodes": 3,

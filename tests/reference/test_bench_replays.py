@@ -17,14 +17,14 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import registry
-from leakaudit.adversary import Adversary
-from leakaudit.bounds import gaussian
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Graph, TaskSpec, Truth
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.batches import batches
-from leakaudit.relations import account, know
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.trace import Graph, TaskSpec, Truth
+from leakaudit.theory.bounds import gaussian
+from leakaudit.theory.relations import account, know
 from leakaudit.traces.recorder import Recorder
 from leakaudit.victims.dpsgd import DPSGD
 

@@ -17,7 +17,7 @@ from leakaudit._util.bisection import (
     crossing_integer,
     geometric,
 )
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 ROOTS: dict[str, tuple[Callable[[float], float], float, float]] = {
     "cubic": (lambda x: x**3 - 2 * x - 5, 2.0, 3.0),

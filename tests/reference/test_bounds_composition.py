@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from leakaudit.bounds import gaussian, pld, renyi, zcdp
-from leakaudit.bounds.approximate import Approximate, advanced, approximate, closed_form
-from leakaudit.bounds.composition import KINDS, TRANSLATIONS, compose, repeat, translate
-from leakaudit.bounds.gaussian import Gdp
-from leakaudit.bounds.guarantee import Adjacency, Guarantee
-from leakaudit.bounds.mechanisms import Additive, truncated_laplace
-from leakaudit.bounds.pld import Pld
-from leakaudit.bounds.renyi import ORDERS, Rdp
-from leakaudit.bounds.zcdp import Zcdp
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.bounds import gaussian, pld, renyi, zcdp
+from leakaudit.theory.bounds.approximate import Approximate, advanced, approximate, closed_form
+from leakaudit.theory.bounds.composition import KINDS, TRANSLATIONS, compose, repeat, translate
+from leakaudit.theory.bounds.gaussian import Gdp
+from leakaudit.theory.bounds.guarantee import Adjacency, Guarantee
+from leakaudit.theory.bounds.mechanisms import Additive, truncated_laplace
+from leakaudit.theory.bounds.pld import Pld
+from leakaudit.theory.bounds.renyi import ORDERS, Rdp
+from leakaudit.theory.bounds.zcdp import Zcdp
 
 ONE, OTHER = Adjacency.ADD_REMOVE, Adjacency.REPLACE
 MAKE: dict[type[Guarantee], Callable[[], Guarantee]] = {

@@ -9,15 +9,15 @@ import pytest
 from scipy.stats import beta, binom
 
 import leakaudit as la
-from leakaudit.accounting.node_view import NodeView, _any_hidden
-from leakaudit.adversary import Adversary
-from leakaudit.bounds.approximate import approximate
-from leakaudit.bounds.empirical import Counts, epsilon_lower
-from leakaudit.bounds.guarantee import Adjacency
-from leakaudit.bounds.joint import ceiling, joint_test
+from leakaudit.core.adversary import Adversary
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.relations import Relations, know
+from leakaudit.theory.bounds.approximate import approximate
+from leakaudit.theory.bounds.empirical import Counts, epsilon_lower
+from leakaudit.theory.bounds.guarantee import Adjacency
+from leakaudit.theory.bounds.joint import ceiling, joint_test
+from leakaudit.theory.relations import Relations, know
+from leakaudit.views.accounting.node_view import NodeView, _any_hidden
 
 
 @pytest.mark.parametrize(("hits", "alarms"), [(100, 0), (97, 4), (60, 2)])

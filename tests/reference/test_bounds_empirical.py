@@ -9,10 +9,11 @@ import pytest
 from scipy.special import expit
 from scipy.stats import binom, norm
 
-from leakaudit.bounds import one_run
-from leakaudit.bounds.approximate import approximate
-from leakaudit.bounds.composition import repeat
-from leakaudit.bounds.empirical import (
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.bounds import one_run
+from leakaudit.theory.bounds.approximate import approximate
+from leakaudit.theory.bounds.composition import repeat
+from leakaudit.theory.bounds.empirical import (
     Counts,
     at_least,
     certifiable,
@@ -25,10 +26,9 @@ from leakaudit.bounds.empirical import (
     trials_to_detect,
     upper,
 )
-from leakaudit.bounds.gaussian import Gdp
-from leakaudit.bounds.guarantee import Adjacency
-from leakaudit.bounds.pld import subsampled_gaussian
-from leakaudit.errors import LeakauditError
+from leakaudit.theory.bounds.gaussian import Gdp
+from leakaudit.theory.bounds.guarantee import Adjacency
+from leakaudit.theory.bounds.pld import subsampled_gaussian
 
 ONE, N = Adjacency.ADD_REMOVE, 14
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from leakaudit.bounds.gaussian import (
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.bounds.gaussian import (
     advantage,
     compose,
     delta,
@@ -21,7 +22,6 @@ from leakaudit.bounds.gaussian import (
     log_delta,
     power,
 )
-from leakaudit.errors import LeakauditError
 
 CALLS: dict[str, Callable[..., float]] = {
     "gauss_delta": lambda eps, sigma: delta(eps, 1 / sigma),

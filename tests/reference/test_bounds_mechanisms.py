@@ -10,10 +10,11 @@ import pytest
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from leakaudit.bounds import gaussian
-from leakaudit.bounds.gaussian import Gdp
-from leakaudit.bounds.guarantee import Adjacency
-from leakaudit.bounds.mechanisms import (
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.bounds import gaussian
+from leakaudit.theory.bounds.gaussian import Gdp
+from leakaudit.theory.bounds.guarantee import Adjacency
+from leakaudit.theory.bounds.mechanisms import (
     Additive,
     classic_std,
     gaussian_release,
@@ -21,7 +22,6 @@ from leakaudit.bounds.mechanisms import (
     sensitivity,
     truncated_laplace,
 )
-from leakaudit.errors import LeakauditError
 
 ONE = Adjacency.ADD_REMOVE
 NOISES = [

@@ -21,13 +21,13 @@ import unrolled
 from torch import Tensor
 from unrolled import STD, Unroll, Unrolled, View
 
-from leakaudit import registry
-from leakaudit.accounting.view_bound import ViewBound, view_bounds
-from leakaudit.adversary import Adversary
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.declared import Protocol
-from leakaudit.relations import Expression, Relations
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Expression, Relations
+from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
 
 BELOW = 1e-9  # relative rounding of a mu
 LINEAR = 1e-8  # relative rounding of what constant gradients attain

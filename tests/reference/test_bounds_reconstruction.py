@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leakaudit.bounds import membership, mse
-from leakaudit.bounds.approximate import approximate
-from leakaudit.bounds.composition import repeat, translate
-from leakaudit.bounds.gaussian import Gdp
-from leakaudit.bounds.guarantee import Adjacency
-from leakaudit.bounds.reconstruction import (
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.bounds import membership, mse
+from leakaudit.theory.bounds.approximate import approximate
+from leakaudit.theory.bounds.composition import repeat, translate
+from leakaudit.theory.bounds.gaussian import Gdp
+from leakaudit.theory.bounds.guarantee import Adjacency
+from leakaudit.theory.bounds.reconstruction import (
     distances,
     kappa_identification,
     kappa_packing,
     success,
     tolerance,
 )
-from leakaudit.bounds.renyi import Rdp
-from leakaudit.bounds.zcdp import Zcdp
-from leakaudit.errors import LeakauditError
+from leakaudit.theory.bounds.renyi import Rdp
+from leakaudit.theory.bounds.zcdp import Zcdp
 
 ONE = Adjacency.ADD_REMOVE
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leakaudit.bounds import (
+from leakaudit.theory.bounds import (
     empirical,
     gaussian,
     mechanisms,
@@ -26,14 +26,14 @@ from leakaudit.bounds import (
     renyi,
     zcdp,
 )
-from leakaudit.bounds.approximate import advanced, approximate, closed_form
-from leakaudit.bounds.composition import repeat, translate
-from leakaudit.bounds.empirical import Counts
-from leakaudit.bounds.gaussian import Gdp
-from leakaudit.bounds.guarantee import Adjacency, greatest_power
-from leakaudit.bounds.pld import subsampled_gaussian
-from leakaudit.bounds.renyi import Rdp
-from leakaudit.bounds.zcdp import Zcdp
+from leakaudit.theory.bounds.approximate import advanced, approximate, closed_form
+from leakaudit.theory.bounds.composition import repeat, translate
+from leakaudit.theory.bounds.empirical import Counts
+from leakaudit.theory.bounds.gaussian import Gdp
+from leakaudit.theory.bounds.guarantee import Adjacency, greatest_power
+from leakaudit.theory.bounds.pld import subsampled_gaussian
+from leakaudit.theory.bounds.renyi import Rdp
+from leakaudit.theory.bounds.zcdp import Zcdp
 
 ONE = Adjacency.ADD_REMOVE
 ELSEWHERE = (

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from leakaudit.adversary import Adversary
+from leakaudit.core.adversary import Adversary
 from leakaudit.protocols.topology import make
-from leakaudit.relations import Relations, account, know
-from leakaudit.relations.expression import Expression
+from leakaudit.theory.relations import Relations, account, know
+from leakaudit.theory.relations.expression import Expression
 from leakaudit.victims.muffliato import Muffliato
 
 RING = {i: ((i - 1) % 8, (i + 1) % 8) for i in range(8)}

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Layout, TaskSpec
 from leakaudit.tasks.chain_gradients import Chain
 from leakaudit.tasks.smoothed_relu import Rounded, Rounding
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Layout, TaskSpec
 
 D = torch.float64
 IMAGE = (3, 12, 9)

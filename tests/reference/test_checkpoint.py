@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.pipeline import checkpoint, node_groups
-from leakaudit.pipeline.checkpoint import Checkpoint
-from leakaudit.progress import remaining
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import remaining
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.runs.pipeline import checkpoint, node_groups
+from leakaudit.runs.pipeline.checkpoint import Checkpoint
 from leakaudit.tasks import data
 
 ATTACK = [
@@ -42,8 +42,8 @@ ATTACK = [
 DRIVER = """
 import os, signal, sys
 from leakaudit.inversion import attacking
-from leakaudit.pipeline import node_groups
-from leakaudit.pipeline.checkpoint import Checkpoint
+from leakaudit.runs.pipeline import node_groups
+from leakaudit.runs.pipeline.checkpoint import Checkpoint
 from leakaudit.cli import main
 
 node_groups.TOGETHER = 2
@@ -222,7 +222,7 @@ def test_max_seconds_is_shared_by_the_nodes_left_and_late_ones_are_named(
 ) -> None:
     """Node after node (groups of one), by a clock that moves only while an attack runs: the second one takes all that is left."""
     clock, seen = Clock(), []
-    monkeypatch.setattr("leakaudit.progress.time", clock)
+    monkeypatch.setattr("leakaudit.core.progress.time", clock)
     monkeypatch.setattr(node_groups, "TOGETHER", 1)
 
     def slow(leak: Any, task: Any, name: str, generator: Any, **settings: Any) -> Reconstruction:

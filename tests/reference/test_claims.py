@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from leakaudit import progress
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.papers import PAPERS, ROWS, judge, select
-from leakaudit.papers.row import JudgedClaim, Judgement
-from leakaudit.verdict import Verdict, against
+from leakaudit.core import progress
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.verdict import Verdict, against
+from leakaudit.judging.papers import PAPERS, ROWS, judge, select
+from leakaudit.judging.papers.row import JudgedClaim, Judgement
 
 REFUTED, STANDS, UNCLAIMED = Verdict.REFUTED, Verdict.NOT_REFUTED, Verdict.UNCLAIMED
 UNSUPPORTED, INCONCLUSIVE = Verdict.UNSUPPORTED, Verdict.INCONCLUSIVE

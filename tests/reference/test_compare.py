@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.accounting.adversaries import around, named
-from leakaudit.accounting.compare import Comparison, alike, compare, worst
-from leakaudit.accounting.symmetry import Symmetry, invariant
-from leakaudit.accounting.view_bound import view_bounds
-from leakaudit.adversary import Adversary
-from leakaudit.bounds import gaussian
-from leakaudit.errors import LeakauditError
-from leakaudit.papers.runs import protocol
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.registry import get
+from leakaudit.core.verdict import Verdict
+from leakaudit.judging.papers.runs import protocol
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.topology import make
-from leakaudit.registry import get
-from leakaudit.verdict import Verdict
+from leakaudit.theory.bounds import gaussian
+from leakaudit.views.accounting.adversaries import around, named
+from leakaudit.views.accounting.compare import Comparison, alike, compare, worst
+from leakaudit.views.accounting.symmetry import Symmetry, invariant
+from leakaudit.views.accounting.view_bound import view_bounds
 
 # Constants of DP-SGD in Table II of DP-Norm.
 TABLE_II: dict[str, Any] = {

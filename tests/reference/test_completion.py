@@ -13,14 +13,14 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit import registry
-from leakaudit.errors import AttackError, LeakauditError
+from leakaudit.core import registry
+from leakaudit.core.errors import AttackError, LeakauditError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.exact import completion, gluing
 from leakaudit.inversion.exact.completion import Completed
-from leakaudit.leak import GradientLeak
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.traces.recorder import Recorder
 
 D = torch.float64

@@ -13,6 +13,9 @@ from planted import check, faces, leak_of
 from torch import Generator, Tensor
 
 from leakaudit.attacks import Cone
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.exact import (
     extreme_rays,
     grid_lattice,
@@ -20,11 +23,8 @@ from leakaudit.inversion.exact import (
     open_pixels,
     weak_samples,
 )
-from leakaudit.leak import GradientLeak
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 
 def through_convolutions(**settings: Any) -> Task:

@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit import registry
-from leakaudit.errors import AttackError
+from leakaudit.core import registry
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import TaskSpec, Truth
 from leakaudit.inversion.labels import label_counts, read_labels
 from leakaudit.inversion.labels.label_counts import Head
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring import scoring
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec, Truth
 
 D = torch.float64
 SharedData = Callable[[str], Path]

@@ -16,10 +16,10 @@ from matplotlib.lines import Line2D
 from PIL import Image, ImageColor
 
 import leakaudit as la
+from leakaudit.core.trace import Truth
 from leakaudit.protocols import recording, training_curves
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.rendering import plots, training_chart
-from leakaudit.trace import Truth
+from leakaudit.reporting.figures import plots, training_chart
 
 CHOSEN = Scenario(
     "tracking",

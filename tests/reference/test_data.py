@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Generator
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks import _torchvision, data_sources
 from leakaudit.tasks.data import NAMES, load
 from leakaudit.tasks.task import Task

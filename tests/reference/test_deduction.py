@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit.extraction import gradient_values
-from leakaudit.extraction.deduction import Deduction
-from leakaudit.leak import GradientLeak
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.trace import Graph, Trace, Truth
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.declared import DECLARED
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.relations.estimate import _on_sums
-from leakaudit.trace import Graph, Trace, Truth
+from leakaudit.theory.relations.estimate import _on_sums
+from leakaudit.views.extraction import gradient_values
+from leakaudit.views.extraction.deduction import Deduction
 
 Run = tuple[recording.Plan, Trace, Truth]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from leakaudit import registry
+from leakaudit.core import registry
 
 ATTACKS = {
     "analytic": 1e-6,

@@ -14,10 +14,10 @@ from torch import Generator, Tensor
 import leakaudit as la
 from leakaudit.attacks import Sequences, Tokens
 from leakaudit.cli import main
+from leakaudit.core.trace import Training
 from leakaudit.inversion.exact import row_moves
 from leakaudit.protocols import recording
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Training
 from leakaudit.traces.recorder import Recorder
 
 SMALL: dict[str, Any] = {"width": 32, "depth": 1, "inner": 20, "batch": 1}

@@ -12,7 +12,11 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import registry
+from leakaudit.core import registry
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.progress import remaining, sharing, watching
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion import attacking
 from leakaudit.inversion.search import batched_search, evaluate, objectives
 from leakaudit.inversion.search.batched_search import FORMATS, SearchSchedule
@@ -20,12 +24,8 @@ from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.lbfgs import Memory
 from leakaudit.inversion.search.line_search import FALL, FLATTER, Brackets
 from leakaudit.inversion.search.optimise import SearchRun
-from leakaudit.leak import GradientLeak
-from leakaudit.progress import remaining, sharing, watching
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 D = torch.float64
 
@@ -463,7 +463,7 @@ def test_time_is_shared_in_equal_parts_and_what_is_not_used_goes_to_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr("leakaudit.progress.time", clock)
+    monkeypatch.setattr("leakaudit.core.progress.time", clock)
     assert math.isinf(remaining())
     with sharing(3):
         assert math.isinf(remaining())
@@ -479,7 +479,7 @@ def test_time_is_shared_in_equal_parts_and_what_is_not_used_goes_to_the_rest(
 
 def test_attacks_one_by_one_share_the_time_of_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr("leakaudit.progress.time", clock)
+    monkeypatch.setattr("leakaudit.core.progress.time", clock)
     task, leaks, x, _ = planted(3)
     seen: list[float] = []
 

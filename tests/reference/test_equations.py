@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit import registry
 from leakaudit.capture.equations.propose import Proposal, propose
-from leakaudit.capture.tap.fitting import min_rank
+from leakaudit.capture.fitting import min_rank
 from leakaudit.cli import main
-from leakaudit.lint.checks import Lint, lint
+from leakaudit.core import registry
+from leakaudit.core.trace import Trace, Truth
+from leakaudit.judging.lint.checks import Lint, lint
 from leakaudit.protocols.equations.file import read
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Trace, Truth
 
 slow = pytest.mark.slow
 NAME = "own:mine"

@@ -11,15 +11,15 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit import registry
+from leakaudit.core import registry
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.exact import duals_to_inputs, first_layer_rows
 from leakaudit.inversion.exact.activation_patterns import Groups
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.inversion.labels import batch_labels
-from leakaudit.leak import GradientLeak
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring.scoring import Score
 
 D = torch.float64

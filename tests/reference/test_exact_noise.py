@@ -15,12 +15,12 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.exact import first_layer_rows, likelihood, noisy_duals
 from leakaudit.inversion.exact.noisy_duals import NeuronRows
 from leakaudit.inversion.exact.pixel_grid import NEAR, OFF, Grid
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring.scoring import Score
 
 D = torch.float64

@@ -12,11 +12,11 @@ import pytest
 from executor_jobs import dies, divides, left, raises, slower_first
 
 import leakaudit as la
-from leakaudit._util import shipping
-from leakaudit._util.executor import REPEATS, Executor, WorkerDied
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError, NotDetermined
-from leakaudit.progress import watching
+from leakaudit.core.errors import LeakauditError, NotDetermined
+from leakaudit.core.progress import watching
+from leakaudit.runs.workers import shipping
+from leakaudit.runs.workers.executor import REPEATS, Executor, WorkerDied
 
 PLACES = [Executor(), Executor(1), Executor(3), Executor(2, "loky")]
 HALF_ON_DASK = ["--backend", "dask", "--address", "127.0.0.1:1"]
@@ -196,7 +196,7 @@ def results(folder: Path) -> dict[str, Any]:
 def test_an_attack_is_the_same_elsewhere_also_if_a_group_covers_nodes_of_another(
     victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from leakaudit.pipeline import node_groups
+    from leakaudit.runs.pipeline import node_groups
 
     monkeypatch.setattr(node_groups, "TOGETHER", 2)
     trace = str(tmp_path / "t.pt")

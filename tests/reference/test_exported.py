@@ -21,9 +21,9 @@ from torch import Generator, Tensor, nn
 from torch.export import Dim, export, save
 
 import leakaudit as la
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 
 class Normed(nn.Module):

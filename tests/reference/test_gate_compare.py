@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from leakaudit._util import holm
-from leakaudit.gate import compare
+from leakaudit.judging.gate import compare
 
 
 def scipy_p(new: np.ndarray, old: np.ndarray, kind: str) -> float:

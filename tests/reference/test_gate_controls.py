@@ -15,19 +15,19 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.gate import controls, judge
-from leakaudit.gate import record as record_of
-from leakaudit.gate.cells import Cell, attack_all
-from leakaudit.gate.config import Budget, Check, Gate
-from leakaudit.gate.judge import Options
-from leakaudit.gate.runs import Recorded, ready
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.registry import get
-from leakaudit.results import model
-from leakaudit.results.model import RuleStatus
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.registry import get
+from leakaudit.core.trace import Truth
+from leakaudit.judging.gate import controls, judge
+from leakaudit.judging.gate import record as record_of
+from leakaudit.judging.gate.cells import Cell, attack_all
+from leakaudit.judging.gate.config import Budget, Check, Gate
+from leakaudit.judging.gate.judge import Options
+from leakaudit.judging.gate.runs import Recorded, ready
+from leakaudit.reporting.results import model
+from leakaudit.reporting.results.model import RuleStatus
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Truth
 
 FEDSGD = {"victim": "fedsgd", "nodes": 3, "rounds": 2, "model": "logistic", "data": "faces"}
 QUIET = Gate((Check("fed", scenario=FEDSGD, attacks=("analytic",)),), seeds=2, baseline="")
@@ -334,8 +334,8 @@ def test_a_program_that_records_nothing_is_refused(function: Any, message: str) 
 
 
 def test_epsilon_is_that_of_the_exact_view() -> None:
-    from leakaudit.accounting.view_bound import view_bounds
     from leakaudit.protocols.declared import protocol_of
+    from leakaudit.views.accounting.view_bound import view_bounds
 
     constants = {"sigma": 0.5, "noise": "message", "order": "adapt", "alpha": 0.1}
     scenario = {

@@ -21,17 +21,18 @@ from xml.etree import ElementTree as Tree
 import numpy as np
 import pytest
 
-from leakaudit import registry
-from leakaudit.errors import LeakauditError
-from leakaudit.gate import judge, linted, record
-from leakaudit.gate.config import Acceptance, Check, Gate
-from leakaudit.gate.judge import Judged, Options
-from leakaudit.gate.runs import ready
-from leakaudit.lint.pitfall import Pitfall
-from leakaudit.rendering import gate_text
-from leakaudit.results import model, record_file, redaction
-from leakaudit.results.model import RuleStatus
-from leakaudit.verdict import Verdict
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.verdict import Verdict
+from leakaudit.judging.gate import judge, linted, record
+from leakaudit.judging.gate.config import Acceptance, Check, Gate
+from leakaudit.judging.gate.judge import Judged, Options
+from leakaudit.judging.gate.runs import ready
+from leakaudit.reporting.findings import redaction
+from leakaudit.reporting.rendering import gate_text
+from leakaudit.reporting.results import model, record_file
+from leakaudit.reporting.results.model import RuleStatus
+from leakaudit.views.conformance.pitfall import Pitfall
 
 Program = Callable[[int, Path], object]
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit import registry
 from leakaudit.capture.gloo import engine, setup
 from leakaudit.capture.gloo.route import Route
 from leakaudit.capture.gloo.setup import Setup, Spread
-from leakaudit.errors import LeakauditError
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Trace
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.trace import Trace
 from leakaudit.traces import gaps
 from leakaudit.traces.arcs import Arcs
 from leakaudit.traces.recorder import Recorder

@@ -18,22 +18,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit.adversary import Adversary
 from leakaudit.capture.gloo import engine
 from leakaudit.capture.gloo.board import DONE, STARTING, WAITING, WORKING, Board
 from leakaudit.capture.gloo.faults import Fault
 from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
 from leakaudit.capture.gloo.setup import Spread
-from leakaudit.errors import LeakauditError
-from leakaudit.extraction import hearing
-from leakaudit.lint.checks import lint
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph, Trace, Truth
+from leakaudit.judging.lint.checks import lint
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.mixing import metropolis
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Graph, Trace, Truth
 from leakaudit.traces import gaps, trace_file, trace_info
 from leakaudit.traces.recorder import Recorder
+from leakaudit.views.extraction import hearing
 
 HANG = 600.0  # seconds after which something is broken, however busy the machine is
 Ends = tuple[int, int]

@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit import registry
 from leakaudit._util import assignment
-from leakaudit.errors import AttackError
+from leakaudit.core import registry
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.progress import watching
+from leakaudit.core.reconstruction import Reconstruction
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.search import adam, priors
-from leakaudit.leak import GradientLeak
-from leakaudit.progress import watching
-from leakaudit.reconstruction import Reconstruction
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 D = torch.float64
 

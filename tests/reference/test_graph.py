@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Generator
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph
 from leakaudit.protocols import topology
-from leakaudit.trace import Graph
 
 
 def make(kind: str, nodes: int, seed: int = 0) -> Graph:

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit import registry
+from leakaudit.core import registry
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Reconstruction
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.search import adam, local_training, objectives, priors
 from leakaudit.inversion.search.evaluate import Problems
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Reconstruction
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 D = torch.float64
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit import registry
+from leakaudit.core import registry
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.progress import watching
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.search import adam, feature_inversion, optimise
-from leakaudit.leak import GradientLeak
-from leakaudit.progress import watching
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 D = torch.float64
 

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit import registry
-from leakaudit.errors import AttackError
+from leakaudit.core import registry
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.labels import label_signs, last_layer, read_labels, soft_labels
 from leakaudit.inversion.search import feature_inversion, objectives
-from leakaudit.leak import GradientLeak
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 D = torch.float64
 

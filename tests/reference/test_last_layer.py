@@ -11,11 +11,11 @@ from planted import check, faces, leak_of
 from torch import Generator, Tensor
 
 from leakaudit.attacks import Cone
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.exact import last_layer
-from leakaudit.leak import GradientLeak
 from leakaudit.tasks import layer_chain
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 CLASSES = 40
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit.errors import NotDetermined
-from leakaudit.leak import GradientLeak
+from leakaudit.core.errors import NotDetermined
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.trace import Trace, Truth
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.trace import Trace, Truth
 
 MODES = list(itertools.product((1.0, 0.5, 0.3), ("exact", "gradient", "quadratic")))
 

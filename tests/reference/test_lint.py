@@ -17,24 +17,24 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from leakaudit import registry
-from leakaudit.bounds import gaussian
-from leakaudit.bounds.mechanisms import classic_std
-from leakaudit.claim import Adjacency, Claim
-from leakaudit.errors import LeakauditError
-from leakaudit.lint import views
-from leakaudit.lint.case import Case
-from leakaudit.lint.checks import lint
-from leakaudit.lint.noise import judged
-from leakaudit.lint.pitfall import NAMES, Pitfall
-from leakaudit.lint.samples import LEVEL, Sample
-from leakaudit.lint.variance import low_variance
+from leakaudit.core import registry
+from leakaudit.core.claim import Adjacency, Claim
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Messages, Trace, Truth
+from leakaudit.core.verdict import Verdict
+from leakaudit.judging.lint import views
+from leakaudit.judging.lint.checks import lint
 from leakaudit.protocols import local, recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.relations import Relations
-from leakaudit.trace import Messages, Trace, Truth
-from leakaudit.verdict import Verdict
+from leakaudit.theory.bounds import gaussian
+from leakaudit.theory.bounds.mechanisms import classic_std
+from leakaudit.theory.relations import Relations
 from leakaudit.victims import dpsgd
+from leakaudit.views.conformance.case import Case
+from leakaudit.views.conformance.noise import judged
+from leakaudit.views.conformance.pitfall import NAMES, Pitfall
+from leakaudit.views.conformance.samples import LEVEL, Sample
+from leakaudit.views.conformance.variance import low_variance
 
 HIDDEN = 987654321987  # a seed that nobody guesses
 REFUTED, UNSUPPORTED, UNCLAIMED = Verdict.REFUTED, Verdict.UNSUPPORTED, Verdict.UNCLAIMED

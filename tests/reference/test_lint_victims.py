@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from leakaudit import registry
-from leakaudit.lint.checks import lint
+from leakaudit.core import registry
+from leakaudit.judging.lint.checks import lint
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 

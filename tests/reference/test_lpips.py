@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from leakaudit._util.files import write_arrays
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.scoring import lpips_weights
 from leakaudit.scoring.lpips_weights import SIDES, Weights, blank, find, read
 from leakaudit.scoring.metrics import lpips_distance
@@ -196,7 +196,7 @@ def test_other_files_are_refused_without_torchvision(tmp_path: Path) -> None:
     torch.save({"layer.weight": torch.zeros(2)}, tmp_path / "other.pth")
     program = (
         "import sys; from pathlib import Path\n"
-        "from leakaudit.errors import LeakauditError\n"
+        "from leakaudit.core.errors import LeakauditError\n"
         "from leakaudit.scoring import lpips_weights\n"
         "try:\n"
         "    lpips_weights.read(Path(sys.argv[1]))\n"

@@ -13,10 +13,10 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from leakaudit._util.assignment import assign, match, match_labels
-from leakaudit.errors import LeakauditError
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import Graph, Layout, TaskSpec, Trace, Truth
 from leakaudit.scoring.scoring import NOT_SCORED, definitions, score
-from leakaudit.trace import Graph, Layout, TaskSpec, Trace, Truth
 from leakaudit.traces.trace_file import same_run
 
 SPEC = TaskSpec("mlp", shape=(1, 8, 8), levels=255, data="faces")

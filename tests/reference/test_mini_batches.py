@@ -12,13 +12,13 @@ from digits import digits
 from torch import Generator, Tensor
 
 import leakaudit as la
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion import round_by_round
 from leakaudit.inversion.attacking import attack_one
-from leakaudit.leak import GradientLeak
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.results import findings
+from leakaudit.reporting.findings import findings
 from leakaudit.scoring.scoring import Score
 
 # All families in both number formats, of which two run with every change.

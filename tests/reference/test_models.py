@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Generator, nn
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks import _torchvision
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 
 def build(

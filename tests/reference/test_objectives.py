@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.search import feature_inversion, objectives, priors
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 D = torch.float64
 

@@ -12,7 +12,7 @@ import torch
 
 import leakaudit as la
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.optimiser import Memory, Optimiser
 from leakaudit.tasks.task import Task

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit import registry
 from leakaudit._util import assignment
 from leakaudit.attacks.gradinversion import PART, GradInversion, _of_layer
+from leakaudit.core import registry
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion import attacking
 from leakaudit.inversion.exact import convolution_patches
 from leakaudit.inversion.search import objectives, priors
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 D = torch.float64
 

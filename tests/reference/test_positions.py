@@ -8,7 +8,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from leakaudit.rendering.html.positions import distances, positions
+from leakaudit.reporting.rendering.html.positions import distances, positions
 
 GRAPHS = {
     "path": nx.path_graph(12),

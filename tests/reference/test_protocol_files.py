@@ -14,23 +14,23 @@ import torch
 from torch import Generator
 
 import leakaudit as la
-from leakaudit import registry
-from leakaudit.adversary import Adversary
 from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError, ProgramError
-from leakaudit.gate.config import Check
-from leakaudit.gate.runs import ready
-from leakaudit.lint.checks import Lint, lint
-from leakaudit.lint.pitfall import Pitfall
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError, ProgramError
+from leakaudit.core.trace import Graph, Trace, Truth
+from leakaudit.judging.gate.config import Check
+from leakaudit.judging.gate.runs import ready
+from leakaudit.judging.lint.checks import Lint, lint
 from leakaudit.protocols import declared
 from leakaudit.protocols.equations import file
 from leakaudit.protocols.equations.declare import MOST
 from leakaudit.protocols.equations.file import load, read, victim
 from leakaudit.protocols.equations.parse import DEEPEST, LARGEST_POWER
 from leakaudit.protocols.equations.scan import LARGEST_NUMBER
-from leakaudit.relations import Relations, account, determined, know
-from leakaudit.trace import Graph, Trace, Truth
+from leakaudit.theory.relations import Relations, account, determined, know
+from leakaudit.views.conformance.pitfall import Pitfall
 
 FILES = Path(__file__).resolve().parents[1] / "protocol_files"
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "protocols"

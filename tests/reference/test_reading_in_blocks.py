@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import adversary, mapping
-from leakaudit.errors import LeakauditError
-from leakaudit.extraction import hearing
-from leakaudit.lint import conformance, equations
+from leakaudit.core import adversary, mapping
+from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols import expected
 from leakaudit.protocols.declared import protocol_of
-from leakaudit.relations.declare import outline
+from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import trace_file
+from leakaudit.views.conformance import conformance, equations
+from leakaudit.views.extraction import hearing
 
 SCENARIO = la.Scenario(
     victim="pdmm", nodes=5, graph="ring", rounds=6, data="gaussians", model="logistic"
@@ -36,7 +36,9 @@ def test_leaks_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch, victim: 
     trace, _ = la.record(replace(SCENARIO, victim=victim))
     at_once = la.leaks(trace)
     explained = la.explain(trace, "eavesdropper")
-    module = sys.modules["leakaudit.relations.estimate"]  # the package has a function of this name
+    module = sys.modules[
+        "leakaudit.theory.relations.estimate"
+    ]  # the package has a function of this name
     monkeypatch.setattr(module, "BLOCK", 7)
     monkeypatch.setattr(adversary, "CHUNK", 5)
     in_blocks = la.leaks(trace)
@@ -59,7 +61,7 @@ def test_released_pages_keep_their_values(tmp_path: Path) -> None:
     """A page that was changed in memory is never dropped."""
     numbers = torch.arange(1 << 20, dtype=torch.float32)
     torch.save({"a": numbers}, tmp_path / "a.pt")
-    from leakaudit.traces._storage import safe_reader
+    from leakaudit._util.untrusted import safe_reader
 
     read = safe_reader.read(tmp_path / "a.pt")["a"]
     read[5] = -1

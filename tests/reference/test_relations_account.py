@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leakaudit.adversary import Adversary
-from leakaudit.bounds.gaussian import epsilon
-from leakaudit.errors import LeakauditError
-from leakaudit.relations import (
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.bounds.gaussian import epsilon
+from leakaudit.theory.relations import (
     Expression,
     Relations,
     account,
@@ -26,7 +26,7 @@ from leakaudit.relations import (
     know,
     supremum,
 )
-from leakaudit.relations.certificate import certificates
+from leakaudit.theory.relations.certificate import certificates
 
 DECLARED: dict[str, Any] = runpy.run_path(
     str(Path(__file__).with_name("test_relations_protocols.py"))

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from leakaudit.adversary import Adversary
-from leakaudit.errors import LeakauditError
-from leakaudit.relations import (
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph, Layout, Messages, TaskSpec, Trace
+from leakaudit.theory.relations import (
     Expression,
     Relations,
     Vector,
@@ -27,8 +28,7 @@ from leakaudit.relations import (
     recorded,
     residuals,
 )
-from leakaudit.relations.modular import PRIMES, rational, residue
-from leakaudit.trace import Graph, Layout, Messages, TaskSpec, Trace
+from leakaudit.theory.relations.modular import PRIMES, rational, residue
 
 DECLARED: dict[str, Any] = runpy.run_path(
     str(Path(__file__).with_name("test_relations_protocols.py"))

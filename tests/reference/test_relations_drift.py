@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leakaudit.adversary import Adversary
-from leakaudit.bounds.gaussian import epsilon, power
-from leakaudit.errors import LeakauditError
-from leakaudit.relations import Relations, account, drift, know
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.bounds.gaussian import epsilon, power
+from leakaudit.theory.relations import Relations, account, drift, know
 
 DECLARED: dict[str, Any] = runpy.run_path(
     str(Path(__file__).with_name("test_relations_protocols.py"))

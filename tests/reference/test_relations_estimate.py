@@ -14,10 +14,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from leakaudit.adversary import Adversary
-from leakaudit.errors import LeakauditError
-from leakaudit.relations import Expression, Knowledge, Relations, Vector, estimate, explain, know
-from leakaudit.relations.kkt import system
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.relations import (
+    Expression,
+    Knowledge,
+    Relations,
+    Vector,
+    estimate,
+    explain,
+    know,
+)
+from leakaudit.theory.relations.kkt import system
 
 Array = NDArray[np.float64]
 Update = Literal["exact", "gradient", "quadratic"]

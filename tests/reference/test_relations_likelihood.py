@@ -18,9 +18,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from leakaudit.adversary import Adversary
-from leakaudit.bounds.gaussian import power
-from leakaudit.relations import Relations, account, know
+from leakaudit.core.adversary import Adversary
+from leakaudit.theory.bounds.gaussian import power
+from leakaudit.theory.relations import Relations, account, know
 
 Array = NDArray[np.float64]
 DECLARED: dict[str, Any] = runpy.run_path(

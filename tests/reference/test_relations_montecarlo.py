@@ -19,8 +19,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from leakaudit.adversary import Adversary
-from leakaudit.relations import Estimate, Expression, Relations, Vector, estimate, know
+from leakaudit.core.adversary import Adversary
+from leakaudit.theory.relations import Estimate, Expression, Relations, Vector, estimate, know
 
 Array = NDArray[np.float64]
 HERE = Path(__file__)

@@ -14,8 +14,16 @@ from typing import Literal
 import pytest
 import torch
 
-from leakaudit.adversary import Adversary
-from leakaudit.relations import Expression, Knowledge, Relations, determined, generic, know, rank
+from leakaudit.core.adversary import Adversary
+from leakaudit.theory.relations import (
+    Expression,
+    Knowledge,
+    Relations,
+    determined,
+    generic,
+    know,
+    rank,
+)
 
 Around = Mapping[int, Sequence[int]]
 Weights = Sequence[Sequence[Q]]

@@ -13,9 +13,9 @@ from fractions import Fraction as Q
 import numpy as np
 import pytest
 
-from leakaudit.adversary import Adversary
-from leakaudit.relations import Relations, determined, estimate, know
-from leakaudit.relations.kkt import system
+from leakaudit.core.adversary import Adversary
+from leakaudit.theory.relations import Relations, determined, estimate, know
+from leakaudit.theory.relations.kkt import system
 
 Partitions = Sequence[Sequence[tuple[int, ...]]]
 SCHOOLGIRLS = (

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from leakaudit.adversary import Adversary
-from leakaudit.errors import LeakauditError
-from leakaudit.relations import Relations, estimate, is_determined, know, later, steady
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.relations import Relations, estimate, is_determined, know, later, steady
 
 HELP: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_relations_estimate.py")))
 

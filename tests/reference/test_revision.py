@@ -11,8 +11,9 @@ from msgspec import UNSET
 from records import RECORDS
 
 from leakaudit._util.revision import is_commit, revision
-from leakaudit.results import model, redaction
-from leakaudit.results.wording import provenance
+from leakaudit.reporting.findings import redaction
+from leakaudit.reporting.findings.wording import provenance
+from leakaudit.reporting.results import model
 
 
 def git(folder: Path, *words: str) -> str:

@@ -11,15 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit import registry
-from leakaudit.errors import AttackError
+from leakaudit.core import registry
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.exact import layerwise
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.tasks import data, layer_chain
 from leakaudit.tasks.layer_chain import Layer
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 D = torch.float64
 HERE = __name__

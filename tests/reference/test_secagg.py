@@ -12,25 +12,25 @@ import torch
 from torch import Generator
 
 import leakaudit as la
-from leakaudit.accounting.view_bound import view_bounds
-from leakaudit.auditing.levels import declared
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.extraction import hearing
-from leakaudit.extraction.deduction import Deduction
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import Trace, Truth
 from leakaudit.inversion.attacking import attack_one
-from leakaudit.pipeline import attack_run
-from leakaudit.pipeline.attack_run import AttackOptions
-from leakaudit.pipeline.checkpoint import Checkpoint
+from leakaudit.judging.auditing.levels import declared
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.results import model, record_file
+from leakaudit.reporting.results import model, record_file
+from leakaudit.runs.pipeline import attack_run
+from leakaudit.runs.pipeline.attack_options import AttackOptions
+from leakaudit.runs.pipeline.checkpoint import Checkpoint
 from leakaudit.scoring.scoring import score
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Trace, Truth
 from leakaudit.traces import trace_file
+from leakaudit.views.accounting.view_bound import view_bounds
+from leakaudit.views.extraction import hearing
+from leakaudit.views.extraction.deduction import Deduction
 
 ALL = tuple(range(4))
 # All families in both number formats, of which two run with every change.

@@ -12,11 +12,20 @@ import pytest
 from scipy.special import expit
 from scipy.stats import binom, kstest, laplace, norm
 
-from leakaudit.bounds import empirical, one_run
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
-from leakaudit.selfcheck import ESTIMATORS, PLANTED, POWER, SLACK, TRUE, Mechanism, check, planting
-from leakaudit.selfcheck.estimators import Estimator
+from leakaudit.core.errors import LeakauditError
+from leakaudit.judging.selfcheck import (
+    ESTIMATORS,
+    PLANTED,
+    POWER,
+    SLACK,
+    TRUE,
+    Mechanism,
+    check,
+    planting,
+)
+from leakaudit.judging.selfcheck.estimators import Estimator
+from leakaudit.theory.bounds import empirical, one_run
 
 BY_NAME = {e.name: e for e in ESTIMATORS}
 MU, RUN = BY_NAME["mu, both error rates"], BY_NAME["epsilon, one run"]

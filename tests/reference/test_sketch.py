@@ -20,14 +20,14 @@ import leakaudit as la
 from leakaudit.capture.gloo import engine
 from leakaudit.capture.gloo.setup import Spread
 from leakaudit.capture.tap import merge
-from leakaudit.errors import LeakauditError
-from leakaudit.lint import conformance
-from leakaudit.payload import Kept
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.payload import Kept
+from leakaudit.core.sketch import NUMBERS, ROWS, WIDTH, Sketch
+from leakaudit.core.trace import Graph, Layout, Messages, TaskSpec, Trace
 from leakaudit.protocols import recording
-from leakaudit.sketch import NUMBERS, ROWS, WIDTH, Sketch
-from leakaudit.trace import Graph, Layout, Messages, TaskSpec, Trace
 from leakaudit.traces import convert, layers, trace_file, trace_info
 from leakaudit.traces.recorder import Recorder
+from leakaudit.views.conformance import conformance
 
 NAMES = ("a.weight", "a.bias", "b.weight", "c.weight", "c.bias")
 LAYOUT = Layout(NAMES, ((30, 10), (30,), (60, 30), (5, 60), (5,)))

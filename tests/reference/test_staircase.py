@@ -7,7 +7,7 @@ import random
 import pytest
 from sympy import Matrix
 
-from leakaudit.relations.modular import PRIMES, Row, Staircase
+from leakaudit.theory.relations.modular import PRIMES, Row, Staircase
 
 COLUMNS = 9
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from leakaudit.lint import conformance, substitute
-from leakaudit.lint.substitute import Left, left
-from leakaudit.lint.values import Values
+from leakaudit.core.trace import Trace, Truth
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Trace, Truth
+from leakaudit.views.conformance import conformance, substitute
+from leakaudit.views.conformance.substitute import Left, left
+from leakaudit.views.conformance.values import Values
 
 SIGMA = 0.5
 

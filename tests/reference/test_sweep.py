@@ -16,28 +16,28 @@ import pytest
 from msgspec.structs import replace as replace_fields
 from records import in_a_cell
 
-from leakaudit import registry
-from leakaudit.auditing.levels import levels
-from leakaudit.auditing.plan import AuditPlan
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError
+from leakaudit.judging.auditing.levels import levels
+from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.results import record_file
-from leakaudit.results.model import (
+from leakaudit.reporting.findings.wording import axis_value
+from leakaudit.reporting.results import record_file
+from leakaudit.reporting.results.cell_files import CellResult
+from leakaudit.reporting.results.model import (
     NO_SCORES,
     NumberColumn,
     Scores,
     given,
     plain,
 )
-from leakaudit.results.wording import axis_value
-from leakaudit.sweeping import merge, points, tables
-from leakaudit.sweeping.cell_files import CellResult
-from leakaudit.sweeping.cells import PlannedCell, expand, versions
-from leakaudit.sweeping.plan import SweepPlan
-from leakaudit.sweeping.run import SweepOptions, part, sweep
-from leakaudit.sweeping.store import Planned, Store
-from leakaudit.sweeping.work import Job
+from leakaudit.runs.sweeping import merge, points, tables
+from leakaudit.runs.sweeping.cells import PlannedCell, expand, versions
+from leakaudit.runs.sweeping.plan import SweepPlan
+from leakaudit.runs.sweeping.run import SweepOptions, part, sweep
+from leakaudit.runs.sweeping.store import Planned, Store
+from leakaudit.runs.sweeping.work import Job
 
 HERE = SweepOptions(workers=0)
 SMALL = Scenario(

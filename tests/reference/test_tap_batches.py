@@ -24,10 +24,10 @@ from leakaudit.capture.tap.guessing.observed import collect
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.tap.messages import description, wires
-from leakaudit.evidence import Origin
-from leakaudit.lint import conformance
+from leakaudit.core.evidence import Origin
+from leakaudit.core.trace import Trace
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Trace
+from leakaudit.views.conformance import conformance
 
 TASK = Task.build(
     la.TaskSpec("mlp", {"hidden": "6"}, shape=(1, 4, 4), classes=3), dtype=torch.float64

@@ -19,18 +19,18 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
+from leakaudit.capture.fitting.fit import image, widths
 from leakaudit.capture.tap import merge
-from leakaudit.capture.tap.fitting.fit import image, widths
 from leakaudit.capture.tap.guessing import observed, payloads
 from leakaudit.capture.tap.guessing.confirm import contradictions
 from leakaudit.capture.tap.guessing.guess import guess
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.tap.messages import description, wires
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Trace
 from leakaudit.protocols.optimiser import Kind, Memory, Optimiser
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Trace
 from leakaudit.traces import trace_file
 
 MODEL: dict[str, Any] = {"name": "mlp", "args": {"hidden": "6"}, "shape": [1, 4, 4], "classes": 3}

@@ -9,8 +9,8 @@ import torch
 from torch import Generator, Tensor, optim
 
 import leakaudit as la
-from leakaudit.capture.tap.fitting import local
-from leakaudit.capture.tap.fitting.fit import GradientSample
+from leakaudit.capture.fitting import local
+from leakaudit.capture.fitting.fit import GradientSample
 from leakaudit.tasks.task import Task
 
 CLIENTS = 3

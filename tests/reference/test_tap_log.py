@@ -20,7 +20,7 @@ from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.log.writing import DTYPES, Log
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.traces import trace_file
 
 

@@ -22,10 +22,10 @@ from torch import Generator, Tensor, nn
 import leakaudit as la
 from leakaudit.capture.tap import saved
 from leakaudit.capture.tap.log.finder import LOSSES, Finder
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks import remarks
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 PROGRAM = """
 import sys

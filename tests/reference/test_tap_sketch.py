@@ -19,8 +19,8 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.capture.tap.fitting.part import Part
-from leakaudit.capture.tap.fitting.sketch import ROWS, WIDTH, RunningSketch, Sketch
+from leakaudit.capture.fitting.part import Part
+from leakaudit.capture.fitting.sketch import ROWS, WIDTH, RunningSketch, Sketch
 from leakaudit.capture.tap.guessing.guess import guess, named
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.layers import LARGE, REST, SKETCHED, select

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from leakaudit.capture.tap.fitting import stepping
+from leakaudit.capture.fitting import stepping
 
 Make = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
 

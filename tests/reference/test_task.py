@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import vmap
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Layout, TaskSpec
 from leakaudit.tasks.task import LOOP_ABOVE, Problem, Task
-from leakaudit.trace import Layout, TaskSpec
 
 F64 = torch.float64
 IMAGE = (3, 8, 8)

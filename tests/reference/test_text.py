@@ -22,15 +22,15 @@ from torch import Generator, Tensor
 import leakaudit as la
 from leakaudit.attacks import Sequences, Tokens
 from leakaudit.cli import main
-from leakaudit.errors import AttackError, LeakauditError
+from leakaudit.core.errors import AttackError, LeakauditError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import TaskSpec, Truth
 from leakaudit.inversion.exact import decoders
-from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.rendering import passages
+from leakaudit.reporting.rendering import passages
 from leakaudit.scoring import metrics, scoring
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec, Truth
 
 D = torch.float64
 Change = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

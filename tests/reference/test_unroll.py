@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit import registry
-from leakaudit.errors import AttackError
+from leakaudit.core import registry
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.search import local_training, objectives
 from leakaudit.inversion.search.local_training import Local
-from leakaudit.leak import GradientLeak
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 D = torch.float64
 

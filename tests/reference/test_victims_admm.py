@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import registry
-from leakaudit.adversary import Adversary
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Graph, TaskSpec
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.relations import Relations, account, is_determined, know
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.trace import Graph, TaskSpec
+from leakaudit.theory.relations import Relations, account, is_determined, know
 from leakaudit.traces.recorder import Recorder
 
 NODES = 8

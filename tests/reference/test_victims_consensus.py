@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 import leakaudit as la
-from leakaudit import registry
+from leakaudit.core import registry
+from leakaudit.core.trace import Graph, TaskSpec
 from leakaudit.protocols import declared
-from leakaudit.relations import Relations, determined, know
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.trace import Graph, TaskSpec
+from leakaudit.theory.relations import Relations, determined, know
 from leakaudit.traces.recorder import Recorder
 
 Array = NDArray[np.float64]

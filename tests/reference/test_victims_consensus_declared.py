@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from leakaudit import registry
-from leakaudit.errors import LeakauditError
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols import declared
 
 RUNS: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_victims_consensus.py")))

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit.extraction import hearing
-from leakaudit.extraction.deduction import Deduction
-from leakaudit.relations import Expression, Vector, determined, estimate, explain, know
-from leakaudit.relations.estimate import recorded
+from leakaudit.theory.relations import Expression, Vector, determined, estimate, explain, know
+from leakaudit.theory.relations.estimate import recorded
 from leakaudit.traces.recorder import Recorder
+from leakaudit.views.extraction import hearing
+from leakaudit.views.extraction.deduction import Deduction
 
 RUNS: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_victims_consensus.py")))
 train, relations, gradient, miss, curious = (

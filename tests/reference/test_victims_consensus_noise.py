@@ -15,10 +15,10 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import leakaudit as la
-from leakaudit import registry
-from leakaudit.relations import Expression, Relations, account, determined, estimate, know
-from leakaudit.relations.estimate import recorded
-from leakaudit.trace import Graph
+from leakaudit.core import registry
+from leakaudit.core.trace import Graph
+from leakaudit.theory.relations import Expression, Relations, account, determined, estimate, know
+from leakaudit.theory.relations.estimate import recorded
 
 RUNS: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_victims_consensus.py")))
 train, relations, gradient, miss, curious = (

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from scipy import integrate, stats
 
 import leakaudit as la
+from leakaudit.core.trace import Graph, TaskSpec, Trace, Truth
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.noises import Noise, calibrated
 from leakaudit.protocols.recording import generators
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.relations import account, determined, know
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.trace import Graph, TaskSpec, Trace, Truth
+from leakaudit.theory.relations import account, determined, know
 from leakaudit.traces.recorder import Recorder
 from leakaudit.victims.dkm import DKM
 

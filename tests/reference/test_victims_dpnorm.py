@@ -14,14 +14,14 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import leakaudit as la
+from leakaudit.core.trace import Graph, TaskSpec, Trace, Truth
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.dpnorm_family import guaranteed, level, sensitivity
 from leakaudit.protocols.recording import generators
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.relations import account, estimate, know
-from leakaudit.relations import recorded as messages
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.trace import Graph, TaskSpec, Trace, Truth
+from leakaudit.theory.relations import account, estimate, know
+from leakaudit.theory.relations import recorded as messages
 from leakaudit.traces.recorder import Recorder
 from leakaudit.victims.dpnorm import DPNorm
 from leakaudit.victims.single import Single

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import registry
-from leakaudit.adversary import Adversary
-from leakaudit.extraction.deduction import Deduction
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Graph, TaskSpec
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.relations import Bound, account, determined, know
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.trace import Graph, TaskSpec
+from leakaudit.theory.relations import Bound, account, determined, know
 from leakaudit.traces.recorder import Recorder
+from leakaudit.views.extraction.deduction import Deduction
 
 NODES, SAMPLES, SIZE = 8, 30, 10
 RING = Graph(

@@ -13,12 +13,19 @@ import torch
 from effort import counted
 
 import leakaudit as la
+from leakaudit.core.trace import Graph, Trace, Truth
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.kirkman import partitions
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.relations import Knowledge, Relations, account, determined_each, estimate, know
-from leakaudit.relations import recorded as messages
-from leakaudit.trace import Graph, Trace, Truth
+from leakaudit.theory.relations import (
+    Knowledge,
+    Relations,
+    account,
+    determined_each,
+    estimate,
+    know,
+)
+from leakaudit.theory.relations import recorded as messages
 from leakaudit.victims.secured import SecureD
 
 Recorded = tuple[recording.Plan, Trace, Truth]

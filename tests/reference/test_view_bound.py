@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.accounting.basis import Basis, Ground, Stronger, Unit
-from leakaudit.accounting.view_bound import view_bounds
-from leakaudit.adversary import Adversary
-from leakaudit.errors import LeakauditError
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.registry import get
 from leakaudit.protocols.declared import DECLARED, Protocol
 from leakaudit.protocols.topology import make
-from leakaudit.registry import get
-from leakaudit.relations import account, know
+from leakaudit.theory.relations import account, know
+from leakaudit.views.accounting.basis import Basis, Ground, Stronger, Unit
+from leakaudit.views.accounting.view_bound import view_bounds
 
 ROUNDS = DECLARED + 3
 NOISY = [

@@ -12,14 +12,14 @@ from encoders import encoder
 from torch import Generator, Tensor
 
 from leakaudit.attacks import Patches
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.exact import vision_tokens
-from leakaudit.leak import GradientLeak
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.tasks.models import Block
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 D = torch.float64
 # Rounding of a gradient of sums over thousands of terms, in units of the number format.

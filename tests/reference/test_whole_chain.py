@@ -13,6 +13,7 @@ from planted import check, faces, leak_of
 from torch import Generator, Tensor, nn
 
 from leakaudit.attacks import Cone
+from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.exact import chain_pieces, whole_chain
 from leakaudit.inversion.exact.chain_pieces import Composed
 from leakaudit.inversion.exact.pixel_grid import Grid
@@ -22,7 +23,6 @@ from leakaudit.tasks import layer_chain
 from leakaudit.tasks.layer_chain import Layer
 from leakaudit.tasks.models import MODELS
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 
 def task_of(model: str, **args: Any) -> Task:

@@ -22,9 +22,9 @@ import leakaudit as la
 from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.wire import folder as wire_folder
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Layout, Trace
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Layout, Trace
 from leakaudit.traces import trace_file
 
 TASK = Task.build(

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.equations.streams import Streams, Term
-from leakaudit.capture.tap.fitting import min_rank
-from leakaudit.capture.tap.fitting.min_rank import Blocks, Combination
-from leakaudit.errors import LeakauditError
+from leakaudit.capture.fitting import min_rank
+from leakaudit.capture.fitting.min_rank import Blocks, Combination
+from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks.task import Task
 
 FITTED = 4  # rounds to which coefficients are fitted, at most: a choice that bounds the time

@@ -10,9 +10,9 @@ import torch
 from leakaudit.capture.equations import linear, steps
 from leakaudit.capture.equations.streams import Streams
 from leakaudit.capture.equations.written import Equation, Writer
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Trace
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Trace
 
 RECORDS = 6  # records of a batch whose rank is looked for, at most: a choice
 # Rounding above which nothing is fitted, as where optimisers are named: with that of bfloat16,

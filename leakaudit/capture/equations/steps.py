@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import registry
 from leakaudit.capture.equations.linear import FITTED, HELD, Linear, block
 from leakaudit.capture.equations.streams import Streams, Term
-from leakaudit.capture.tap.fitting import min_rank
-from leakaudit.capture.tap.fitting.fit import recomputed
+from leakaudit.capture.fitting import min_rank
+from leakaudit.capture.fitting.fit import recomputed
+from leakaudit.core import registry
+from leakaudit.core.leak import GradientLeak
 from leakaudit.inversion.exact.pixel_grid import Grid
-from leakaudit.leak import GradientLeak
 from leakaudit.tasks.task import Task
 
 Form: TypeAlias = Literal["single", "momentum", "difference"]

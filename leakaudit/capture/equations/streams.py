@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Graph, Trace
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph, Trace
 
 Who: TypeAlias = Literal["own", "near", "server", "clients"]
 PUBLIC = "w0"  # the public vector that is the initial model of every node

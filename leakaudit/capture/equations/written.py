@@ -14,9 +14,9 @@ from leakaudit.capture.equations import steps
 from leakaudit.capture.equations.linear import Linear
 from leakaudit.capture.equations.steps import Step
 from leakaudit.capture.equations.streams import Streams, Term
-from leakaudit.capture.tap.fitting import min_rank
-from leakaudit.capture.tap.fitting.fit import recomputed
-from leakaudit.errors import LeakauditError
+from leakaudit.capture.fitting import min_rank
+from leakaudit.capture.fitting.fit import recomputed
+from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols.equations.check import WORDS
 from leakaudit.protocols.equations.syntax import FUNCTIONS, GROUPS
 from leakaudit.tasks.task import Task

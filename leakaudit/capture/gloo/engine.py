@@ -13,14 +13,14 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from leakaudit import progress, registry
 from leakaudit._util.own_code import Trust
 from leakaudit.capture.gloo import merge, setup
 from leakaudit.capture.gloo.board import Board
 from leakaudit.capture.gloo.scratch import scratch
 from leakaudit.capture.gloo.setup import Setup, Spread
 from leakaudit.capture.gloo.threads import run as run_threads
-from leakaudit.errors import LeakauditError
+from leakaudit.core import progress, registry
+from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols import premises
 from leakaudit.protocols.recording import Plan, contradictions, opened, public
 from leakaudit.traces.recorder import Recorder

@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Graph
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph
 
 Kind: TypeAlias = Literal["stop", "late", "drop"]
 FORM = re.compile(

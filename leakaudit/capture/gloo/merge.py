@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap.log.reading import Event, RankLog, read_logs
-from leakaudit.trace import Json
+from leakaudit.core.trace import Json
 from leakaudit.traces.recorder import Recorder
 
 ERROR = "error"  # prefix of the file in which a process leaves its error; its number follows

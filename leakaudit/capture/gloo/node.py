@@ -20,7 +20,7 @@ from leakaudit.capture.gloo.inbox import Inbox
 from leakaudit.capture.gloo.route import Route
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.writing import Log
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.traces.arcs import Arcs
 
 TOGETHER = 1000  # messages per event in the log: a choice that keeps lines short

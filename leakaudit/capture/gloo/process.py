@@ -18,7 +18,7 @@ from leakaudit.capture.gloo.mail import Mail
 from leakaudit.capture.gloo.node import NodeRecorder, Silence, Transport
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.writing import Log
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.traces.recorder import Recorder
 
 

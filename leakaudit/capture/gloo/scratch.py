@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from leakaudit._util.locking import lock as lock_folder
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 PREFIX = ".gloo-"
 

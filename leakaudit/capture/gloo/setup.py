@@ -15,10 +15,10 @@ from leakaudit._util.files import write_tensors
 from leakaudit._util.own_code import Trust
 from leakaudit.capture.gloo.board import Board
 from leakaudit.capture.gloo.faults import Fault
-from leakaudit.payload import Kept
+from leakaudit.core.payload import Kept
+from leakaudit.core.trace import Graph, TaskSpec
 from leakaudit.protocols.recording import Plan
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.trace import Graph, TaskSpec
 
 
 @dataclass(frozen=True)

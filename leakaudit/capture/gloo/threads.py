@@ -8,12 +8,12 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from leakaudit import progress
 from leakaudit.capture.gloo import process
 from leakaudit.capture.gloo.board import Board
 from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.writing import Log
+from leakaudit.core import progress
 
 POLL = 0.02  # seconds between two checks of the threads: a choice
 

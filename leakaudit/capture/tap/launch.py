@@ -21,7 +21,7 @@ from leakaudit.capture.tap.hooks.install import LAUNCHER, VARIABLE
 from leakaudit.capture.tap.log import finder
 from leakaudit.capture.tap.log.event import parse
 from leakaudit.capture.tap.log.reading import NAME
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 SITE = Path(__file__).resolve().parent / "site"
 PATIENCE = 20  # seconds to wait for processes that outlive the command: a choice

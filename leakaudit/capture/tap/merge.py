@@ -13,17 +13,17 @@ import msgspec
 import numpy as np
 import torch
 
-from leakaudit import registry
-from leakaudit._util import npz
 from leakaudit._util.revision import revision
+from leakaudit._util.untrusted import npz
 from leakaudit.capture.tap.log.layers import module, shortened
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.log.writing import UNRANKED
 from leakaudit.capture.tap.messages.arranged import ArrangedLog, Sent
 from leakaudit.capture.tap.messages.wires import CHOSEN
-from leakaudit.errors import LeakauditError, NotUnderstood
-from leakaudit.progress import step
-from leakaudit.trace import Json, Trace
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError, NotUnderstood
+from leakaudit.core.progress import step
+from leakaudit.core.trace import Json, Trace
 from leakaudit.traces import gaps, trace_file
 from leakaudit.traces._storage import sidecar
 from leakaudit.traces.recorder import Recorder

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from leakaudit._util.decoding import from_json
 from leakaudit.capture.tap.log import finder
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 NOT_FOUND = (
     "the program's model was not found: no module that was called in training has as many "

@@ -13,7 +13,7 @@ from pathlib import Path
 from leakaudit.capture.wire import lines, payloads
 from leakaudit.capture.wire.lines import Line
 from leakaudit.capture.wire.payloads import Payload, Unfinished
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.traces.recorder import human
 
 FILES = re.compile(r"messages[\w.-]{0,60}\.jsonl", re.ASCII)

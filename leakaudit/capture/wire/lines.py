@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 
 from leakaudit._util import decoding
 from leakaudit.capture.tap.log.event import COUNT, DIMENSIONS, KEY, LENGTH
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.core.errors import LeakauditError, suggest
 
 ALL = "all"
 # Far above what programs use. They prevent a malformed file from using up memory.

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit._util import files, npz
+from leakaudit._util import files
+from leakaudit._util.untrusted import npz
 from leakaudit.capture.tap.log.writing import DTYPES
 from leakaudit.capture.tap.messages.streams import FLOATS
 from leakaudit.capture.wire.lines import NAME, Line, require_name
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.core.errors import LeakauditError, suggest
 
 SAFETENSORS = ".safetensors"
 NUMPY = ".npy"

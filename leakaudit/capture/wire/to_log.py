@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from leakaudit._util.vocabulary import Vocabulary
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.tap.merge import IMPORTED
@@ -19,7 +18,8 @@ from leakaudit.capture.tap.messages.arranged import ArrangedLog
 from leakaudit.capture.tap.messages.description import Description
 from leakaudit.capture.tap.messages.streams import POSITION
 from leakaudit.capture.wire.folder import Folder, Message, listed
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.traces.vocabulary import Vocabulary
 
 
 def write(folder: Folder, logs: Path, description: Description | None = None) -> tuple[str, ...]:

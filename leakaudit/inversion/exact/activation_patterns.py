@@ -49,7 +49,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.progress import expired
+from leakaudit.core.progress import expired
 
 # The soft projector on a neuron's rows weights a singular value s by s^2 / (s^2 + (SOFT noise)^2).
 SOFT = 20.0

@@ -29,9 +29,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from leakaudit.evidence import Evidence, Origin
+from leakaudit.core.evidence import Evidence, Origin
+from leakaudit.core.reconstruction import Certificate
 from leakaudit.inversion.exact import (
     first_layer_rows,
     grid_lattice,
@@ -39,13 +40,13 @@ from leakaudit.inversion.exact import (
     slopes,
     uniqueness,
 )
-from leakaudit.inversion.exact.pixel_errors import SURE, UNEVEN, Estimates, wrong_pixel
+from leakaudit.inversion.exact.observations import Heard, estimates
+from leakaudit.inversion.exact.pixel_errors import SURE, UNEVEN, wrong_pixel
 from leakaudit.inversion.exact.pixel_grid import Grid, others_between
-from leakaudit.reconstruction import Certificate
 
 if TYPE_CHECKING:
+    from leakaudit.core.leak import GradientLeak
     from leakaudit.inversion.exact.first_layer_rows import Span
-    from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
 # Largest half-width, relative to the size of the values in its column, that is reported as an
@@ -123,55 +124,6 @@ class Proven:
     x: Tensor  # (1, p), rounded to the grid if rounding is safe
     interval: Tensor | None  # half-widths, or None
     note: str  # what was observed, or which condition is not met
-
-
-@dataclass(frozen=True)
-class Heard:
-    """The observations by which a batch is judged."""
-
-    leak: GradientLeak  # source of the rows
-    task: Task
-    stack: Tensor  # (m, H, p + 1) rows of the first layer
-    white: Tensor  # the same rows, whitened over all rounds
-    span: Span
-    grid: Grid
-    generator: Generator  # divides neurons into parts
-    # if only some entries were observed: the whitened rows, and a mask (H, p + 1) of these entries.
-    # The other rows above are then completed, and no evidence for pixels.
-    observed: tuple[Tensor, Tensor] | None = None
-
-    def estimates(self, rows: Tensor) -> Estimates:
-        """Estimate the inputs (b, p + 1) again, from observed entries."""
-        if self.observed is None:
-            return estimates(self.leak, self.stack, self.white, rows)
-        return Estimates.observed(*self.observed, rows, self.stack)
-
-    def stored(self, x: Tensor) -> Tensor:
-        """Return the inputs as the first layer received them, followed by a 1.
-
-        The program may have stored k/levels in full or rounded it to float32. The version that lies
-        closer to the space of the rows is returned.
-
-        Args:
-            x: (n, p) on the grid.
-
-        Returns:
-            (n, p + 1).
-        """
-        basis = self.span.basis
-        versions = torch.stack([self.grid.rows(x), self.grid.rows(x.float().to(x))])
-        off = (versions - versions @ basis.T @ basis).norm(dim=2)
-        better = (off[0] < off[1])[:, None]
-        return torch.where(better, versions[0], versions[1])
-
-
-def estimates(leak: GradientLeak, stack: Tensor, white: Tensor, rows: Tensor) -> Estimates:
-    """Estimate inputs (b, p + 1) again from all rows of a leak.
-
-    Args:
-        stack: (m, H, p + 1) rows of the first layer.
-    """
-    return Estimates.of(white, rows, stack, leak.wire, first_layer_rows.fresh(leak))
 
 
 def single(

@@ -26,10 +26,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.core.progress import expired
 from leakaudit.inversion.exact import neuron_sampling
 from leakaudit.inversion.exact.activation_patterns import RELATIVE, WEAK, Dual, Groups
 from leakaudit.inversion.exact.pixel_grid import Grid
-from leakaudit.progress import expired
 
 # A neuron's null space is used if its smallest singular value of signal is this many times the
 # largest one of noise: the null vectors then have an error of about 1/30 at worst.

@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from leakaudit.progress import expired, step
+from leakaudit.core.progress import expired, step
 
 Array = NDArray[np.float64]
 

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.exact import (
     certify,
     chain_pieces,
@@ -42,17 +43,17 @@ from leakaudit.inversion.exact import (
 from leakaudit.inversion.exact.extreme_rays import Cone
 from leakaudit.inversion.exact.peel import Peeled, closed, peel, sized
 from leakaudit.inversion.exact.pixel_grid import OFF, Grid
+from leakaudit.inversion.exact.ray_samples import Found
 from leakaudit.inversion.labels import batch_labels
 from leakaudit.inversion.search import objectives
-from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ACTIVATIONS
 from leakaudit.tasks.layer_chain import Layer
 from leakaudit.tasks.sequential import Part, Role
 
 if TYPE_CHECKING:
+    from leakaudit.core.leak import GradientLeak
     from leakaudit.inversion.exact.first_layer_rows import Span
-    from leakaudit.leak import GradientLeak
     from leakaudit.tasks.build_task import LinearNames
     from leakaudit.tasks.task import Task
 
@@ -158,67 +159,6 @@ def _by_softmax(found: Found, generator: Generator) -> Found:
     of_space = np.array([found.cone.error(ray) for ray in rays])
     error = np.hypot(of_space, seen.error.cpu().numpy())
     return replace(found, rays=rays, error=error, firm=False)
-
-
-@dataclass(frozen=True)
-class Found:
-    """Samples of one equation."""
-
-    leak: GradientLeak
-    task: Task
-    equation: int  # row of the leak
-    layer: LinearNames  # names of the first linear layer
-    rows: Tensor  # (H, n + 1) the layer's rows
-    span: Span
-    cone: Cone
-    rays: extreme_rays.Array  # (k, b) samples
-    error: extreme_rays.Array  # (k,) standard deviation of a feature of each sample
-    doubt: str  # why the rows do not show the number of samples with certainty; empty if they do
-    firm: bool = True  # whether zeros determine the rays
-
-    @property
-    def chains(self) -> list[tuple[list[Layer], Tensor]]:
-        """For each model that takes part: the layers before the linear one, and its weights."""
-        assert self.leak.theta is not None
-        used = self.leak.combination[self.equation].nonzero().flatten()
-        found = []
-        for theta in self.leak.theta[used].double():
-            chain = layer_chain.layers(self.task, theta)
-            names = [f"{one.name}.weight" for one in chain]
-            at = names.index(self.layer[0])
-            before = chain_pieces.folded(chain[:at])
-            found.append((before, chain[at].parameters["weight"]))
-        return found
-
-    @property
-    def slopes(self) -> Tensor:
-        """(H, k) slopes of the samples in the linear layer; those of missing ones are left out."""
-        rays = torch.from_numpy(self.rays).to(self.rows)
-        inside = self.rows @ self.span.basis.T
-        found: Tensor = torch.linalg.lstsq(rays.T, inside.T, driver="gelsd").solution.T
-        return found
-
-    def of_convolution(self, layer: Layer) -> Tensor | None:
-        """Return the gradient of a convolution's weights, flattened; None if it has not leaked."""
-        found = self.gradient(f"{layer.name}.weight")
-        if found is None or layer.scale is None:
-            return found
-        # The weights of the layer are s W, so a slope in them is 1/s of a slope in W.
-        shape = layer.parameters["weight"].shape
-        return (found.reshape(shape) / layer.scale[:, None, None, None]).flatten()
-
-    def gradient(self, name: str) -> Tensor | None:
-        """Return the equation's value for a parameter, without weight decay; None if not leaked."""
-        leak = self.leak
-        start, stop = leak.columns
-        columns = self.task.layout.slices[name]
-        if columns.start < start or columns.stop > stop:
-            return None
-        value = leak.value[self.equation].double()[columns.start - start : columns.stop - start]
-        if self.task.l2 and leak.theta is not None:
-            mixed = leak.combination[self.equation].double() @ leak.theta.double()[:, columns]
-            value = value - self.task.l2 * mixed
-        return value
 
 
 @dataclass(frozen=True)

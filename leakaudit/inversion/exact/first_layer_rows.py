@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
 
 if TYPE_CHECKING:
-    from leakaudit.leak import GradientLeak
+    from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.build_task import LinearNames
     from leakaudit.tasks.task import Task
 

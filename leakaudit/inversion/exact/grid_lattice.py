@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leakaudit.progress import expired
+from leakaudit.core.progress import expired
 
 Integers = NDArray[np.int64]
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.progress import expired, step
+from leakaudit.core.progress import expired, step
 
 # Starts of a search, steps of each, and searches without a new sample after which it ends. A
 # choice: 16 images behind LeNet or ConvNet take two or three searches of a second each.

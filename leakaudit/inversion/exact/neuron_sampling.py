@@ -23,8 +23,8 @@ import math
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.core.progress import expired
 from leakaudit.inversion.exact.activation_patterns import Dual, Groups
-from leakaudit.progress import expired
 
 # Draws per batch. A choice: this number of systems keeps the processor busy without much memory.
 DRAWS = 2048

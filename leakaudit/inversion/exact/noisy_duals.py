@@ -32,12 +32,12 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.core.progress import expired
 from leakaudit.inversion.exact import first_layer_rows, likelihood
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs, merged
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.likelihood import SampleFit
 from leakaudit.inversion.exact.pixel_grid import Grid
-from leakaudit.progress import expired
 
 # Largest batch: above it, starts rarely lead to a dual vector.
 MOST = 16

@@ -36,13 +36,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.core.progress import expired, step
 from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.exact.decoders import HEAD, TOKENS
-from leakaudit.progress import expired, step
 from leakaudit.tasks.models import Block, Decoder
 
 if TYPE_CHECKING:
-    from leakaudit.leak import GradientLeak
+    from leakaudit.core.leak import GradientLeak
 
 # Distances from a space, in units of the root mean square that the leak's noise causes, up to which
 # a vector lies in it. The distance of a true input is a norm over many coordinates and therefore

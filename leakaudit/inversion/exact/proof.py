@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from leakaudit.core.reconstruction import SHOWN, Certificate, Reconstruction
 from leakaudit.inversion.exact import certify
-from leakaudit.inversion.exact.certify import Heard
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
+from leakaudit.inversion.exact.observations import Heard
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.inversion.labels import batch_labels, consistency
-from leakaudit.reconstruction import SHOWN, Certificate, Reconstruction
 
 # Root mean square distance from which two estimates count as different. A choice: five grey levels
 # of 255.

@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.core.progress import expired
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.exact import certify, features, whole_batch, whole_chain
 from leakaudit.inversion.exact.chain_pieces import Composed
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.inversion.exact.whole_chain import Equations, System
 from leakaudit.inversion.labels import batch_labels
 from leakaudit.inversion.search import objectives
-from leakaudit.progress import expired
-from leakaudit.reconstruction import Certificate, Reconstruction
 
 if TYPE_CHECKING:
-    from leakaudit.leak import GradientLeak
+    from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
 # Steps of a search while there are few equations. A choice.

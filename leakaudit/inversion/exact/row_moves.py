@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakaudit.trace import Training
+from leakaudit.core.trace import Training
 
 # AdamW's shares of a new gradient in its averages, the defaults of torch.optim.
 FAST = 0.1

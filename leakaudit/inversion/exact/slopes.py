@@ -25,9 +25,9 @@ from leakaudit.inversion.search import priors
 from leakaudit.tasks import losses
 
 if TYPE_CHECKING:
-    from leakaudit.inversion.exact.certify import Heard
+    from leakaudit.core.leak import GradientLeak
+    from leakaudit.inversion.exact.observations import Heard
     from leakaudit.inversion.exact.pixel_grid import Grid
-    from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
 # Maximum number of batches whose slopes are compared, ...

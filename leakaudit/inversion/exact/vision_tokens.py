@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn
 
-from leakaudit.progress import expired, step
+from leakaudit.core.progress import expired, step
 from leakaudit.tasks.models import Block, VisionTransformer
 
 # Most steps of a search on the sphere, and without its constraint. Choices: nearly all searches

@@ -20,7 +20,7 @@ from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.inversion.exact.whole_chain import Equations, System
 
 if TYPE_CHECKING:
-    from leakaudit.inversion.exact.features import Found
+    from leakaudit.inversion.exact.ray_samples import Found
 
 # Error of features that the rounding of activations in float32 explains, a root mean square
 # relative to the largest feature; 4e-8 has been observed. With messages in float64, it is smaller

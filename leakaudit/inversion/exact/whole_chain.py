@@ -28,9 +28,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from leakaudit.core.progress import expired, step
 from leakaudit.inversion.exact.chain_pieces import Composed, Piece, input_slopes, weight_gradient
 from leakaudit.inversion.exact.pixel_grid import Grid
-from leakaudit.progress import expired, step
 from leakaudit.tasks.activations import ACTIVATIONS, Inverse
 
 # Maximum number of steps. With twice as many equations as pixels in a batch, ten are usual.

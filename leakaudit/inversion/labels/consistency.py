@@ -14,7 +14,7 @@ from torch import Tensor
 from leakaudit.inversion.labels import label_signs
 
 if TYPE_CHECKING:
-    from leakaudit.leak import GradientLeak
+    from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
 # Maximum ratio of the smallest eigenvalue to the next. Above it, the planes do not intersect in one

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
 from leakaudit.inversion.search import priors
 
 if TYPE_CHECKING:
-    from leakaudit.leak import GradientLeak
+    from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
 # Singular values below this share of the largest are rounding errors in float64.

@@ -15,7 +15,7 @@ from torch import Tensor
 from leakaudit.inversion.labels import label_counts
 
 if TYPE_CHECKING:
-    from leakaudit.leak import GradientLeak
+    from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
 # Another entry may be negative by this share of the lowest (noise). Beyond it, the signs are not

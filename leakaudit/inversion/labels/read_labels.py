@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from leakaudit.errors import AttackError
+from leakaudit.core.errors import AttackError
+from leakaudit.core.registry import written
 from leakaudit.inversion.labels import label_counts, label_signs
-from leakaudit.registry import written
 
 if TYPE_CHECKING:
-    from leakaudit.leak import GradientLeak
+    from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
 # Number of plain rows that `read` examines. A choice: counts of further rows hardly differ.

@@ -23,9 +23,9 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.core.progress import expired, step
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.optimise import Ended, Objective, Point, SearchRun, better
-from leakaudit.progress import expired, step
 
 Slopes = Literal["raw", "soft", "hard"]
 

@@ -19,11 +19,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from leakaudit.core.progress import expired, step
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.lbfgs import Memory
 from leakaudit.inversion.search.line_search import Brackets
 from leakaudit.inversion.search.optimise import FALLS, PATIENCE, Ended, Point, SearchRun
-from leakaudit.progress import expired, step
 
 # Number of evaluations that count as one step: torch's L-BFGS has 20 iterations per step, as in Zhu
 # et al. 2019.

@@ -20,8 +20,8 @@ from leakaudit.inversion.labels import read_labels
 from leakaudit.inversion.search import objectives
 
 if TYPE_CHECKING:
+    from leakaudit.core.leak import GradientLeak
     from leakaudit.inversion.search.objectives import Target
-    from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.search import priors
-from leakaudit.reconstruction import Certificate, Reconstruction
 
 if TYPE_CHECKING:
-    from leakaudit.leak import GradientLeak
+    from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
 Gradients = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from leakaudit.progress import expired, step
+from leakaudit.core.progress import expired, step
 
 Objective = Callable[..., Tensor]
 Point = tuple[Tensor, ...]

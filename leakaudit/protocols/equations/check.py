@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from leakaudit.errors import suggest
+from leakaudit.core.errors import suggest
 from leakaudit.protocols.equations.definition import Definition
 from leakaudit.protocols.equations.syntax import (
     ALL,
@@ -31,7 +31,7 @@ from leakaudit.protocols.equations.syntax import (
     Statement,
     Total,
 )
-from leakaudit.relations.expression import LAWS
+from leakaudit.theory.relations.expression import LAWS
 
 # A number, a vector, or the number 0, which is a vector as well.
 Sort: TypeAlias = Literal["number", "vector", "zero"]

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias, cast
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.equations.check import statement_value
 from leakaudit.protocols.equations.definition import Definition, Entries, entries
 from leakaudit.protocols.equations.parse import OLDEST
@@ -38,10 +39,9 @@ from leakaudit.protocols.equations.syntax import (
     parts,
     shown,
 )
-from leakaudit.relations import Expression, Relations, decimal
-from leakaudit.relations.expression import Form, Law
-from leakaudit.relations.repeat import shifted
-from leakaudit.trace import Graph
+from leakaudit.theory.relations import Expression, Relations, decimal
+from leakaudit.theory.relations.expression import Form, Law
+from leakaudit.theory.relations.repeat import shifted
 
 # Bounds for malicious files. A protocol with four equations on a graph of degree 6 needs about 200
 # steps per node and round; a sum over 1,000 nodes needs 5,000. A coefficient with 4096 bits has

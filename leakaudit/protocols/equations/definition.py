@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.equations.syntax import Assign, Indexed, Name, Send, Statement, flat
 from leakaudit.protocols.mixing import metropolis
-from leakaudit.trace import Graph
 
 Rule: TypeAlias = Literal["metropolis", "uniform", "max-degree", "sign"]
 RULES: tuple[str, ...] = get_args(Rule)

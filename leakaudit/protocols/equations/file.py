@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from leakaudit._util import config
 from leakaudit._util.forms import Words
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.protocols.equations.check import check
 from leakaudit.protocols.equations.definition import RULES, Definition, Rows, Rule
 from leakaudit.protocols.equations.parse import parse

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NoReturn
 
-from leakaudit.errors import suggest
+from leakaudit.core.errors import suggest
 from leakaudit.protocols.equations.scan import Sentence, Token, sentences
 from leakaudit.protocols.equations.syntax import (
     ALL,

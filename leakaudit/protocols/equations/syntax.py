@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NoReturn, TypeAlias
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 SERVER = "server"  # the index of the server, which is the last node
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Generator, Tensor
 
-from leakaudit import registry
-from leakaudit.errors import LeakauditError
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph
 from leakaudit.protocols.equations.declare import Declared, declare
 from leakaudit.protocols.equations.definition import Definition
 from leakaudit.protocols.equations.syntax import Name, expressions, parts
-from leakaudit.relations import Relations
-from leakaudit.trace import Graph
-from leakaudit.victim import Victim
+from leakaudit.protocols.victim import Victim
+from leakaudit.theory.relations import Relations
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

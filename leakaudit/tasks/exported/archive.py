@@ -25,7 +25,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from leakaudit._util.decoding import from_json
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 GRAPH = "models/model.json"
 TENSORS = {  # configuration of the tensors -> folder of their numbers

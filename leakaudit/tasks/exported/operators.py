@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks.exported.archive import DTYPES
 
 PREFIX = "torch.ops.aten."

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks.exported import operators
 from leakaudit.tasks.exported.archive import Node, Stored
 

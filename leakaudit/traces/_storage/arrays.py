@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 _Integers = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -28,13 +28,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit import mapping
-from leakaudit._util import npz
 from leakaudit._util.files import replacing
 from leakaudit._util.uncollected import read_json
-from leakaudit.errors import LeakauditError
+from leakaudit._util.untrusted import npz
+from leakaudit.core import mapping
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Json, TaskSpec, Trace
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Json, TaskSpec, Trace
 from leakaudit.traces._storage import tree
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.sizes import human

@@ -28,11 +28,11 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from leakaudit import mapping
 from leakaudit._util import files
-from leakaudit.errors import LeakauditError
-from leakaudit.traces._storage.archive import Record, Writer
-from leakaudit.traces._storage.safe_reader import STORAGES
+from leakaudit._util.untrusted.archive import Record, Writer
+from leakaudit._util.untrusted.safe_reader import STORAGES
+from leakaudit.core import mapping
+from leakaudit.core.errors import LeakauditError
 
 # Number of bytes for which blocks and pages are allocated in advance, which doubles the speed.
 AHEAD = 32 << 20

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from leakaudit._util.files import UNFINISHED, private_folder
 from leakaudit._util.uncollected import read_json
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.traces._storage import shards, sidecar
 from leakaudit.traces._storage.table import Extent, MessageTable, TableFormat
 

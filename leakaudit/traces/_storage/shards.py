@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 from leakaudit._util.files import replacing
 from leakaudit._util.uncollected import read_json
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Json
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Json
 from leakaudit.traces._storage import sidecar
 
 FORMAT = "leakaudit.trace.folder"

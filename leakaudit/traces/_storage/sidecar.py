@@ -1,6 +1,6 @@
 """The sha256 next to a file, in the format of sha256sum.
 
-Tensors have no checksum of their own (`leakaudit.traces._storage.archive`), so only this detects a
+Tensors have no checksum of their own (`leakaudit._util.untrusted.archive`), so only this detects a
 changed byte in one.
 """
 
@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 
 from leakaudit._util.files import replacing
-from leakaudit.errors import LeakauditError
-from leakaudit.progress import step
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import step
 
 AUTOMATIC = 1 << 30  # bytes below which a reader always compares: a choice, a second or two
 LARGE = 4 << 30  # bytes above which a writer hashes only on request: a choice

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Graph, Layout
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph, Layout
 
 INDEX = 5 * 4 + 1  # bytes of a message in addition to its payload: five int32 columns and a bool
 HEAD = 16 << 10  # bytes for the description and the archive's own records: a choice

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.traces._storage import sizes
 from leakaudit.traces._storage.mapped_file import Hole, MapFile, MemoryFile
 from leakaudit.traces._storage.sizes import human, plan_size
@@ -94,7 +94,7 @@ class MessageTable:
 
     @property
     def tree(self) -> Mapping[str, Any]:
-        """The file's contents, as `leakaudit.traces._storage.safe_reader.read` returns them."""
+        """The file's contents, as `leakaudit._util.untrusted.safe_reader.read` returns them."""
         return self._file.tree
 
     def _new(self, messages: int, rows: int) -> MemoryFile:

@@ -25,11 +25,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from leakaudit import mapping
-from leakaudit.errors import LeakauditError
-from leakaudit.sketch import ROWS, WIDTH
-from leakaudit.trace import LARGEST_RECORD, Json, Messages, Trace, Truth
-from leakaudit.traces._storage import safe_reader, wellformed
+from leakaudit._util.untrusted import safe_reader
+from leakaudit.core import mapping
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.sketch import ROWS, WIDTH
+from leakaudit.core.trace import LARGEST_RECORD, Json, Messages, Trace, Truth
+from leakaudit.traces._storage import wellformed
 from leakaudit.traces._storage.wellformed import INDEX, Bad, Committed
 
 if TYPE_CHECKING:
@@ -263,7 +264,7 @@ def _check_records(truth: Truth) -> None:
 
 def _check_values(truth: Truth) -> None:
     """Raise `Bad` unless labels have a shape of the loss, and tokens are those of the task."""
-    from leakaudit._util import vocabulary  # it needs torch, which outlines are read without
+    from leakaudit.traces import vocabulary  # it needs torch, which outlines are read without
 
     try:
         vocabulary.shape_of_labels(truth.y, truth.task, "y")

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leakaudit._util.vocabulary import inputs, labels
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Json, TaskSpec, Truth
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Json, TaskSpec, Truth
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.sizes import human
 from leakaudit.traces.callers import SENT
+from leakaudit.traces.vocabulary import inputs, labels
 
 LAST_INDEX = 1 << 62  # maximum row in a data set; a choice, within int64
 LAST_ROUND = 1 << 31

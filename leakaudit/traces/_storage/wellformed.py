@@ -17,10 +17,10 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.forms import present
 from leakaudit._util.uncollected import read_json
-from leakaudit.errors import LeakauditError
-from leakaudit.payload import Kept
-from leakaudit.sketch import ROWS, WIDTH
-from leakaudit.trace import Graph, Layout, TaskSpec
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.payload import Kept
+from leakaudit.core.sketch import ROWS, WIDTH
+from leakaudit.core.trace import Graph, Layout, TaskSpec
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class LayoutEntry(_Open, frozen=True, kw_only=True):
 
 
 class SketchEntry(_Open, frozen=True, kw_only=True):
-    """The sketch of every message (`leakaudit.sketch`)."""
+    """The sketch of every message (`leakaudit.core.sketch`)."""
 
     seed: int  # determines the signs
     rows: int  # signs per row of numbers

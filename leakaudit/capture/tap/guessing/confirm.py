@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from leakaudit import registry
-from leakaudit.capture.tap.fitting import factors, fit, local, local_optimiser, stepping
-from leakaudit.capture.tap.fitting.part import Misses
+from leakaudit.capture.fitting import factors, fit, local, local_optimiser, stepping
+from leakaudit.capture.fitting.part import Misses
 from leakaudit.capture.tap.guessing import duals, gradients, hub, observed
 from leakaudit.capture.tap.guessing.draft import SPREADS
 from leakaudit.capture.tap.guessing.explanation import PROVED
@@ -21,7 +20,8 @@ from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.tap.messages.description import USUAL, Description
 from leakaudit.capture.tap.messages.private import Private, private
-from leakaudit.errors import LeakauditError
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError
 
 
 def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]:

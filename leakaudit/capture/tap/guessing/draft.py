@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from leakaudit.capture.tap.fitting import fit
-from leakaudit.capture.tap.fitting.digits import shortest
-from leakaudit.capture.tap.fitting.factors import Factors
+from leakaudit.capture.fitting import fit
+from leakaudit.capture.fitting.digits import shortest
+from leakaudit.capture.fitting.factors import Factors
 from leakaudit.capture.tap.guessing import hub
 from leakaudit.capture.tap.guessing.duals import Solved
 from leakaudit.capture.tap.guessing.explanation import Explanation, Model

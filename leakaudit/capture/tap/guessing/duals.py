@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.fitting.fit import GradientSample, ModelFit, explained, fit
-from leakaudit.capture.tap.fitting.rank_one import rank_one_scale
+from leakaudit.capture.fitting.fit import GradientSample, ModelFit, explained, fit
+from leakaudit.capture.fitting.rank_one import rank_one_scale
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
 from leakaudit.tasks.task import Task

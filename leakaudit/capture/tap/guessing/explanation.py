@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from leakaudit.capture.tap.fitting import fit, local, local_optimiser, records, stepping
-from leakaudit.capture.tap.fitting.factors import Factors, compare
-from leakaudit.capture.tap.fitting.records import Records
+from leakaudit.capture.fitting import fit, local, local_optimiser, records, stepping
+from leakaudit.capture.fitting.factors import Factors, compare
+from leakaudit.capture.fitting.records import Records
 from leakaudit.capture.tap.guessing import duals, gradients, hub, payloads
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.guessing.payloads import PayloadGuess

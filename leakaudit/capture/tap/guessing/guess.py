@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leakaudit.capture.equations.propose import obstacle
-from leakaudit.capture.tap.fitting.factors import Factors
+from leakaudit.capture.fitting.factors import Factors
 from leakaudit.capture.tap.guessing import observed
 from leakaudit.capture.tap.guessing.draft import Draft, add_order, blank, drafted
 from leakaudit.capture.tap.guessing.explanation import Explanation, Model, best, explain
@@ -18,10 +18,10 @@ from leakaudit.capture.tap.messages import answers, description, starter
 from leakaudit.capture.tap.messages.description import Description
 from leakaudit.capture.tap.messages.layouts import Arrangement, arrangements
 from leakaudit.capture.tap.messages.wires import latest
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks import remarks
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
 
 SHOWN = 6  # names of parameters in one line
 # Messages of a channel to which equations can be fitted: two rounds, two that are held back, and

@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.fitting import factors, fit
+from leakaudit.capture.fitting import factors, fit
 from leakaudit.capture.tap.guessing.observed import Observed
 from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess
 from leakaudit.capture.tap.messages.arranged import round_of

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.fitting.part import Part
-from leakaudit.capture.tap.fitting.sketch import Sketch
+from leakaudit.capture.fitting.part import Part
+from leakaudit.capture.fitting.sketch import Sketch
 from leakaudit.capture.tap.log.layers import NOTE
 from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.capture.tap.messages.layouts import Place
@@ -29,9 +29,9 @@ from leakaudit.capture.tap.messages.streams import (
     one_lane,
     operations,
 )
-from leakaudit.errors import NotUnderstood
+from leakaudit.core.errors import NotUnderstood
+from leakaudit.core.trace import Graph
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Graph
 
 HOOKS = {  # operation in a log -> whose hook records it
     "ddp": "the hook of DistributedDataParallel",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from leakaudit.capture.tap.fitting.records import Records
+from leakaudit.capture.fitting.records import Records
 from leakaudit.capture.tap.guessing import hub, observed
 from leakaudit.capture.tap.guessing.explanation import Explanation, Model, explain
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages.description import Description
-from leakaudit.errors import LeakauditError
-from leakaudit.evidence import Evidence, Origin
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.evidence import Evidence, Origin
 
 COUNTS = ("samples", "batch")
 # Constants that a recomputed gradient proves, because the next messages follow with these only.

@@ -12,7 +12,7 @@ from itertools import count
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.capture.tap.fitting.sketch import RunningSketch
+from leakaudit.capture.fitting.sketch import RunningSketch
 from leakaudit.capture.tap.hooks.group import group_notes
 from leakaudit.capture.tap.log.capture import HOOK, Capture, Notes
 from leakaudit.capture.tap.log.layers import ALL, NOTE, REST, WHOLE, Selection

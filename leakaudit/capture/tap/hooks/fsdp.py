@@ -12,7 +12,7 @@ from itertools import count
 from types import ModuleType
 from typing import Any
 
-from leakaudit.capture.tap.fitting.sketch import RunningSketch
+from leakaudit.capture.fitting.sketch import RunningSketch
 from leakaudit.capture.tap.hooks.ddp import flat, names
 from leakaudit.capture.tap.log.capture import Capture, Notes
 from leakaudit.capture.tap.log.layers import NOTE, REST, WHOLE

@@ -32,7 +32,7 @@ from leakaudit.capture.tap.log.writing import LEFT_OUT, Log
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from leakaudit.capture.tap.fitting.sketch import RunningSketch
+    from leakaudit.capture.fitting.sketch import RunningSketch
 
 Result = TypeVar("Result")
 Notes = dict[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 from leakaudit._util.plain import is_number
 from leakaudit.capture.tap.log.writing import DTYPES, FORMAT, LEFT_OUT, VERSION
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 WORD = re.compile(r"[a-z][a-z0-9_.]{0,39}", re.ASCII)
 FIELDS = frozenset(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
 
-from leakaudit.capture.tap.fitting.sketch import NUMBERS, RunningSketch, Sketch
+from leakaudit.capture.fitting.sketch import NUMBERS, RunningSketch, Sketch
 
 NOTE = "layers"  # the note of an event with only the chosen parameters
 REST = "rest"  # the note of an event that stands for the others; its value is WHOLE or SKETCH

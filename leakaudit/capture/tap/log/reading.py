@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit import mapping
 from leakaudit.capture.tap.log import event as lines
 from leakaudit.capture.tap.log.event import Event
 from leakaudit.capture.tap.log.nodes import numbered
 from leakaudit.capture.tap.log.writing import LEFT_OUT
-from leakaudit.errors import LeakauditError
+from leakaudit.core import mapping
+from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from torch import Tensor

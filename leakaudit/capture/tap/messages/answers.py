@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from leakaudit.capture.tap.log.reading import Event, RankLog
-from leakaudit.errors import NotUnderstood
+from leakaudit.core.errors import NotUnderstood
 
 SUMS = ("secagg_mod", "secaggplus_mod")  # mods of flwr that mask what clients send
 NOISE = ("LocalDpMod", "Opacus")  # mods of flwr, and optimisers, that add noise

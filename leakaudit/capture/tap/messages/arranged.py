@@ -12,9 +12,9 @@ from leakaudit.capture.tap.log.layers import NOTE
 from leakaudit.capture.tap.messages.description import Description
 from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.streams import LoggedMessage
-from leakaudit.errors import LeakauditError
-from leakaudit.evidence import Evidence
-from leakaudit.trace import Graph
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.evidence import Evidence
+from leakaudit.core.trace import Graph
 
 
 @dataclass(frozen=True)

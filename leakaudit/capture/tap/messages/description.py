@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from leakaudit import registry
-from leakaudit._util import config, files, own_code, vocabulary
+from leakaudit._util import config, files, own_code
 from leakaudit._util.forms import Number, Numbers, Words, present
 from leakaudit._util.own_code import Trust
 from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.starter import ASK
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.core import registry
+from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec
+from leakaudit.traces import vocabulary
 
 if TYPE_CHECKING:
-    from leakaudit.victim import Victim
+    from leakaudit.protocols.victim import Victim
 
 USUAL = {  # payload -> the default protocol
     "weights": "dpsgd",

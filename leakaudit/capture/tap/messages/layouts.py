@@ -14,8 +14,8 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from leakaudit.errors import LeakauditError, suggest
-from leakaudit.trace import Layout
+from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.core.trace import Layout
 
 SUFFIXES = {  # suffix of a name -> axes of the message's tensor, in the order of the model's axes
     "T": (1, 0),  # a dense kernel stored as (in, out)

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.fitting import stepping
-from leakaudit.capture.tap.fitting.sketch import RunningSketch, Sketch
+from leakaudit.capture.fitting import stepping
+from leakaudit.capture.fitting.sketch import RunningSketch, Sketch
 from leakaudit.capture.tap.messages.layouts import Place
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from leakaudit.capture.tap.messages.arranged import ArrangedLog, Sent, common, receivers, round_of
 from leakaudit.capture.tap.messages.description import Description
 from leakaudit.capture.tap.messages.streams import LoggedMessage
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Graph
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph
 
 
 def peers(description: Description, found: list[LoggedMessage], nodes: int) -> ArrangedLog:

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.fitting import stepping
+from leakaudit.capture.fitting import stepping
 from leakaudit.capture.tap.messages import left_out
 from leakaudit.capture.tap.messages.arranged import ArrangedLog, Sent, common, round_of
 from leakaudit.capture.tap.messages.description import Description
 from leakaudit.capture.tap.messages.streams import POINT, LoggedMessage
-from leakaudit.errors import LeakauditError
-from leakaudit.trace import Graph
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Graph
 
 UP = (
     "ddp",

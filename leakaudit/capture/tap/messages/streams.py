@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.fitting.sketch import ROWS, WIDTH
+from leakaudit.capture.fitting.sketch import ROWS, WIDTH
 from leakaudit.capture.tap.log.capture import HOOK
 from leakaudit.capture.tap.log.layers import REST, SEED, SKETCH, WHOLE
 from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.capture.tap.log.writing import LEFT_OUT
 from leakaudit.capture.tap.messages.layouts import Place
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 POINT = ("send", "gather", "reduce", "scatter", "alltoall")  # operations with one receiver

@@ -28,7 +28,7 @@ from leakaudit.capture.tap.messages.streams import (
     one_lane,
     operations,
 )
-from leakaudit.errors import LeakauditError, NotUnderstood
+from leakaudit.core.errors import LeakauditError, NotUnderstood
 
 # Every missing round costs a line in the trace, so a log with far more rounds than messages is
 # rejected. A choice: programs that number their rounds with gaps stay well below it.

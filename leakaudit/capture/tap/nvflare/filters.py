@@ -23,7 +23,7 @@ from leakaudit.capture.tap.exchanges.wrapping import capture_of
 from leakaudit.capture.tap.nvflare.client import ClientTap
 from leakaudit.capture.tap.nvflare.hooks import note_filters
 from leakaudit.capture.tap.nvflare.server import ServerTap
-from leakaudit.errors import LeakauditError
+from leakaudit.core.errors import LeakauditError
 
 _missing = ""  # why NVFlare cannot be imported
 try:

@@ -1,0 +1,1 @@
+"""Processes and folders in which code of strangers runs."""

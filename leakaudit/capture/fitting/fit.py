@@ -1,0 +1,412 @@
+"""Find the model behind a vector that should be a gradient of one record, and prove it.
+
+The gradient of a fully connected layer for one record is delta x^T for the weights and delta for
+the bias. If such a layer comes first, the block of its weights therefore has rank one, which
+reveals its widths. x follows from the block for any step size. The gradient recomputed at x must
+then equal the whole vector up to one factor, the step size: this is the proof.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakaudit.capture.fitting.part import Misses, Part
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import TaskSpec
+from leakaudit.tasks.models import ACTIVATIONS
+from leakaudit.tasks.task import Task
+
+# Widths to try if only the number of parameters is known: choices that bound the search.
+WIDEST = 8192  # of a hidden layer
+CLASSES = 1000
+NARROWEST = 4  # inputs
+
+# Measured on examples/tap/dpsgd_ring.py with float32 messages: at the correct widths the miss is
+# 1e-6 to 3e-6, at every wrong width .3 or more, and .09 for the sum of two gradients. This chooses
+# what is tried, also if weight decay or a short number format adds to it; that there is one record
+# is proved by what is recomputed (`factors`, `local`, `duals`) and counted (`records`), within the
+# rounding of the messages.
+RANK_ONE = 0.02  # relative miss of the rank-one test
+COLUMNS = 64  # inputs in which two rows are compared before the whole block is: a choice
+
+# In the same run, 255 x is within 1e-4 of integers; other data would be .45 away.
+LEVELS = 0.05  # distance of 255 x from integers, in QUANTILE of the inputs
+QUANTILE = 0.9
+# Means and standard deviations that tutorials use: [-1, 1], MNIST, Fashion-MNIST, CIFAR-10 (twice)
+# and ImageNet. Records that are k/255 only after one of them prove it.
+NORMALISED = (
+    ((0.5,), (0.5,)),
+    ((0.1307,), (0.3081,)),
+    ((0.2860,), (0.3530,)),
+    ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+)
+NUMBERS = 16  # of a parameter, from which on all its digits show its format: a choice
+FORMATS = ((16, 2.0**-7), (13, 2.0**-10))  # low bits of float32 that bfloat16 and float16 lack
+OUTSIDE = 0.01  # distance by which noise may move an input out of [0, 1]
+
+
+@dataclass(frozen=True)
+class GradientSample:
+    """A vector that should be a gradient up to a factor: step * g(theta) = value."""
+
+    value: Tensor  # (d,) the vector
+    thetas: dict[str, Tensor]  # models (d,) at which it may have been computed, by name
+    # model (d,) from which it was subtracted; None if it was sent itself
+    base: Tensor | None = None
+    rank: int = 0
+    index: int = 0  # its position among the samples of the rank
+    rounding: float = 0.0  # distance from 1 to the next number in the number format of the messages
+    part: Part | None = None  # what is recorded of the vector; None if all of it is
+
+
+@dataclass(frozen=True)
+class ModelFit:
+    """A model that explains the samples."""
+
+    task: Task
+    point: str  # name of the theta at which the gradients were computed
+    step: float  # the factor, median over the better half of the samples
+    spread: float  # largest relative distance of a sample's factor from it
+    miss: float  # relative residual of the samples after subtracting the gradients, median
+
+
+def layers(value: Tensor, sizes: Sequence[int] = ()) -> Iterator[tuple[int, ...]]:
+    """Yield the widths of fully connected networks whose first block has rank one.
+
+    Args:
+        value: (d,) the vector as sent.
+
+    Yields:
+        (inputs, hidden, outputs) or (inputs, outputs).
+    """
+    flat = value.double().numpy()
+    for found in widths(len(flat), sizes):
+        inputs = found[0]
+        rows = found[1]
+        block = flat[: inputs * rows].reshape(rows, inputs)
+        bias = flat[inputs * rows : (inputs + 1) * rows]
+        if _is_rank_one(block, bias):
+            yield found
+
+
+def _is_rank_one(block: np.ndarray, bias: np.ndarray) -> bool:
+    """Return whether a block (rows, inputs) equals bias x^T for some x."""
+    if len(bias) == 1:
+        return bool(bias[0] != 0)  # one row has rank one
+    # Most widths are wrong, which two rows show quickly: block_k bias_m = block_m bias_k.
+    k, m = np.argsort(-np.abs(bias))[:2]
+    some = slice(0, min(COLUMNS, block.shape[1]))
+    left = block[k, some] * bias[m]
+    right = block[m, some] * bias[k]
+    largest = max(np.abs(left).max(), np.abs(right).max())
+    if bias[m] == 0 or np.abs(left - right).max() > RANK_ONE * largest:
+        return False
+    x = bias @ block / (bias @ bias)  # least squares
+    miss = np.linalg.norm(block - np.outer(bias, x))
+    return bool(miss < RANK_ONE * np.linalg.norm(block))
+
+
+def widths(d: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the widths of fully connected networks with none or one hidden layer.
+
+    Yields:
+        (inputs, outputs) or (inputs, hidden, outputs).
+    """
+    if len(sizes) in (2, 4):
+        rows = sizes[1]
+        fits = len(sizes) == 2 or sizes[2] == rows * sizes[3]
+        if min(sizes) and sizes[0] % rows == 0 and fits:
+            yield (sizes[0] // rows, rows, *sizes[3:])
+        return
+    if len(sizes) > 1:
+        return
+    # No hidden layer: d = (n + 1) c, with n inputs and c outputs.
+    for c in range(2, CLASSES + 1):
+        if d % c == 0 and d // c > NARROWEST:
+            yield d // c - 1, c
+    # One hidden layer of width h: d = (n + 1) h + (h + 1) c, so c = d modulo h.
+    for h in range(2, min(WIDEST, d)):
+        for c in range(d % h or h, CLASSES + 1, h):
+            n = (d - (h + 1) * c) // h - 1
+            if c > 1 and n >= NARROWEST:
+                yield n, h, c
+
+
+def candidates(found: tuple[int, ...]) -> Iterator[Task]:
+    """Yield the models of these widths, one per activation.
+
+    One output is interpreted as the logit of loss ``binary``; ``squared`` would have equal widths.
+    """
+    inputs = found[0]
+    spec = TaskSpec("logistic", shape=image(inputs), classes=found[-1])
+    if found[-1] == 1:
+        spec = replace(spec, loss="binary", classes=2)
+    if len(found) == 2:
+        yield Task.build(spec)
+    if len(found) == 3:
+        hidden = str(found[1])
+        for act in ACTIVATIONS:
+            yield Task.build(replace(spec, model="mlp", args={"hidden": hidden, "act": act}))
+
+
+def image(inputs: int) -> tuple[int, ...]:
+    """Return the shape of a square picture with this number of values.
+
+    Returns:
+        (1, side, side) for grey, (3, side, side) for colour, (inputs,) otherwise.
+    """
+    for channels in (1, 3):
+        side = math.isqrt(inputs // channels)
+        if side > 1 and channels * side * side == inputs:
+            return channels, side, side
+    return (inputs,)
+
+
+def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> ModelFit | None:
+    """Return the model and the point that explain the samples best.
+
+    Returns:
+        The best explanation; None if no model could be tried.
+    """
+    points: set[str] = set()
+    if samples:
+        points = set.intersection(*(set(sample.thetas) for sample in samples))
+    best: ModelFit | None = None
+    for task in tasks:
+        for point in sorted(points):
+            found = at(task, point, samples)
+            if found is not None and (best is None or found.miss < best.miss):
+                best = found
+    return best
+
+
+def at(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | None:
+    """Return how well one model, at one point, explains the samples.
+
+    Returns:
+        The explanation; None if the model's layers or loss do not allow it.
+    """
+    tried: list[tuple[float, float]] = []
+    for sample in samples:
+        found = explained(task, sample.value, sample.thetas[point], sample.part)
+        if found is not None:
+            tried.append(found)
+    if not tried:
+        return None
+    # No model explains a node with several records, or none, so the better half decides.
+    tried.sort(key=lambda pair: pair[1])
+    half = len(tried) // 2
+    steps = np.array([step for step, _ in tried[: 1 + half]])
+    step = float(np.median(steps))
+    spread = math.inf
+    if step:
+        spread = float(np.abs(steps - step).max() / abs(step))
+    return ModelFit(task, point, step, spread, miss=tried[half][1])
+
+
+def record(task: Task, value: Tensor) -> Tensor | None:
+    """Return the record that the first layer's rows reveal.
+
+    Args:
+        value: (d,) a gradient up to a factor.
+
+    Returns:
+        (1, *shape) in the data's units; None if there is no such layer.
+    """
+    if task.first_linear is None or task.first_linear[1] is None:
+        return None
+    weight, bias = (task.layout.slices[n] for n in task.first_linear if n)
+    b = value[bias].double()
+    if not bool(b.any()):
+        return None
+    x = (b @ value[weight].double().reshape(len(b), -1) / (b @ b)).reshape(1, *task.spec.shape)
+    return task.denormalise(x)
+
+
+def levels(task: Task, samples: Sequence[GradientSample]) -> int:
+    """Return the number of quantisation steps of the records that the samples reveal."""
+    shown = 0
+    near: list[float] = []
+    for sample in samples:
+        x = record(task, sample.value)
+        if x is None:
+            continue
+        shown += 1
+        if x.min() > -OUTSIDE and x.max() < 1 + OUTSIDE:
+            distance = (255 * x - (255 * x).round()).abs()
+            near.append(float(distance.quantile(QUANTILE)))
+    if not shown or len(near) * 2 <= shown:
+        return 0
+    near.sort()
+    return 255 if near[len(near) // 2] < LEVELS else 0
+
+
+def normalised(task: Task, samples: Sequence[GradientSample]) -> tuple[Task, int]:
+    """Return the model with the normalisation that makes its records k/255, and 255."""
+    found = levels(task, samples)
+    if found or task.spec.mean != (0.0,) or task.spec.std != (1.0,):
+        return task, found
+    channels = 1
+    if task.spec.is_image:
+        channels = task.spec.shape[0]
+    for mean, std in NORMALISED:
+        if len(mean) not in (1, channels):
+            continue
+        other = Task.build(replace(task.spec, mean=mean, std=std), trusted=task.trusted)
+        found = levels(other, samples)
+        if found:
+            return other, found
+    return task, 0
+
+
+def explained(
+    task: Task, value: Tensor, theta: Tensor, part: Part | None = None
+) -> tuple[float, float] | None:
+    """Recompute the gradient at the record that a vector reveals, and compare.
+
+    Args:
+        value: (d,) a gradient up to a factor, which is negative if a program sends its steps.
+        theta: (d,) the parameters at which it was computed.
+        part: what is recorded of the vector; None if all of it is.
+
+    Returns:
+        The factor, by least squares, and the relative miss; None if the model's layers or loss do
+        not allow the computation.
+    """
+    usual = _compared(task, value, theta, labelled(task, value), part)
+    if usual is None or usual[1] < RANK_ONE:
+        return usual
+    negative = _compared(task, value, theta, labelled(task, -value), part)
+    # A search over constants compares misses, so the other sign counts only if it fits.
+    if negative is not None and negative[1] < RANK_ONE:
+        return negative
+    return usual
+
+
+def _compared(
+    task: Task,
+    value: Tensor,
+    theta: Tensor,
+    found: tuple[Tensor, Tensor] | None,
+    part: Part | None,
+) -> tuple[float, float] | None:
+    """Return factor and relative miss of the gradient at one record; None without a gradient."""
+    if found is None or not _shows(part, task):
+        return None
+    g = recomputed(task, *found, theta)
+    if g is None:
+        return None
+    if part is not None:
+        found_in_part = part.compare(value, g)
+        return found_in_part.step, max(found_in_part.kept, found_in_part.rest)
+    value = value.double()
+    square = float(g @ g)
+    step = float(value @ g) / square if square else 0.0
+    return step, float((value - step * g).norm() / value.norm())
+
+
+def misses(task: Task, sample: GradientSample, point: str) -> Misses | None:
+    """Compare a vector of which a part is recorded with the gradient at the record that it reveals.
+
+    Returns:
+        How the better of both signs differs; None if the recorded columns do not show a record and
+        its label.
+    """
+    if sample.part is None or not _shows(sample.part, task):
+        return None
+    best: Misses | None = None
+    for value in (sample.value, -sample.value):
+        found = labelled(task, value)
+        g = None if found is None else recomputed(task, *found, sample.thetas[point])
+        if g is None:
+            continue
+        tried = sample.part.compare(sample.value, g)
+        if best is None or tried.kept < best.kept:
+            best = tried
+    return best
+
+
+def _shows(part: Part | None, task: Task) -> bool:
+    """Return whether the recorded columns contain the layers that show a record and its label."""
+    if part is None:
+        return True
+    needed = [*(task.first_linear or ()), (task.last_linear or (None, None))[1]]
+    return all(name is None or bool(part.kept[task.layout.slices[name]].all()) for name in needed)
+
+
+def shows(task: Task, value: Tensor, x: Tensor) -> bool:
+    """Return whether the first layer's block is that of one record.
+
+    Args:
+        value: (d,) a gradient up to a factor.
+        x: (1, *shape) the record, in the data's units.
+    """
+    if task.first_linear is None or task.first_linear[1] is None:
+        return False
+    weight, bias = (task.layout.slices[n] for n in task.first_linear if n)
+    b = value[bias].double()
+    block = value[weight].double().reshape(len(b), -1)
+    apart = block - b[:, None] * task.normalise(x).double().reshape(1, -1)
+    return bool(apart.norm() < RANK_ONE * block.norm())
+
+
+def labelled(task: Task, value: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the record that a vector reveals, with its label.
+
+    The label is the class with the most negative bias gradient of the last layer: for cross-entropy
+    that gradient is softmax minus the one-hot label.
+
+    Args:
+        value: (d,) a gradient up to a positive factor.
+
+    Returns:
+        (1, *shape) and (1,); None if the model's layers or loss do not show them.
+    """
+    x = record(task, value)
+    if x is None or task.spec.loss != "cross_entropy":
+        return None
+    if task.last_linear is None or task.last_linear[1] is None:
+        return None
+    bias = value[task.layout.slices[task.last_linear[1]]]
+    return x, bias.argmin().reshape(1)
+
+
+def recomputed(task: Task, x: Tensor, y: Tensor, theta: Tensor) -> Tensor | None:
+    """Return the gradient (d,) of a record in float64; None if the model rejects the record.
+
+    Args:
+        x: (1, *shape) the record, in the data's units.
+        y: (1,) its label.
+        theta: (d,) the parameters.
+    """
+    try:
+        return task.gradient(theta.double(), x, y)
+    except (RuntimeError, LeakauditError):
+        return None
+
+
+def precision(task: Task, sample: GradientSample) -> float:
+    """Return the distance from 1 to the next number in the shortest format of a gradient."""
+    return max(sample.rounding, _digits(task, sample.value))
+
+
+def _digits(task: Task, value: Tensor) -> float:
+    """Return the distance from 1 to the next number of a vector's shortest format, 0 for float32.
+
+    Under autocast, the numbers of a parameter are computed in a short format and travel in float32.
+    """
+    bits = value.float().contiguous().view(torch.int32)
+    for low, rounding in FORMATS:
+        for place in task.layout.slices.values():
+            some = bits[place][value[place] != 0]
+            if len(some) >= NUMBERS and not bool((some & ((1 << low) - 1)).any()):
+                return rounding
+    return 0.0

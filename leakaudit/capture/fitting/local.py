@@ -1,0 +1,350 @@
+"""Several local steps between two messages: how many of which kind explain what a client sent.
+
+SGD on one record moves the first fully connected layer by sum_k c_k delta_k x^T, which has rank one
+as a single gradient has, with momentum as well; weight decay adds a multiple of the server's model.
+So the record is known whatever the number of steps is. The steps recomputed at this record must
+then end where the client did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Literal
+
+import numpy as np
+import torch
+from scipy.optimize import least_squares
+from torch import Tensor
+
+from leakaudit.capture.fitting import fit
+from leakaudit.capture.fitting.rank_one import undecayed
+from leakaudit.protocols.optimiser import Memory, Optimiser
+from leakaudit.tasks.task import Task
+
+MOST = 10  # steps to try: a choice that bounds the time
+TURNS = 8  # corrections of the step size by the secant method; six reach the rounding
+COORDINATES = 1024  # that momentum and decay are fitted to: also a choice
+EVALUATIONS = 20  # for each fit; ten suffice from a start that is near
+NEAR = 0.3  # miss at which a fit is not continued: Adam's steps miss by .8
+DIGITS = 7  # more than a constant in a program has
+WORSE = 1.1  # factor by which fewer digits may worsen the miss
+# Values from which the constants are fitted: those of most programs.
+STARTS = {"momentum": 0.9, "decay": 1e-3}
+SCALINGS = 3  # of the step size before a fit: also a choice
+UNLIKE = 3.0  # times that a model must miss by to be dropped: also a choice
+OUTSIDE = 2.0  # the miss of constants out of range: more than any other
+# Measured on examples/flower/faces.py (float32): the correct training misses by less than the
+# rounding below, another number of steps by 1e-2, and two records that look like one by 5e-3.
+ROUNDINGS = 8  # of the models, that an answer may miss by
+FLOOR = 1e-5  # relative miss that is allowed whatever the rounding is: a choice
+# And one that is not: a step size that is 2 % too large hides label smoothing of .02 up to 1e-3.
+CEILING = 1e-4
+CLEARER = 5  # times that another number of steps must miss by
+SAME = 0.01  # relative distance of a client's step size from that of another
+
+# A gradient near Adam's epsilon, 1e-8, moves less, and there are some in most networks.
+SOME = 0.2  # share of coordinates that may move less than the others do: a choice
+TINY = 0.05  # relative size of a move that is rounding or AdamW's weight decay: also a choice
+
+PLAIN = Optimiser()
+
+
+@dataclass(frozen=True)
+class LocalFit:
+    """Local training that explains the samples."""
+
+    task: Task
+    steps: int  # number of steps on one record
+    lr: float
+    miss: float  # the largest relative distance of a recomputed answer
+    optimiser: Optimiser = PLAIN  # SGD with its constants
+
+
+def tolerance(sample: fit.GradientSample, point: str) -> float:
+    """Return the relative miss that the rounding of the models explains."""
+    return min(max(FLOOR, _rounding(sample, point)), CEILING)
+
+
+def _rounding(sample: fit.GradientSample, point: str) -> float:
+    """Return the rounding of the models, relative to the move between them."""
+    # Models travel in float32; what travels in float64 is more accurate still.
+    rounding = torch.finfo(torch.float32).eps * sample.thetas[point].norm()
+    return float(ROUNDINGS * rounding / sample.value.norm().clamp_min(1e-300))
+
+
+def is_step(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> bool:
+    """Return whether all samples are gradients of one record, up to one factor."""
+    for sample in samples:
+        one = fit.explained(found.task, sample.value, sample.thetas[found.point])
+        if one is None or one[1] > tolerance(sample, found.point):
+            return False
+        if abs(one[0] - found.step) > SAME * abs(found.step):
+            return False
+    return True
+
+
+def several(
+    tasks: Iterable[Task], samples: Sequence[fit.GradientSample], point: str
+) -> LocalFit | None:
+    """Return the number and kind of steps that explain all samples; None if none does clearly.
+
+    Plain steps are tried first, then weight decay or momentum, then both. What is found for the
+    longest sample must predict the others.
+    """
+    if not samples:
+        return None
+    longest = max(samples, key=lambda sample: float(sample.value.norm()))
+    allowed = tolerance(longest, point)
+    models = list(tasks)
+    for families in FAMILIES:
+        tried: list[LocalFit] = []
+        for family in families:
+            tried.extend(_fits(models, longest, point, family, allowed))
+        best = _clearest(tried, allowed)
+        if best is not None:
+            return of_all(best, samples, point)
+        models = _possible(models, tried)
+    return None
+
+
+def _possible(tasks: Sequence[Task], tried: Sequence[LocalFit]) -> list[Task]:
+    """Return the models that come near the sample: a wrong activation misses by far more."""
+    least = min((one.miss for one in tried), default=math.inf)
+    limit = min(UNLIKE * least, NEAR)
+    near = {id(one.task) for one in tried if one.miss <= limit}
+    return [task for task in tasks if id(task) in near]
+
+
+def sign_step(samples: Sequence[fit.GradientSample]) -> float | None:
+    """Return the distance by which every coordinate that moves has moved; None if they differ.
+
+    The first step of Adam, RMSprop or Adagrad divides each coordinate of the gradient by its own
+    size, so that only its sign is left. Adam's next steps hardly differ if the gradient does not.
+    """
+    sizes: list[float] = []
+    for sample in samples:
+        moved = sample.value.double().abs()
+        moved = moved[moved > TINY * moved.max()]
+        size = float(moved.median())
+        # Coordinates whose gradient is not much larger than Adam's epsilon move less.
+        low, high = np.quantile(moved.numpy(), (SOME, 1.0))
+        if low < (1 - SAME) * size or high > (1 + SAME) * size:
+            return None
+        sizes.append(size)
+    if not sizes or max(sizes) > (1 + SAME) * min(sizes):
+        return None
+    return sizes[0]
+
+
+def _clearest(tried: Iterable[LocalFit], allowed: float) -> LocalFit | None:
+    """Return the only fit that explains the sample; None without one, or without another."""
+    ordered = sorted(tried, key=lambda one: one.miss)
+    if len(ordered) < 2 or ordered[0].miss > allowed or ordered[1].miss < CLEARER * allowed:
+        return None
+    return ordered[0]
+
+
+def of_all(found: LocalFit, samples: Sequence[fit.GradientSample], point: str) -> LocalFit | None:
+    """Return the fit with its largest miss; None if it does not explain every sample.
+
+    Answers that moved by hardly more than their rounding show nothing.
+    """
+    worst = found.miss
+    for sample in samples:
+        if _rounding(sample, point) > CEILING:
+            continue
+        run = _Training.of(found.task, sample, point, bool(found.optimiser.decay))
+        if run is None:
+            return None
+        miss = run.miss(found.optimiser, found.lr, found.steps)
+        if miss > tolerance(sample, point):
+            return None
+        worst = max(worst, miss)
+    return replace(found, miss=worst)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Optimisers that differ only in the values of their constants."""
+
+    # the constants to fit, besides the step size: momentum or decay
+    names: tuple[Literal["momentum", "decay"], ...] = ()
+    nesterov: bool = False  # whether the momentum is Nesterov's
+
+    def at(self, values: Iterable[float]) -> Optimiser | None:
+        """Return the optimiser; None if a value is out of range."""
+        held = dict(zip(self.names, values, strict=True))
+        momentum = held.get("momentum", 0.0)
+        decay = held.get("decay", 0.0)
+        if decay < 0 or not 0 <= momentum < 1 or (self.nesterov and not momentum):
+            return None
+        return Optimiser("sgd", momentum, self.nesterov, decay)
+
+
+SGD = _Family()
+# By the number of constants. Two that explain an answer equally well are not told apart: two steps
+# with Nesterov momentum are, with other constants, two steps with momentum.
+FAMILIES = (
+    (SGD,),
+    (
+        _Family(("decay",)),
+        _Family(("momentum",)),
+        _Family(("momentum",), nesterov=True),
+    ),
+    (
+        _Family(("momentum", "decay")),
+        _Family(("momentum", "decay"), nesterov=True),
+    ),
+)
+
+
+def _fits(
+    tasks: Iterable[Task],
+    sample: fit.GradientSample,
+    point: str,
+    family: _Family,
+    allowed: float,
+) -> Iterator[LocalFit]:
+    """Yield fits for every model and number of steps, up to one more than explains the sample."""
+    # Momentum does not change a single step.
+    least = 2 if "momentum" in family.names else 1
+    explained = math.inf  # least number of steps that do
+    for task, steps in product(tasks, range(least, MOST + 1)):
+        if steps > explained + 1:
+            continue
+        found = fitted(task, sample, point, steps, family)
+        if found is None:
+            continue
+        yield found
+        if found.miss < allowed:
+            explained = min(explained, steps)
+
+
+def fitted(
+    task: Task, sample: fit.GradientSample, point: str, steps: int, family: _Family = SGD
+) -> LocalFit | None:
+    """Return the best constants for a number of steps; None if the model does not allow any."""
+    run = _Training.of(task, sample, point, "decay" in family.names)
+    if run is None:
+        return None
+    return run.fitted(steps, family) if family.names else run.plain(steps)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """Training on the record that an answer reveals."""
+
+    task: Task
+    value: Tensor  # (d,) what the client subtracted from the server's model
+    theta: Tensor  # (d,) the server's model
+    x: Tensor  # (1, *shape) the record
+    y: Tensor  # (1,) its label
+
+    @classmethod
+    def of(
+        cls, task: Task, sample: fit.GradientSample, point: str, decayed: bool
+    ) -> _Training | None:
+        """Return the training behind a sample; None if the model does not reveal the record."""
+        value = sample.value.double()
+        theta = sample.thetas[point].double()
+        shown = undecayed(task, value, theta) if decayed else value
+        found = fit.labelled(task, shown)
+        if found is None or fit.recomputed(task, *found, theta) is None:
+            return None
+        if not fit.shows(task, shown, found[0]):
+            return None
+        return cls(task, value, theta, *found)
+
+    def moved(self, optimiser: Optimiser, lr: float, steps: int) -> Tensor:
+        """Return what some steps subtract."""
+        memory = Memory()
+        w = self.theta
+        for _ in range(steps):
+            w = optimiser.step(memory, lr, w, self.task.gradient(w, self.x, self.y))
+        return self.theta - w
+
+    def miss(self, optimiser: Optimiser, lr: float, steps: int) -> float:
+        """Return how far these steps end from the client's answer, relative to its move."""
+        apart = self.value - self.moved(optimiser, lr, steps)
+        return float(apart.norm() / self.value.norm().clamp_min(1e-300))
+
+    def plain(self, steps: int) -> LocalFit | None:
+        """Return the best step size of plain SGD, by the secant method; None if there is none."""
+        square = float(self.value @ self.value)
+        lr = self._first_rate(steps)
+        before = 0.0
+        excess_before = -1.0
+        for _ in range(TURNS):
+            excess = float(self.value @ self.moved(PLAIN, lr, steps)) / square - 1
+            if excess == excess_before or not math.isfinite(excess):
+                break
+            slope = (excess - excess_before) / (lr - before)
+            before = lr
+            excess_before = excess
+            lr = lr - excess / slope
+            if lr == before:
+                break
+        return self._fit(PLAIN, lr, steps)
+
+    def fitted(self, steps: int, family: _Family) -> LocalFit | None:
+        """Return the best constants of a family, by least squares; None if none come near."""
+        some = self.value.abs().topk(min(COORDINATES, len(self.value))).indices
+        wanted = self.value[some]
+
+        def residual(values: np.ndarray) -> np.ndarray:
+            optimiser = family.at(values[1:])
+            if optimiser is None:
+                return np.full(len(some), OUTSIDE)
+            apart = wanted - self.moved(optimiser, float(values[0]), steps)[some]
+            relative: np.ndarray = (apart / wanted.norm()).nan_to_num(OUTSIDE).numpy()
+            return relative
+
+        start = self._start(family, steps)
+        if start is None or np.linalg.norm(residual(start)) > NEAR:
+            return None
+        found = least_squares(residual, start, x_scale=start, max_nfev=EVALUATIONS, xtol=1e-12)
+        return self._simplest(family, found.x.tolist(), steps)
+
+    def _simplest(self, family: _Family, values: Sequence[float], steps: int) -> LocalFit | None:
+        """Return a fit with the fewest digits that explain the answer as well as all digits do."""
+        optimiser = family.at(values[1:])
+        if optimiser is None:
+            return None
+        best = self._fit(optimiser, values[0], steps)
+        if best is None:
+            return None
+        for digits in range(1, DIGITS):
+            lr, *rounded = (float(f"{value:.{digits}g}") for value in values)
+            optimiser = family.at(rounded)
+            if optimiser is None:
+                continue
+            fewer = self._fit(optimiser, lr, steps)
+            if fewer is not None and fewer.miss < max(WORSE * best.miss, FLOOR / 2):
+                return fewer
+        return best
+
+    def _start(self, family: _Family, steps: int) -> np.ndarray | None:
+        """Return usual constants, with a step size at which the steps have the right length."""
+        constants = [STARTS[name] for name in family.names]
+        optimiser = family.at(constants)
+        if optimiser is None:
+            return None
+        lr = self._first_rate(steps)
+        for _ in range(SCALINGS):
+            lr *= float(self.value.norm() / self.moved(optimiser, lr, steps).norm())
+        return np.array([lr, *constants])
+
+    def _first_rate(self, steps: int) -> float:
+        """Return the step size of plain SGD if all gradients were equal to the first one."""
+        first = self.task.gradient(self.theta, self.x, self.y)
+        return float(self.value.norm() / first.norm().clamp_min(1e-300)) / steps
+
+    def _fit(self, optimiser: Optimiser, lr: float, steps: int) -> LocalFit | None:
+        """Return a fit; None if its steps do not end anywhere, or lead uphill."""
+        miss = self.miss(optimiser, lr, steps)
+        if not (math.isfinite(miss) and lr > 0):
+            return None
+        return LocalFit(self.task, steps, lr, miss, optimiser)

@@ -1,0 +1,145 @@
+"""Name the optimiser of nodes that send models, from the records that their first steps reveal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch import Tensor
+
+from leakaudit.capture.fitting import fit, stepping
+from leakaudit.capture.fitting.fit import GradientSample
+from leakaudit.capture.fitting.rank_one import undecayed
+from leakaudit.tasks.task import Task
+
+# Miss of the first step, as a sum of gradient and weight decay, above which the record is wrong.
+# Correct records miss by 1e-5 or less; a choice.
+FIRST = 1e-3
+CLEARER = 10  # times that an assumption must miss by to be dropped: a choice
+NODES = 3  # nodes that are examined: a choice that bounds the time
+
+
+def identify(
+    task: Task, points: Iterable[str], samples: Sequence[GradientSample]
+) -> tuple[str, stepping.Stepping] | None:
+    """Name the optimiser of the local steps, and the models at which it computes gradients.
+
+    Returns:
+        The name of the models, and the optimiser; None if a node's steps are not explained, or if
+        the nodes took fewer than `stepping.LEAST` steps.
+    """
+    by_rank: dict[int, list[GradientSample]] = defaultdict(list)
+    for sample in samples:
+        if sample.index == len(by_rank[sample.rank]):
+            by_rank[sample.rank].append(sample)
+    series = [of_rank for of_rank in by_rank.values() if len(of_rank) >= stepping.LEAST]
+    if not series:
+        return None
+    for point in points:
+        found = _of_node(task, point, series[0])
+        if found is None:
+            continue
+        if _also_explains(found, task, point, series[1:NODES]):
+            return point, found
+    return None
+
+
+def first_miss(
+    found: stepping.Stepping, task: Task, point: str, samples: Sequence[GradientSample]
+) -> int | None:
+    """Return the first step of a node's whole run that an optimiser does not explain, if any."""
+    misses: list[int] = []
+    for moves in _moves(task, point, samples, most=len(samples)):
+        wrong = found.first_miss_of(moves)
+        if wrong is None:
+            return None
+        misses.append(wrong)
+    return max(misses, default=None)
+
+
+def _also_explains(
+    found: stepping.Stepping, task: Task, point: str, others: Sequence[Sequence[GradientSample]]
+) -> bool:
+    """Return whether other nodes follow the same optimiser, with the same constants."""
+    for samples in others:
+        tried = (found.predicts(moves) for moves in _moves(task, point, samples))
+        if not any(tried):
+            return False
+    return True
+
+
+def _of_node(task: Task, point: str, samples: Sequence[GradientSample]) -> stepping.Stepping | None:
+    """Name the optimiser of one node."""
+    for moves in _moves(task, point, samples):
+        found = stepping.identify(moves, linear=True)
+        if found is not None:
+            return found
+    return None
+
+
+def _moves(
+    task: Task, point: str, samples: Sequence[GradientSample], most: int = stepping.MOST
+) -> Iterator[stepping.Moves]:
+    """Yield a node's moves with recomputed gradients, for some assumptions about its records.
+
+    Either each step uses the record that it reveals, or all use the one that the first step
+    reveals. The first step is the only one that contains neither momentum nor other records. Both
+    without and with weight decay, of which the first step shows the better one.
+    """
+    found = list(_assumed(task, point, samples, most))
+    best = min((miss for miss, _ in found), default=0.0)
+    for miss, moves in found:
+        if miss <= max(CLEARER * best, 2 * moves.floor):
+            yield moves
+
+
+def _assumed(
+    task: Task, point: str, samples: Sequence[GradientSample], most: int
+) -> Iterator[tuple[float, stepping.Moves]]:
+    """Yield the moves for every assumption, with the miss of the first one."""
+    plain = [sample.value.double() for sample in samples]
+    models = [sample.base for sample in samples if sample.base is not None]
+    # The record comes from a move, and adds its rounding to that of the models.
+    rounding = 2 * samples[0].rounding
+    tried: list[Tensor] = []
+    for values in (plain, [_undecayed(task, sample) for sample in samples]):
+        revealed = [fit.labelled(task, value) for value in values]
+        for records in (revealed, revealed[:1] * len(samples)):
+            gradients = list(_gradients(task, point, samples, records))
+            if len(gradients) < len(samples):
+                continue
+            moves = stepping.observed(models, plain, gradients, rounding, most=most)
+            miss = stepping.first_miss(moves)
+            if miss > FIRST:
+                continue
+            if any(_are_equal(moves.gradients, others, moves.floor) for others in tried):
+                continue
+            tried.append(moves.gradients)
+            yield miss, moves
+
+
+def _gradients(
+    task: Task,
+    point: str,
+    samples: Sequence[GradientSample],
+    records: Sequence[tuple[Tensor, Tensor] | None],
+) -> Iterator[Tensor]:
+    """Yield the gradients (d,) at some records; none where a record is not known."""
+    for found, sample in zip(records, samples, strict=True):
+        if found is None:
+            continue
+        g = fit.recomputed(task, *found, sample.thetas[point])
+        if g is not None:
+            yield g
+
+
+def _are_equal(one: Tensor, other: Tensor, floor: float) -> bool:
+    """Return whether gradients differ by no more than rounding."""
+    return float((one - other).norm()) <= floor * float(one.norm())
+
+
+def _undecayed(task: Task, sample: GradientSample) -> Tensor:
+    """Return a step without its weight decay."""
+    if sample.base is None:
+        return sample.value.double()
+    return undecayed(task, sample.value, sample.base)

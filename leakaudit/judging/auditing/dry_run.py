@@ -1,0 +1,141 @@
+"""What an audit would do, and at which cost, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct, field
+
+from leakaudit.core import registry
+from leakaudit.core.verdict import Holds
+from leakaudit.judging.auditing.levels import Level, attacked, in_words, levels
+from leakaudit.judging.auditing.plan import AuditPlan
+from leakaudit.judging.auditing.where import Where
+from leakaudit.protocols import recording
+from leakaudit.reporting.results.model import Extended, Free, encoded
+from leakaudit.tasks.shared import Shared
+from leakaudit.views.accounting.compare import Comparison
+
+# A dry run computes epsilon for at most so many messages, counted once for every attacked node,
+# adversary and point: about half a minute for D-PSGD. A choice.
+PRICED = 200_000
+
+
+class DryPoint(Struct, frozen=True, kw_only=True):
+    """One point of the grid.
+
+    If the plan is too large for a dry run to compute epsilon, a point has only its name.
+    """
+
+    epsilon: str
+    constants: Mapping[str, Free] = {}  # constants of the victim that were set for it
+    delta: float | None = None  # delta of every epsilon
+    sensitivity: float | None = None  # sensitivity that every epsilon assumes
+    # by adversary, the worst epsilon of one record; None if a view has none
+    record: dict[str, Extended] = {}
+    holds: dict[str, str] = {}  # by adversary, whether that is exact or an upper bound
+    # by adversary, an upper bound of the worst epsilon of a whole node
+    node_at_most: dict[str, Extended] = {}
+    rounds_priced: int = 0  # number of rounds that these epsilons cover
+
+
+class DryRun(Struct, frozen=True, kw_only=True):
+    """What an audit would do."""
+
+    plan: Mapping[str, Free]
+    grid: tuple[DryPoint, ...]
+    omitted: str  # why the points have no epsilon; empty if they have
+    runs: int  # number of recordings
+    replays: int  # number of recordings for replays and canaries
+    attacks: int
+    # cost of each attack by name, in words
+    cost_of_an_attack: dict[str, str] = field(name="cost of an attack")
+    parameters: int  # size of the model
+
+
+def dry(plan: AuditPlan, where: Where) -> DryRun:
+    """Return the grid and the amount of work, without running anything."""
+    shared = Shared()
+    base = recording.plan(
+        plan.scenario,
+        data_root=where.data_root,
+        download=where.download,
+        device=where.device,
+        shared=shared,
+    )
+    nodes = attacked(plan, base)
+    targets = 0
+    for adversary in plan.parsed:
+        targets += sum(node not in adversary.corrupt for node in nodes)
+    points = len(plan.epsilon) or 1
+    views = points * len(plan.adversaries)
+    omitted = _too_large(len(base.graph.arcs) * plan.scenario.rounds * targets * points)
+    if omitted:
+        grid = tuple(DryPoint(epsilon=in_words(epsilon)) for epsilon in plan.epsilon or (None,))
+    else:
+        found = levels(plan, where.data_root, where.download, where.device, shared=shared)
+        grid = tuple(_point(plan, level) for level in found)
+    costs = {name: registry.get("attacks", name).cost for name in plan.attacks if name != "auto"}
+    return DryRun(
+        plan=plan.to_json(),
+        grid=grid,
+        omitted=omitted,
+        runs=points * plan.seeds,
+        replays=views * (plan.replays + plan.canary + plan.one_run),
+        attacks=points * plan.seeds * targets * len(plan.attacks),
+        cost_of_an_attack=costs,
+        parameters=base.task.layout.size,
+    )
+
+
+def _too_large(messages: int) -> str:
+    """Return why a dry run does not compute epsilon for so many messages; empty if it does."""
+    if messages <= PRICED:
+        return ""
+    return (
+        f"this plan has up to {messages:,} messages, counted for every attacked node, adversary "
+        f"and point; a dry run computes epsilon for at most {PRICED:,}. "
+        "The audit itself and leakaudit bound compute it for more"
+    )
+
+
+def _point(plan: AuditPlan, level: Level) -> DryPoint:
+    """Return one point of the grid, with the worst epsilon of each adversary."""
+    record = {}
+    holds = {}
+    node = {}
+    for adversary in plan.parsed:
+        who = str(adversary)
+        views = level.seen_by(adversary)
+        worst = _worst([view.bound.epsilon for view in views])
+        record[who] = encoded(worst)
+        holds[who] = str(Holds.NONE)
+        if worst is not None:
+            holds[who] = str(max(views, key=_severity).holds)
+        node[who] = encoded(_worst([view.bound.node_epsilon for view in views]))
+    rounds = level.ready.scenario.rounds
+    if level.views:
+        rounds = level.views[0].bound.rounds
+    return DryPoint(
+        epsilon=level.words,
+        constants=dict(level.constants),
+        delta=level.delta,
+        sensitivity=level.sensitivity,
+        record=record,
+        holds=holds,
+        node_at_most=node,
+        rounds_priced=rounds,
+    )
+
+
+def _severity(view: Comparison) -> tuple[float, bool]:
+    """Sort key: the largest epsilon last, and of equal ones what is not exact."""
+    return view.bound.epsilon or 0.0, view.holds is not Holds.EXACT
+
+
+def _worst(epsilons: Sequence[float | None]) -> float | None:
+    """Return the largest epsilon; None if a view has none, because no number then bounds all."""
+    found = [e for e in epsilons if e is not None]
+    if not found or len(found) < len(epsilons):
+        return None
+    return max(found)

@@ -1,0 +1,291 @@
+"""The points of the epsilon grid.
+
+For each epsilon, the constants of the victim are chosen by the view bound or the paper's formula.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from leakaudit._util.bisection import crossing, geometric
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Setting
+from leakaudit.judging.auditing.plan import AuditPlan
+from leakaudit.protocols import recording
+from leakaudit.protocols.declared import Protocol
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.protocols.victim import Claim
+from leakaudit.reporting.findings.wording import short
+from leakaudit.runs.workers.executor import IN_PROCESS, Executor
+from leakaudit.tasks.shared import Shared
+from leakaudit.theory.bounds import gaussian
+from leakaudit.views.accounting.adversaries import named
+from leakaudit.views.accounting.compare import (
+    DELTA,
+    AssumedSensitivity,
+    Comparison,
+    assumed_sensitivity,
+    compare,
+)
+from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
+
+# Range in which the noise constant is searched, a choice: outside it, the noise of gradients with a
+# norm near 1 is negligible, or hides them completely.
+LOW = 1e-9
+HIGH = 1e9
+# Relative error up to which the requested mu counts as reached: far above the rounding error of a
+# view bound, far below the effect of another noise that the constant does not scale. A choice.
+REACHED = 1e-6
+
+
+@dataclass(frozen=True)
+class Level:
+    """One point of the grid."""
+
+    epsilon: float | None  # the requested epsilon; None if the scenario's constants were kept
+    constants: Mapping[str, Setting]  # constants of the victim that were set for it
+    ready: recording.Plan  # the plan of its run
+    delta: float  # delta of all values of this point
+    sensitivity: float  # sensitivity that all values of this point assume
+    # the view bound of each adversary and attacked node, with the claim
+    views: tuple[Comparison, ...] = field(repr=False)
+
+    @property
+    def words(self) -> str:
+        """The name of the point in tables and figures."""
+        return in_words(self.epsilon)
+
+    def seen_by(self, adversary: Adversary) -> list[Comparison]:
+        """Return the view bounds of one adversary."""
+        return [view for view in self.views if view.threat.adversary == adversary]
+
+    def view(self, adversary: Adversary, node: int) -> Comparison:
+        """Return the view bound of one adversary and node."""
+        return next(view for view in self.seen_by(adversary) if view.bound.node == node)
+
+
+def in_words(epsilon: float | None) -> str:
+    """Return the name of a point in tables and figures.
+
+    Args:
+        epsilon: The requested epsilon; None if the scenario's constants are kept.
+    """
+    if epsilon is None:
+        return "as configured"
+    return "no noise" if epsilon == math.inf else short(epsilon)
+
+
+def levels(
+    plan: AuditPlan,
+    data_root: Path | None = None,
+    download: bool = False,
+    device: str = "cpu",
+    executor: Executor = IN_PROCESS,
+    shared: Shared | None = None,
+) -> list[Level]:
+    """Return all points, with their view bounds.
+
+    Args:
+        data_root: Folder of data sets; None for the default one.
+        shared: Data sets and tasks that were loaded before; None if there are none.
+    """
+    shared = shared or Shared()
+
+    def ready(scenario: Scenario) -> recording.Plan:
+        return recording.plan(
+            scenario, data_root=data_root, download=download, device=device, shared=shared
+        )
+
+    base = ready(plan.scenario)
+    nodes = attacked(plan, base)
+    points: list[tuple[float | None, Mapping[str, Setting], recording.Plan]] = []
+    if not plan.epsilon:
+        points.append((None, {}, base))
+    for epsilon in plan.epsilon:
+        constants = _constants(plan, epsilon, base, nodes)
+        replaced = ("epsilon", plan.constant)
+        kept = {k: v for k, v in plan.scenario.set.items() if k not in replaced}
+        scenario = replace(plan.scenario, set={**kept, **constants})
+        points.append((epsilon, constants, ready(scenario)))
+    protocols = [declared(point) for _, _, point in points]
+    # The whole grid uses the delta and the sensitivity of the first point that has a claim.
+    claiming = next((protocol for protocol in protocols if _claims(protocol)), protocols[0])
+    delta, moved = _assumed(plan, claiming)
+    threats = []
+    for one in named(plan.parsed, list(nodes), 0):
+        if one.node not in one.adversary.corrupt:
+            threats.append(one)
+    found = []
+    for (asked, chosen, point), protocol in zip(points, protocols, strict=True):
+        views = tuple(
+            compare(
+                protocol,
+                threats,
+                sensitivity=moved,
+                delta=delta,
+                smoothness=plan.smoothness,
+                executor=executor,
+            )
+        )
+        found.append(Level(asked, chosen, point, delta, moved.value, views))
+    return found
+
+
+def attacked(plan: AuditPlan, ready: recording.Plan) -> Sequence[int]:
+    """Return the nodes that are attacked."""
+    total = ready.scenario.nodes
+    for node in plan.nodes:
+        if not (isinstance(node, int) and 0 <= node < total):
+            raise LeakauditError(
+                f"audit: nodes: node {node} does not exist (nodes with data: 0 to {total - 1})"
+            )
+    nodes = plan.nodes or tuple(range(total))
+    for adversary in plan.parsed:
+        adversary.check(ready.graph)
+        if own := [n for n in plan.nodes if n in adversary.corrupt]:
+            raise LeakauditError(
+                f"audit: nodes: expected nodes that no adversary controls, but {adversary} "
+                f"controls node {own[0]}"
+            )
+        if all(n in adversary.corrupt for n in nodes):
+            raise LeakauditError(f"audit: adversaries: {adversary} leaves no node to attack")
+    return nodes
+
+
+def declared(ready: recording.Plan) -> Protocol:
+    """Return the protocol of a run, with its schedule."""
+    random = recording.generators(
+        ready.scenario.seed, "data", "split", "graph", "model", "run", "schedule"
+    )
+    public = ready.victim.schedule(ready.graph, ready.scenario.rounds, random["schedule"])
+    scenario = ready.scenario
+    return Protocol(ready.victim, ready.graph, scenario.rounds, public, records=scenario.samples)
+
+
+def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, AssumedSensitivity]:
+    """Return delta and sensitivity.
+
+    They come from the plan, otherwise from the first claim, otherwise delta is 1e-5 and the
+    sensitivity is that of the declared clip. Without any, every mu is a multiple of it.
+    """
+    claims = _claims(made)
+    delta = plan.delta or next((c.delta for c in claims if c.delta), DELTA)
+    return delta, replace(assumed_sensitivity(made, claims, plan.sensitivity), comparable=True)
+
+
+def _claims(made: Protocol) -> list[Claim]:
+    """Return the claims that state an epsilon."""
+    claims = made.victim.claims(made.graph, made.rounds, made.public)
+    return [c for c in claims if c.epsilon is not None]
+
+
+def _constants(
+    plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]
+) -> dict[str, Setting]:
+    """Return the victim's constants for one epsilon."""
+    known = registry.parameters(type(base.victim))
+    if plan.constant not in known:
+        raise LeakauditError(
+            f"audit: constant: {plan.scenario.victim} has no parameter {plan.constant!r}; "
+            f"it has {', '.join(known)}"
+        )
+    if epsilon == math.inf:
+        return {plan.constant: 0.0}
+    if plan.noise != "claim":
+        return {plan.constant: _exact(plan, epsilon, base, nodes)}
+    if "epsilon" not in known:
+        return {plan.constant: _claimed(plan, epsilon, base)}
+    # The victim itself computes its noise from an epsilon and a number of rounds.
+    constants: dict[str, Setting] = {"epsilon": epsilon}
+    if "horizon" in known:
+        constants["horizon"] = plan.scenario.rounds
+    return constants
+
+
+def _with(plan: AuditPlan, base: recording.Plan, noise: float) -> Protocol:
+    """Return the protocol with another value of the noise constant."""
+    rest = {k: v for k, v in plan.scenario.set.items() if k != "epsilon"}
+    scenario = replace(plan.scenario, set={**rest, plan.constant: noise})
+    return declared(replace(base, scenario=scenario, victim=scenario.parts()[0]))
+
+
+def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]) -> float:
+    """Return the noise at which the worst view has this epsilon.
+
+    The mu of a view is inversely proportional to the noise if the constant scales all noise.
+    Therefore one view at any noise yields the required noise; the view is computed again at that
+    noise, to check that the constant does scale all noise.
+
+    The epsilon is that of a record; if a view has none, that of the node, which sets a noise level
+    but guarantees nothing about records.
+    """
+    first = float(plan.scenario.set.get(plan.constant, 0)) or 1.0
+    delta, moved = _assumed(plan, _with(plan, base, first))
+    wanted = gaussian.least_mu(epsilon, delta)
+
+    def worst(noise: float) -> float:
+        made = _with(plan, base, noise)
+        mus = []
+        for adversary in plan.parsed:
+            mine = [n for n in nodes if n not in adversary.corrupt]
+            for one in view_bounds(made, adversary, mine, moved.value, delta, plan.smoothness):
+                mu = one.mu if one.mu is not None else one.node_mu
+                if mu is None or mu == math.inf:
+                    why = _unset(one, plan.constant)
+                    raise LeakauditError(
+                        f"audit: {adversary} and node {one.node}: {why}; "
+                        'omit that adversary, or use noise = "claim"'
+                    )
+                mus.append(mu)
+        return max(mus)
+
+    noise = first * worst(first) / wanted
+    if noise and abs(worst(noise) / wanted - 1) > REACHED:
+        raise LeakauditError(
+            f"audit: constant: {plan.constant} does not scale all noise, "
+            "so it cannot be used to set the view bound"
+        )
+    return noise
+
+
+def _unset(one: ViewBound, constant: str) -> str:
+    """Explain why no noise gives a view an epsilon."""
+    if one.refused:
+        return one.refused
+    if one.leaking:
+        return f"{one.leaking[0]} is sent without noise, so no {constant} gives an epsilon"
+    return (
+        "hidden noise influences the models, "
+        "so there is no epsilon per record or per node without a smoothness"
+    )
+
+
+def _claimed(plan: AuditPlan, epsilon: float, base: recording.Plan) -> float:
+    """Return the smallest noise for which the paper's strongest claim is this epsilon.
+
+    It is found by bisection of the logarithm of the noise.
+    """
+
+    def claim(noise: float) -> float:
+        made = _with(plan, base, noise)
+        said = [c.epsilon for c in _claims(made) if c.epsilon is not None and c.delta]
+        if not said:
+            raise LeakauditError(
+                f"audit: {plan.scenario.victim} claims no epsilon for these constants; "
+                'use noise = "exact"'
+            )
+        return min(said)
+
+    if not claim(HIGH) <= epsilon <= claim(LOW):
+        raise LeakauditError(
+            f"audit: epsilon: expected an epsilon that the paper claims for some {plan.constant} "
+            f"between {LOW:g} and {HIGH:g}, got {epsilon:g}"
+        )
+    return crossing(
+        lambda level: claim(level) <= epsilon, LOW, HIGH, side="above", middle=geometric
+    )

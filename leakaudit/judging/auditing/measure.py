@@ -1,0 +1,390 @@
+"""From runs to tests: every guarantee of every view is compared with the counts.
+
+Counts come from the attacks of the simulation, from replays, and from canaries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.progress import step
+from leakaudit.core.verdict import Verdict
+from leakaudit.judging.auditing import canary
+from leakaudit.judging.auditing.canary import Guesses
+from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes
+from leakaudit.judging.auditing.judge import JudgedTest, Test
+from leakaudit.judging.auditing.levels import Level
+from leakaudit.judging.auditing.plan import AuditPlan
+from leakaudit.judging.auditing.promise import Promise, TrialCounts
+from leakaudit.judging.auditing.replays import Replays, joined, replay
+from leakaudit.judging.auditing.simulate import Simulated, near
+from leakaudit.protocols.recording import POOL, Plan
+from leakaudit.reporting.results.audit_names import Guesser, TestName, as_near_as, identified_among
+from leakaudit.reporting.results.model import (
+    CanaryFigures,
+    Figures,
+    OneRunFigures,
+    SensitivityFigures,
+    SuccessFigures,
+    ViewFigures,
+    encoded,
+)
+from leakaudit.runs.workers.executor import IN_PROCESS, Executor
+from leakaudit.theory.bounds.gaussian import epsilon
+from leakaudit.theory.bounds.reconstruction import (
+    distances,
+    kappa_identification,
+    kappa_packing,
+    tolerance,
+)
+from leakaudit.views.accounting.compare import Comparison
+
+# Relative excess up to which a measured sensitivity counts as the assumed one: a choice, far above
+# the rounding of gradients in float64.
+SLACK = 1e-6
+# `ViewBound.mu` always refers to one record; `ViewBound.node_mu`, for a whole node, is not tested.
+EXACT_VIEW = "the view bound of one record"
+
+# Kinds of replays, as the progress display names them.
+RERO = "replays"
+PAIRS = "canaries"
+ONCE = "one run"
+TOGETHER = 25  # replays per job, so that workers are busy with few points, too: a choice
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The results of the replays of one view."""
+
+    level: int  # index in the grid
+    adversary: Adversary  # the adversary whose view it is
+    node: int
+    rero: Replays  # replays among all candidates
+    pairs: Replays  # replays with one of two records
+    run: Guesses
+    moved: float  # the largest change of a gradient between two candidates
+
+
+def promises(entry: Comparison, delta: float) -> list[Promise]:
+    """Return the guarantees for one record in one view."""
+    found = []
+    mu = entry.bound.mu
+    if mu is not None and mu < math.inf:
+        found.append(Promise(EXACT_VIEW, epsilon(delta, mu), delta, mu))
+    claim = entry.claim
+    if claim is not None and claim.epsilon is not None and claim.delta is not None:
+        found.append(Promise(claim.source, claim.epsilon, claim.delta))
+    return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the replays of one view."""
+
+    level: int  # index in the grid
+    adversary: Adversary  # the adversary whose view it is
+    kind: str  # `RERO`, `PAIRS` or `ONCE`
+    trials: range  # the replays; empty for `ONCE`
+
+
+@dataclass(frozen=True)
+class ReplayJob:
+    """The job of running a part of the replays."""
+
+    plan: AuditPlan
+    grid: Sequence[Level]
+    # the attacked nodes; the first one that the adversary does not control is replayed
+    nodes: Sequence[int]
+
+    def node(self, adversary: Adversary) -> int:
+        """Return the node that is replayed."""
+        return next(n for n in self.nodes if n not in adversary.corrupt)
+
+    def __call__(self, part: Part) -> Replays | Guesses:
+        """Run a part."""
+        plan = self.plan
+        level = self.grid[part.level]
+        ready = level.ready
+        node = self.node(part.adversary)
+        if part.kind == ONCE:
+            return canary.one_run(ready, part.adversary, plan.gradients, 3)
+        rows: Sequence[int] = canary.pair(ready, node)
+        trials = plan.canary
+        seed = 2
+        if part.kind == RERO:
+            rows = canary.free_rows(ready, node)[: plan.candidates]
+            trials = plan.replays
+            seed = 1
+        return replay(
+            ready,
+            part.adversary,
+            node,
+            rows=rows,
+            trials=trials,
+            gradients=plan.gradients,
+            seed=seed,
+            what=f"{part.kind} at {level.words}",
+            some=part.trials,
+        )
+
+
+def measure(
+    plan: AuditPlan,
+    grid: Sequence[Level],
+    nodes: Sequence[int],
+    executor: Executor = IN_PROCESS,
+) -> list[Measured]:
+    """Replay every point of the grid as every adversary observes it."""
+    together = TOGETHER
+    if executor.inside:
+        together = max(plan.replays, plan.canary, 1)
+    views = [(k, adversary) for k in range(len(grid)) for adversary in plan.parsed]
+    parts = [part for view in views for part in _parts(plan, *view, together)]
+    job = ReplayJob(plan, grid, nodes)
+    found: dict[Part, Replays | Guesses] = {}
+    for part, made in zip(parts, executor.map(job, parts), strict=True):
+        found[part] = made
+        if not executor.inside:
+            step("replays", len(found), len(parts))
+    measured = []
+    for k, adversary in views:
+        mine = [part for part in parts if (part.level, part.adversary) == (k, adversary)]
+        rero = _joined(found, mine, RERO)
+        pairs = _joined(found, mine, PAIRS)
+        once = Guesses(0, 0, 0, "not requested (one_run = false)")
+        for part in mine:
+            run = found[part]
+            if isinstance(run, Guesses):
+                once = run
+        moved = max(rero.moved, pairs.moved)
+        measured.append(Measured(k, adversary, job.node(adversary), rero, pairs, once, moved))
+    return measured
+
+
+def _parts(plan: AuditPlan, level: int, adversary: Adversary, together: int) -> Iterator[Part]:
+    """Yield the parts of the replays of one view, with at most so many replays together."""
+    for kind, trials in ((RERO, plan.replays), (PAIRS, plan.canary)):
+        for first in range(0, max(trials, 1), together):
+            yield Part(level, adversary, kind, range(first, min(first + together, trials)))
+    if plan.one_run:
+        yield Part(level, adversary, ONCE, range(0))
+
+
+def _joined(found: Mapping[Part, Replays | Guesses], mine: Sequence[Part], kind: str) -> Replays:
+    """Return the replays of one kind of one view."""
+    made: list[Replays] = []
+    counts: list[int] = []
+    for part in mine:
+        replays = found[part]
+        if part.kind == kind and isinstance(replays, Replays):
+            made.append(replays)
+            counts.append(len(part.trials))
+    return joined(made, counts)
+
+
+def cases(
+    plan: AuditPlan, grid: Sequence[Level], simulated: Simulated, measured: Sequence[Measured]
+) -> list[Test]:
+    """Return a test for every combination of a guarantee and a count."""
+    found = []
+    blind = Blind.of(grid[0].ready, plan.psnr)
+    for one in measured:
+        entry = grid[one.level].view(one.adversary, one.node)
+        attacked = list(_attacked(plan, blind, one, simulated))
+        said: Sequence[Promise | None] = promises(entry, grid[one.level].delta) or [None]
+        for promise in said:
+            for count in (*_replayed(plan, one, promise), *attacked):
+                test = Test(
+                    one.level,
+                    one.adversary,
+                    one.node,
+                    count.test,
+                    count.attack,
+                    promise,
+                    evidence=None if count.why else count.evidence,
+                    why=count.why,
+                    figures=_figures(count.evidence, promise),
+                )
+                found.append(test)
+    return found
+
+
+class Counted(NamedTuple):
+    """The counts of one test."""
+
+    test: str
+    attack: str  # the attack or method that guessed
+    evidence: TrialCounts
+    why: str  # why they are not valid, otherwise empty
+
+
+@dataclass(frozen=True)
+class Blind:
+    """The success of guessing one record without any view.
+
+    The record is drawn from all records that other nodes do not hold.
+    """
+
+    total: int  # number of those records
+    samples: int  # records per node
+    identified: float  # upper limit of the probability that one guess identifies the record
+    near: float  # upper limit of the probability that one guess reaches the PSNR
+    why: str  # why both are unknown, otherwise empty
+
+    @classmethod
+    def of(cls, ready: Plan, psnr: float) -> Blind:
+        """Return the probabilities for a scenario, regardless of which records are drawn.
+
+        Equal records are interchangeable.
+        """
+        scenario = ready.scenario
+        x = ready.source.x
+        total = len(x) - (scenario.nodes - 1) * scenario.samples
+        if scenario.split != "iid" or len(x) - scenario.nodes * scenario.samples > POOL:
+            why = (
+                "the success probability of a blind guess is unknown, because the records are not "
+                f"drawn uniformly from a small set (split {scenario.split}, {len(x)} records)"
+            )
+            return cls(total, scenario.samples, 1.0, 1.0, why)
+        # kappa_packing is a share of all records; those that other nodes hold are excluded.
+        apart = distances(x.numpy())
+        same = kappa_packing(apart, 0.0) * len(x) / total
+        close = kappa_packing(apart, tolerance(psnr, 1.0)) * len(x) / total
+        return cls(total, scenario.samples, min(1.0, same), min(1.0, close), "")
+
+
+def _replayed(plan: AuditPlan, one: Measured, promise: Promise | None) -> Iterator[Counted]:
+    """Yield the counts of the replays of one view."""
+    rero = one.rero
+    candidates = len(rero.scores[0]) if len(rero.scores) else plan.candidates
+    hits = Successes(rero.hits, len(rero.drawn), kappa_identification(candidates))
+    yield Counted(TestName.LIKELIHOOD, Guesser.LIKELIHOOD, hits, rero.why)
+    told_apart = Canary(canary.counted(one.pairs, promise, plan.alpha))
+    yield Counted(TestName.CANARIES, Guesser.RATIO, told_apart, one.pairs.why)
+    if plan.one_run:
+        run = one.run
+        right = OneRun(run.canaries, run.guesses, run.right)
+        yield Counted(TestName.ONE_RUN, Guesser.RATIO, right, run.why)
+
+
+def _attacked(
+    plan: AuditPlan, blind: Blind, one: Measured, simulated: Simulated
+) -> Iterator[Counted]:
+    """Yield the counts of the attacks on one view: its node's first record, once for each seed.
+
+    The images of a batch are matched, so each image that could be the record counts as a guess. A
+    seed for which the attack returned nothing is a failed trial: without such trials, the rate
+    would describe only the easy seeds.
+    """
+    for name in plan.attacks:
+        made = simulated.made(one.level, one.adversary, name)
+        mine = [o for o in made if o.found.node == one.node]
+        refused = simulated.refused(one.level, one.adversary, name, one.node)
+        trials = len(mine) + len(refused)
+        hits = sum(bool(o.identified) for o in mine)
+        kappa = min(1.0, blind.samples * blind.identified)
+        counts = Successes(hits, trials, kappa)
+        yield Counted(identified_among(blind.total), name, counts, blind.why)
+        if simulated.trace.task.is_image:
+            close = sum(near(o, plan.psnr) for o in mine)
+            counts = Successes(close, trials, min(1.0, blind.samples * blind.near))
+            yield Counted(as_near_as(plan.psnr), name, counts, blind.why)
+
+
+def _figures(evidence: TrialCounts, promise: Promise | None) -> Figures | None:
+    """Return the counts, for programs."""
+    if isinstance(evidence, Successes):
+        ceiling = None
+        if promise is not None and not promise.empty:
+            ceiling = evidence.ceiling(promise)
+        return SuccessFigures(
+            hits=evidence.hits,
+            trials=evidence.trials,
+            kappa=evidence.kappa,
+            ceiling=ceiling,
+        )
+    if isinstance(evidence, Canary):
+        counts = evidence.counts
+        return CanaryFigures(
+            true_positives=counts.true_positives,
+            positives=counts.positives,
+            false_positives=counts.false_positives,
+            negatives=counts.negatives,
+        )
+    if isinstance(evidence, OneRun):
+        return OneRunFigures(
+            canaries=evidence.canaries,
+            guesses=evidence.guesses,
+            right=evidence.right,
+        )
+    return None
+
+
+def static(grid: Sequence[Level], measured: Sequence[Measured]) -> list[JudgedTest]:
+    """Return the verdicts that need no statistics.
+
+    These are the view bound against the claim, and the sensitivity that both assume.
+    """
+    found = []
+    for one in measured:
+        level = grid[one.level]
+        worst = max(level.seen_by(one.adversary), key=lambda v: v.bound.largest or 0.0)
+        found.append(_against_claim(one, worst))
+        largest = worst.bound.largest
+        if one.moved and largest is not None and largest < math.inf:
+            found.append(_sensitivity(one, level.sensitivity))
+    return found
+
+
+def _against_claim(one: Measured, worst: Comparison) -> JudgedTest:
+    """Return the verdict of the view bound against the claim."""
+    claimed = None
+    if worst.claim is not None:
+        claimed = worst.claim.epsilon
+    figures = ViewFigures(
+        mu=encoded(worst.bound.mu),
+        node_mu=encoded(worst.bound.node_mu),
+        rounds_priced=worst.bound.rounds,
+        exact=encoded(worst.exact),
+        claimed=encoded(claimed),
+        ratio=encoded(worst.ratio),
+        holds=str(worst.holds),
+    )
+    test = Test(
+        one.level,
+        one.adversary,
+        worst.bound.node,
+        TestName.VIEW,
+        Guesser.NOBODY,
+        promise=None,
+        evidence=None,
+        figures=figures,
+    )
+    return JudgedTest(test, worst.verdict, worst.why)
+
+
+def _sensitivity(one: Measured, assumed: float) -> JudgedTest:
+    """Return the verdict on the sensitivity that every epsilon assumes."""
+    test = Test(
+        one.level,
+        one.adversary,
+        one.node,
+        TestName.SENSITIVITY,
+        Guesser.NOBODY,
+        promise=None,
+        evidence=None,
+        figures=SensitivityFigures(moved=one.moved, assumed=assumed),
+    )
+    over = one.moved > assumed * (1 + SLACK)
+    says = (
+        f"exchanging a record changed a gradient by {one.moved:.4g}; "
+        f"every epsilon of this audit assumes at most {assumed:.4g}"
+    )
+    verdict = Verdict.NOT_REFUTED
+    if over:
+        verdict = Verdict.UNSUPPORTED
+    return JudgedTest(test, verdict, says)

@@ -1,0 +1,177 @@
+"""The record of an audit: findings as for any attack, each with its grid point, and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.quantities import Place, shown
+from leakaudit.judging.auditing.judge import JudgedTest
+from leakaudit.judging.auditing.levels import Level
+from leakaudit.judging.auditing.plan import AuditPlan
+from leakaudit.judging.auditing.promise import Promise
+from leakaudit.judging.auditing.simulate import Simulated
+from leakaudit.reporting.findings import findings
+from leakaudit.reporting.findings.wording import audit_headline
+from leakaudit.reporting.results import model
+from leakaudit.reporting.results.model import (
+    VERDICT_NAMES,
+    AuditPart,
+    AuditPoint,
+    AuditRecord,
+    CurvePoint,
+    Finding,
+    Free,
+    GridPoint,
+    PromiseEntry,
+    Provenance,
+    StoredImages,
+    VerdictEntry,
+    encoded,
+)
+from leakaudit.scoring.scoring import definitions
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files beside the record."""
+
+    images: Sequence[StoredImages]  # where the reconstruction of each outcome is stored
+    picture: str | None  # the picture of reconstructions; None if there is none
+    originals: str | None  # the true images of the first run; None if there are none
+    figure: str | None  # the figure; None if there is none
+
+
+def build(
+    plan: AuditPlan,
+    grid: Sequence[Level],
+    simulated: Simulated,
+    judged: Sequence[JudgedTest],
+    provenance: Provenance,
+    files: Files,
+    lpips: str,
+) -> AuditRecord:
+    """Return the record of an audit."""
+    trace = simulated.trace
+    found = _findings(grid, simulated, files.images)
+    verdicts = tuple(_verdict(grid, one) for one in judged)
+    return AuditRecord(
+        schema=model.SCHEMA,
+        version=model.VERSION,
+        complete=simulated.complete,
+        summary=audit_headline(verdicts, simulated.complete),
+        trace=findings.trained(trace),
+        findings=found,
+        undetermined=(),
+        not_tried=_left_out(grid, simulated),
+        metrics=definitions(trace.task, lpips),
+        attacks=findings.attacks_of(found),
+        picture=files.picture,
+        originals=files.originals,
+        provenance=provenance,
+        audit=AuditPart(
+            alpha=plan.alpha,
+            delta=grid[0].delta,
+            grid=tuple(_point(level) for level in grid),
+            curves=tuple(_curves(plan, grid, simulated)),
+            verdicts=verdicts,
+            figure=files.figure,
+        ),
+    )
+
+
+def _findings(
+    grid: Sequence[Level], simulated: Simulated, images: Sequence[StoredImages]
+) -> tuple[Finding, ...]:
+    """Return the findings, each with its point of the grid."""
+    found = []
+    for one, stored in zip(simulated.outcomes, images, strict=True):
+        cell = GridPoint(epsilon=encoded(grid[one.level].epsilon), seed=one.seed)
+        entry = findings.finding(one.leak, one.found, one.score, stored)
+        found.append(replace(entry, cell=cell))
+    return tuple(found)
+
+
+def _left_out(grid: Sequence[Level], simulated: Simulated) -> tuple[str, ...]:
+    """List what was not attacked, without repetitions for several runs."""
+    said = []
+    for s in simulated.skipped:
+        where = f"{s.attack} at epsilon {grid[s.level].words}, {s.adversary}, node {s.node}"
+        said.append(f"{where}: {s.why}")
+    return (
+        *dict.fromkeys(said),
+        "adversaries, attacks and epsilons that are not in the plan",
+    )
+
+
+def _point(level: Level) -> AuditPoint:
+    return AuditPoint(
+        epsilon=encoded(level.epsilon),
+        constants=dict(level.constants),
+        views=tuple(view.to_json() for view in level.views),
+    )
+
+
+def _verdict(grid: Sequence[Level], one: JudgedTest) -> VerdictEntry:
+    test = one.test
+    figures: Mapping[str, Free] = {}
+    if test.figures is not None:
+        figures = model.plain(test.figures)
+    return VerdictEntry(
+        epsilon=encoded(grid[test.level].epsilon),
+        adversary=str(test.adversary),
+        node=test.node,
+        test=str(test.test),
+        attack=str(test.attack),
+        promise=_promise(test.promise),
+        verdict=VERDICT_NAMES[one.verdict],
+        says=one.says,
+        power=one.power,
+        p=one.p,
+        level=one.alpha,
+        needs=one.needs,
+        figures=figures,
+    )
+
+
+def _promise(promise: Promise | None) -> PromiseEntry | None:
+    if promise is None:
+        return None
+    return PromiseEntry(
+        name=promise.name,
+        epsilon=encoded(promise.epsilon),
+        delta=promise.delta,
+        mu=promise.mu,
+    )
+
+
+def _curves(plan: AuditPlan, grid: Sequence[Level], simulated: Simulated) -> list[CurvePoint]:
+    """Return the metrics of every cell of the grid."""
+    found = []
+    for k, level in enumerate(grid):
+        for adversary in plan.parsed:
+            for attack in plan.attacks:
+                found.append(_curve(simulated, k, level, adversary, attack))
+    return found
+
+
+def _curve(
+    simulated: Simulated, place: int, level: Level, adversary: Adversary, attack: str
+) -> CurvePoint:
+    """Return the number of attacked nodes in a cell, and its metrics."""
+    measured = {}
+    for one in shown(Place.CURVE):
+        values = simulated.values(one, place, adversary, attack)
+        if values is not None:
+            measured[one.key] = values
+    return CurvePoint(
+        epsilon=encoded(level.epsilon),
+        adversary=str(adversary),
+        attack=attack,
+        attacked=len(simulated.scores(place, adversary, attack)),
+        refused=len(simulated.refused(place, adversary, attack)),
+        **measured,
+    )

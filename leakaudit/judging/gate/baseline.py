@@ -1,0 +1,249 @@
+"""The committed baseline: the last accepted measurements of every cell, with a reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from msgspec import Struct
+
+from leakaudit._util import averages
+from leakaudit._util.decoding import Misfit, Sha256, decoded
+from leakaudit._util.files import replacing
+from leakaudit._util.uncollected import read_json
+from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.findings import wording
+
+FORMAT = "leakaudit.baseline"
+VERSION = 1
+DIGITS = 6  # significant digits of a sample
+LARGEST = 1e300  # a sample; sums of larger ones are beyond all floats
+SEEDS = 10_000  # most seeds of a cell; a choice, a comparison of so many takes seconds
+
+
+@dataclass(frozen=True)
+class Block:
+    """The measurements of one cell."""
+
+    check: str
+    digest: str  # SHA-256 of how it was measured
+    seeds: tuple[int, ...]
+    samples: Mapping[str, tuple[float, ...]]  # measure -> one number per seed
+
+
+class _StoredCell(Struct, frozen=True, forbid_unknown_fields=True):
+    """A cell in the file, stored under its name."""
+
+    check: str
+    digest: Sha256
+    seeds: tuple[int, ...]
+    samples: dict[str, tuple[float, ...]]
+
+
+class _Stored(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of the file."""
+
+    format: Literal["leakaudit.baseline"]
+    version: Literal[1]
+    updated: str
+    reason: str
+    versions: dict[str, str | None]
+    cells: dict[str, _StoredCell]
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """All cells, and their last change."""
+
+    cells: Mapping[str, Block] = field(default_factory=dict)  # name of a cell -> its measurements
+    reason: str = ""  # reason of the last change
+    updated: str = ""  # time of the last change, in ISO format
+    # package -> version used for the measurements, None if it was not installed
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+
+    def merged(
+        self, cells: Mapping[str, Block], reason: str, versions: Mapping[str, str | None]
+    ) -> Baseline:
+        """Return the baseline with some cells replaced or added; the others stay."""
+        if not reason.strip():
+            raise LeakauditError("changing a baseline requires a reason: use --reason TEXT")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return Baseline({**self.cells, **cells}, reason.strip(), now, versions)
+
+    def write(self, path: Path) -> None:
+        """Write the file atomically."""
+        with replacing(path) as file:
+            file.write(self.text().encode())
+
+    def text(self) -> str:
+        """Return the file's text, keys sorted and one line per measure, for readable diffs."""
+        entries = {
+            "format": _json(FORMAT),
+            "version": _json(VERSION),
+            "updated": _json(self.updated),
+            "reason": _json(self.reason),
+            "versions": _json(dict(self.versions)),
+            "cells": self._cells_text(),
+        }
+        lines = [f'  "{key}": {value}' for key, value in sorted(entries.items())]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    def _cells_text(self) -> str:
+        if not self.cells:
+            return "{}"
+        blocks = [
+            f"    {json.dumps(name)}: {_block_text(block)}"
+            for name, block in sorted(self.cells.items())
+        ]
+        return "{\n" + ",\n".join(blocks) + "\n  }"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, allow_nan=False)
+
+
+def _block_text(cell: Block) -> str:
+    samples = [
+        f"        {json.dumps(measure)}: {_json(list(values))}"
+        for measure, values in sorted(cell.samples.items())
+    ]
+    lines = [
+        f'      "check": {json.dumps(cell.check)}',
+        f'      "digest": {json.dumps(cell.digest)}',
+        '      "samples": {\n' + ",\n".join(samples) + "\n      }",
+        f'      "seeds": {json.dumps(list(cell.seeds))}',
+    ]
+    return "{\n" + ",\n".join(lines) + "\n    }"
+
+
+def read(path: Path) -> Baseline:
+    """Read a baseline."""
+    try:
+        values: object = read_json(path.read_bytes())
+    except FileNotFoundError:
+        raise _unreadable(path, "the file does not exist") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, str(error)[:200] or type(error).__name__) from None
+    try:
+        stored = decoded(values, _Stored)
+    except Misfit as error:
+        raise LeakauditError(
+            f"baseline {path}: {error}; restore it from version control, or update it"
+        ) from None
+    cells = {}
+    for name, cell in stored.cells.items():
+        check_samples(cell.seeds, cell.samples, f"baseline {path}: {name}")
+        cells[name] = Block(cell.check, cell.digest, cell.seeds, cell.samples)
+    return Baseline(cells, stored.reason, stored.updated, stored.versions)
+
+
+def check_samples(seeds: Sequence[int], samples: Mapping[str, Sequence[float]], where: str) -> None:
+    """Reject a cell of a file without one sample per seed.
+
+    Raises:
+        LeakauditError: there are no seeds, more than `SEEDS`, another number of samples, or one
+            beyond `LARGEST`.
+    """
+    count = len(seeds)
+    if not 1 <= count <= SEEDS:
+        raise LeakauditError(f"{where}: expected from 1 to {SEEDS} seeds, got {count}")
+    if any(len(values) != count for values in samples.values()):
+        raise LeakauditError(f"{where}: expected one sample per seed, {count} per measure")
+    if any(abs(value) > LARGEST for values in samples.values() for value in values):
+        raise LeakauditError(f"{where}: expected samples up to {LARGEST:g} in size")
+
+
+def _unreadable(path: Path, why: str) -> LeakauditError:
+    hint = "create one with 'leakaudit check --update --reason TEXT'"
+    return LeakauditError(f"baseline {path}: {why}; {hint}")
+
+
+def block(
+    check: str, digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[float]]
+) -> Block:
+    """Return a cell in the form in which it is stored.
+
+    Args:
+        digest: SHA-256 of how it was measured.
+    """
+    stored = {measure: tuple(map(rounded, values)) for measure, values in samples.items()}
+    return Block(check, digest, tuple(seeds), stored)
+
+
+def rounded(value: float) -> float:
+    """Return a number rounded to the stored number of digits."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference between two baselines."""
+
+    # `removed`, `added`, `changed` or `not comparable`
+    kind: Literal["removed", "added", "changed", "not comparable"]
+    cell: str
+    measure: str | None = None  # that changed; None for the whole cell
+    before: float | None = None  # mean of the measure, None if it is new
+    after: float | None = None  # the new mean, None if it was removed
+    other_seeds: bool = False  # whether the runs had other seeds
+
+    def __str__(self) -> str:
+        """Return one line."""
+        if self.kind == "not comparable":
+            return f"~ {self.cell}: measured in another way, not comparable"
+        name = " ".join(filter(None, (self.cell, self.measure)))
+        if self.measure is None or self.before is None or self.after is None:
+            return f"{'-' if self.kind == 'removed' else '+'} {name}"
+        before = wording.figure(self.measure, self.before)
+        after = wording.figure(self.measure, self.after)
+        return f"~ {name}: {before} -> {after}{', other seeds' * self.other_seeds}"
+
+    def to_json(self) -> dict[str, str | float | bool | None]:
+        """Return plain values."""
+        return {
+            "change": self.kind,
+            "cell": self.cell,
+            "measure": self.measure,
+            "before": self.before,
+            "after": self.after,
+            "other_seeds": self.other_seeds,
+        }
+
+
+def means(base: Baseline) -> dict[str, object]:
+    """Return the means of all cells as plain values."""
+    cells = {}
+    for name, cell in sorted(base.cells.items()):
+        found = {measure: averages.mean(samples) for measure, samples in cell.samples.items()}
+        cells[name] = {"seeds": len(cell.seeds), "means": found}
+    return {"updated": base.updated, "reason": base.reason, "cells": cells}
+
+
+def changes(old: Baseline, new: Baseline) -> list[Change]:
+    """Return what changed between two baselines."""
+    found = [Change("removed", name) for name in sorted(old.cells.keys() - new.cells.keys())]
+    for name, cell in sorted(new.cells.items()):
+        before = old.cells.get(name)
+        if before is None:
+            found.append(Change("added", name))
+        elif before.digest != cell.digest:
+            found.append(Change("not comparable", name))
+        else:
+            found += _changed_measures(name, before, cell)
+    return found
+
+
+def _changed_measures(name: str, before: Block, cell: Block) -> Iterator[Change]:
+    """Yield each measure of a cell that is new or has other samples."""
+    for measure, samples in sorted(cell.samples.items()):
+        was = before.samples.get(measure)
+        if was is None:
+            yield Change("added", name, measure, after=averages.mean(samples))
+        elif was != samples or before.seeds != cell.seeds:
+            other = before.seeds != cell.seeds
+            then, now = averages.mean(was), averages.mean(samples)
+            yield Change("changed", name, measure, then, now, other)

@@ -1,0 +1,305 @@
+"""Controls of a gate: attacks must solve planted leaks, and must not match other records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from leakaudit._util.seeds import generator
+from leakaudit.core.errors import AttackError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.reconstruction import Reconstruction
+from leakaudit.core.trace import Truth
+from leakaudit.inversion import attacking
+from leakaudit.judging.gate import measures
+from leakaudit.judging.gate.cells import Cell
+from leakaudit.judging.gate.runs import Recorded
+from leakaudit.protocols.declared import constant
+from leakaudit.reporting.results.model import RuleKind
+from leakaudit.scoring.scoring import score
+from leakaudit.theory.bounds.empirical import at_least
+
+# Thresholds at which a planted record counts as recovered: PSNR in dB for images, relative error
+# for other data. A choice: 20 dB is a root mean square error of a tenth of the range, so the two
+# are about equally strict.
+NEAR_DB = 20.0
+NEAR = 0.1
+# If guessing yields the observed number of matches with a smaller probability than this, scores are
+# not trusted. A choice: ten cells raise a false alarm in one run of 1000.
+CHANCE = 1e-4
+# The probability with which a guess finds all planted labels, at most. A choice.
+GUESSED = 1e-3
+# Number of gradients of a planted leak if there is none to copy, and by how much each parameter of
+# the model changes between them. Choices: a few gradients at models that differ as they do between
+# rounds of training.
+ROUNDS = 4
+STEP = 0.05
+BATCH = "batch"  # subject of the control with several records at once
+GAIN = 6.0  # dB by which the best record of a planted batch must beat a guess: half of its error
+TWO = 2  # records planted for an attack on inputs: two different records need two answers
+# Most records that are planted for an attack on labels. With 2 classes, a guess finds the labels of
+# all of them with a probability of 1 / 1024, less than `GUESSED`.
+MOST = 10
+
+
+@dataclass(frozen=True)
+class Control:
+    """The outcome of one control."""
+
+    kind: RuleKind  # kind of the resulting rule
+    ok: bool | None  # whether it passed; None if there was nothing to test
+    says: str  # the expected and the actual outcome, in words
+    about: str = ""  # distinguishes several controls of the same kind
+
+
+# --- planted leaks --------------------------------------------------------------------------------
+
+
+def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
+    """Plant noise-free gradients of known records, and test whether the attack recovers each.
+
+    They replace the program's own leak. An attack on inputs gets two records. An attack on labels
+    gets so many records with random labels that guessing succeeds with a probability of at most
+    `GUESSED`. The reconstructions are kept in ``cell.planted`` for `negative`.
+    """
+    says = ""
+    for number in range(MOST):
+        leak, truth = planted(cell.leak, run, nodes[0], number)
+        try:
+            found = _attack(cell, run, leak)
+        except AttackError as error:
+            says = f"{cell.attack} cannot use this leak, so its failure proves nothing: {error}"
+            return Control(RuleKind.POSITIVE, False, says)
+        ok, says = _solved(found, truth)
+        if not ok:
+            what = f"{cell.attack} on noise-free gradients of a planted record"
+            return Control(RuleKind.POSITIVE, False, f"{what}: {says}")
+        cell.planted.append((found, truth))
+        guessed = run.trace.task.classes ** -(number + 1.0)  # probability of guessing all labels
+        if number + 1 >= TWO and (len(found.x) or guessed <= GUESSED):
+            break
+    solved = f"{cell.attack} solves {len(cell.planted)} planted noise-free leaks"
+    return Control(RuleKind.POSITIVE, True, f"{solved}; the last one: {says}")
+
+
+def batched(cell: Cell, run: Recorded, nodes: tuple[int, ...], hidden: bool) -> Control | None:
+    """Plant a gradient of several records, and test whether the attack comes close to one of them.
+
+    The number of records is that of the run's own gradients.
+
+    Args:
+        hidden: whether noise is declared, which the recording and the lint verify. Without noise,
+            everything depends on the attack, so the control fails if the attack is too weak for
+            such batches. With noise, its weakness is reported but does not affect the result.
+
+    Returns:
+        The control. None if the gradients are of one record, which `positive` plants, if the data
+        set is too small, or for an attack on labels only.
+    """
+    size = _records(cell.leak, run, nodes[0])
+    inputs = any(len(found.x) for found, _ in cell.planted)
+    if size < TWO or len(_others(run)) <= size or not inputs:
+        return None
+    leak, truth = planted(cell.leak, run, nodes[0], size=size)
+    what = (
+        f"{cell.attack} on the noise-free gradient of {size} planted records, "
+        "the batch size of the program's own gradients"
+    )
+    weak = None if hidden else False
+    try:
+        found = _attack(cell, run, leak)
+    except AttackError as error:
+        says = f"{what}: it cannot use this leak, so its failure proves nothing: {error}"
+        return Control(RuleKind.POSITIVE, weak, says, BATCH)
+    guess = Recorded(run.seed, run.trace, truth, run.task).guess(leak.node)
+    gain = max(measures.values(guess, score(found, truth)[0])["gain"])
+    says = f"{what}: {gain:.1f} dB closer to the best one than a guess, expected {GAIN:g} dB"
+    return Control(RuleKind.POSITIVE, True if gain >= GAIN else weak, says, BATCH)
+
+
+def _attack(cell: Cell, run: Recorded, leak: GradientLeak) -> Reconstruction:
+    random = generator(run.seed, leak.node)
+    return attacking.attack_one(leak, run.task, cell.attack, random, **cell.settings)
+
+
+def _records(like: GradientLeak | None, run: Recorded, node: int) -> int:
+    """Return the number of records in a gradient of the run."""
+    if like is not None and like.batch:
+        return like.batch
+    held_there = int((run.truth.node == node).sum())
+    batch = int(constant(run.trace, "batch"))
+    return batch if 0 < batch < held_there else held_there
+
+
+def _others(run: Recorded) -> Tensor:
+    """Return records of the data set that no node trained on, or those of the run if none exist."""
+    return run.truth.pool if len(run.truth.pool) else run.truth.x
+
+
+def planted(
+    like: GradientLeak | None, run: Recorded, node: int, number: int = 0, size: int = 1
+) -> tuple[GradientLeak, Truth]:
+    """Return noise-free gradients of some records, combined like a leak, and their truth.
+
+    Args:
+        like: the leak whose rounds, models and combination are copied; None for single gradients at
+            models close to the first one.
+    """
+    others = _others(run)
+    rows = (number + torch.arange(size)) % len(others)
+    unused = torch.ones(len(others), dtype=torch.bool)
+    unused[rows] = False
+    x = others[rows].to(run.truth.x)
+    y = _labels(run, number, size)
+
+    pattern = _pattern(like, run)
+    models = pattern.models.to(run.task.device)
+    gradients = torch.stack([run.task.gradient(model, x.to(model), y) for model in models])
+    recorded = gradients[:, slice(*pattern.columns)].double().cpu()
+    value = pattern.combination.double() @ recorded
+    # Without noise, only the rounding of a message in float32 remains.
+    rounding = float(value.square().mean().sqrt()) * torch.finfo(torch.float32).eps
+    made = GradientLeak(
+        node,
+        pattern.rounds,
+        pattern.combination,
+        value.to(pattern.dtype),
+        torch.full((len(value),), rounding, dtype=torch.float64),
+        pattern.columns,
+        theta=pattern.models if pattern.known else None,
+        batch=size,
+        formula="planted",
+    )
+    index = torch.arange(size)
+    truth = replace(
+        run.truth,
+        x=x,
+        y=y,
+        node=torch.full_like(index, node),
+        index=index,
+        pool=torch.cat([others[unused].to(x), run.truth.x]),
+    )
+    return made, truth
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """The structure of a planted leak: everything except its records."""
+
+    rounds: Tensor  # (T,) rounds of its gradients
+    columns: tuple[int, int]  # recorded columns of the model
+    dtype: torch.dtype  # type of its values
+    combination: Tensor  # (m, T) weights of its gradients
+    models: Tensor  # (T, d) models at which the gradients are evaluated, in double precision
+    known: bool  # whether the adversary knows these models
+
+
+def _pattern(like: GradientLeak | None, run: Recorded) -> _Pattern:
+    """Return the pattern of a leak, or that of single gradients if there is no leak."""
+    if like is None:
+        return _Pattern(
+            rounds=torch.arange(1, ROUNDS + 1),
+            columns=run.trace.columns,
+            dtype=run.trace.dtype,
+            combination=torch.eye(ROUNDS, dtype=torch.float64),
+            models=_models(run, ROUNDS),
+            known=True,
+        )
+    if like.theta is None:
+        models = _models(run, len(like.rounds))
+    else:
+        models = like.theta.double()
+    return _Pattern(
+        rounds=like.rounds,
+        columns=like.columns,
+        dtype=like.value.dtype,
+        combination=like.combination,
+        models=models,
+        known=like.theta is not None,
+    )
+
+
+def _labels(run: Recorded, number: int, size: int) -> Tensor:
+    """Return labels of planted records: random classes, or the target of the run's first record."""
+    y = run.truth.y[:1].expand(size, *run.truth.y.shape[1:])
+    if y.is_floating_point():
+        return y
+    # Seeds outside the range of the nodes' seeds, so that no attack draws the same numbers.
+    random = generator(run.seed, run.trace.graph.nodes + number)
+    return torch.randint(run.trace.task.classes, y.shape, generator=random, dtype=y.dtype)
+
+
+def _models(run: Recorded, count: int) -> Tensor:
+    """Return models (count, d) close to the first one."""
+    random = torch.Generator().manual_seed(run.seed)
+    first = run.trace.public.get("w0")
+    if first is None or first.shape != (run.trace.layout.size,):
+        first = run.task.init(random)
+    move = torch.randn(count, len(first), generator=random, dtype=torch.float64)
+    return first.double().cpu() + STEP * move
+
+
+def _solved(found: Reconstruction, truth: Truth) -> tuple[bool, str]:
+    """Return whether a planted record was recovered, and how well, in words."""
+    (scored,) = score(found, truth)
+    if not len(found.x) and found.y is not None:
+        share = scored.labels_found or 0.0
+        return share == 1.0, f"{share:.0%} of the labels found, expected all"
+    error = (scored.relative_error or (None,))[0]
+    if error is None:
+        return False, f"nothing recovered ({found.note or 'no reason given'})"
+    psnr = None if scored.psnr is None else scored.psnr[0]
+    if psnr is not None:
+        return psnr >= NEAR_DB, f"recovered at {psnr:.1f} dB, expected at least {NEAR_DB:g} dB"
+    return error <= NEAR, f"recovered with relative error {error:.2g}, expected at most {NEAR:g}"
+
+
+# --- records of others ----------------------------------------------------------------------------
+
+
+def negative(cell: Cell) -> Control:
+    """Score each reconstruction against another record, which it may match only by chance.
+
+    This includes the reconstructions of planted records and those of the program's own records.
+    """
+    hits = 0  # records that were identified
+    bits = 0  # records that are bit-identical
+    trials = 0
+    chance = 0.0  # largest probability that a guess identifies a record
+    for found, truth in (*_shuffled(cell.found), *_shuffled(cell.planted)):
+        (scored,) = score(found, truth)
+        exact = scored.exact or [False] * len(scored.matched)
+        for match, rank in zip(exact, scored.rank or (), strict=False):
+            trials += 1
+            hits += rank == 1
+            bits += bool(match)
+            chance = max(chance, scored.chance or 0.0)
+    if not trials:
+        says = "nothing to score against the records of other nodes"
+        return Control(RuleKind.NEGATIVE, None, f"{says}: {cell.attack} reconstructed no input")
+    # The probability of at least this number of matches, if each had the largest chance.
+    likely = float(at_least(hits, trials, chance)) >= CHANCE
+    says = (
+        f"against the records of other nodes, {hits} of {trials} identified "
+        f"(chance level {chance:.2g}) and {bits} identical"
+    )
+    if bits == 0 and likely:
+        return Control(RuleKind.NEGATIVE, True, says)
+    why = "expected the chance level: the attack or the scores do not depend on the leak"
+    return Control(RuleKind.NEGATIVE, False, f"{says}; {why}")
+
+
+def _shuffled(
+    pairs: Sequence[tuple[Reconstruction, Truth]],
+) -> Iterator[tuple[Reconstruction, Truth]]:
+    """Yield each reconstruction with the records of the next one, if these differ from its own."""
+    following = [*pairs[1:], *pairs[:1]]
+    for (found, truth), (other, their) in zip(pairs, following, strict=True):
+        own = truth.of(*found.nodes)[0]
+        strange = their.of(other.node)[0]
+        same = any(bool((one == another).all()) for one in own for another in strange)
+        if len(found.x) and not same:
+            yield replace(found, node=other.node, others=(), y=None), their

@@ -1,0 +1,345 @@
+"""A run of a gate: record every program with every seed, attack, check the controls, judge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING
+
+import torch
+
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import expired, remaining, step
+from leakaudit.judging.gate import baseline, controls, linted, rules
+from leakaudit.judging.gate.baseline import Baseline, Block
+from leakaudit.judging.gate.cells import Cell, attack_all, empty, held
+from leakaudit.judging.gate.config import Check, Gate
+from leakaudit.judging.gate.fidelity import MOST, Fidelity
+from leakaudit.judging.gate.priced import Priced
+from leakaudit.judging.gate.pricing import price_views
+from leakaudit.judging.gate.program import staying
+from leakaudit.judging.gate.rule import CONTROLS, UNSOUND, Rule
+from leakaudit.judging.gate.runs import Recorded, Runner, ready
+from leakaudit.reporting.findings import flat
+from leakaudit.reporting.findings.findings import trained
+from leakaudit.reporting.results import provenance
+from leakaudit.reporting.results.model import AcceptanceState, ExitCode, RuleKind, TraceSummary
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+# Seconds that further recordings of a check may take if its own seeds took less. A choice: this is
+# an acceptable time for a check that otherwise takes a second or two.
+SECONDS = 10.0
+# The same in units of the time of its own seeds: all of `fidelity.MOST`, with the usual 16 seeds.
+LONGER = 3.0
+
+View = tuple[str, str]  # name of a check, and an adversary in the words of the configuration
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a run of a gate."""
+
+    seed: int = 0
+    strict: bool = False  # whether an increase that is not significant leads to code 3
+    # the date with which the expiry of acceptances is compared; None for the current date in UTC
+    today: date | None = None
+
+
+@dataclass
+class Judged:
+    """The results of a run of a gate."""
+
+    gate: Gate
+    options: Options
+    # cells that were attacked with at least one seed
+    cells: list[Cell] = field(default_factory=list)
+    # epsilon in each view, if a budget limits it
+    priced: dict[View, Priced] = field(default_factory=dict)
+    # check -> number of rounds that its epsilon covers
+    rounds: dict[str, int] = field(default_factory=dict)
+    rules: list[Rule] = field(default_factory=list)
+    # id -> `used`, `unused` or `expired`
+    acceptances: dict[str, AcceptanceState] = field(default_factory=dict)
+    # cells of the baseline that are no longer measured
+    stale: list[str] = field(default_factory=list)
+    # what a reader should know that does not affect the result
+    remarks: list[str] = field(default_factory=list)
+    first: Recorded | None = None
+    # check -> the training and the network, as stored in the record
+    networks: dict[str, TraceSummary] = field(default_factory=dict)
+    complete: bool = True  # whether every seed was tried
+    interrupted: bool = False  # whether Ctrl-C ended the run
+    code: ExitCode = 3
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))  # time of the start
+    seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        """The exit code and how much was judged."""
+        cut = ""
+        if not self.complete:
+            cut = ", not complete"
+        return f"Judged(code {self.code}, {len(self.rules)} rules, {len(self.cells)} cells{cut})"
+
+    def _repr_html_(self) -> str:
+        """The card of its record, for notebooks."""
+        from leakaudit.judging.gate import record  # which imports this module
+        from leakaudit.reporting.rendering import cards
+
+        if self.first is None:
+            return cards.html(self)
+        return cards.html(record.build(self))
+
+    @property
+    def blocks(self) -> dict[str, Block]:
+        """Name of a cell -> what a baseline stores about it."""
+        return {
+            cell.name: baseline.block(cell.check.name, cell.digest(), cell.seeds, cell.samples)
+            for cell in self.cells
+        }
+
+    def to_pandas(self, table: str | None = None) -> DataFrame:
+        """Return one table of the results as a data frame.
+
+        Args:
+            table: ``rules`` or ``measures``; None for the first.
+        """
+        from leakaudit.judging.gate import record  # it imports this module
+
+        return flat.frame(flat.of_gate(record.part(self), table))
+
+
+def validate(gate: Gate) -> None:
+    """Check that everything that the configuration names exists, without running anything."""
+    for check in gate.checks:
+        for attack in check.attacks:
+            settings = dict(check.set.get(attack, {}))
+            if attack != "auto":
+                registry.configure(registry.get("attacks", attack), settings)
+            elif settings:
+                hint = "auto has no settings; put them under the name of an attack"
+                raise LeakauditError(f"check {check.name}: set.auto: {hint}")
+        for who in check.adversaries:
+            Adversary.parse(who)
+
+
+def run(gate: Gate, options: Options, base: Baseline | None) -> Judged:
+    """Run the gate; Ctrl-C ends it and keeps the results obtained so far.
+
+    Args:
+        base: the baseline for comparison; None for budgets and controls only.
+    """
+    validate(gate)
+    out = Judged(gate, options)
+    start = time.perf_counter()
+    try:
+        with _deterministic(), staying():
+            for number, check in enumerate(gate.checks):
+                _run(check, out, number * gate.seeds)
+    except KeyboardInterrupt:
+        out.complete = False
+        out.interrupted = True
+    conclude(out, base)
+    out.seconds = time.perf_counter() - start
+    return out
+
+
+def _run(check: Check, out: Judged, before: int) -> None:
+    """Record one program with every seed and attack it, until the time limit is reached.
+
+    `before` is the number of runs of the checks before it.
+
+    A control that the time limit interrupted is omitted. The first seed of a gate is always run, so
+    that there is a record of what was tried.
+    """
+    cells = empty(check)
+    shown = Fidelity(check)
+    began = time.monotonic()
+    first: Recorded | None = None
+    seeds = range(out.options.seed, out.options.seed + out.gate.seeds)
+    total = len(out.gate.checks) * len(seeds)
+    record = ready(check, out.gate.folder)
+    try:
+        for number, seed in enumerate(seeds):
+            step("runs", before + number, total)
+            if expired() and out.first is not None:
+                break
+            made = record(seed)
+            shown.look(made)
+            attack_all(cells, made)
+            if first is None:
+                first = made
+                out.first = out.first or made
+                _once(check, cells, made, out, shown.hides(made.trace))
+        step("runs", before + len(seeds), total)
+        _again(shown, record, seeds)
+        own_code = _is_own(check, first)
+        if not own_code:
+            _more(shown, record, seeds, max(SECONDS, LONGER * (time.monotonic() - began)))
+        if first is not None and _asks_for_epsilon(out.gate):
+            _price(check, first, shown, out, own_code)
+    finally:
+        record.close()
+        _close(check, cells, shown, out)
+
+
+def _close(check: Check, cells: Sequence[Cell], shown: Fidelity, out: Judged) -> None:
+    """Store the results of a check, complete or not, and release its recordings."""
+    out.complete = out.complete and not expired()
+    out.cells += [cell for cell in cells if cell.seeds]
+    pitfalls = {
+        rule.measure
+        for rule in out.rules
+        if rule.kind is RuleKind.LINT and rule.cell == f"{check.name}/lint"
+    }
+    out.rules += [*shown.rules(pitfalls), *rules.attacked(cells)]
+    for cell in cells:
+        if cell.seeds:
+            out.rules += rules.controls(cell, [controls.negative(cell)])
+        cell.found.clear()
+        cell.planted.clear()
+
+
+def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged, hidden: bool) -> None:
+    """Lint one recording and plant similar leaks; `hidden` states whether it declares noise."""
+    out.networks[check.name] = trained(made.trace, made.truth)
+    out.rules += linted.rules(check, made)
+    for cell in cells:
+        nodes = held(cell, made)
+        found = [controls.positive(cell, made, nodes)]
+        if found[0].ok and not expired():
+            together = controls.batched(cell, made, nodes, hidden)
+            if together is not None:
+                found.append(together)
+        if not expired():
+            out.rules += rules.controls(cell, found)
+
+
+def _again(shown: Fidelity, record: Runner, seeds: range) -> None:
+    """Run a seed in a new process, to compare its noise with that of the previous recordings.
+
+    The last seed is used: a correct program draws the same noise as before, whereas noise that
+    starts anew with every process equals that of the first seed, with which the first process
+    began. A check with a single seed has no such seed, so the next seed is run, although the
+    program may not support it.
+    """
+    if not shown.noisy or expired():
+        return
+    another = len(seeds) > 1
+    try:
+        made = record.anew(seeds[-1] if another else seeds.stop)
+    except LeakauditError:
+        if another:
+            raise
+        return
+    if made is not None:
+        shown.look_again(made)
+
+
+def _is_own(check: Check, made: Recorded | None) -> bool:
+    """Return whether the code under test is one of leakaudit's own victims."""
+    if check.run or made is None:
+        return False
+    victim = registry.of_trace(made.trace.protocol, made.trace.provenance)
+    return bool(victim.__module__.startswith("leakaudit.victims."))
+
+
+def _more(shown: Fidelity, record: Runner, seeds: range, seconds: float) -> None:
+    """Record more seeds while the gradients of the truth cannot be distinguished from others.
+
+    These recordings are not attacked. A program need not support these seeds; if one of them fails,
+    the previous recordings are used. If they do not suffice, the gate is inconclusive.
+
+    Args:
+        seconds: time limit. At most half of the remaining time of the gate is used, so that the
+            measurements are not interrupted.
+    """
+    shown.settles = True
+    until = time.monotonic() + min(seconds, remaining() / 2)
+    for seed in range(seeds.stop, seeds.stop + MOST):
+        if expired() or time.monotonic() > until or not shown.undecided():
+            return
+        try:
+            made = record(seed)
+        except LeakauditError:
+            return
+        shown.look(made)
+
+
+def _asks_for_epsilon(gate: Gate) -> bool:
+    return any(one.measure == "epsilon" and one.level != "off" for one in gate.budgets)
+
+
+def _price(check: Check, made: Recorded, shown: Fidelity, out: Judged, own_code: bool) -> None:
+    """Compute epsilon of the declared protocol in every view, for the worst node."""
+    rounds, views = price_views(check, made, shown, own_code=own_code, most=MOST)
+    out.rounds[check.name] = rounds
+    for who, priced in views.items():
+        out.priced[check.name, who] = priced
+
+
+def conclude(out: Judged, base: Baseline | None) -> None:
+    """Derive rules and an exit code from the measurements.
+
+    Args:
+        base: the baseline for comparison; None for budgets and controls only.
+    """
+    gate = out.gate
+    found = list(out.rules)
+    for cell in out.cells:
+        priced = out.priced.get((cell.check.name, cell.who))
+        found += rules.budgets(cell, gate.budgets, priced)
+    if base is not None:
+        found += rules.growth(out.cells, base, gate)
+        out.remarks = rules.few_seeds(out.cells, base, gate)
+        out.stale = _stale(gate, base)
+    today = out.options.today or datetime.now(UTC).date()
+    out.rules, out.acceptances = rules.accept(found, gate.accepted, today)
+    out.code = rules.code(out.rules, out.complete, out.options.strict)
+
+
+def _stale(gate: Gate, base: Baseline) -> list[str]:
+    """Return the cells of a baseline that the checks of the gate no longer have."""
+    checks = {check.name for check in gate.checks}
+    known = {cell for check in gate.checks for cell in check.cells}
+    return sorted(
+        name for name, block in base.cells.items() if block.check in checks and name not in known
+    )
+
+
+def sound(judged: Judged) -> None:
+    """Check that a run can become a baseline; any other run could hide a leak."""
+    kinds = (*CONTROLS, RuleKind.LINT)
+    for rule in judged.rules:
+        if rule.status in UNSOUND and rule.kind in kinds:
+            raise LeakauditError(f"the baseline is not changed: {rule.cell}: {rule.says}")
+    if not judged.complete:
+        raise LeakauditError(
+            "the baseline is not changed: the run was interrupted; increase --max-seconds"
+        )
+
+
+def update(judged: Judged, old: Baseline, reason: str) -> Baseline:
+    """Return the baseline updated with the measurements; cells of checks that were not run stay."""
+    sound(judged)
+    checks = {check.name for check in judged.gate.checks}
+    kept = {name: block for name, block in old.cells.items() if block.check not in checks}
+    return Baseline(kept).merged(judged.blocks, reason, provenance.versions())
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Make torch use deterministic algorithms inside the block, and restore its setting."""
+    before = torch.get_deterministic_debug_mode()
+    # use_deterministic_algorithms would import the compiler, which takes 1.2 s.
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)

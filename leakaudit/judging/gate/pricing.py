@@ -1,0 +1,172 @@
+"""Epsilon of the declared protocol in every view, and whether the recordings support it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from leakaudit.core.adversary import Adversary
+from leakaudit.judging.gate.priced import Doubt, Epsilon, Priced
+from leakaudit.protocols.declared import Protocol, clipped, constant, played
+from leakaudit.views.accounting.basis import Unit
+from leakaudit.views.accounting.compare import AssumedSensitivity, assumed_sensitivity, standing
+from leakaudit.views.accounting.resting import rests_on
+from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
+from leakaudit.views.extraction import hearing
+
+if TYPE_CHECKING:
+    from leakaudit.judging.gate.config import Check
+    from leakaudit.judging.gate.fidelity import Fidelity
+    from leakaudit.judging.gate.runs import Recorded
+
+ROUNDING = 1e-6  # relative rounding error of a sensitivity that is written with six digits
+# Standard error of the gradients' coefficient above which the recordings leave doubt. At 0.2, a
+# coefficient of 0 (noise without any gradient) is five standard errors below the expected 1.
+BLUNT = 0.2
+# In case of doubt, epsilon is computed for a coefficient that exceeds the measured one by this
+# number of standard errors. A choice: the coefficient is larger with a probability of 0.1 %.
+LIMIT = 3.0
+
+
+def price_views(
+    check: Check, made: Recorded, shown: Fidelity, *, own_code: bool, most: int
+) -> tuple[int, dict[str, Priced]]:
+    """Compute epsilon of one record in the view of each adversary of a check.
+
+    Args:
+        own_code: whether the program is one of leakaudit's own victims, whose recordings are not
+            in doubt.
+    """
+    protocol = played(made.trace)
+    assumed = assumed_sensitivity(protocol, protocol.claims, check.sensitivity)
+    short = _too_small(check, made, protocol, assumed)
+    views: dict[str, Priced] = {}
+    for who in check.adversaries:
+        if short:
+            views[who] = Priced(why=short)
+            continue
+        adversary = Adversary.parse(who)
+        nodes = check.nodes or hearing.targets(made.trace, adversary)
+        prices = _prices(check, protocol, adversary, nodes, assumed.value)
+        missing = next((one for one in prices if one.epsilon is None), None)
+        if missing is not None:
+            views[who] = Priced(why=_unpriced(missing, check), node=missing.node)
+        elif prices:
+            worst = max(prices, key=lambda one: (_epsilon(one), one.node))
+            inputs = rests_on(
+                protocol, worst, assumed.evidence, asked=check.sensitivity is not None
+            )
+            doubt = None
+            if not own_code:
+                doubt = _doubt(check, protocol, adversary, nodes, shown, most, assumed.value)
+            holds = standing(worst, inputs)
+            epsilon = Epsilon(_epsilon(worst), worst.node, assumed.value, holds)
+            views[who] = Priced(epsilon=epsilon, doubt=doubt)
+    return protocol.rounds, views
+
+
+def _prices(
+    check: Check,
+    protocol: Protocol,
+    adversary: Adversary,
+    nodes: Sequence[int],
+    sensitivity: float,
+) -> list[ViewBound]:
+    bounds = view_bounds(
+        protocol, adversary, nodes, sensitivity, check.delta, check.smoothness, verified=True
+    )
+    return list(bounds)
+
+
+def _epsilon(bound: ViewBound) -> float:
+    return math.inf if bound.epsilon is None else bound.epsilon
+
+
+def _largest(prices: Iterable[ViewBound]) -> float:
+    return max(map(_epsilon, prices), default=math.inf)
+
+
+def _doubt(
+    check: Check,
+    protocol: Protocol,
+    adversary: Adversary,
+    nodes: Sequence[int],
+    shown: Fidelity,
+    most: int,
+    sensitivity: float,
+) -> Doubt | None:
+    """Return what epsilon may be according to the recordings; None if they support the declaration.
+
+    Noise that is so large that even `most` recordings could not detect the gradients is not a
+    reason for doubt: no program could remove that doubt, and the rule about the recordings states
+    how imprecise they are.
+    """
+    if protocol.turns is not None and not shown.compared:
+        unordered = replace(protocol, ordered=False)
+        why = (
+            "if the order of records in mini-batches differs from the declared one, "
+            "which a recording cannot show"
+        )
+        return Doubt(_largest(_prices(check, unordered, adversary, nodes, sensitivity)), why)
+    fit = shown.fit
+    # The standard error falls with the square root of the number of recordings.
+    needed = math.ceil(len(shown.seeds) * (fit.error / BLUNT) ** 2)
+    if fit.error <= BLUNT or needed > most:
+        return None
+    times = max(1.0, 1 + fit.shift + LIMIT * fit.error)
+    why = (
+        f"if the messages contain {times:.2g} times the declared gradients, which "
+        f"{len(shown.seeds)} recordings cannot exclude because of noise; set seeds = {needed}"
+    )
+    # If gradients are larger by this factor, one record changes them by as much more.
+    larger = _prices(check, protocol, adversary, nodes, sensitivity * times)
+    return Doubt(_largest(larger), why)
+
+
+def _too_small(
+    check: Check, made: Recorded, protocol: Protocol, assumed: AssumedSensitivity
+) -> str:
+    """Explain that the sensitivity is unknown, or too small for the declared clip.
+
+    Returns "" if neither is the case. `declared.clipped` computes how much exchanging one record
+    changes a gradient: if it is not stated of how many records a gradient is, that of one of them.
+    """
+    if not assumed.known:
+        return (
+            "it is not known how much one record changes a gradient, because neither a clip nor a "
+            f"claim is declared; set sensitivity = S in [check.{check.name}]"
+        )
+    most = protocol.clipped
+    if most is None:
+        return ""
+    hint = ""
+    if "batch" in protocol.unstated:
+        hint = ", or record batch, which is 0 if every gradient is of all records of its node"
+    elif not constant(made.trace, "samples"):
+        counts = made.truth.node.bincount()
+        batch = int(constant(made.trace, "batch"))
+        clip: float = getattr(protocol.victim, "clip", 0.0)
+        most = clipped(clip, int(counts[counts > 0].min()), batch)
+    if assumed.value >= most.sensitivity * (1 - ROUNDING):
+        return ""
+    return (
+        f"sensitivity = {assumed.value:g}, but a gradient changes by up to {most.sensitivity:g}: "
+        f"{most.words}; set sensitivity = {most.sensitivity:g} in [check.{check.name}]{hint}"
+    )
+
+
+def _unpriced(missing: ViewBound, check: Check) -> str:
+    """Explain why a node has no epsilon per record, and what to add."""
+    if missing.refused:
+        return f"node {missing.node}: {missing.refused}"
+    says = (
+        f"node {missing.node} has no epsilon per record, because its messages "
+        "do not determine the models at which it evaluates gradients"
+    )
+    if check.smoothness is None:
+        constant = "a Lipschitz constant of a node's gradients"
+        return f"{says}; add smoothness = L, {constant}, to [check.{check.name}]"
+    unit = missing.unit or Unit.NONE
+    return f"{says}, and smoothness = {check.smoothness:g} does not bound them ({unit} level only)"

@@ -1,0 +1,219 @@
+"""Findings from the messages themselves: participation, undeclared messages, coarse numbers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from leakaudit._util.plain import Figures
+from leakaudit.core.verdict import Verdict
+from leakaudit.views.conformance import loops
+from leakaudit.views.conformance.case import Case
+from leakaudit.views.conformance.pitfall import Pitfall
+
+MORE = 1 + 1e-6  # factor above a claim that rounding cannot explain
+LEVEL = 1e-5  # false-positive rate: a choice
+# Of 65,536 normal numbers in float32, about 30 repeat another one, so under continuous noise almost
+# all are distinct; on a coarse grid most are not. The thresholds in between are choices.
+WIDE = 256  # smallest size of a payload whose distinct numbers are counted
+DISTINCT = 0.5  # smallest fraction of distinct numbers under continuous noise
+LOOKED = 64  # number of payloads per table that are examined: a choice that limits the time
+PART = 1 << 16  # how many numbers of a payload are examined: likewise
+Key = tuple[int, int, int, str]  # round, src, dst, kind
+
+
+def check(case: Case) -> Iterator[Pitfall]:
+    """Yield findings from the index and the content of the messages."""
+    sent = _sent(case)
+    yield from _undeclared(case, sent)
+    yield from _twice(case, sent)
+    yield from _participation(case, sent)
+    if case.laws:
+        yield from _coarse(case)
+    if case.protocol is None and loops.noise(case.params):
+        yield from _equal(case)
+
+
+def _sent(case: Case) -> Counter[Key]:
+    """Count messages by round, sender, receiver and kind."""
+    found = Counter[Key]()
+    for m in case.trace.messages:
+        columns = (m.round.tolist(), m.src.tolist(), m.dst.tolist(), m.kind.tolist())
+        for round_, src, dst, kind in zip(*columns, strict=True):
+            found[round_, src, dst, m.kinds[kind]] += 1
+    return found
+
+
+def _undeclared(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
+    """Find messages that the protocol, with these constants and this schedule, does not send."""
+    if case.relations is None:
+        return
+    everybody = range(case.trace.graph.nodes)
+    allowed: set[Key] = set()
+    for vector in case.relations.vectors:
+        if vector.kind != "message" or vector.owner is None:
+            continue
+        receivers = everybody if vector.dst is None else vector.dst
+        allowed |= {(vector.round, vector.owner, dst, vector.name) for dst in receivers}
+    declared = case.relations.round
+    extra = sorted(key for key in sent if key not in allowed and key[0] <= declared)
+    if extra:
+        t, i, j, kind = extra[0]
+        says = (
+            f"{len(extra)} of {len(sent)} messages do not belong to the declared protocol; "
+            f"the first is {kind!r} {i} -> {j} in round {t}: "
+            "participation, schedule or rounds differ from the declaration"
+        )
+        figures: Figures = {
+            "undeclared": len(extra),
+            "messages": len(sent),
+            "first": [t, i, j, kind],
+        }
+        yield Pitfall(7, case.broken, says, figures)
+
+
+def _twice(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
+    """Find messages that were sent more than once."""
+    again = sorted(key for key, count in sent.items() if count > 1)
+    if again:
+        t, i, j, kind = again[0]
+        says = (
+            f"{len(again)} messages were sent more than once, the first of them {kind!r} "
+            f"{i} -> {j} in round {t}: every transmission is a separate release"
+        )
+        yield Pitfall(1, case.broken, says, {"repeated": len(again), "first": [t, i, j, kind]})
+
+
+def _participation(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
+    """Check claims that rely on sampling, if the trace shows which nodes were sampled."""
+    rate = loops.number(case.params, "rate")
+    if case.protocol is not None or not rate or rate >= 1 or not sent:
+        return
+    senders: dict[int, set[int]] = {}
+    for round_, src, _, _ in sent:
+        senders.setdefault(round_, set()).add(src)
+    counts = [len(senders[round_]) for round_ in sorted(senders)]
+    nodes = case.trace.graph.nodes
+    if set(counts) == {nodes}:
+        return
+    yield from _credited(case, counts, rate)
+    yield from _not_poisson(case, counts, rate)
+
+
+def _credited(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
+    """Find a claim that credits visible sampling; counts are the numbers of senders per round."""
+    claim = next((claim for claim in case.claims if claim.sampled), None)
+    if claim is None:
+        return
+    costs = loops.costs(case.trace, claim)
+    if costs is None or not costs.all > (claim.epsilon or 0.0) * MORE:
+        return
+    says = (
+        f"the claimed epsilon {claim.epsilon:.4g} credits sampling at rate {rate:g}, but the "
+        f"messages show which {min(counts)} to {max(counts)} of {case.trace.graph.nodes} nodes "
+        f"participate in a round; without that credit it is {costs.all:.4g}"
+    )
+    figures: Figures = {
+        "rate": rate,
+        "claimed": claim.epsilon,
+        "epsilon": costs.all,
+        "participants": counts,
+    }
+    yield Pitfall(7, Verdict.UNSUPPORTED, says, figures)
+
+
+def _not_poisson(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
+    """Find equal numbers of senders in more rounds than Poisson sampling explains."""
+    from scipy.stats import binom  # slow to import
+
+    nodes = case.trace.graph.nodes
+    of_one_round = binom.pmf(np.arange(nodes + 1), nodes, rate)
+    alike = float(np.sum(of_one_round ** len(counts)))
+    if len(set(counts)) == 1 and alike < LEVEL:
+        says = (
+            f"{counts[0]} of {nodes} nodes participate in each of {len(counts)} rounds; Poisson "
+            f"sampling at rate {rate:g} gives equal numbers with probability {alike:.1g}"
+        )
+        verdict = Verdict.REFUTED if case.claims else Verdict.UNCLAIMED
+        yield Pitfall(9, verdict, says, {"participants": counts[0], "chance": alike})
+
+
+def _coarse(case: Case) -> Iterator[Pitfall]:
+    """Find half precision, and messages with few distinct values, under continuous noise."""
+    if case.trace.dtype in (torch.float16, torch.bfloat16):
+        name = str(case.trace.dtype).removeprefix("torch.")
+        says = (
+            f"messages are {name}: noise in this format has gaps and a largest value that "
+            "depend on the signal"
+        )
+        yield Pitfall(10, case.broken, says, {"dtype": name})
+        return
+    for values in _noisy_payloads(case):
+        share = len(values.unique()) / values.numel()
+        if share < DISTINCT:
+            says = (
+                f"only {share:.1%} of the {values.numel()} numbers of a message are distinct: "
+                "it does not contain continuous noise"
+            )
+            figures: Figures = {"distinct": share, "coordinates": values.numel()}
+            yield Pitfall(10, case.broken, says, figures)
+            return
+
+
+def _noisy_payloads(case: Case) -> Iterator[Tensor]:
+    """Yield parts of large payloads of messages that should contain noise."""
+    kinds = _noisy_kinds(case)
+    for m in case.trace.messages:
+        for at in range(0, len(m), max(1, len(m) // LOOKED)):
+            values = m.payload[int(m.row[at])][:PART]
+            noisy = kinds is None or m.kinds[int(m.kind[at])] in kinds
+            if noisy and values.numel() >= WIDE and not bool(values.isnan().any()):
+                yield values
+
+
+def _noisy_kinds(case: Case) -> frozenset[str] | None:
+    """Return the kinds of messages to which noise is added when they are sent.
+
+    None if nothing is declared.
+    """
+    if case.relations is None:
+        return None
+    vectors = case.relations.vectors
+    relations = case.relations.relations
+    found: set[str] = set()
+    for message, made_by in case.relations.sent.items():
+        if any(vectors[k].kind == "noise" for k in relations[made_by].terms):
+            found.add(vectors[message].name)
+    return frozenset(found)
+
+
+def _equal(case: Case) -> Iterator[Pitfall]:
+    """Find equal messages of different rounds or nodes, although each should contain noise."""
+    seen: dict[bytes, tuple[int, int]] = {}
+    for m in case.trace.messages:
+        first: NDArray[np.int64]
+        rows, first = np.unique(m.row.numpy(), return_index=True)
+        for row, at in zip(rows.tolist(), first.tolist(), strict=True):
+            payload = m.payload[row]
+            if not bool(payload.any()) or payload.numel() < 2:
+                continue
+            key = (int(m.round[at]), int(m.src[at]))
+            other = seen.setdefault(_digest(payload), key)
+            if other != key:
+                says = (
+                    f"round {key[0]} of node {key[1]} repeats the message of round {other[0]} of "
+                    f"node {other[1]} bit for bit, noise included"
+                )
+                yield Pitfall(6, case.broken, says, {"first": list(other), "again": list(key)})
+                return
+
+
+def _digest(payload: Tensor) -> bytes:
+    raw = payload.contiguous().view(torch.uint8).numpy().tobytes()
+    return hashlib.blake2b(raw).digest()

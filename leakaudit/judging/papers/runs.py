@@ -1,0 +1,103 @@
+"""Functions that the judges share: a scenario becomes a declared protocol or a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Trace, Truth
+from leakaudit.core.verdict import Holds
+from leakaudit.protocols import recording
+from leakaudit.protocols.declared import Protocol
+from leakaudit.protocols.recording import Plan
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.tasks.task import Problem
+from leakaudit.theory.relations import Expression, Knowledge, account
+
+NEWTON = 30  # steps; quadratic convergence reaches the rounding error in about ten
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A finished run in memory, including its private states."""
+
+    plan: Plan  # the scenario that was run
+    trace: Trace
+    truth: Truth  # the private side of the run
+
+    @property
+    def problem(self) -> Problem:
+        """The task with the records of all nodes, x (N, n, …)."""
+        return problem(self.plan)
+
+
+def planned(**changes: Any) -> Plan:
+    """Prepare a scenario, in float64 unless the changes specify another dtype."""
+    return recording.plan(Scenario(**{"dtype": "float64", **changes}))
+
+
+def protocol(**changes: Any) -> Protocol:
+    """Return the protocol of a scenario with its schedule, without running it."""
+    plan = planned(**changes)
+    rounds = plan.scenario.rounds
+    return Protocol(
+        plan.victim,
+        plan.graph,
+        rounds,
+        plan.victim.schedule(plan.graph, rounds, plan.random["schedule"]),
+    )
+
+
+def exact_mu(
+    view: Knowledge, gradients: Sequence[Expression], change: float | Sequence[float]
+) -> float:
+    """Return the mu of a view that records attain; reject one that is only an upper bound."""
+    bound = account(view, gradients, change)
+    exact = Holds.of(bound.mu, bound.attained) is Holds.EXACT
+    if exact and (bound.leaking or min(bound.certificate, default=2) == 2):
+        return bound.mu
+    raise LeakauditError(f"mu is {Holds.AT_MOST.says(f'{bound.mu:.4g}')}, but a row calls it exact")
+
+
+def run(**changes: Any) -> FinishedRun:
+    """Run a scenario, in float64 unless the changes specify another dtype."""
+    return finish(planned(**{"states": True, **changes}))
+
+
+def finish(plan: Plan) -> FinishedRun:
+    """Run a plan."""
+    recorder = recording.record(plan, None)
+    return FinishedRun(plan, recorder.trace, recorder.truth_record)
+
+
+def problem(plan: Plan) -> Problem:
+    """Return what the nodes of a plan train on."""
+    return Problem(
+        plan.task, plan.source.x[plan.rows].to(plan.task.dtype), plan.source.y[plan.rows]
+    )
+
+
+def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:
+    """Return argmin sum_i weights_i f_i (d,) by Newton's method.
+
+    Args:
+        weights: One weight per node (N,); None if all are 1.
+    """
+    task = problem.task
+    weights = torch.ones(problem.nodes, dtype=task.dtype) if weights is None else weights
+    w = task.init(fresh()).expand(problem.nodes, -1)
+    for _ in range(NEWTON):
+        slope = weights @ task.gradients(w, problem.x, problem.y)
+        curvature = torch.einsum("n,nij->ij", weights, task.hessians(w, problem.x, problem.y))
+        w = (w[0] - torch.linalg.solve(curvature, slope)).expand_as(w)
+    return w[0]
+
+
+def fresh(seed: int = 0) -> torch.Generator:
+    """Return a new generator for one judge, so that a row always gives the same result."""
+    return torch.Generator().manual_seed(seed)

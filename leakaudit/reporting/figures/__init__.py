@@ -1,0 +1,1 @@
+"""Charts, panels and pictures of results."""

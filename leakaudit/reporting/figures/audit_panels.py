@@ -1,0 +1,232 @@
+"""The panels of an audit, from its record.
+
+They show PSNR, SSIM or relative error, and success rates with their theoretical limits, against
+epsilon.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from leakaudit.core.quantities import Quantity
+from leakaudit.reporting.figures import plots
+from leakaudit.reporting.results import intervals
+from leakaudit.reporting.results.model import (
+    AuditPart,
+    AuditRecord,
+    CurvePoint,
+    CurveValues,
+    Extended,
+    NumberColumn,
+    SweepStatistics,
+    VerdictEntry,
+    curves_of,
+    decoded,
+    given,
+    statistics,
+)
+
+STYLES = {"median": "median", "best": "best", "mean": "mean"}  # styles and their legend texts
+MEDIANS = "median, with the range of the medians of the runs"
+RATES = "success rate, with its 95 % Clopper-Pearson interval"
+
+
+@dataclass(frozen=True)
+class View:
+    """The panels of one adversary."""
+
+    adversary: str
+    panels: tuple[plots.Panel, ...]  # the panels; empty if nothing was measured
+
+
+def views(record: AuditRecord) -> list[View]:
+    """Return the panels of every adversary of an audit."""
+    audit = record.audit
+    points = _points(audit)
+    names = tuple(map(_name, points))
+    found = []
+    for who in dict.fromkeys(curve.adversary for curve in audit.curves):
+        panels = [*_quality(record, points, who), *_success(audit, points, who)]
+        placed = [replace(panel, axis="epsilon", points=names) for panel in panels]
+        found.append(View(who, tuple(placed)))
+    return found
+
+
+def looks(audit: AuditPart) -> dict[str, plots.Look]:
+    """Return the colour and marker of every line of an audit, by its name."""
+    known = {}
+    for one in audit.verdicts:
+        if one.promise:
+            limit = plots.LIMIT_BY_CLAIM
+            if one.promise.mu is not None:
+                limit = plots.LIMIT_BY_VIEW
+            known[one.promise.name] = limit
+    attacks = dict.fromkeys(curve.attack for curve in audit.curves)
+    for one in audit.verdicts:
+        if _counted(one, "trials"):
+            attacks[one.attack] = None
+    return plots.looks_of(attacks, known)
+
+
+def legend(audit: AuditPart, panels: Sequence[plots.Panel]) -> dict[str, str]:
+    """Return the text of every line in some panels."""
+    limits = {one.promise.name for one in audit.verdicts if one.promise}
+    names = dict.fromkeys(line.name for panel in panels for line in panel.lines)
+    texts = {name: name for name in names if name not in limits}
+    for name in names:
+        if name in limits:
+            texts[name] = f"at most, by {name}"
+    return texts
+
+
+def styles(panels: Sequence[plots.Panel]) -> dict[str, str]:
+    """Return what the styles of lines and their intervals mean, for the legend."""
+    used: set[str] = set()
+    bars: set[str] = set()  # styles with an interval
+    for panel in panels:
+        for line in panel.lines:
+            used.add(line.style)
+            if any(line.intervals):
+                bars.add(line.style)
+    texts = {style: text for style, text in STYLES.items() if style in used}
+    if "median" in bars:
+        texts["median"] = MEDIANS
+    if "rate" in bars:
+        texts["rate"] = RATES
+    return texts
+
+
+def _points(audit: AuditPart) -> list[float]:
+    every: set[float] = set()
+    for curve in audit.curves:
+        every.add(_key(curve.epsilon))
+    for verdict in audit.verdicts:
+        every.add(_key(verdict.epsilon))
+    return sorted(every)
+
+
+def _key(epsilon: Extended) -> float:
+    """Epsilon as a number: infinity without noise, 0 for constants as configured."""
+    return float(decoded(epsilon) or 0.0)
+
+
+def _name(point: float) -> str:
+    if point == math.inf:
+        return "inf"
+    if point == 0:
+        return "as set"
+    return f"{point:g}"
+
+
+def _quality(record: AuditRecord, points: Sequence[float], who: str) -> list[plots.Panel]:
+    """The quality of reconstructions, one panel per quantity."""
+    mine = [curve for curve in record.audit.curves if curve.adversary == who]
+    panels = []
+    for one in curves_of(mine):
+        lines = []
+        for attack in dict.fromkeys(curve.attack for curve in mine):
+            own = [c for c in mine if c.attack == attack]
+            lines += _lines(record, attack, own, one, points)
+        if lines:
+            log = one.is_power
+            low = None if log else 0.0
+            cap = plots.cap(one.unit)
+            panels.append(plots.Panel(one.drawn, tuple(lines), low=low, log=log, cap=cap))
+    return panels
+
+
+def _lines(
+    record: AuditRecord,
+    attack: str,
+    curves: Sequence[CurvePoint],
+    one: Quantity,
+    points: Sequence[float],
+) -> list[plots.Line]:
+    """Median, best and mean of one attack; empty if the quantity was not measured."""
+    at: dict[float, CurveValues | SweepStatistics] = {}
+    between: dict[float, plots.Interval | None] = {}
+    for curve in curves:
+        found = statistics(curve, one)
+        if found is not None:
+            at[_key(curve.epsilon)] = found
+            between[_key(curve.epsilon)] = _range(record, curve, one)
+    if not at:
+        return []
+    bars = [between.get(point) for point in points]
+    return plots.quality(attack, [at.get(point) for point in points], one, bars)
+
+
+def _range(record: AuditRecord, curve: CurvePoint, quantity: Quantity) -> plots.Interval | None:
+    """The range of the medians of the runs at one point, None for a single run.
+
+    There is none either if the attack refused nodes, whose blind guesses are part of the median at
+    the point but not of the findings.
+    """
+    if given(curve.refused, 0):
+        return None
+    runs: dict[int, list[float]] = {}
+    for one in record.findings:
+        cell = given(one.cell, None)
+        if cell is None or one.scores is None or cell.epsilon != curve.epsilon:
+            continue
+        if (one.attack, one.adversary) != (curve.attack, curve.adversary):
+            continue
+        column = getattr(one.scores, quantity.key)
+        if isinstance(column, NumberColumn):
+            measured = [value for value in column.per_image if value is not None]
+            runs.setdefault(cell.seed, []).extend([*measured, *given(column.missed, ())])
+    return intervals.of_seeds(runs.values())
+
+
+def _success(audit: AuditPart, points: Sequence[float], who: str) -> list[plots.Panel]:
+    """Measured success rates, with the upper limit that each guarantee implies.
+
+    There is one panel per test. A test with a single trial at every point has no rate.
+    """
+    tests = [one for one in audit.verdicts if one.adversary == who and _counted(one, "trials")]
+    panels = []
+    for test in dict.fromkeys(one.test for one in tests):
+        mine = [one for one in tests if one.test == test]
+        if max(_counted(one, "trials") or 0 for one in mine) < 2:
+            continue
+        lines = []
+        for attack in dict.fromkeys(one.attack for one in mine):
+            own = [one for one in mine if one.attack == attack]
+            lines.append(_rates(attack, own, points))
+        for name in dict.fromkeys(one.promise.name for one in mine if one.promise):
+            own = [one for one in mine if one.promise and one.promise.name == name]
+            lines.append(_limits(name, own, points))
+        panels.append(plots.Panel(f"{test}: success rate", tuple(lines), low=0.0, high=1.0))
+    return panels
+
+
+def _rates(attack: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.Line:
+    """The success rate of one attack; several guarantees are tested with the same counts."""
+    rates = {}
+    between = {}
+    for one in tests:
+        hits = int(_counted(one, "hits") or 0)
+        trials = int(_counted(one, "trials") or 1)
+        rates[_key(one.epsilon)] = hits / trials
+        if trials > 1:
+            between[_key(one.epsilon)] = intervals.of_rate(hits, trials)
+    measured = [rates.get(point) for point in points]
+    return plots.Line(attack, "rate", measured, [between.get(point) for point in points])
+
+
+def _limits(name: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.Line:
+    """The largest success rate that a guarantee allows to any of the attacks."""
+    at: dict[float, float] = {}
+    for one in tests:
+        ceiling = _counted(one, "ceiling")
+        if ceiling is not None:
+            at[_key(one.epsilon)] = max(ceiling, at.get(_key(one.epsilon), 0.0))
+    return plots.Line(name, "ceiling", [at.get(point) for point in points])
+
+
+def _counted(one: VerdictEntry, name: str) -> float | None:
+    """A number that a test counted, None if the test has no such number."""
+    value = one.figures.get(name)
+    return value if isinstance(value, int | float) else None

@@ -1,0 +1,471 @@
+"""Curves of a paper's figure: panels under one legend.
+
+Numbers on the horizontal axis lie where their values are: on a logarithmic scale if they span a
+wide range, with zero and infinity beside it, not connected to the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from leakaudit.reporting.figures import plots
+from leakaudit.reporting.figures.paper_sheet import LETTER, LINE, MARKER, NAME, PANEL, empty, tick
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+ALWAYS = ("ceiling", "level", "rate")  # styles that are drawn without a text in the legend
+# Sizes in mm; all of them are choices.
+HIGH = 40.0
+TITLE = 5.0  # height of the title of a row
+HANDLE = 11.0  # width of a sample in the legend and the space around it
+SHORT = 36  # most characters of a text above the panels
+AXIS = 13.0  # width of the numbers and the name of a vertical axis
+GAP = 0.4  # characters between the names of two points
+THIN = 0.65  # lines and markers are thinner than on a screen
+LOGARITHMIC = 8.0  # ratio of the largest to the smallest number from which an axis is logarithmic
+ASIDE = 0.8  # distance of zero and infinity from the scale, relative to that of its points
+DODGE = 0.012  # distance between lines with intervals at one place, relative to the axis
+_SUPERSCRIPTS = dict(zip(map(ord, "0123456789-"), map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"), strict=True))
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Rows of panels under one legend."""
+
+    rows: Sequence[plots.Row]  # title and panels of each row
+    legend: Mapping[str, str]  # texts of the lines by name
+    # texts of the styles of lines, "" for none; other styles are not drawn, except limits, levels
+    # and rates
+    styles: Mapping[str, str]
+    # look of each line by name; by default `plots.looks_of` the legend
+    looks: Mapping[str, plots.Look] | None = None
+
+
+Entry: TypeAlias = "tuple[Line2D, str]"  # of a legend: sample and text
+Where: TypeAlias = Literal["outside upper left", "outside lower left"]
+
+
+@dataclass(frozen=True)
+class _Band:
+    """Panels side by side."""
+
+    title: str  # title above them, "" for none
+    panels: Sequence[plots.Panel]
+    first: int  # number of the first panel in the whole figure
+
+    @property
+    def high(self) -> float:
+        """Height in mm."""
+        return HIGH + TITLE
+
+
+def draw(content: Curves, width: float, highest: float) -> list[Figure]:
+    """Draw curves.
+
+    Args:
+        highest: Height of a page in mm; infinite for one figure.
+    """
+    looks = content.looks
+    if looks is None:
+        looks = plots.looks_of(content.legend)
+    names = _names(content, looks)
+    # Long texts stand below the panels, so that the short ones above need few lines.
+    entries = [entry for entry in names if len(entry[1]) <= SHORT]
+    meanings = [entry for entry in names if len(entry[1]) > SHORT] + _meanings(content)
+    across = _across(content, width)
+    bands: list[_Band] = []
+    count = 0
+    several = len(content.rows) > 1
+    for title, panels in content.rows:
+        for start in range(0, len(panels), across):
+            named = title if several and start == 0 else ""
+            bands.append(_Band(named, panels[start : start + across], count))
+            count += len(panels[start : start + across])
+    head = _room(entries, width) + _room(meanings, width)
+    figures = []
+    for some in _pages(bands, highest - head):
+        figure = empty(width, head + sum(band.high for band in some))
+        canvas = _Canvas(content, looks, width / across - AXIS)
+        _draw(figure, some, across, canvas, lettered=count > 1)
+        _legend(figure, entries, width, "outside upper left")
+        _legend(figure, meanings, width, "outside lower left")
+        figures.append(figure)
+    return figures
+
+
+def _pages(bands: Sequence[_Band], room: float) -> list[list[_Band]]:
+    """Distribute bands over pages; a page has at least one."""
+    pages: list[list[_Band]] = [[]]
+    used = 0.0
+    for band in bands:
+        if pages[-1] and used + band.high > room:
+            pages.append([])
+            used = 0.0
+        pages[-1].append(band)
+        used += band.high
+    return pages
+
+
+def _across(content: Curves, width: float) -> int:
+    """The number of panels side by side, so that rows are about equally long."""
+    most = max(len(panels) for _, panels in content.rows)
+    fit = max(1, int(width / PANEL))
+    return math.ceil(most / math.ceil(most / fit))
+
+
+def _used(content: Curves) -> dict[str, list[str]]:
+    """The styles of each name."""
+    used: dict[str, list[str]] = {}
+    for _, panels in content.rows:
+        for panel in panels:
+            for line in panel.lines:
+                used.setdefault(line.name, []).append(line.style)
+    return used
+
+
+def _names(content: Curves, looks: Mapping[str, plots.Look]) -> list[Entry]:
+    """Samples and texts of the names of lines."""
+    used = _used(content)
+    entries = []
+    for name, text in content.legend.items():
+        styles = used.get(name, [])
+        style = styles[0] if styles else "median"
+        if "median" in styles:
+            style = "median"
+        entries.append((_artist(style, looks[name], [0.0], [math.nan]), text))
+    return entries
+
+
+def _meanings(content: Curves) -> list[Entry]:
+    """Samples and texts of the styles of lines."""
+    used = _used(content)
+    entries = []
+    for style, text in content.styles.items():
+        if text and any(style in styles for styles in used.values()):
+            look = plots.Look(plots.QUIET)
+            entries.append((_artist(style, look, [0.0], [math.nan]), text))
+    return entries
+
+
+def _texts(entries: Sequence[Entry], width: float) -> tuple[int, list[str]]:
+    """The number of columns of a legend, and its texts on lines that fit."""
+    letters = int((width - HANDLE) / LETTER)
+    texts = [plots.wrapped(text, letters) for _, text in entries]
+    longest = 1
+    for text in texts:
+        longest = max(longest, *(len(line) for line in text.split("\n")))
+    columns = int(width / (HANDLE + longest * LETTER))
+    return max(1, min(columns, len(texts))), texts
+
+
+def _room(entries: Sequence[Entry], width: float) -> float:
+    """Height of a legend in mm."""
+    if not entries:
+        return 0.0
+    columns, texts = _texts(entries, width)
+    lines = math.ceil(len(texts) / columns) + sum(text.count("\n") for text in texts)
+    return LINE * lines + 2
+
+
+def _legend(figure: Figure, entries: Sequence[Entry], width: float, where: Where) -> None:
+    """Draw a legend above or below the panels."""
+    if not entries:
+        return
+    columns, texts = _texts(entries, width)
+    figure.legend(
+        [handle for handle, _ in entries],
+        texts,
+        loc=where,
+        ncols=columns,
+        handlelength=2.4,
+        columnspacing=1.2,
+        borderaxespad=0.2,
+        labelspacing=0.3,
+    )
+
+
+@dataclass(frozen=True)
+class _Canvas:
+    """What all panels of a figure share."""
+
+    content: Curves
+    looks: Mapping[str, plots.Look]  # look of each line by name
+    wide: float  # width of a panel without its numbers, about, in mm
+
+
+def _draw(
+    figure: Figure, bands: Sequence[_Band], across: int, canvas: _Canvas, lettered: bool
+) -> None:
+    """Draw panels into the cells of a grid."""
+    cells = figure.add_gridspec(len(bands), across)
+    for row, band in enumerate(bands):
+        for column, panel in enumerate(band.panels):
+            place = figure.add_subplot(cells[row, column])
+            title = band.title if column == 0 else ""
+            if lettered:
+                title = f"({_letter(band.first + column)}) {title}"
+            place.set_title(plots.wrapped(title, 200))
+            _panel(place, panel, canvas)
+
+
+def _letter(place: int) -> str:
+    """The letter of a panel: a to z, then aa."""
+    if place < 26:
+        return chr(ord("a") + place)
+    return _letter(place // 26 - 1) + _letter(place % 26)
+
+
+def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
+    """Draw one panel."""
+    from matplotlib import ticker
+
+    title = panel.title.replace(">=", "≥")
+    place.set_ylabel(plots.wrapped(title, NAME, most=3))
+    lines = []
+    for line in panel.lines:
+        # Styles without a text are left out: a paper's figure needs no thin line for the mean.
+        if line.style in canvas.content.styles or line.style in (
+            "ceiling",
+            "level",
+            "rate",
+            "blind",
+        ):
+            lines.append(line)
+    values = _values(lines)
+    log = panel.log
+    if log is None:
+        log = bool(values) and plots.logarithmic(values)
+    drawable = [value for value in values if plots.is_drawn(value, log)]
+    if not drawable:
+        place.set_axis_off()
+        place.text(0.5, 0.5, panel.empty, transform=place.transAxes, ha="center")
+        return
+    scale = _Scale.of(panel.points, max((len(line.values) for line in lines), default=0))
+    dodged = [line.name for line in lines if any(line.intervals)]
+    for line in lines:
+        look = canvas.looks.get(line.name, plots.Look(plots.QUIET))
+        shift = 0.0
+        if line.name in dodged:
+            shift = (dodged.index(line.name) - (len(dodged) - 1) / 2) * DODGE * scale.length
+        _line(place, line, look, scale, shift, log)
+    if log:
+        place.set_yscale("log")
+        place.yaxis.set_minor_locator(ticker.NullLocator())
+        first = math.floor(math.log10(min(drawable)))
+        last = max(math.ceil(math.log10(max(drawable))), first + 1)
+        place.set_ylim(10.0**first, 10.0**last)
+        powers = range(first, last + 1, math.ceil((last - first) / plots.TICKS))
+        place.yaxis.set_major_locator(ticker.FixedLocator([10.0**k for k in powers]))
+        place.yaxis.set_major_formatter(lambda v, _: _power(v))
+    else:
+        _linear(place, panel, drawable)
+    place.tick_params(axis="y", length=0)
+    place.set_xlabel(_axis_name(panel.axis))
+    place.set_xlim(*scale.limits)
+    _ticks(place, scale, canvas.wide)
+
+
+def _values(lines: Sequence[plots.Line]) -> list[float]:
+    """All values of some lines and the ends of their intervals."""
+    values: list[float] = []
+    for line in lines:
+        values += [value for value in line.values if plots.is_drawn(value, log=False)]
+        for interval in line.intervals:
+            values += interval or ()
+    return values
+
+
+def _linear(place: Axes, panel: plots.Panel, values: Sequence[float]) -> None:
+    """Scale and number a vertical axis that is not logarithmic."""
+    from matplotlib import ticker
+
+    reached = [
+        value for value in (*values, panel.low, panel.high) if plots.is_drawn(value, log=False)
+    ]
+    low = min(reached)
+    high = max(reached)
+    margin = 0.05 * (high - low or 1.0)
+    place.set_ylim(low - margin, high + margin)
+    place.yaxis.set_major_locator(ticker.MaxNLocator(plots.TICKS, steps=plots.ROUND))
+    place.yaxis.set_major_formatter(lambda v, _: tick(v, panel.cap))
+
+
+def _axis_name(name: str) -> str:
+    """The symbol of an epsilon, or the name of another setting."""
+    if name == "epsilon":
+        return "ε"
+    return plots.said(name, 60)
+
+
+def _power(value: float) -> str:
+    """A power of ten with a superscript."""
+    exponent = str(round(math.log10(value)))
+    return f"10{exponent.translate(_SUPERSCRIPTS)}"
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """Where the points of a horizontal axis lie."""
+
+    at: tuple[float, ...]  # position of each point
+    names: tuple[str, ...]
+    joined: tuple[bool, ...]  # for each point, whether a line may join it to the next one
+
+    @classmethod
+    def of(cls, points: Sequence[str], count: int) -> _Scale:
+        """Choose the scale of some points; without names, they are the integers from 0."""
+        if not points:
+            integers = tuple(map(float, range(count)))
+            return cls(integers, tuple(map(str, range(count))), (True,) * count)
+        numbers = list(map(_parsed, points))
+        inside = [v for v in numbers if 0 < v < math.inf]
+        ordered = all(a < b for a, b in pairwise(numbers))
+        names = tuple(map(_point, points))
+        if not ordered or len(inside) < 2:
+            evenly = tuple(map(float, range(len(points))))
+            return cls(evenly, names, (True,) * len(points))
+        log = max(inside) >= LOGARITHMIC * min(inside)
+        places: list[float] = []
+        for number in numbers:
+            places.append(math.log10(number) if log and 0 < number < math.inf else number)
+        finite = [p for p, v in zip(places, numbers, strict=True) if v in inside]
+        gap = ASIDE * (max(finite) - min(finite)) / (len(finite) - 1)
+        apart = [not math.isfinite(v) or (log and v <= 0) for v in numbers]
+        for k, number in enumerate(numbers):
+            if apart[k]:
+                places[k] = max(finite) + gap if number > 0 else min(finite) - gap
+        joined = []
+        for k in range(len(places)):
+            joined.append(not apart[k] and not (k + 1 < len(places) and apart[k + 1]))
+        return cls(tuple(places), names, tuple(joined))
+
+    @property
+    def length(self) -> float:
+        """The distance between the first and the last point."""
+        return (max(self.at) - min(self.at)) or 1.0
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """The ends of the axis."""
+        margin = 0.08 * self.length
+        return min(self.at) - margin, max(self.at) + margin
+
+
+def _parsed(point: str) -> float:
+    """The number that a point stands for, NaN for a word; the constants as set come first."""
+    if point == "as set":
+        return -math.inf
+    try:
+        return float(point)
+    except ValueError:
+        return math.nan
+
+
+def _point(point: str) -> str:
+    """The name of a point, with powers of ten as such."""
+    number = _parsed(point)
+    if number == math.inf:
+        return "∞"
+    if 0 < number < math.inf and (number >= 1e4 or number < 1e-3):
+        digits, _, exponent = f"{number:.3g}".partition("e")
+        if not exponent:
+            digits, _, exponent = f"{number:.2e}".partition("e")
+            digits = f"{float(digits):g}"
+        power = f"10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
+        return power if digits == "1" else f"{digits}·{power}"
+    return plots.said(point, plots.NAMED)
+
+
+def _ticks(place: Axes, scale: _Scale, wide: float) -> None:
+    """Name the points of the horizontal axis, as many as there is room for."""
+    left, right = scale.limits
+    letter = LETTER / wide * (right - left)  # width of a character
+    kept: list[int] = []
+    # The ends first: zero and infinity matter most.
+    for k in sorted(range(len(scale.at)), key=lambda k: k not in (0, len(scale.at) - 1)):
+        free = True
+        for other in kept:
+            room = (_letters(scale.names[k]) + _letters(scale.names[other])) / 2 + GAP
+            free = free and abs(scale.at[k] - scale.at[other]) >= room * letter
+        if free:
+            kept.append(k)
+    place.set_xticks([scale.at[k] for k in kept], [scale.names[k] for k in kept])
+    place.set_xticks(scale.at, minor=True)
+    place.tick_params(axis="x", which="minor", length=1.5, width=0.6)
+
+
+def _letters(name: str) -> float:
+    """Width of a name in characters; superscripts are narrow."""
+    return sum(0.6 if ord(one) in _SUPERSCRIPTS.values() else 1.0 for one in name)
+
+
+def _artist(style: str, look: plots.Look, at: Sequence[float], heights: Sequence[float]) -> Line2D:
+    """A line of a paper's figure."""
+    from matplotlib.lines import Line2D
+
+    chosen = plots.STYLES[style]
+    dash: tuple[float, tuple[float, float]] | None = None  # solid
+    if chosen.dash:
+        dash = (chosen.dash[0] * (look.place % 2), chosen.dash)
+    return Line2D(
+        at,
+        heights,
+        color=look.colour,
+        linewidth=chosen.width * THIN,
+        linestyle=dash,
+        marker=look.marker if chosen.marked else "",
+        markersize=MARKER,
+        markeredgewidth=0,
+        clip_on=False,
+    )
+
+
+def _line(
+    place: Axes, line: plots.Line, look: plots.Look, scale: _Scale, shift: float, log: bool
+) -> None:
+    """Draw one line with its intervals; it has a gap before zero, infinity and missing values."""
+    from matplotlib.lines import Line2D
+
+    if line.style == "level":
+        levels = [value for value in line.values if plots.is_drawn(value, log)]
+        if levels:
+            place.add_line(_artist("level", look, scale.limits, [levels[0], levels[0]]))
+        return
+    at: list[float] = []
+    heights: list[float] = []
+    single: list[int] = []  # points that no line makes visible
+    for k, value in enumerate(line.values):
+        shown = plots.is_drawn(value, log)
+        before = k > 0 and scale.joined[k - 1] and plots.is_drawn(line.values[k - 1], log)
+        last = k + 1 == len(line.values)
+        after = not last and scale.joined[k] and plots.is_drawn(line.values[k + 1], log)
+        if shown and not before and not after:
+            single.append(len(at))
+        at.append(scale.at[k] + shift)
+        heights.append(float(value) if shown and value is not None else math.nan)
+        if not scale.joined[k]:
+            at.append(scale.at[k] + shift)
+            heights.append(math.nan)
+    artist = _artist(line.style, look, at, heights)
+    if not plots.STYLES[line.style].marked and single:
+        artist.set_marker("_")
+        artist.set_markevery(single)
+        artist.set_markersize(8)
+        artist.set_markeredgewidth(artist.get_linewidth())
+    place.add_line(artist)
+    for k, interval in enumerate(line.intervals):
+        if interval is None or not plots.is_drawn(line.values[k], log):
+            continue
+        if all(plots.is_drawn(end, log) for end in interval):
+            whisker = Line2D([scale.at[k] + shift] * 2, interval, color=look.colour, marker="_")
+            whisker.set_linewidth(0.7)
+            whisker.set_markersize(MARKER)
+            whisker.set_clip_on(False)
+            place.add_line(whisker)

@@ -1,0 +1,139 @@
+"""Images of a paper's figure: originals above their reconstructions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from leakaudit.reporting.figures import plots
+from leakaudit.reporting.figures.paper_sheet import LETTER, LINE, empty
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+# Sizes in mm; all of them are choices.
+TILE = 15.0  # width of an image
+NEAR = 1.0  # between the images of a column
+ROW_NAME = 23.0  # width of the names of the rows of images
+BESIDE = 1.6  # between columns of images
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One image above its reconstruction."""
+
+    above: str  # text above, such as the node
+    below: str  # text below, such as the PSNR
+    original: Image.Image | None  # the true image, None if it is not known
+    found: Image.Image | None  # the same for the reconstruction
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Images above their reconstructions."""
+
+    title: str  # title above the images
+    tiles: Sequence[Tile] = field(default_factory=tuple)
+
+
+def draw(content: Sequence[Grid], width: float, highest: float) -> list[Figure]:
+    """Draw images in rows; a row holds as many as fit.
+
+    Args:
+        highest: Height of a page in mm; infinite for one figure.
+    """
+    across = max(1, int((width - ROW_NAME) / (TILE + BESIDE)))
+    bands: list[tuple[str, Sequence[Tile]]] = []
+    for grid in content:
+        for start in range(0, len(grid.tiles), across):
+            title = grid.title if start == 0 else ""
+            bands.append((title, grid.tiles[start : start + across]))
+    pages: list[list[tuple[str, Sequence[Tile]]]] = [[]]
+    used = 0.0
+    for band in bands:
+        if pages[-1] and used + _height(band) > highest:
+            pages.append([])
+            used = 0.0
+        pages[-1].append(band)
+        used += _height(band)
+    figures = []
+    for page in pages:
+        high = sum(map(_height, page)) + BESIDE
+        figure = empty(width, high)
+        figure.set_layout_engine("none")
+        top = BESIDE / 2
+        for band in page:
+            _images(figure, band, width, high, top)
+            top += _height(band)
+        figures.append(figure)
+    return figures
+
+
+def _rows(tiles: Sequence[Tile]) -> list[str]:
+    """Which images some tiles have."""
+    rows = []
+    if any(tile.original is not None for tile in tiles):
+        rows.append("original")
+    if any(tile.found is not None for tile in tiles):
+        rows.append("reconstruction")
+    return rows
+
+
+def _tall(tiles: Sequence[Tile]) -> float:
+    """Height of the images in mm, at most twice their width."""
+    ratios = [1.0]
+    for tile in tiles:
+        for image in (tile.original, tile.found):
+            if image is not None:
+                ratios.append(image.height / image.width)
+    return TILE * min(2.0, max(ratios))
+
+
+def _height(band: tuple[str, Sequence[Tile]]) -> float:
+    """Height of a row of images with its texts."""
+    title, tiles = band
+    texts = LINE * (2 + bool(title))
+    return texts + len(_rows(tiles)) * (_tall(tiles) + NEAR) + 2 * BESIDE
+
+
+def _images(
+    figure: Figure, band: tuple[str, Sequence[Tile]], width: float, high: float, top: float
+) -> None:
+    """Draw one row of images; distances are in mm from the upper left corner."""
+    import numpy as np
+
+    title, tiles = band
+    rows = _rows(tiles)
+    tall = _tall(tiles)
+    if title:
+        text = plots.said(title, int(width / LETTER))
+        figure.text(NEAR / width, 1 - top / high, text, va="top", weight="bold")
+        top += LINE + NEAR
+    for column, tile in enumerate(tiles):
+        left = ROW_NAME + column * (TILE + BESIDE)
+        middle = (left + TILE / 2) / width
+        letters = int((TILE + BESIDE) / LETTER)
+        above = plots.said(tile.above, letters)
+        figure.text(middle, 1 - top / high, above, va="top", ha="center")
+        start = top + LINE
+        for row in rows:
+            image = tile.original if row == "original" else tile.found
+            box = (left / width, 1 - (start + tall) / high, TILE / width, tall / high)
+            place = figure.add_axes(box)
+            place.set_xticks([])
+            place.set_yticks([])
+            place.grid(visible=False)
+            place.spines[:].set_visible(False)
+            if image is None:
+                place.set_facecolor(plots.NO_WEIGHT)
+                place.text(0.5, 0.5, "none", transform=place.transAxes, ha="center", va="center")
+            else:
+                place.imshow(np.asarray(image), interpolation="none")
+            if column == 0:
+                centre = 1 - (start + tall / 2) / high
+                figure.text(NEAR / width, centre, row, va="center")
+            start += tall + NEAR
+        below = plots.said(tile.below, letters)
+        figure.text(middle, 1 - start / high, below, va="top", ha="center")

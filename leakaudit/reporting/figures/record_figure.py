@@ -1,0 +1,191 @@
+"""The figure of a record, as `leakaudit.reporting.figures.paper` draws it.
+
+An attack shows its images, or the quality of its reconstructions if it has none. An audit and a
+sweep show their curves, a gate its measurements with their limits.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+
+from PIL import Image
+
+from leakaudit.core.quantities import (
+    MEASURES,
+    QUANTITIES,
+    Place,
+    Quantity,
+    shown,
+    visible,
+)
+from leakaudit.core.trace import Json
+from leakaudit.reporting.figures import audit_panels, paper, plots, sweep_figure
+from leakaudit.reporting.figures.paper_curves import Curves
+from leakaudit.reporting.figures.paper_images import Grid, Tile
+from leakaudit.reporting.figures.paper_strips import Strip, Strips
+from leakaudit.reporting.findings.measured import values
+from leakaudit.reporting.findings.shown import Picture, Section, Shown
+from leakaudit.reporting.findings.wording import cell_of
+from leakaudit.reporting.results import model
+from leakaudit.reporting.results.model import (
+    AuditRecord,
+    CheckRecord,
+    Finding,
+    GatePart,
+    RuleKind,
+    RunRecord,
+    SweepRecord,
+    decoded,
+)
+
+KEPT = ("median", "best", "rate")  # styles of a paper's figure; CSV also has the means
+NOTE = "Dots: one value per seed. Bar: limit of the gate."
+
+
+def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
+    """Return the figure of a record and its title.
+
+    Args:
+        results: A record of any kind, for an attack with the images of
+            `leakaudit.reporting.rendering.gallery.with_pictures`, unless they are omitted.
+    """
+    if results["kind"] == "sweep":
+        swept = model.of_sweep(results)
+        return of_sweep(swept), swept.summary
+    given = Shown.of(results)
+    record = given.record
+    if isinstance(record, AuditRecord):
+        return of_audit(record), record.summary
+    if isinstance(record, CheckRecord):
+        return _of_gate(record.gate), record.summary
+    if given.gallery:
+        return list(map(_grid, given.gallery)), record.summary
+    return _of_findings(record), record.summary
+
+
+def of_sweep(record: SweepRecord) -> Curves:
+    """Return the curves of a sweep."""
+    drawing = sweep_figure.panels(record.sweep)
+    panels: list[plots.Panel] = []
+    for _, some in drawing.rows:
+        panels += some
+    return Curves(drawing.rows, drawing.legend, _styles(drawing.styles, panels))
+
+
+def of_audit(record: AuditRecord) -> Curves:
+    """Return the curves of an audit."""
+    rows: list[plots.Row] = []
+    panels: list[plots.Panel] = []
+    for view in audit_panels.views(record):
+        rows.append((f"adversary {view.adversary}", view.panels))
+        panels += view.panels
+    if not panels:
+        rows = [("no attack returned a result", [plots.Panel("PSNR, dB", ())])]
+    legend = audit_panels.legend(record.audit, panels)
+    styles = _styles(audit_panels.styles(panels), panels)
+    return Curves(rows, legend, styles, audit_panels.looks(record.audit))
+
+
+def _styles(texts: Mapping[str, str], panels: Sequence[plots.Panel]) -> dict[str, str]:
+    """The styles of a paper's figure.
+
+    The best value is omitted if it is the median everywhere, and so is the word median.
+    """
+    best: list[Sequence[float | None]] = []
+    medians: list[Sequence[float | None]] = []
+    bars = False
+    for panel in panels:
+        for line in panel.lines:
+            if line.style == "best":
+                best.append(line.values)
+            elif line.style == "median":
+                medians.append(line.values)
+                bars = bars or any(line.intervals)
+    kept = {style: text for style, text in texts.items() if style in KEPT}
+    if best == medians:
+        kept.pop("best", None)
+        if not bars and "median" in kept:
+            kept["median"] = ""
+    return kept
+
+
+def _of_gate(gate: GatePart) -> Strips:
+    """The measurements of a gate, one row per cell."""
+    names = [cell.name for cell in gate.cells]
+    measures: dict[str, None] = {}
+    for cell in gate.cells:
+        measures.update(dict.fromkeys(cell.measures))
+    limits = {}
+    for rule in gate.rules:
+        if rule.kind is RuleKind.BUDGET:
+            limits[rule.cell, rule.measure] = decoded(rule.limit)
+    strips: list[Strip] = []
+    for measure in measures:
+        found: list[Sequence[float]] = []
+        for cell in gate.cells:
+            column = cell.measures.get(measure)
+            found.append(() if column is None else column.samples)
+        unit = MEASURES[measure].unit if measure in MEASURES else ""
+        title = ", ".join(filter(None, (measure, unit)))
+        limited = [limits.get((name, measure)) for name in names]
+        strips.append(Strip(title, found, limited, plots.cap(unit)))
+    return Strips(names, strips, NOTE)
+
+
+def _of_findings(record: RunRecord) -> Strips:
+    """The quality of reconstructions without images, one row per finding."""
+    names = list(map(_name, record.findings))
+    measured: dict[str, list[list[float]]] = {}
+    for one in shown(Place.CURVE):
+        values = [_measured(finding, one) for finding in record.findings]
+        if any(values):
+            measured[one.key] = values
+    strips: list[Strip] = []
+    for one in visible(shown(Place.CURVE), measured):
+        title = ", ".join(filter(None, (one.words, one.unit)))
+        strips.append(Strip(title, measured[one.key], cap=plots.cap(one.unit)))
+    if not strips:
+        strips.append(Strip("nothing was scored", [()] * len(names)))
+    return Strips(names, strips, "Dots: one value per record.")
+
+
+def _name(finding: Finding) -> str:
+    nodes = " ".join(map(str, finding.nodes))
+    words = [f"node {nodes}", finding.attack, cell_of(finding)]
+    return ", ".join(filter(None, words))
+
+
+def _measured(finding: Finding, one: Quantity) -> list[float]:
+    """The values of one quantity of all records that were recovered."""
+    if finding.scores is None:
+        return []
+    column = values(getattr(finding.scores, one.key))
+    return [float(value) for value in column if value is not None]
+
+
+def _grid(section: Section) -> Grid:
+    """The images of one attack by one adversary."""
+    title = f"{section.attack}, adversary {section.adversary}"
+    if len(section.images) < section.total:
+        title += f" ({len(section.images)} of {section.total} images)"
+    return Grid(title, list(map(_tile, section.images)))
+
+
+def _tile(picture: Picture) -> Tile:
+    below = picture.certificate
+    if picture.psnr is not None:
+        below = QUANTITIES["psnr"].caption(picture.psnr)
+        if picture.psnr > plots.PSNR_SHOWN:
+            below = f"> {plots.PSNR_SHOWN:g} dB"
+    return Tile(picture.owner, below, _image(picture.original), _image(picture.found))
+
+
+def _image(uri: str | None) -> Image.Image | None:
+    """The image of a data URI."""
+    if uri is None:
+        return None
+    data = base64.b64decode(uri.partition(",")[2])
+    with Image.open(io.BytesIO(data)) as image:
+        return image.convert("RGB")

@@ -1,0 +1,533 @@
+"""Tables of a record: one row per finding, verdict, rule or point, with plain values in the cells.
+
+They are what CSV, LaTeX, JSON and data frames contain. Names of columns are plain words, a cell is
+a number, a word, true, false or empty, and infinity is a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from msgspec import UnsetType
+
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.quantities import Place, Quantity, shown
+from leakaudit.reporting.findings.wording import clean, test_words
+from leakaudit.reporting.results import intervals
+from leakaudit.reporting.results.model import (
+    NO_SCORES,
+    AuditPart,
+    AuditRecord,
+    CheckRecord,
+    CurveValues,
+    Finding,
+    FlagColumn,
+    Free,
+    GatePart,
+    NumberColumn,
+    Record,
+    Scores,
+    SweepPart,
+    SweepRecord,
+    SweepStatistics,
+    SweptCell,
+    decoded,
+    fitted,
+    given,
+    records_at,
+    statistics,
+    summary,
+    swept,
+)
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from leakaudit.scoring.scoring import Score
+
+Cell: TypeAlias = str | int | float | bool | None
+Row: TypeAlias = dict[str, Cell]
+
+NAMES = {  # tables of each kind of record, the default first
+    "attack": ("findings",),
+    "audit": ("verdicts", "curves", "views", "findings"),
+    "check": ("rules", "measures"),
+    "sweep": ("points", "cells"),
+}
+COUNTS = (  # numbers that a test of an audit may have counted or computed
+    *("kappa", "ceiling", "true_positives", "positives", "false_positives", "negatives"),
+    *("canaries", "guesses", "right", "mu", "node_mu", "exact", "claimed", "ratio"),
+    *("moved", "assumed"),
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table."""
+
+    name: str
+    columns: tuple[str, ...]  # names of the columns
+    rows: tuple[tuple[Cell, ...], ...]  # one cell per column in each row
+
+    def dicts(self) -> list[Row]:
+        """Return each row as a dictionary by column."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+def table(record: Record, name: str | None = None) -> Table:
+    """Return one table of a record.
+
+    Args:
+        name: One of `NAMES` of its kind; None for the first.
+    """
+    if isinstance(record, SweepRecord):
+        return of_sweep(record.sweep, name)
+    if isinstance(record, AuditRecord):
+        return _of_audit(record, name)
+    if isinstance(record, CheckRecord):
+        return of_gate(record.gate, name)
+    _chosen("attack", name)
+    return of_findings(record.findings)
+
+
+def remark(record: Record, made: Table) -> str:
+    """Return what a table does not show: why it has no rows, or that others are missing."""
+    if not made.rows:
+        return clean(f"No rows: {record.summary}")
+    return "" if record.complete else clean(f"Incomplete: {record.summary}")
+
+
+def _chosen(kind: str, name: str | None) -> str:
+    """The name of a table of a kind of record, by default its first."""
+    if name is None:
+        return NAMES[kind][0]
+    if name not in NAMES[kind]:
+        known = ", ".join(NAMES[kind])
+        raise LeakauditError(
+            f"--table: expected one of {known} for the results of '{kind}', got {name!r}"
+        )
+    return name
+
+
+def frame(made: Table) -> DataFrame:
+    """Return a table as a data frame of pandas."""
+    try:
+        import pandas
+    except ImportError:
+        raise LeakauditError("data frames need pandas: pip install 'leakaudit[pandas]'") from None
+    columns = {}
+    for k, column in enumerate(made.columns):
+        columns[column] = [row[k] for row in made.rows]
+    return pandas.DataFrame(columns)
+
+
+def of_rows(name: str, rows: Sequence[Row], columns: Iterable[str] = ()) -> Table:
+    """Return rows with equal keys as a table."""
+    names = tuple(rows[0]) if rows else tuple(columns)
+    return Table(name, names, tuple(tuple(row.values()) for row in rows))
+
+
+# ---------------------------------------------------------------------------------------------
+# Findings
+# ---------------------------------------------------------------------------------------------
+
+
+def of_findings(findings: Iterable[Finding]) -> Table:
+    """Return one row per finding.
+
+    Returns:
+        The table ``findings``.
+    """
+    return of_rows("findings", list(map(_finding, findings)), FINDING)
+
+
+def _finding(one: Finding) -> Row:
+    cell = given(one.cell, None)
+    row: Row = {"epsilon": None, "seed": None}
+    if cell is not None:
+        row = {"epsilon": decoded(cell.epsilon), "seed": cell.seed}
+    certified = one.certified
+    return {
+        **row,
+        "node": one.node,
+        "all_nodes": _joined(one.nodes),
+        "adversary": one.adversary,
+        "attack": one.attack,
+        "leak": one.leak.kind,
+        "first_round": one.leak.rounds.first,
+        "last_round": one.leak.rounds.last,
+        "rows": one.leak.rows,
+        "noise_std": one.leak.std,
+        "certificate": one.certificate.name.lower(),
+        "certified": None if isinstance(certified, UnsetType) else certified,
+        "batch": one.batch,
+        **scored(one.scores),
+        "residual": one.residual,
+        "seconds": one.seconds,
+        "formula": one.leak.formula,
+        "note": one.note,
+    }
+
+
+def of_scores(scores: Iterable[Score]) -> Table:
+    """Return one row per score.
+
+    Returns:
+        The table ``scores``.
+    """
+    rows: list[Row] = []
+    for one in scores:
+        stored = one.to_json()
+        found = None if stored is None else fitted(stored, Scores)
+        row: Row = {"node": one.node, "attack": one.attack}
+        rows.append({**row, **scored(found), "note": one.note})
+    return of_rows("scores", rows, ("node", "attack", *scored(None), "note"))
+
+
+def scored(scores: Scores | None) -> Row:
+    """Return the cells of a score.
+
+    Args:
+        scores: The score, None if there was no truth.
+
+    Returns:
+        Counts, shares and the best, median and mean value of every metric; missed records count as
+        blind guesses in median and mean.
+    """
+    row: Row = {"records": None, "recovered": None}
+    if scores is not None:
+        matched = scores.matched
+        row = {"records": len(matched), "recovered": len(matched) - matched.count(None)}
+    held = scores or NO_SCORES
+    for one in shown(Place.COLUMN, "Flag"):
+        column = getattr(held, one.key)
+        row[one.key] = None
+        if isinstance(column, FlagColumn):
+            row[one.key] = sum(map(bool, column.per_image))
+    row["labels_found"] = held.labels_found
+    for one in shown(Place.COLUMN, "Number"):
+        row.update(_metric(one, getattr(held, one.key)))
+    return row
+
+
+def _metric(one: Quantity, column: NumberColumn | UnsetType) -> Row:
+    """Return the best, median and mean value of one quantity."""
+    row: Row = dict.fromkeys(f"{one.key}_{which}" for which in ("best", "median", "mean"))
+    if isinstance(column, NumberColumn):
+        found = [value for value in column.per_image if value is not None]
+        best = one.better(found) if found else None
+        row.update(zip(row, (best, column.median, column.mean), strict=True))
+    return row
+
+
+FINDING = (
+    *("epsilon", "seed", "node", "all_nodes", "adversary", "attack", "leak", "first_round"),
+    *("last_round", "rows", "noise_std", "certificate", "certified", "batch"),
+    *scored(None),
+    *("residual", "seconds", "formula", "note"),
+)
+
+
+# ---------------------------------------------------------------------------------------------
+# Audits
+# ---------------------------------------------------------------------------------------------
+
+
+def _of_audit(record: AuditRecord, name: str | None) -> Table:
+    """One table of an audit."""
+    chosen = _chosen("audit", name)
+    if chosen == "curves":
+        return _of_curves(record.audit)
+    if chosen == "views":
+        return _of_views(record.audit)
+    if chosen == "findings":
+        return of_findings(record.findings)
+    return _of_verdicts(record.audit)
+
+
+def _of_verdicts(audit: AuditPart) -> Table:
+    """One row per test, with the rate of success and its interval."""
+    rows: list[Row] = []
+    for one in audit.verdicts:
+        row: Row = {
+            "epsilon": decoded(one.epsilon),
+            "adversary": one.adversary,
+            "node": one.node,
+            "test": test_words(one),
+            "attack": one.attack,
+            "guarantee": None,
+            "guarantee_epsilon": None,
+            "guarantee_delta": None,
+            "guarantee_mu": None,
+            "verdict": one.verdict,
+        }
+        if one.promise is not None:
+            row["guarantee"] = one.promise.name
+            row["guarantee_epsilon"] = decoded(one.promise.epsilon)
+            row["guarantee_delta"] = one.promise.delta
+            row["guarantee_mu"] = one.promise.mu
+        hits = _number(one.figures.get("hits"))
+        trials = _number(one.figures.get("trials"))
+        row.update({"hits": hits, "trials": trials, **_rate("rate", hits, trials)})
+        for name in COUNTS:
+            row[name] = _number(one.figures.get(name))
+        holds = one.figures.get("holds")
+        row["holds"] = holds if isinstance(holds, str) else None
+        row.update({"p": one.p, "level": one.level, "needs": one.needs})
+        row.update({"reason": one.says, "power": one.power})
+        rows.append(row)
+    return of_rows("verdicts", rows, ("epsilon", "adversary", "node", "test", "attack", "verdict"))
+
+
+def _of_curves(audit: AuditPart) -> Table:
+    """One row per point, adversary and attack."""
+    rows: list[Row] = []
+    for curve in audit.curves:
+        rows.append(
+            {
+                "epsilon": decoded(curve.epsilon),
+                "adversary": curve.adversary,
+                "attack": curve.attack,
+                "attacked": given(curve.attacked, None),
+                "refused": given(curve.refused, None),
+                "records": records_at(curve),
+            }
+        )
+        for one in shown(Place.CURVE):
+            rows[-1].update(_statistics(one.key, statistics(curve, one)))
+    return of_rows("curves", rows, ("epsilon", "adversary", "attack"))
+
+
+def _of_views(audit: AuditPart) -> Table:
+    """One row per view bound."""
+    rows: list[Row] = []
+    for point in audit.grid:
+        for view in point.read_views():
+            exact = view.epsilon if view.exact is None else view.exact
+            row: Row = {
+                "epsilon": decoded(point.epsilon),
+                "node": view.node,
+                "adversary": view.adversary,
+                "mu": decoded(view.mu),
+                "view_epsilon": decoded(exact),
+                "holds": view.holds,
+                "claim": None,
+                "claimed_epsilon": None,
+                "verdict": view.verdict,
+                "reason": view.why,
+            }
+            if view.claim is not None:
+                row["claim"] = view.claim.source
+                row["claimed_epsilon"] = decoded(view.claim.epsilon)
+            rows.append(row)
+    return of_rows("views", rows, ("epsilon", "node", "adversary"))
+
+
+# ---------------------------------------------------------------------------------------------
+# Gates
+# ---------------------------------------------------------------------------------------------
+
+
+def of_gate(gate: GatePart, name: str | None = None) -> Table:
+    """Return one table of a gate.
+
+    Args:
+        name: ``rules`` or ``measures``; None for the first.
+    """
+    if _chosen("check", name) == "measures":
+        return _of_measures(gate)
+    return _of_rules(gate)
+
+
+def _of_rules(gate: GatePart) -> Table:
+    """One row per rule."""
+    rows: list[Row] = []
+    for rule in gate.rules:
+        rows.append(
+            {
+                "kind": rule.kind.value,
+                "cell": rule.cell,
+                "measure": rule.measure,
+                "status": rule.status.value,
+                "value": decoded(rule.value),
+                "limit": decoded(rule.limit),
+                "p": decoded(rule.p),
+                "accepted": rule.accepted,
+                "nodes": _joined(given(rule.nodes, ())),
+                "reason": rule.says,
+            }
+        )
+    return of_rows("rules", rows, ("kind", "cell", "measure", "status", "value", "limit"))
+
+
+def _of_measures(gate: GatePart) -> Table:
+    """One row per cell, measure and seed."""
+    rows: list[Row] = []
+    for cell in gate.cells:
+        for name, column in cell.measures.items():
+            for k, value in enumerate(column.samples):
+                rows.append(
+                    {
+                        "cell": cell.name,
+                        "check": cell.check,
+                        "adversary": cell.adversary,
+                        "attack": cell.attack,
+                        "measure": name,
+                        "seed": cell.seeds[k] if k < len(cell.seeds) else None,
+                        "value": value,
+                    }
+                )
+    return of_rows("measures", rows, ("cell", "check", "adversary", "attack", "measure", "value"))
+
+
+# ---------------------------------------------------------------------------------------------
+# Sweeps
+# ---------------------------------------------------------------------------------------------
+
+
+def of_sweep(sweep: SweepPart, name: str | None = None) -> Table:
+    """Return one table of a sweep.
+
+    Args:
+        name: ``points`` or ``cells``; None for the first.
+    """
+    if _chosen("sweep", name) == "cells":
+        return _of_cells(sweep)
+    return _of_points(sweep)
+
+
+def _of_points(sweep: SweepPart) -> Table:
+    """One row per point, with the range of the medians of its seeds."""
+    runs = runs_of(sweep)
+    rows: list[Row] = []
+    for point in sweep.points:
+        cells = runs.get(place(point.adversary, point.attack, point.at), ())
+        between = intervals.of_rate(point.recovered, point.records) if point.cells > 1 else None
+        share = point.recovered / point.records if point.records else None
+        counted: Row = {
+            "attack": point.attack,
+            "adversary": point.adversary,
+            "seeds": point.cells,
+            "attacked": given(point.attacked, None),
+            "refused": given(point.refused, None),
+            "records": point.records,
+            "recovered": point.recovered,
+            "share": share,
+            **_ends("share", between),
+            "exact": point.exact,
+            "certified": point.certified,
+            "labels_found": point.labels_found,
+        }
+        for one in shown(Place.CURVE):
+            name = one.key
+            counted.update(_statistics(name, statistics(point, one)))
+            values = [swept(cell.columns, one) for cell in cells]
+            between = None
+            # If nothing was returned, the values are those of blind guesses.
+            if counted[f"{name}_median"] is not None:
+                between = intervals.of_seeds(values)
+            counted.update(_ends(f"{name}_median", between))
+        rows.append({**_axes(sweep, point.at, counted), **counted})
+    return of_rows("points", rows, (*sweep.axes, "attack", "adversary"))
+
+
+def _of_cells(sweep: SweepPart) -> Table:
+    """One row per cell."""
+    rows: list[Row] = []
+    for cell in sweep.cells:
+        held = cell.columns
+        counted: Row = {
+            "attack": cell.attack,
+            "adversary": cell.adversary,
+            "seed": cell.seed,
+            "status": cell.status,
+            "attacked": given(held.attacked, None),
+            "refused": given(held.refused, None),
+            "records": cell.records,
+            "recovered": held.recovered,
+            "exact": held.exact,
+            "certified": held.certified,
+        }
+        for one in shown(Place.CURVE):
+            values = swept(held, one) if given(held.returned, 0) else ()
+            counted.update(_statistics(one.key, summary(values, one)))
+        counted["reason"] = cell.says
+        rows.append({**_axes(sweep, cell.at, counted), **counted})
+    return of_rows("cells", rows, (*sweep.axes, "attack", "adversary", "seed", "status"))
+
+
+def runs_of(sweep: SweepPart) -> dict[str, list[SweptCell]]:
+    """Return the cells with a result at each point of a sweep."""
+    runs: dict[str, list[SweptCell]] = {}
+    for cell in sweep.cells:
+        if cell.status == "done":
+            runs.setdefault(place(cell.adversary, cell.attack, cell.at), []).append(cell)
+    return runs
+
+
+def place(adversary: str, attack: str, at: Mapping[str, Free]) -> str:
+    """Return a point of a sweep as a key, the same for its cells."""
+    settings = sorted((name, repr(value)) for name, value in at.items())
+    return repr((adversary, attack, settings))
+
+
+def _axes(sweep: SweepPart, at: Mapping[str, Free], others: Mapping[str, Cell]) -> Row:
+    """The values of a point on all axes, empty for an axis that does not apply to it."""
+    row: Row = {}
+    for name in sweep.axes:
+        column = f"axis_{name}" if name in others else name
+        row[column] = _plain(at.get(name))
+    return row
+
+
+# ---------------------------------------------------------------------------------------------
+# Cells
+# ---------------------------------------------------------------------------------------------
+
+
+def _joined(nodes: Iterable[int]) -> str:
+    """Nodes in one cell."""
+    return " ".join(map(str, nodes))
+
+
+def _plain(value: Free) -> Cell:
+    """A value of the user's own as a cell."""
+    if value == "inf":
+        return float("inf")
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return repr(value)
+
+
+def _number(value: Free) -> Cell:
+    """A figure of a test, None if it is not a number."""
+    plain = _plain(value)
+    return None if isinstance(plain, str) else plain
+
+
+def _rate(name: str, hits: Cell, trials: Cell) -> Row:
+    """A rate and its interval."""
+    rate = None
+    between = None
+    if isinstance(hits, int) and isinstance(trials, int) and trials > 0:
+        rate = hits / trials
+        between = intervals.of_rate(hits, trials)
+    return {name: rate, **_ends(name, between)}
+
+
+def _ends(name: str, interval: intervals.Interval | None) -> Row:
+    """The ends of an interval around a value."""
+    low, high = interval or (None, None)
+    return {f"{name}_low": low, f"{name}_high": high}
+
+
+def _statistics(name: str, values: CurveValues | SweepStatistics | None) -> Row:
+    """The best, median and mean value of one metric at a point."""
+    row: Row = {}
+    for which in ("best", "median", "mean"):
+        row[f"{name}_{which}"] = None
+        if values is not None:
+            row[f"{name}_{which}"] = getattr(values, which)
+    return row

@@ -1,0 +1,89 @@
+"""What the scores of a finding say in numbers: best values, and how much a finding leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from msgspec import UnsetType
+
+from leakaudit.core.quantities import NEAREST, Quantity
+from leakaudit.reporting.results.model import NO_SCORES, Column, Finding, Scores
+
+MaybeColumn: TypeAlias = Column | UnsetType | None  # None or absent: not measured
+# How certain an attack is of its result; larger is more certain.
+CERTIFICATE_RANK = {"EXACT": 3, "INTERVAL": 2, "APPROXIMATE": 1, "FAILED": 0}
+
+
+def values(column: MaybeColumn) -> Sequence[float | None]:
+    """Return one value per image.
+
+    Args:
+        column: A column of scores, None or absent if it was not measured.
+    """
+    if column is None or isinstance(column, UnsetType):
+        return ()
+    return column.per_image
+
+
+def of_record(column: MaybeColumn, record: int) -> float | None:
+    """Return the value of one record.
+
+    Returns:
+        None if it was not measured, or if a stranger's file lacks it.
+    """
+    measured = values(column)
+    return measured[record] if record < len(measured) else None
+
+
+def best(column: MaybeColumn, pick: Callable[[Sequence[float]], float]) -> float | None:
+    """Return the best value of one metric over all images.
+
+    Args:
+        pick: ``max`` or ``min``.
+
+    Returns:
+        The value, None if none was measured.
+    """
+    measured = [float(value) for value in values(column) if value is not None]
+    if not measured:
+        return None
+    return pick(measured)
+
+
+def nearest(scores: Scores) -> tuple[Quantity, float] | None:
+    """Return the quantity that says best how close records are, and its best value."""
+    for one in NEAREST:
+        value = best(getattr(scores, one.key), one.better)
+        if value is not None:
+            return one, value
+    return None
+
+
+def is_identical(scores: Scores | None) -> bool:
+    """Return whether a record was recovered bit for bit."""
+    return scores is not None and any(values(scores.exact))
+
+
+def harm(finding: Finding) -> tuple[float, ...]:
+    """Return a sort key that orders findings by how much they leak.
+
+    Returns:
+        Whether a record is identical, its closeness, certificate, negative residual. The
+        larger, the worse.
+    """
+    scores = finding.scores or NO_SCORES
+    identical = best(scores.exact, max) or 0.0
+    residual = float("-inf")
+    if finding.residual is not None:
+        residual = -finding.residual
+    return identical, _nearness(scores), CERTIFICATE_RANK[finding.certificate.name], residual
+
+
+def _nearness(scores: Scores) -> float:
+    """How close the closest record is; minus infinity if nothing states it."""
+    found = nearest(scores)
+    if found is not None:
+        one, value = found
+        return value if one.better is max else -value
+    return float("-inf")

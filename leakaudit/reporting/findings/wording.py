@@ -1,0 +1,877 @@
+"""Texts that all reports share, composed from the typed record: headline, table cells, limits.
+
+Names in a trace may come from an untrusted source: `clean` strips whatever could act on a terminal,
+and each report escapes names for its own format. Sentences are composed here from fields and never
+parsed again; a caller that needs a part of a sentence requests that part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec import UnsetType
+
+from leakaudit._util.plural import counted, listed
+from leakaudit.core.errors import one_line
+from leakaudit.core.quantities import MEASURES, Place, Quantity, fallbacks_last, shown, visible
+from leakaudit.core.reconstruction import Certificate
+from leakaudit.core.verdict import Verdict
+from leakaudit.reporting.findings.measured import (
+    CERTIFICATE_RANK,
+    MaybeColumn,
+    is_identical,
+    nearest,
+    values,
+)
+from leakaudit.reporting.findings.worst_case import worst_case
+from leakaudit.reporting.results.audit_names import TestName
+from leakaudit.reporting.results.model import (
+    NO_SCORES,
+    AuditRecord,
+    CellEntry,
+    CheckRecord,
+    Extended,
+    Finding,
+    FlagColumn,
+    GatePart,
+    NodeBest,
+    NotTried,
+    NumberColumn,
+    Provenance,
+    RuleEntry,
+    RuleKind,
+    RuleStatus,
+    RunRecord,
+    Scores,
+    SweepPoint,
+    SweptCell,
+    Undetermined,
+    VerdictEntry,
+    decoded,
+    given,
+)
+
+LIMITS = (
+    "A failed attack is not evidence of privacy: "
+    "another attack, more rounds or a stronger adversary may succeed.",
+    "The certificate states how certain the attack is without access to the truth; "
+    "the scores compare the reconstruction with the truth.",
+    "This report and the files beside it contain personal data if the training data does.",
+)
+REFUSED = (
+    "refused: attacks on a node in one run that returned nothing to score; each record of such a "
+    "node counts in every mean with the score of a blind guess (the mean of all other records)."
+)
+# Columns of the table of findings.
+MEASURED = (
+    *fallbacks_last(shown(Place.TABLE, "Number")),
+    *shown(Place.TABLE, "Flag"),
+)
+NUMBERS = (
+    "node",
+    *(one.heading for one in MEASURED if one.kind == "Number"),
+    "seconds",
+)  # aligned on the right
+SPARE = (*(one.heading for one in MEASURED if one.spare), "seconds")  # omitted if there is no room
+_ALWAYS = ("node", "attack", "leak (rounds)", "certificate", "label", "seconds")
+LABELS_SHOWN = 8  # a choice: as many as fit into a table cell
+
+# Verdicts of an audit, the most severe first.
+VERDICT_ORDER = (
+    Verdict.REFUTED,
+    Verdict.UNSUPPORTED,
+    Verdict.INCONCLUSIVE,
+    Verdict.NOT_REFUTED,
+    Verdict.UNCLAIMED,
+)
+NO_PROOF = "NOT REFUTED is not a proof of privacy."
+FAILURE_PROVES_NOTHING = "A failed attack is not evidence of privacy."
+# Names of tests that are stored in results files, and what a reader sees instead.
+_TEST_WORDS = {TestName.VIEW.value: "view bound against the claim"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An outcome of a rule of a gate, in the words of every report."""
+
+    word: str  # in one to three words; capitals mark what needs attention
+    meaning: str  # a part of a sentence
+
+
+# The vocabulary of a gate: text, Markdown, HTML, JUnit, annotations and SARIF use these words.
+OUTCOMES = {
+    RuleStatus.OK: Outcome("ok", "within the limit"),
+    RuleStatus.OVER: Outcome("OVER BUDGET", "over the budget"),
+    RuleStatus.REGRESSION: Outcome("REGRESSION", "increased over the baseline"),
+    RuleStatus.CONTRADICTED: Outcome(
+        "NOT AS DECLARED", "the recording contradicts its own declarations"
+    ),
+    RuleStatus.ACCEPTED: Outcome("accepted", "over the limit, but accepted until a stated date"),
+    RuleStatus.WARNING: Outcome("warning", "over a budget of level warn, or a warning of the lint"),
+    RuleStatus.INCONCLUSIVE: Outcome(
+        "INCONCLUSIVE", "an increase that is not significant; more seeds would decide"
+    ),
+    RuleStatus.TOO_FEW_SEEDS: Outcome(
+        "TOO FEW SEEDS", "so few seeds cannot show an increase, or what a recording contains"
+    ),
+    RuleStatus.NOT_COMPARABLE: Outcome(
+        "NOT COMPARABLE", "the baseline is missing or was measured differently"
+    ),
+    RuleStatus.VOID: Outcome("CONTROL FAILED", "a control failed, so the gate is inconclusive"),
+    RuleStatus.UNTESTED: Outcome("nothing to score", "nothing to test; does not affect the result"),
+}
+_UNJUDGED = "CANNOT BE JUDGED"  # a budget that is void: no control has failed
+# Severities of checks (`reporting.findings.grading.Level`) in the words of every report. SARIF and
+# GitHub annotations have words of their own for them.
+SEVERITIES = {"error": "severe", "warning": "to review", "note": "without findings"}
+
+
+# Names of a gate's kinds of rules; a budget and a comparison are named after what they limit.
+_KINDS = {
+    RuleKind.LINT: "lint",
+    RuleKind.POSITIVE: "control: planted records",
+    RuleKind.NEGATIVE: "control: records of other nodes",
+    RuleKind.RECORDING: "control: recording",
+    RuleKind.ATTACKED: "control: attack",
+}
+# Outcomes for which a report also states what leaked.
+_LEAKED = (RuleStatus.OVER, RuleStatus.REGRESSION, RuleStatus.WARNING, RuleStatus.ACCEPTED)
+_UNDECIDED = (
+    RuleStatus.VOID,
+    RuleStatus.NOT_COMPARABLE,
+    RuleStatus.TOO_FEW_SEEDS,
+    RuleStatus.INCONCLUSIVE,
+)
+PASS = (
+    "A pass means that these attacks stayed within these limits on these seeds; "
+    "it is not a proof of privacy."
+)
+CUT_SHORT = "the run was interrupted"
+
+
+def clean(text: object) -> str:
+    """Return a value as one line of printable text.
+
+    Returns:
+        Its text, with control, format and direction characters replaced by spaces, and without
+        commands of CI systems (`leakaudit.core.errors.one_line`).
+    """
+    return one_line(text)
+
+
+# ---------------------------------------------------------------------------------------------
+# Headlines
+# ---------------------------------------------------------------------------------------------
+
+
+def headline(record: RunRecord) -> str:
+    """Summarise a record in one sentence, the worst case first."""
+    if isinstance(record, AuditRecord):
+        return audit_headline(record.audit.verdicts, record.complete)
+    if isinstance(record, CheckRecord):
+        seeds = record.provenance.seeds.get("count", 0)
+        return gate_headline(record.gate, record.complete, seeds)
+    return attack_headline(
+        record.findings,
+        record.undetermined,
+        record.not_tried,
+        record.trace.shape,
+        complete=record.complete,
+    )
+
+
+def summary(
+    findings: Sequence[Finding],
+    undetermined: Sequence[Undetermined],
+    not_tried: Sequence[str],
+    shape: Sequence[int],
+    complete: bool = True,
+) -> str:
+    """Summarise in a few sentences what an attack found.
+
+    Returns:
+        The worst case, then the number of nodes, then what was not tried.
+    """
+    return attack_headline(findings, undetermined, not_tried, shape, complete=complete)
+
+
+def attack_headline(
+    findings: Sequence[Finding],
+    undetermined: Sequence[Undetermined],
+    not_tried: Sequence[str],
+    shape: Sequence[int],
+    *,
+    complete: bool,
+) -> str:
+    """Return the headline of an attack."""
+    nodes = len(_owners(findings) | {one.node for one in undetermined})
+    unknown = len({one.node for one in undetermined if one.understood is False})
+    case = worst_case(findings, undetermined, shape)
+    rest = []
+    if case.finding is not None:
+        rest += [_how(case.finding), *_counts(findings, nodes)]
+    if findings and unknown:
+        rest.append(f"the messages about {counted(unknown, 'other node')} are not understood")
+    if not complete:
+        rest.append("the run was interrupted and is incomplete")
+    rest.append(f"not tried: {', '.join(not_tried) or 'anything else'}")
+    worst = clean(f"{case.says} {case.certainty}")
+    more = f"{_capital(clean('; '.join(rest)))}."
+    return f"{worst} {more}"
+
+
+def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> str:
+    """Return the headline of an audit."""
+    counts = []
+    for verdict in VERDICT_ORDER:
+        number = sum(one.verdict == verdict.name for one in verdicts)
+        if number:
+            counts.append(f"{number} {verdict.words}")
+    rest = [", ".join(counts) or "nothing was tested"]
+    if not complete:
+        rest.append("the run was interrupted and is incomplete")
+    worst = worst_verdict(verdicts)
+    if worst is None:
+        return f"{'; '.join(rest)}. {NO_PROOF}"
+    where = f"{test_words(worst)}, adversary {worst.adversary}, {point_of(worst.epsilon)}"
+    first = f"{Verdict[worst.verdict].words}: {where}: {worst.says}"
+    return f"{first}; {'; '.join(rest)}. {NO_PROOF}"
+
+
+def worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
+    """Return the first of the most severe verdicts.
+
+    Args:
+        verdicts: All verdicts of an audit; those that no number of trials can change count last.
+
+    Returns:
+        The verdict, None if there are none.
+    """
+    telling = []
+    for one in verdicts:
+        if one.verdict != "INCONCLUSIVE" or one.needs or one.p is None:
+            telling.append(one)
+    for verdict in VERDICT_ORDER:
+        for one in telling or verdicts:
+            if one.verdict == verdict.name:
+                return one
+    return None
+
+
+def gate_headline(gate: GatePart, complete: bool, seeds: int) -> str:
+    """Return the headline of a gate.
+
+    Args:
+        gate: The gate's part of the record, with the most severe rule first.
+    """
+    count = _counted(gate, seeds)
+    if gate.code == 1 and gate.rules:
+        return _two(_violation(gate.rules[0], gate.cells), count)
+    if gate.code == 3:
+        return _two(f"The gate is inconclusive: {_undecided(gate.rules, complete)}", count)
+    accepted = sum(rule.status is RuleStatus.ACCEPTED for rule in gate.rules)
+    increased = sum(rule.status is RuleStatus.INCONCLUSIVE for rule in gate.rules)
+    covered = ""
+    if accepted:
+        covered = f", {accepted} accepted"
+    if increased:
+        covered += f", {counted(increased, 'increase')} not significant"
+    worst = clean(f"No limit is exceeded{covered}: {count}")
+    return f"{worst}. {PASS}"
+
+
+def _violation(rule: RuleEntry, cells: Sequence[CellEntry]) -> str:
+    """What leaked, and the limit that it exceeds."""
+    if rule.status is RuleStatus.CONTRADICTED:
+        return f"Not as declared: {rule.cell}: {rule.says}"
+    meaning = OUTCOMES[rule.status].meaning
+    for cell in cells:
+        if cell.name == rule.cell and is_reconstruction(rule) and cell.says:
+            figures = rule_figures(rule)
+            return f"Leak: {cell.says}; {meaning} in {rule.cell}: {figures}"
+    return f"Leak: {rule.cell}: {meaning}: {rule.says}"
+
+
+def _counted(gate: GatePart, seeds: int) -> str:
+    """The number of rules that were judged, and the numbers of cells and seeds."""
+    idle = sum(rule.status is RuleStatus.UNTESTED for rule in gate.rules)
+    rules = counted(len(gate.rules) - idle, "rule")
+    count = f"{rules} on {counted(len(gate.cells), 'cell')}, {counted(seeds, 'seed')}"
+    if not idle:
+        return count
+    return f"{count}, {counted(idle, 'control')} with nothing to score"
+
+
+def _undecided(rules: Sequence[RuleEntry], complete: bool) -> str:
+    if not complete:
+        return CUT_SHORT
+    for rule in rules:
+        if rule.status in _UNDECIDED:
+            return f"{rule.cell}: {rule.says}"
+    return ""
+
+
+def _two(worst: str, count: str) -> str:
+    return clean(f"{worst}. {count}.")
+
+
+def sweep_headline(cells: Sequence[SweptCell], points: Sequence[SweepPoint], missing: int) -> str:
+    """Summarise in one sentence what a sweep found, the worst case first.
+
+    Returns:
+        The point with the largest share of recovered records, then the number of cells.
+    """
+    parts = []
+    worst = max(points, key=_share_recovered, default=None)
+    if worst is not None and worst.recovered:
+        at = "".join(f", {axis}={axis_value(value)}" for axis, value in worst.at.items())
+        parts.append(
+            f"{worst.attack}{at}, adversary {worst.adversary}: "
+            f"{worst.recovered} of {worst.records} records recovered"
+        )
+    elif points:
+        parts.append("No attack of this sweep recovers a record")
+    failed = sum(cell.status != "done" for cell in cells)
+    counts = [f"{len(cells) - failed} cells have a result"]
+    if failed:
+        counts.append(f"{failed} failed")
+    if missing:
+        counts.append(f"{missing} are missing (the sweep is incomplete)")
+    return f"{'; '.join([*parts, ', '.join(counts)])}. {FAILURE_PROVES_NOTHING}"
+
+
+def _share_recovered(point: SweepPoint) -> tuple[float, int]:
+    """The share of records that a point recovers, and how many exactly."""
+    share = 0.0
+    if point.records:
+        share = point.recovered / point.records
+    return share, point.exact
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _how(finding: Finding) -> str:
+    leak = f"a {finding.leak.kind}"
+    if finding.attack == "none":
+        return f"{leak} is determined, but no available attack can use it"
+    return f"by {finding.attack} from {leak}"
+
+
+def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
+    """The numbers of nodes by outcome."""
+    attacked = _owners(findings)
+    identical = _identical(findings)
+    said = []
+    if identical:
+        said.append(
+            f"a record recovered bit for bit from {len(identical)} of {counted(nodes, 'node')}"
+        )
+    certificates = []
+    for word in CERTIFICATE_RANK:
+        count = len(_owners(one for one in findings if one.certificate.name == word))
+        if count:
+            certificates.append(f"{count} {word.lower()}")
+    said.append(
+        f"certificates of the {counted(len(attacked), 'node')} attacked: {', '.join(certificates)}"
+    )
+    if nodes > len(attacked):
+        said.append(f"no leak determined for {counted(nodes - len(attacked), 'node')}")
+    return said
+
+
+def _owners(findings: Iterable[Finding]) -> set[int]:
+    """All nodes that own inputs of findings."""
+    return {node for one in findings for node in one.nodes}
+
+
+def _identical(findings: Iterable[Finding]) -> set[int]:
+    """The nodes of which a record is known to be recovered bit for bit.
+
+    Of several nodes together, one counts unless all records were recovered.
+    """
+    found: set[int] = set()
+    for one in findings:
+        if one.scores is not None and is_identical(one.scores):
+            every = all(values(one.scores.exact))
+            found.update(one.nodes if every else (one.node,))
+    return found
+
+
+# ---------------------------------------------------------------------------------------------
+# Findings
+# ---------------------------------------------------------------------------------------------
+
+
+def outcome(finding: Finding) -> str:
+    """Describe what was recovered from one node."""
+    scores, certificate = finding.scores, finding.certificate
+    if scores is None:
+        name = certificate.name.lower()
+        return f"certificate {name}: {certificate.sentence}; no truth file: not scored"
+    found = nearest(scores)
+    if found is not None:
+        one, value = found
+        near = one.near.format(value)
+    elif certificate.name != "FAILED" and scores.labels_found:
+        return f"{scores.labels_found:.0%} of the labels and no input recovered"
+    elif not isinstance(scores.tokens_found, UnsetType):
+        return _set_of_tokens(scores)
+    else:
+        return "nothing recovered"
+    identical = sum(map(bool, values(scores.exact)))
+    if identical:
+        return f"{identical} of {len(scores.matched)} records recovered bit for bit ({near})"
+    return f"reconstructed with {near}"
+
+
+def _set_of_tokens(scores: Scores) -> str:
+    """Describe a set of tokens in comparison with the records."""
+    said = f"{scores.tokens_found:.0%} of the different tokens recovered"
+    if scores.tokens_wrong:
+        return f"{said}, and {counted(scores.tokens_wrong, 'token')} that do not occur"
+    return f"{said}, none wrong"
+
+
+def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
+    """Describe what an attack of a gate recovered of one record.
+
+    Args:
+        one: The record that was recovered best, None if there is none.
+    """
+    if one is None:
+        return f"{adversary} reconstructs nothing with the attack {attack}"
+    if one.relative_error is None:
+        what = f"{one.labels or 0:.0%} of the labels"
+        how = ""
+    else:
+        what = "the training input"
+        how = f" with relative error {one.relative_error:.2g}"
+    if one.exact:
+        how = " bit for bit"
+    near = ""
+    if one.psnr is not None:
+        near = f" ({one.psnr:.1f} dB PSNR)"
+    rounds = f"rounds {one.first} to {one.last}"
+    if one.first == one.last:
+        rounds = f"round {one.first}"
+    said = f"{adversary} reconstructs {what} of node {one.node}{how}{near}"
+    leak = f"the {one.kind}s of {rounds}"
+    return f"{said} with the attack {attack} from {leak} (seed {one.seed})"
+
+
+def untried(one: NotTried) -> str:
+    """Describe something that the configuration of a gate omits.
+
+    Returns:
+        For example ``check main: nodes other than 5, 6``.
+    """
+    if not isinstance(one.attack, UnsetType):
+        return f"attack {one.attack}"
+    if not isinstance(one.adversaries, UnsetType):
+        return f"adversaries other than {', '.join(one.adversaries)}"
+    if not isinstance(one.nodes, UnsetType):
+        return f"check {one.check}: nodes other than {', '.join(map(str, one.nodes))}"
+    return f"check {one.check}: more than {given(one.gradients, 0)} gradients"
+
+
+def measured(measure: str) -> str:
+    """Return what a measure of a gate measures.
+
+    Returns:
+        A noun phrase, for example ``records recovered bit for bit``; the name of a measure that is
+        not in `leakaudit.core.quantities.MEASURES`.
+    """
+    if measure == "epsilon":
+        return "epsilon of one record"
+    known = MEASURES.get(measure)
+    return measure if known is None else known.words
+
+
+def figure(measure: str, value: float) -> str:
+    """Return a value of a measure with its unit.
+
+    Returns:
+        For example ``100.0%`` or ``41.3 dB``.
+    """
+    known = MEASURES.get(measure)
+    if known is None:
+        return f"{value:.4g}"
+    if known.share:
+        return f"{value:.1%}"
+    return f"{value:.1f} {known.unit}" if known.unit else f"{value:.3f}"
+
+
+def outcome_word(rule: RuleEntry) -> str:
+    """Return the outcome of a gate's rule in the words of every report."""
+    if rule.kind is RuleKind.BUDGET and rule.status is RuleStatus.VOID:
+        return _UNJUDGED
+    return OUTCOMES[rule.status].word
+
+
+def rule_name(rule: RuleEntry) -> str:
+    """Return what a rule of a gate tests.
+
+    Returns:
+        For example ``budget: records recovered bit for bit`` or ``lint P20``.
+    """
+    if rule.kind in (RuleKind.BUDGET, RuleKind.BASELINE):
+        if not rule.measure:
+            return rule.kind.value
+        return f"{rule.kind}: {measured(rule.measure)}"
+    return f"{_KINDS[rule.kind]} {rule.measure}".strip()
+
+
+def is_reconstruction(rule: RuleEntry) -> bool:
+    """Return whether a rule limits what an attack recovers."""
+    limits = rule.kind in (RuleKind.BUDGET, RuleKind.BASELINE)
+    return limits and rule.measure != "epsilon"
+
+
+def rule_figures(rule: RuleEntry) -> str:
+    """Return the figures of a gate's rule.
+
+    Returns:
+        For example ``records recovered bit for bit: 100.0%, at most 0.0% allowed``; "" if the rule
+        has none.
+    """
+    parts = []
+    value = decoded(rule.value)
+    limit = decoded(rule.limit)
+    p = decoded(rule.p)
+    if value is not None:
+        parts.append(f"{measured(rule.measure)}: {figure(rule.measure, value)}".lstrip(": "))
+    if limit is not None:
+        parts.append(f"at most {figure(rule.measure, limit)} allowed")
+    if p is not None:
+        parts.append(f"p = {p:.2g}")
+    return ", ".join(parts)
+
+
+def rule_outcome(rule: RuleEntry, cell: CellEntry | None, pitfall: str | None) -> str:
+    """Describe the outcome of a gate's rule from its figures, in less detail than the gate does.
+
+    Args:
+        cell: Its cell, None if it has none.
+        pitfall: Name of the pitfall that it concerns, None for none.
+    """
+    if pitfall is not None:
+        return pitfall
+    said = rule_figures(rule) or OUTCOMES[rule.status].meaning
+    if rule.status in _LEAKED and cell and cell.says:
+        return f"{said}: {cell.says}"
+    return said
+
+
+# ---------------------------------------------------------------------------------------------
+# Tables and lists
+# ---------------------------------------------------------------------------------------------
+
+
+def table(findings: Sequence[Finding]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return findings as a table.
+
+    Returns:
+        Headings, and one row of cells per finding; columns without any value are omitted. Cells
+        are cleaned, but not escaped.
+    """
+    rows = list(map(_cells, findings))
+    used = []
+    for heading in dict.fromkeys(name for row in rows for name in row):
+        if heading in _ALWAYS or any(row[heading] != "-" for row in rows):
+            used.append(heading)
+    return tuple(used), [tuple(clean(row[heading]) for heading in used) for row in rows]
+
+
+def by_reason(entries: Iterable[tuple[int, str]]) -> list[str]:
+    """Group nodes that have the same reason.
+
+    Returns:
+        ``nodes 0, 3: reason`` once for every reason; cleaned, but not escaped.
+    """
+    nodes: dict[str, dict[int, None]] = {}
+    for node, reason in entries:
+        if reason:
+            nodes.setdefault(clean(reason), {})[node] = None
+    said = []
+    for reason, who in nodes.items():
+        plural = "s" * (len(who) > 1)
+        said.append(f"node{plural} {', '.join(map(str, who))}: {reason}")
+    return said
+
+
+def certificates(findings: Iterable[Finding]) -> dict[str, str]:
+    """Return what the certificates of findings mean, by their names.
+
+    Args:
+        findings: Some findings. If their sentences for a certificate name different rounds, the
+            general one is returned.
+    """
+    meant: dict[str, str] = {}
+    for one in findings:
+        name = one.certificate.name
+        said = meant.setdefault(name.lower(), one.certificate.sentence)
+        if said != one.certificate.sentence:
+            meant[name.lower()] = Certificate[name].value
+    return meant
+
+
+def notes(findings: Iterable[Finding]) -> list[str]:
+    """Return the notes of findings, grouped by note."""
+    return by_reason((node, one.note) for one in findings for node in one.nodes)
+
+
+def not_determined(entries: Iterable[Undetermined]) -> list[str]:
+    """Return why no leak is determined for nodes, grouped by reason.
+
+    Args:
+        entries: The nodes; those whose messages are not understood are left out.
+    """
+    return by_reason((one.node, one.reason) for one in entries if one.understood is not False)
+
+
+def not_understood(entries: Iterable[Undetermined]) -> list[str]:
+    """Return why the messages about nodes are not understood, grouped by reason.
+
+    Args:
+        entries: The nodes; those about which nothing is determined for another reason are left out.
+    """
+    return by_reason((one.node, one.reason) for one in entries if one.understood is False)
+
+
+def scopes(findings: Iterable[Finding]) -> list[str]:
+    """Return which part of the observed messages leaks are computed from, grouped by node."""
+    return by_reason((node, given(one.leak.scope, "")) for one in findings for node in one.nodes)
+
+
+def provenance(record: RunRecord) -> list[tuple[str, str]]:
+    """Return everything that is needed to repeat a run."""
+    source, trace = record.provenance, record.trace
+    versions = []
+    for name, version in source.versions.items():
+        versions.append(f"{name} {version or 'absent'}")
+    said = {
+        "protocol": (
+            f"{trace.protocol}, {trace.nodes} nodes, {trace.edges} edges, {trace.rounds} rounds"
+        ),
+        "data": f"{trace.data or 'unnamed'}, shape {trace.shape}, model {trace.model}",
+        "program": _program(source),
+        "command": source.command,
+        "started": source.started,
+        "wall time": f"{source.seconds:.1f} s",
+        "versions": ", ".join(versions),
+        "torchvision": "shimmed (operators declared, not compiled)" if source.shimmed else "",
+        "seeds": ", ".join(f"{name} {seed}" for name, seed in source.seeds.items()),
+        "device": f"{source.device}, {counted(source.threads, 'thread')}, {source.platform}",
+        "trace": (f"id {source.trace.id or 'none'}, sha256 {source.trace.sha256 or 'not stated'}"),
+        "truth": _truth(record),
+        "configuration": f"sha256 {source.digest}",
+    }
+    for name, text in record.metrics.items():
+        said[f"metric {name}"] = text
+    return [(clean(name), clean(value)) for name, value in said.items() if value]
+
+
+def _program(source: Provenance) -> str:
+    """The commit of the audited program, "" if it is not known."""
+    program = given(source.program, None)
+    if program is None:
+        return ""
+    changed = ", with changes that are not committed" if program.changed else ""
+    return f"git commit {program.commit}{changed}"
+
+
+def _truth(record: RunRecord) -> str:
+    sha256 = record.provenance.truth.sha256
+    if sha256:
+        return f"sha256 {sha256}"
+    if isinstance(record, AuditRecord | CheckRecord):
+        return "recorded in each run and not kept"
+    if any(finding.scores is not None for finding in record.findings):
+        return "sha256 not stated"
+    return "no truth file: not scored"
+
+
+def refusal(attacked: int | None, refused: int | None) -> str:
+    """Return how often an attack returned nothing.
+
+    Args:
+        refused: Number of those for which the attack returned nothing; None for a record of
+            version 1, which did not count them.
+
+    Returns:
+        A table cell; ``not run`` if the attack was not tried on any node.
+    """
+    if refused is None:
+        return "-"
+    if not attacked:
+        return "not run"
+    if not refused:
+        return "none"  # "0 of 1" would read as a rate of success
+    return f"{refused} of {attacked}"
+
+
+def point_of(epsilon: Extended) -> str:
+    """Name the point of an audit's grid that an entry belongs to.
+
+    Returns:
+        For example ``epsilon 10``.
+    """
+    if epsilon is None:
+        return "as configured"
+    if epsilon == "inf":
+        return "no noise (epsilon inf)"
+    return f"epsilon {epsilon:g}"
+
+
+def cell_of(finding: Finding) -> str:
+    """Name the point of an audit's grid, and the run at that point, that a finding belongs to.
+
+    Returns:
+        For example ``epsilon 10, seed 0``; "" for a finding that does not come from an audit.
+    """
+    cell = given(finding.cell, None)
+    if cell is None:
+        return ""
+    return f"{point_of(cell.epsilon)}, seed {cell.seed}"
+
+
+def grid_epsilon(epsilon: Extended) -> str:
+    """Return a point of an audit's grid as a table cell.
+
+    Args:
+        epsilon: Epsilon of the point, None if the scenario's own constants were kept.
+
+    Returns:
+        For example ``10``.
+    """
+    if epsilon is None:
+        return "as configured"
+    if epsilon == "inf":
+        return "inf"
+    return short(epsilon)
+
+
+def test_words(one: VerdictEntry) -> str:
+    """Return the name of a test as reports show it."""
+    return _TEST_WORDS.get(one.test, one.test)
+
+
+def axis_value(value: object) -> str:
+    """Return a value of a sweep's axis in few characters, distinct for distinct values.
+
+    Returns:
+        For example ``0.1``, ``6e4`` or ``true``.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, int | float):
+        return str(value)
+    rounded = short(value)
+    if float(rounded) == value:
+        return rounded
+    return str(value)
+
+
+def short(value: float) -> str:
+    """Return a number in few characters.
+
+    Returns:
+        At most four digits, for example ``8``, ``0.5`` or ``1e5``.
+    """
+    return f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
+
+
+def _cells(finding: Finding) -> dict[str, str]:
+    """One cell per heading, "-" if it does not apply."""
+    scores = finding.scores or NO_SCORES
+    rounds = finding.leak.rounds
+    span = f"{rounds.first}-{rounds.last}"
+    if rounds.first == rounds.last:
+        span = str(rounds.first)
+    cells = {
+        "node": listed(finding.nodes),
+        "attack": finding.attack,
+        "leak (rounds)": _leak(finding, span),
+        "certificate": finding.certificate.name.lower(),
+    }
+    special = {"label_correct": _labels(finding, scores), "identified": _identified(scores)}
+    measured = [one for one in MEASURED if isinstance(getattr(scores, one.key), NumberColumn)]
+    numbers = visible(MEASURED, [one.key for one in measured])
+    for one in MEASURED:
+        column: MaybeColumn = getattr(scores, one.key)
+        cell = spread(column, one) if one in numbers else "-"
+        if one.kind == "Flag":
+            cell = special.get(one.key) or _share(column)
+        cells[one.heading] = cell
+    cells["seconds"] = f"{finding.seconds:.2f}"
+    return cells
+
+
+def _leak(finding: Finding, span: str) -> str:
+    """Name the leak, and the rounds that certified inputs explain if these are not all."""
+    rounds = given(finding.rounds, ())[: given(finding.certified, 0)]
+    if not rounds:
+        return f"{finding.leak.kind} {span}"
+    if len(rounds) == 1:
+        return f"{finding.leak.kind} {listed(rounds[0])} of {span}"
+    explained = {each for some in rounds for each in some}
+    return f"{finding.leak.kind} {span}, {len(explained)} of {finding.leak.rows} one by one"
+
+
+def spread(column: MaybeColumn, one: Quantity) -> str:
+    """Return a quantity as a table cell.
+
+    Returns:
+        The value, or the median and the range if several values differ as printed; missed records
+        count as blind guesses.
+    """
+    if not isinstance(column, NumberColumn):
+        return "-"
+    found = [value for value in column.per_image if value is not None]
+    if not found:
+        return "-"
+    found += given(column.missed, ())
+    if len(set(map(one.text, found))) == 1:
+        return one.text(found[0])
+    middle = "-"
+    if column.median is not None:
+        middle = one.text(column.median)
+    return f"{middle} ({one.text(min(found))} to {one.text(max(found))})"
+
+
+def _share(column: MaybeColumn) -> str:
+    if not isinstance(column, FlagColumn):
+        return "-"
+    found = column.per_image
+    if len(found) != 1:
+        return f"{sum(map(bool, found))} of {len(found)}"
+    return "yes" if found[0] else "no"
+
+
+def _labels(finding: Finding, scores: Scores) -> str:
+    if finding.labels is None:
+        return "-"
+    correct = _share(scores.label_correct)
+    if len(finding.labels) > 1 and scores.labels_found is not None:
+        records = len(scores.matched)
+        total = f"{round(scores.labels_found * records)} of {records}"
+        if correct == "-":
+            return f"{total} as a set"
+        return f"{correct} right" + f", {total} as a set" * (total != correct)
+    shown = []
+    for label in finding.labels[:LABELS_SHOWN]:
+        shown.append("?" if label is None else f"{label:g}")
+    more = " …" if len(finding.labels) > LABELS_SHOWN else ""
+    right = {"yes": ", right", "no": ", wrong"}.get(correct, "")
+    return f"{' '.join(shown)}{more}{right}"
+
+
+def _identified(scores: Scores) -> str:
+    share = _share(scores.identified)
+    ranks = values(scores.rank)
+    if share == "no" and ranks and ranks[0] is not None:
+        return f"no (rank {ranks[0]})"
+    return share

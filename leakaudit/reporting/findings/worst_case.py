@@ -1,0 +1,575 @@
+"""The worst case of an attack in two plain sentences: what was recovered, and how certain it is.
+
+The sentences are for readers who know neither the tool nor the attacks, and stand first in every
+report: in the terminal, on pages, and in the summary of a CI job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from msgspec import UnsetType
+
+from leakaudit._util.plural import counted, named
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.evidence import Origin
+from leakaudit.reporting.findings.measured import best, harm, of_record, values
+from leakaudit.reporting.results.model import (
+    AttackRecord,
+    EvidenceEntry,
+    Finding,
+    NumberColumn,
+    RunRecord,
+    Scores,
+    Undetermined,
+    given,
+)
+from leakaudit.reporting.results.record_file import NOT_COMPARED
+
+if TYPE_CHECKING:
+    from leakaudit.core.adversary import Adversary
+
+# PSNR in dB from which the content of a natural image is recognisable, and from which an image is
+# close to the original; rules of thumb that the glossary states as well.
+RECOGNISABLE = 20.0
+CLOSE = 30.0
+# Relative error up to which a certified record counts as right if the data has no grid on which it
+# could be compared bit for bit.
+ROUNDING = 1e-3
+# Relative error from which a record does not count as reconstructed: that of 20 dB, as for images.
+FAR = 0.1
+FEW_TOKENS = 0.1  # share of the tokens below which a text does not count as reconstructed
+CHANNELS = 2  # most channels that a sentence lists
+CURIOUS = 4  # most curious nodes that a sentence lists
+ALTERED = "Either the program changes records before it uses them (augmentation)"
+FAILURE = "A failed attack is not evidence of privacy."
+
+
+# What evidence is about, in words.
+DECLARED = {"samples": "number of records", "shape": "shape of a record"}
+
+NOT_EXAMINED = EvidenceEntry(subject="samples", origin="UNKNOWN", detail="")
+
+
+class Outcome(Enum):
+    """What the worst case is; the value is its badge."""
+
+    EXACT = "Leak"
+    INTERVAL = "Leak within intervals"
+    CONTRADICTED = "Inconclusive"
+    CLOSE = "Close reconstruction"
+    RECOGNISABLE = "Partly recovered"
+    IDENTIFIED = "Identified"
+    LABELS = "Labels learned"
+    TOKENS = "Tokens learned"
+    FITS = "Not verified"
+    UNUSED = "Leak not attacked"
+    NOT_UNDERSTOOD = "Not understood"
+    NOTHING = "Nothing recovered"
+    NOT_DETERMINED = "Nothing determined"
+    NOT_EXAMINED = "Nothing examined"
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """The worst case of an attack."""
+
+    says: str  # what was recovered from whom and by whom: one sentence
+    certainty: str  # how certain this is: one or two sentences
+    outcome: Outcome  # the kind of the worst case
+    finding: Finding | None = None  # the finding that shows it best, None if there is none
+    proven: bool = False  # whether the attack was certain without access to the truth
+
+
+@dataclass(frozen=True)
+class _Tally:
+    """How many records of one finding were recovered exactly."""
+
+    records: int | None  # number of true records, None if it is not known
+    exact: int  # number of records that were recovered exactly
+    proven: int  # how many of these the attack certified
+    wrong: int  # number of certified records that differ from the originals
+
+
+def worst_case(
+    findings: Sequence[Finding],
+    undetermined: Sequence[Undetermined],
+    shape: Sequence[int],
+) -> WorstCase:
+    """Describe the worst case.
+
+    Returns:
+        The worst case; texts may contain names from the record and are not cleaned.
+    """
+    if not findings:
+        return _nothing_determined(undetermined)
+    noun = _noun(findings, shape)
+    exact = _exact(findings, noun)
+    if exact is not None:
+        return exact
+    intervals = [one for one in findings if _is_within_intervals(one)]
+    if intervals:
+        top = max(intervals, key=harm)
+        return WorstCase(
+            f"{who(top.adversary)} recovered training data of {named(top.nodes)} to within narrow "
+            "intervals.",
+            "The intervals are certain without seeing the originals." + _not_as_declared(intervals),
+            Outcome.INTERVAL,
+            top,
+            proven=True,
+        )
+    case = _best_approximation(findings, noun)
+    unknown = {one.node for one in undetermined if one.understood is False}
+    if unknown and case.outcome is Outcome.NOTHING:
+        more = f"The messages about {counted(len(unknown), 'other node')} are not understood."
+        return replace(case, certainty=f"{case.certainty} {more}", outcome=Outcome.NOT_UNDERSTOOD)
+    return case
+
+
+def _best_approximation(findings: Sequence[Finding], noun: str) -> WorstCase:
+    """The worst case if nothing is exact: of the closest input, or else of labels or tokens."""
+    top = max(findings, key=harm)
+    if top.attack == "none":
+        return WorstCase(
+            f"What {whom(top.adversary)} observes determines gradients of "
+            f"{named(top.nodes)}, but no available attack can use them.",
+            FAILURE,
+            Outcome.UNUSED,
+            top,
+        )
+    if top.scores is None:
+        return _unscored(top, noun)
+    case = _approximate(top, top.scores, noun)
+    if case.outcome is not Outcome.NOTHING:
+        return case
+    # Another attack may have found labels or tokens.
+    for one in sorted(findings, key=_learned, reverse=True):
+        if one.scores is not None:
+            other = _without_inputs(one, one.scores, noun)
+            if other.outcome is not Outcome.NOTHING:
+                return other
+    return case
+
+
+def _learned(finding: Finding) -> float:
+    scores = finding.scores
+    return 0.0 if scores is None else float(scores.labels_found or 0.0)
+
+
+def _is_within_intervals(finding: Finding) -> bool:
+    """Whether intervals were certified, and a truth does not contradict them."""
+    if finding.certificate.name != "INTERVAL" or not _returned(finding):
+        return False
+    if finding.scores is None:
+        return True
+    error = best(finding.scores.relative_error, min)
+    psnr = best(finding.scores.psnr, max)
+    if psnr is not None:
+        return psnr >= RECOGNISABLE
+    return error is None or error <= FAR
+
+
+def who(adversary: str) -> str:
+    """Describe an adversary at the start of a sentence.
+
+    Returns:
+        For example ``An eavesdropper`` or ``Curious nodes 3 and 5 together``; the text itself in
+        quotation marks if it does not describe an adversary.
+    """
+    one = _parsed(adversary)
+    if one is None:
+        return f'The adversary "{adversary}"'
+    parts = []
+    if one.hears == "all":
+        parts.append("An eavesdropper")
+    elif isinstance(one.hears, frozenset):
+        channels = [f"{a}-{b}" for a, b in sorted(one.hears)]
+        if len(channels) <= CHANNELS:
+            plural = "s" * (len(channels) > 1)
+            parts.append(f"An eavesdropper on channel{plural} {' and '.join(channels)}")
+        else:
+            parts.append(f"An eavesdropper on {len(channels)} channels")
+    curious = sorted(one.corrupt)
+    if len(curious) == 1:
+        parts.append(f"Curious node {curious[0]}")
+    elif len(curious) > CURIOUS:
+        parts.append(f"{len(curious)} curious nodes together")
+    elif curious:
+        names = ", ".join(map(str, curious[:-1]))
+        parts.append(f"Curious nodes {names} and {curious[-1]} together")
+    if not parts:
+        return "Nobody"
+    return " with ".join([parts[0], *map(_lower, parts[1:])])
+
+
+def whom(adversary: str) -> str:
+    """Describe an adversary inside a sentence."""
+    return _lower(who(adversary))
+
+
+def is_outsider(adversary: str) -> bool:
+    """Return whether an adversary only taps channels, so that encryption would stop it."""
+    one = _parsed(adversary)
+    return one is not None and not one.corrupt
+
+
+def tally(findings: Iterable[Finding]) -> tuple[int, int | None]:
+    """Count the records that were recovered exactly.
+
+    Returns:
+        The number of records recovered exactly, and of all attacked records; None if the latter is
+        not known. Of several findings about the same nodes, the one with most exact records counts.
+    """
+    best_of = _best_of_nodes(findings)
+    exact = sum(one.exact for _, one in best_of)
+    return exact, _total(one for _, one in best_of)
+
+
+def _parsed(adversary: str) -> Adversary | None:
+    """The adversary, None if the text does not describe one."""
+    from leakaudit.core.adversary import (
+        Adversary,  # with torch, which a list of records does without
+    )
+
+    try:
+        return Adversary.parse(adversary)
+    except (LeakauditError, ValueError):
+        return None
+
+
+def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
+    """The worst case if records were recovered exactly, None if no record was."""
+    per_adversary: dict[str, list[Finding]] = {}
+    for one in findings:
+        per_adversary.setdefault(one.adversary, []).append(one)
+    # The adversary that recovers most; the first of equals, which is the one that was named first.
+    adversary = max(per_adversary, key=lambda name: tally(per_adversary[name])[0])
+    chosen = _best_of_nodes(per_adversary[adversary])
+    exact = sum(one.exact for _, one in chosen)
+    if not exact:
+        return _contradicted(findings)
+    proven = sum(one.proven for _, one in chosen)
+    wrong = sum(one.wrong for _, one in chosen)
+    owners: set[int] = set()
+    for finding, _ in chosen:
+        owners.update(finding.nodes)
+    showing = [finding for finding, one in chosen if one.exact]
+    top = max(showing, key=harm)
+    scored = all(finding.scores is not None for finding in showing)
+    whose = named(sorted(owners))
+    if scored:
+        what = f"{_share_of(exact, _total(one for _, one in chosen), noun, whose)} exactly"
+    else:
+        what = _shown_by_messages([finding for finding, _ in chosen], exact, noun, whose)
+    certainty = _how_certain(exact, proven, wrong, scored)
+    certainty += _not_as_declared([finding for finding, _ in chosen])
+    if len(top.nodes) > 1:
+        certainty += (
+            f" Only a sum over nodes is known, so it is open which {noun} belongs to which node."
+        )
+    return WorstCase(
+        f"{who(adversary)} recovered {what}.",
+        certainty,
+        Outcome.EXACT,
+        top,
+        proven=proven == exact and not wrong,
+    )
+
+
+def conclusive(record: AttackRecord) -> bool:
+    """Whether an attack decides anything.
+
+    It does not if the recording is not what it declares, the truth refutes every certificate, or no
+    node was examined; nor if nothing shows what the messages contain: no true gradient, certificate
+    or truth.
+    """
+    examined = bool(record.findings or record.undetermined)
+    scored = given(record.provenance.truth.path, None) is not None
+    shown = scored or NOT_COMPARED not in given(record.unverified, ())
+    return examined and shown and not given(record.unclear, ()) and not refuted(record)
+
+
+def refuted(record: RunRecord) -> str:
+    """Return why an attack concludes nothing: the truth refutes its certificates; else empty."""
+    if any(_tally(finding).exact for finding in record.findings):
+        return ""
+    case = _contradicted(record.findings)
+    return "" if case is None else f"{case.says} {case.certainty}"
+
+
+def _contradicted(findings: Sequence[Finding]) -> WorstCase | None:
+    """The worst case if the truth contradicts certificates; None if it does not."""
+    wrong = [(finding, _tally(finding).wrong) for finding in findings]
+    count = sum(one for _, one in wrong)
+    if not count:
+        return None
+    top = max((finding for finding, one in wrong if one), key=harm)
+    return WorstCase(
+        f"{who(top.adversary)} obtained {counted(count, 'result')} that the attack proves to be "
+        "exact, but none of them equals its original.",
+        f"{ALTERED}, the truth is that of another run, or the attack is wrong: nothing can be "
+        "concluded before this is settled.",
+        Outcome.CONTRADICTED,
+        top,
+    )
+
+
+def _share_of(exact: int, total: int | None, noun: str, owners: str, kind: str = "training") -> str:
+    if total is None:
+        return f"{counted(exact, f'{kind} {noun}')} of {owners}"
+    if total == 1:
+        return f"the {kind} {noun} of {owners}"
+    if exact == total:
+        every = "both" if total == 2 else f"all {total}"
+        return f"{every} {kind} {noun}s of {owners}"
+    return f"{exact} of the {total} {kind} {noun}s of {owners}"
+
+
+def _shown_by_messages(chosen: Sequence[Finding], exact: int, noun: str, owners: str) -> str:
+    """Say how many inputs were recovered exactly without a truth, by what the messages show.
+
+    A description says how many records there are, but only the messages show which were used.
+    """
+    verified = all(
+        one.origin == Origin.VERIFIED.name
+        for finding in chosen
+        for one in given(finding.evidence, ()) or (NOT_EXAMINED,)
+        if one.subject == "samples"
+    )
+    total = _total(_tally(finding) for finding in chosen)
+    if verified and total is not None:
+        return f"{_share_of(exact, total, noun, owners, 'input')} exactly"
+    kinds = {finding.leak.kind for finding in chosen}
+    kind = kinds.pop() if len(kinds) == 1 else "combination"
+    determined = sum(finding.leak.rows for finding in chosen)
+    explained = sum(map(_explained, chosen))
+    return (
+        f"{counted(exact, f'different input {noun}')} exactly, from {explained} of "
+        f"{counted(determined, f'determined {kind}')} of {owners}"
+    )
+
+
+def _explained(finding: Finding) -> int:
+    """Count the gradients that certified inputs of a finding explain."""
+    certified = _tally(finding).proven
+    if not certified:
+        return 0
+    rounds = given(finding.rounds, ())
+    if not rounds:
+        return finding.leak.rows
+    return len({each for some in rounds[:certified] for each in some})
+
+
+def _not_as_declared(findings: Sequence[Finding]) -> str:
+    """Say what the messages contradict of the declaration; empty if they contradict nothing."""
+    for finding in findings:
+        for one in given(finding.evidence, ()):
+            if one.origin == Origin.CONTRADICTED.name:
+                what = DECLARED.get(one.subject, one.subject)
+                return f" The {what} is not as declared: {one.detail}."
+    return ""
+
+
+def _how_certain(exact: int, proven: int, wrong: int, scored: bool) -> str:
+    if wrong:
+        return (
+            "This was found by comparison with the originals. The attack also proves "
+            f"{counted(wrong, 'other result')} to be exact that differ from the originals. "
+            f"{ALTERED}, the truth is that of another run, or the attack is wrong."
+        )
+    if proven == exact:
+        said = "This is certain without seeing the originals"
+        if scored:
+            return f"{said}, and a comparison with them agrees."
+        return (
+            f"{said}: the network received exactly these inputs. There was no truth that shows "
+            "whether they are records as stored."
+        )
+    if proven:
+        return (
+            f"{proven} of these results are certain without seeing the originals; "
+            "the others were confirmed by comparison with them."
+        )
+    return (
+        "A comparison with the originals shows this; without them, the attack could not have been "
+        "certain."
+    )
+
+
+def _best_of_nodes(findings: Iterable[Finding]) -> list[tuple[Finding, _Tally]]:
+    """For all nodes, the finding with most exact records, and its counts."""
+    chosen: dict[tuple[int, ...], tuple[Finding, _Tally]] = {}
+    for finding in findings:
+        counts = _tally(finding)
+        before = chosen.get(finding.nodes)
+        if before is None or (counts.exact, harm(finding)) > (before[1].exact, harm(before[0])):
+            chosen[finding.nodes] = finding, counts
+    return list(chosen.values())
+
+
+def _total(tallies: Iterable[_Tally]) -> int | None:
+    total = 0
+    for one in tallies:
+        if one.records is None:
+            return None
+        total += one.records
+    return total
+
+
+def _tally(finding: Finding) -> _Tally:
+    certified = 0
+    if finding.certificate.name == "EXACT":
+        certified = finding.batch or 1
+    certified = given(finding.certified, certified)
+    scores = finding.scores
+    if scores is None:
+        return _Tally(finding.batch, certified, certified, 0)
+    exact = proven = wrong = 0
+    for record, row in enumerate(scores.matched):
+        if row is None:
+            continue
+        is_certified = row < certified
+        is_exact = bool(of_record(scores.exact, record))
+        if is_certified and not values(scores.exact):
+            error = of_record(scores.relative_error, record)
+            is_exact = error is not None and error <= ROUNDING
+        exact += is_exact
+        proven += is_exact and is_certified
+        wrong += is_certified and not is_exact
+    return _Tally(len(scores.matched), exact, proven, wrong)
+
+
+def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:
+    """The worst case if the closest reconstruction was compared with the truth."""
+    someone = who(top.adversary)
+    owners = named(top.nodes)
+    psnr = best(scores.psnr, max)
+    tokens = best(scores.tokens_correct, max)
+    error = best(scores.relative_error, min)
+    if psnr is not None:
+        near = f"{psnr:.1f} dB PSNR"
+        outcome = Outcome.CLOSE if psnr >= CLOSE else Outcome.RECOGNISABLE
+        meaning = "close to the original" if psnr >= CLOSE else "recognisable"
+        reached = psnr >= RECOGNISABLE
+        says = (
+            f"{someone} reconstructed a training image of {owners} with {near}, which is {meaning}."
+        )
+        missed = "recovered no recognisable training image"
+    elif tokens is not None:
+        near = f"{tokens:.0%} of its tokens"
+        outcome = Outcome.RECOGNISABLE
+        reached = tokens >= FEW_TOKENS
+        says = f"{someone} reconstructed a training text of {owners} with {near}."
+        missed = "recovered no training text"
+    elif error is not None:
+        near = f"a relative error of {error:.2g}"
+        outcome = Outcome.RECOGNISABLE
+        reached = error <= FAR
+        says = f"{someone} reconstructed a training {noun} of {owners} with {near}."
+        missed = f"recovered no training {noun}"
+    else:
+        return _without_inputs(top, scores, noun)
+    identified = any(values(scores.identified))
+    if not reached:
+        says = f"{someone} {missed}; the closest one, of {owners}, has {near}."
+        outcome = Outcome.IDENTIFIED if identified else Outcome.NOTHING
+    certainty = "This was measured by comparison with the originals."
+    if top.certificate.name == "FAILED":
+        certainty += " By its own judgement, the attack failed."
+    elif reached:
+        certainty += " Without them, the attack could not have known how close it came."
+    if identified:
+        certainty += " The result identifies the record among all records of the data."
+    elif not reached:
+        certainty += f" {FAILURE}"
+    return WorstCase(says, certainty, outcome, top)
+
+
+def _without_inputs(top: Finding, scores: Scores, noun: str) -> WorstCase:
+    """The worst case if no input was recovered, but perhaps labels or tokens."""
+    someone = who(top.adversary)
+    owners = named(top.nodes)
+    compared = "This was measured by comparison with the truth."
+    if top.certificate.name != "FAILED" and scores.labels_found:
+        return WorstCase(
+            f"{someone} learned {scores.labels_found:.0%} of the labels of {owners}, "
+            f"but recovered no training {noun}.",
+            compared,
+            Outcome.LABELS,
+            top,
+        )
+    if not isinstance(scores.tokens_found, UnsetType) and scores.tokens_found:
+        wrong = "none of them wrong"
+        if scores.tokens_wrong:
+            wrong = f"and {counted(scores.tokens_wrong, 'token')} that do not occur"
+        return WorstCase(
+            f"{someone} learned which tokens occur in the training texts of {owners}: "
+            f"{scores.tokens_found:.0%} of them, {wrong}.",
+            compared,
+            Outcome.TOKENS,
+            top,
+        )
+    says = f"{someone} recovered no training {noun} of {owners}."
+    return WorstCase(says, FAILURE, Outcome.NOTHING, top)
+
+
+def _unscored(top: Finding, noun: str) -> WorstCase:
+    """The worst case if there was no truth to compare with, and nothing is certified."""
+    someone = who(top.adversary)
+    if top.certificate.name == "FAILED":
+        says = f"{someone} recovered nothing that explains what {named(top.nodes)} sent."
+        return WorstCase(says, FAILURE, Outcome.NOTHING, top)
+    return WorstCase(
+        f"{someone} computed possible inputs of {named(top.nodes)}, of which none is proven.",
+        f"Whether these are training {noun}s is not known: they may not explain what was sent, or "
+        "others explain it as well, and there was no truth file to compare with.",
+        Outcome.FITS,
+        top,
+    )
+
+
+def _nothing_determined(undetermined: Sequence[Undetermined]) -> WorstCase:
+    unknown = {one.node for one in undetermined if one.understood is False}
+    if unknown:
+        return WorstCase(
+            f"The messages about {counted(len(unknown), 'node')} are not understood, so it is not "
+            "known what they reveal.",
+            "They are not those that the declared protocol sends, or its description does not say "
+            "how they depend on data; nothing can be concluded.",
+            Outcome.NOT_UNDERSTOOD,
+        )
+    nodes = {one.node for one in undetermined}
+    if not nodes:
+        return WorstCase(
+            "Nothing was examined.",
+            "No attack was made, so nothing follows for privacy.",
+            Outcome.NOT_EXAMINED,
+        )
+    return WorstCase(
+        f"What was observed determines no gradient of the {counted(len(nodes), 'node')} examined.",
+        "This holds for the adversaries and rounds that were tried, and is not evidence of "
+        "privacy.",
+        Outcome.NOT_DETERMINED,
+    )
+
+
+def _returned(finding: Finding) -> bool:
+    scores = finding.scores
+    return scores is None or scores.not_recovered < len(scores.matched)
+
+
+def _noun(findings: Sequence[Finding], shape: Sequence[int]) -> str:
+    """What a training record is called."""
+    if len(shape) == 3 and shape[0] in (1, 3):
+        return "image"
+    for one in findings:
+        if one.scores is not None and isinstance(one.scores.tokens_correct, NumberColumn):
+            return "text"
+    return "record"
+
+
+def _lower(text: str) -> str:
+    return f"{text[:1].lower()}{text[1:]}"

@@ -1,0 +1,244 @@
+"""An audit as text and as a page of Markdown, made only from its record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from leakaudit._util import plural
+from leakaudit.core.quantities import Data, Place, Quantity, shown
+from leakaudit.core.verdict import MOST_TRIALS, Holds, Verdict
+from leakaudit.reporting.findings.wording import (
+    REFUSED,
+    VERDICT_ORDER,
+    clean,
+    grid_epsilon,
+    refusal,
+    test_words,
+)
+from leakaudit.reporting.rendering import markdown as md
+from leakaudit.reporting.rendering.tables import Column, table
+from leakaudit.reporting.results.audit_names import Guesser, TestName
+from leakaudit.reporting.results.model import (
+    AuditPart,
+    AuditRecord,
+    CanaryFigures,
+    CurvePoint,
+    Figures,
+    OneRunFigures,
+    SuccessFigures,
+    VerdictEntry,
+    ViewFigures,
+    decoded,
+    given,
+    records_at,
+    statistics,
+)
+
+STYLES = {
+    Verdict.REFUTED: "bold red",
+    Verdict.UNSUPPORTED: "red",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.NOT_REFUTED: "green",
+    Verdict.UNCLAIMED: "dim",
+}
+HEADINGS = ("epsilon", "adversary", "guarantee", "test", "verdict", "what was measured")
+QUALITY = shown(Place.CURVE, data=Data.IMAGES)
+CURVE = ["epsilon", "adversary", "attack", "refused", "images"]
+for _one in QUALITY:
+    CURVE += [f"{_one.words} best", "median", "mean"]
+VACUOUS = "it allows almost any success rate: ten million trials would not suffice to refute it"
+SHOWN = 12  # verdicts that a terminal shows; a choice: they and the curves fit on two screens
+SPARE = ("refused", "median", "mean")  # columns of `CURVE` that a narrow terminal omits
+SENTENCES = ("test", "what was measured")  # columns of `HEADINGS` with text
+
+
+@dataclass(frozen=True)
+class _VerdictRow:
+    """One row of the table of verdicts."""
+
+    where: tuple[str, str, str]  # epsilon, adversary, guarantee
+    test: str
+    verdict: Verdict
+    measured: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return (*self.where, self.test, self.verdict.words, self.measured)
+
+
+def text(record: AuditRecord, width: int | None = None) -> list[RenderableType]:
+    """Return the summary, the curves and the verdicts, for a terminal.
+
+    Args:
+        width: Columns of the terminal; None if lines are not wrapped.
+    """
+    columns = []
+    for k, heading in enumerate(CURVE):
+        number = k == 0 or k > CURVE.index("attack")
+        columns.append(Column(heading, right=number, spare=heading in SPARE))
+    attacked = table(columns, curves(record.audit), width)
+    columns = []
+    for heading in HEADINGS:
+        columns.append(Column(heading, right=heading == "epsilon", text=heading in SENTENCES))
+    judgements = _rows(record.audit)
+    shown = judgements if width is None else judgements[:SHOWN]
+    rows = []
+    for one in shown:
+        verdict = Text(one.verdict.words, style=STYLES[one.verdict])
+        rows.append((*one.where, one.test, verdict, one.measured))
+    judged = table(columns, rows, width)
+    summary = Text(clean(record.summary), style="bold")
+    parts: list[RenderableType] = [summary, attacked, Text(REFUSED, style="dim"), judged]
+    rest = len(judgements) - len(shown)
+    if rest:
+        parts.append(Text(f"{rest} further verdicts, which are no more severe, are in the report"))
+    return parts
+
+
+def markdown(record: AuditRecord) -> str:
+    """Return the page about an audit, without the page about its attacks."""
+    parts = ["# Audit", f"**{md.escape(record.summary)}**"]
+    figure = record.audit.figure
+    if figure:
+        parts.append(f"![PSNR, SSIM and success against epsilon]({figure})")
+    parts += ["## Verdicts", md.table(HEADINGS, verdicts(record.audit))]
+    parts += ["## Attacks against epsilon", md.table(CURVE, curves(record.audit))]
+    return "\n\n".join([*parts, md.escape(REFUSED)])
+
+
+def curves(audit: AuditPart) -> list[tuple[str, ...]]:
+    """Return one row for each point of the grid, adversary and attack."""
+    rows: list[tuple[str, ...]] = []
+    for point in audit.curves:
+        where = (grid_epsilon(point.epsilon), clean(point.adversary), clean(point.attack))
+        refused = refusal(given(point.attacked, None), given(point.refused, None))
+        cells = [*where, refused, _images(point)]
+        for one in QUALITY:
+            cells += _values(point, one)
+        rows.append(tuple(cells))
+    return rows
+
+
+def _images(point: CurvePoint) -> str:
+    """The number of records that were attacked at a point."""
+    images = records_at(point)
+    if images is not None:
+        return f"{images:g}"
+    return "-" if given(point.attacked, None) == 0 else "0"
+
+
+def _values(point: CurvePoint, one: Quantity) -> tuple[str, str, str]:
+    """Best, median and mean of one quantity."""
+    values = statistics(point, one)
+    if values is None:
+        return "-", "-", "-"
+    return one.text(values.best), one.text(values.median), one.text(values.mean)
+
+
+def verdicts(audit: AuditPart) -> list[tuple[str, ...]]:
+    """Return one row for each verdict, the most severe first.
+
+    Points without a guarantee are omitted; the tests of a guarantee that allows everything share
+    one row.
+    """
+    return [row.cells for row in _rows(audit)]
+
+
+def _rows(audit: AuditPart) -> list[_VerdictRow]:
+    rows = []
+    vacuous = Counter[tuple[str, str, str]]()
+    for one in sorted(audit.verdicts, key=_rank):
+        verdict = Verdict[one.verdict]
+        if verdict is Verdict.UNCLAIMED:
+            continue
+        where = (grid_epsilon(one.epsilon), clean(one.adversary), clean(_promised(one)))
+        if verdict is Verdict.INCONCLUSIVE and _is_vacuous(one):
+            vacuous[where] += 1
+            continue
+        test = test_words(one)
+        if one.attack not in list(Guesser):  # a registered attack
+            test = f"{one.attack}: {test}"
+        rows.append(_VerdictRow(where, clean(test), verdict, clean(_measured(one))))
+    for where, count in vacuous.items():
+        rows.append(
+            _VerdictRow(where, plural.counted(count, "test"), Verdict.INCONCLUSIVE, VACUOUS)
+        )
+    return rows
+
+
+def _rank(one: VerdictEntry) -> int:
+    """The rank of a verdict, the most severe first."""
+    return VERDICT_ORDER.index(Verdict[one.verdict])
+
+
+def _is_vacuous(one: VerdictEntry) -> bool:
+    """Whether no affordable number of trials could refute the guarantee."""
+    if one.p is None:
+        return False
+    return not one.needs or one.needs > MOST_TRIALS
+
+
+def _promised(one: VerdictEntry) -> str:
+    """Short form of the guarantee that was tested."""
+    promise = one.promise
+    if promise is None:
+        if one.test == TestName.VIEW:
+            return "claim"
+        return "all"
+    source = "view bound"
+    if promise.mu is None:
+        source = "claim"
+    return f"{source}, {grid_epsilon(promise.epsilon)}"
+
+
+def _measured(one: VerdictEntry) -> str:
+    """Short form of the counts and their meaning."""
+    parts = [counted(one.read_figures())]
+    if one.p is None:
+        parts.append(one.says)
+    else:
+        needs = f"p = {one.p:.2g}"
+        if one.needs:
+            needs = f"would need about {one.needs} trials"
+        parts += [needs, one.power]
+    return "; ".join(filter(None, parts))
+
+
+def counted(figures: Figures | None) -> str:
+    """Describe what a test counted.
+
+    Args:
+        figures: The figures of a verdict, None if there are none.
+    """
+    if isinstance(figures, SuccessFigures):
+        ceiling = ""
+        if figures.ceiling is not None:
+            ceiling = f", at most {figures.ceiling:.3g} allowed"
+        hits = f"{figures.hits} of {figures.trials}"
+        return f"{hits} (blind chance {figures.kappa:.3g}{ceiling})"
+    if isinstance(figures, CanaryFigures):
+        right = f"{figures.true_positives} of {figures.positives}"
+        wrong = f"{figures.false_positives} of {figures.negatives}"
+        return f"guessed to be present: {right} times with it, {wrong} without it"
+    if isinstance(figures, OneRunFigures):
+        right = f"{figures.right} of {figures.guesses}"
+        return f"{right} guesses correct, {figures.canaries} canaries"
+    if isinstance(figures, ViewFigures):
+        return _compared(figures)
+    return ""
+
+
+def _compared(figures: ViewFigures) -> str:
+    """The view bound and the claim; "" if there is no epsilon."""
+    if figures.exact == "inf":
+        return "epsilon inf"
+    bounded = decoded(figures.exact)
+    claimed = decoded(figures.claimed)
+    if bounded is None or claimed is None:
+        return ""
+    epsilon = Holds.read(figures.holds).says(f"{bounded:.4g}")
+    return f"epsilon {epsilon}, claimed {claimed:.4g}"

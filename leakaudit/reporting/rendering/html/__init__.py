@@ -1,0 +1,89 @@
+"""Reports as one HTML file each, which requests nothing; every name from a record is escaped.
+
+The only script is `page.js`, which a page contains as it is and whose hash the page's content
+security policy names: no other script can run. Without the script, a page shows everything as well.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.findings.wording import clean
+from leakaudit.reporting.rendering.html.content import content
+
+_HERE = Path(__file__).parent
+
+
+def page(shown: Shown) -> str:
+    """Render the record of an attack, an audit or a gate."""
+    return rendered("page.html.j2", content(shown))
+
+
+def rendered(template: str, values: Mapping[str, object]) -> str:
+    """Fill in a template."""
+    return _environment().get_template(template).render(**values)
+
+
+def policy() -> str:
+    """Return the content security policy of every page."""
+    digest = base64.b64encode(hashlib.sha256(_read("page.js").encode()).digest()).decode()
+    return (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+        keep_trailing_newline=True,
+    )
+    made.globals["style"] = Markup(_read("style.css"))
+    made.globals["script"] = Markup(_read("page.js"))
+    made.globals["policy"] = policy()
+    made.filters |= {"code": _code, "figure": _figure}
+    return made
+
+
+@cache
+def _read(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _code(text: str) -> Markup:
+    """Convert text between backticks to code."""
+    parts = []
+    for k, part in enumerate(clean(text).split("`")):
+        shown = str(escape(part))
+        parts.append(f"<code>{shown}</code>" if k % 2 else shown)
+    return Markup("".join(parts))
+
+
+def _figure(value: object) -> str:
+    """Return a number of the record as text; the value may also be absent or a word."""
+    if value is None:
+        return "-"
+    if isinstance(value, float | int):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def _shown(value: object) -> object:
+    """Return text of the record as one printable line; markup stays unchanged."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return clean(value)
+    return value

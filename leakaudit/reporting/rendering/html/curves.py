@@ -1,0 +1,101 @@
+"""The curves of an audit as drawings of the page, with the values as tooltips."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from markupsafe import Markup
+
+from leakaudit.reporting.figures import audit_panels, plots
+from leakaudit.reporting.findings.wording import REFUSED, point_of, refusal
+from leakaudit.reporting.rendering.html.inline import inline
+from leakaudit.reporting.results.model import AuditRecord, RunRecord, given
+
+WIDTH = 340.0  # width of a figure in pixels
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One figure and its heading."""
+
+    title: str  # what the figure shows
+    picture: Markup  # the figure with its legend
+
+
+def panels(record: RunRecord) -> list[tuple[str, list[Drawn]]]:
+    """Draw the results of every adversary of an audit."""
+    if not isinstance(record, AuditRecord):
+        return []
+    audit = record.audit
+    looks = audit_panels.looks(audit)
+    drawn = []
+    number = 0  # number of the figure on the page
+    for view in audit_panels.views(record):
+        pictures = []
+        for panel in view.panels:
+            named = replace(panel, title=f"{panel.heading}, by {view.adversary}", cap=None)
+            legend = audit_panels.legend(audit, [panel])
+            pictures.append(_drawn(named, legend, looks, f"curves{number}"))
+            number += 1
+        drawn.append((view.adversary, pictures))
+    return drawn
+
+
+def refusals(record: RunRecord) -> list[str]:
+    """Describe at which grid points attacks of an audit returned nothing for some nodes.
+
+    Returns:
+        How such nodes are counted, then one line per point; empty if every attack returned a
+        result for every node.
+    """
+    said = []
+    if isinstance(record, AuditRecord):
+        for curve in record.audit.curves:
+            refused = given(curve.refused, 0)
+            if refused:
+                where = f"{curve.attack} at {point_of(curve.epsilon)}, by {curve.adversary}"
+                said.append(f"{where}: {refusal(given(curve.attacked, 0), refused)}")
+    return [REFUSED, *said] if said else []
+
+
+def _drawn(
+    panel: plots.Panel, legend: Mapping[str, str], looks: Mapping[str, plots.Look], name: str
+) -> Drawn:
+    """Draw a panel without its title, which becomes a heading of the page."""
+    styles = audit_panels.styles([panel])
+    rows = [("", [replace(panel, title="")])]
+    figure = plots.curves(rows, legend, styles, wide=WIDTH, looks=looks)
+    label = f"{panel.title} at epsilon {', '.join(panel.points)}. {_said(panel.lines)}"
+    titles = {}
+    for k, line in enumerate(panel.lines):
+        if plots.STYLES[line.style].marked:
+            titles[f"line{k}"] = _titles(panel, line)
+    return Drawn(panel.title, inline(plots.svg(figure, name), label, titles))
+
+
+def _titles(panel: plots.Panel, marked: plots.Line) -> list[str]:
+    """The tooltip of each marker: all values with its name at that point."""
+    found = []
+    name = marked.name
+    mine = [line for line in panel.lines if line.name == name]
+    for k, point in enumerate(panel.points):
+        if not plots.is_drawn(marked.values[k], bool(panel.log)):
+            continue
+        values = []
+        for line in mine:
+            value = line.values[k]
+            if value is not None:
+                values.append(f"{line.style} {value:.3g}")
+        found.append(f"{name} at epsilon {point}: {', '.join(values)}")
+    return found
+
+
+def _said(lines: Sequence[plots.Line]) -> str:
+    """A description of the lines for screen readers."""
+    said = []
+    for one in lines:
+        numbers = ["-" if v is None else f"{v:.3g}" for v in one.values]
+        name = f"{one.name}, {one.style}" if one.style in audit_panels.STYLES else one.name
+        said.append(f"{name}: {', '.join(numbers)}")
+    return "; ".join(said)

@@ -1,0 +1,196 @@
+"""Heat maps of leakage by node and round, grid point, or adversary.
+
+They are tables rather than charts: each cell has one of six meanings in words, which a screen
+reader reads with its row and column, and the shades adapt to the dark mode of the page.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from leakaudit.reporting.rendering.html.shades import STEPS, Scene, Shade
+from leakaudit.reporting.results.model import Extended, decoded
+
+ROWS = 48  # most rows; if there are more nodes, several share a row, which shows the worst of them
+COLUMNS = 48  # the same for rounds
+CELL = 18  # pixels
+NAMED = 24  # most adversaries that are drawn
+
+Span = tuple[str, str]  # names of the first and last item that share a cell
+Places = Callable[[Shade], Iterable[int]]  # returns the columns of a shade
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Neighbouring places with the same shade."""
+
+    shade: str  # CSS class
+    words: str  # meaning of the shade
+    title: str  # the meaning with the place, shown as a tooltip
+    columns: int  # number of columns that it spans
+
+
+@dataclass(frozen=True)
+class HeatTable:
+    """A heat map as a table that uses the page's colours and is accessible to screen readers."""
+
+    label: str  # description for screen readers
+    across: str  # what the columns represent
+    heads: tuple[tuple[str, int], ...]  # name and number of columns of each heading
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]  # name and cells of each row
+    columns: int  # number of columns
+    wide: int  # width of a column in pixels, if the page is wide enough
+
+
+def by_round(scene: Scene) -> HeatTable | None:
+    """Show by node and round what was recovered from leaks that span the round.
+
+    Returns:
+        The table, None if nothing was attacked.
+    """
+    # Round 0 is the state before the first message.
+    first = min([1, *(max(0, one.first) for one in scene.shades)])
+    rounds = range(first, max(1, scene.trace.rounds) + 1)
+    wide = math.ceil(len(rounds) / COLUMNS)
+    columns = _spans(rounds, wide)
+
+    def places(one: Shade) -> Iterable[int]:
+        low = max(one.first, rounds[0])
+        high = min(one.last, rounds[-1])
+        return range((low - first) // wide, (high - first) // wide + 1)
+
+    said = "What was recovered from the leaks of each node, by the rounds that they span."
+    return _map(scene.shades, columns, places, "round", said)
+
+
+def by_point(scene: Scene) -> HeatTable | None:
+    """Show by node and grid point of an audit what was recovered, with the largest epsilon last.
+
+    Returns:
+        The table, None if there is no grid.
+    """
+    shades = [one for one in scene.shades if one.point]
+    points = sorted({one.point[0] for one in shades}, key=_order)[-COLUMNS:]
+    columns: list[Span] = []
+    column: dict[tuple[Extended, ...], int] = {}
+    for k, point in enumerate(points):
+        name = _name(point)
+        columns.append((name, name))
+        column[point,] = k
+
+    def places(one: Shade) -> Iterable[int]:
+        return [column[one.point]] if one.point in column else []
+
+    said = "What was recovered from each node at each epsilon."
+    return _map(shades, columns, places, "epsilon", said, wide=3 * CELL)
+
+
+def _order(epsilon: Extended) -> float:
+    return float(decoded(epsilon) or 0.0)
+
+
+def _name(epsilon: Extended) -> str:
+    if epsilon is None:
+        return "as set"
+    if epsilon == "inf":
+        return "inf"
+    return f"{epsilon:g}"
+
+
+def by_adversary(scene: Scene) -> HeatTable | None:
+    """Show by node and adversary what was recovered.
+
+    Returns:
+        The table, None if there is only one adversary.
+    """
+    names = adversaries(scene)
+    if len(names) < 2:
+        return None
+    columns = _spans(range(1, len(names) + 1), 1)
+    column = {name: k for k, name in enumerate(names)}
+
+    def places(one: Shade) -> Iterable[int]:
+        return [column[one.adversary]] if one.adversary in column else []
+
+    said = "What each adversary recovered from each node."
+    return _map(scene.shades, columns, places, "adversary", said)
+
+
+def adversaries(scene: Scene) -> list[str]:
+    """Return the adversaries that `by_adversary` draws."""
+    return list(dict.fromkeys(one.adversary for one in scene.shades))[:NAMED]
+
+
+def _map(
+    shades: Sequence[Shade],
+    columns: Sequence[Span],
+    places: Places,
+    across: str,
+    label: str,
+    wide: int = CELL,
+) -> HeatTable | None:
+    """Build the table, with one row per node or several nodes per row."""
+    nodes = sorted({one.node for one in shades})
+    if not nodes:
+        return None
+    tall = math.ceil(len(nodes) / ROWS)
+    row = {node: k // tall for k, node in enumerate(nodes)}
+    steps: dict[tuple[int, int], int] = {}
+    for one in shades:
+        y = row[one.node]
+        for x in places(one):
+            steps[y, x] = max(steps.get((y, x), 0), one.step)
+    rows = []
+    for y, span in enumerate(_spans(nodes, tall)):
+        name = _words(span)
+        values = [steps.get((y, x), -1) for x in range(len(columns))]
+        rows.append((name, _cells(f"node {name}, {across}", values, columns)))
+    stride = _stride(len(columns))
+    heads = []
+    for x in range(0, len(columns), stride):
+        heads.append((columns[x][0], min(stride, len(columns) - x)))
+    return HeatTable(label, across, tuple(heads), tuple(rows), len(columns), wide)
+
+
+def _stride(columns: int) -> int:
+    """The distance between named columns, so that the names do not overlap."""
+    if columns <= 12:
+        return 1
+    if columns <= 30:
+        return 5
+    return 10
+
+
+def _cells(name: str, values: Sequence[int], columns: Sequence[Span]) -> tuple[Cell, ...]:
+    """The cells of a row; neighbours with the same shade are merged. -1 means not examined."""
+    cells = []
+    x = 0
+    for value, run in itertools.groupby(values):
+        count = len(list(run))
+        said = "not examined"
+        shade = "blank"
+        if value >= 0:
+            said = STEPS[value]
+            shade = f"s{value}"
+        span = _words((columns[x][0], columns[x + count - 1][1]))
+        cells.append(Cell(shade, said, f"{name} {span}: {said}", count))
+        x += count
+    return tuple(cells)
+
+
+def _spans(values: Sequence[int], size: int) -> list[Span]:
+    """First and last of each group of `size` consecutive values."""
+    found = []
+    for k in range(0, len(values), size):
+        some = values[k : k + size]
+        found.append((str(some[0]), str(some[-1])))
+    return found
+
+
+def _words(span: Span) -> str:
+    if span[0] == span[1]:
+        return span[0]
+    return f"{span[0]} to {span[1]}"

@@ -1,0 +1,140 @@
+"""A sweep as text and as a page of Markdown, made only from its record."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from leakaudit.core.quantities import Data, Place, Quantity, shown
+from leakaudit.reporting.findings.wording import REFUSED, axis_value, clean, refusal
+from leakaudit.reporting.rendering import markdown as md
+from leakaudit.reporting.rendering import tables
+from leakaudit.reporting.results.model import (
+    SweepPart,
+    SweepPoint,
+    SweepRecord,
+    curves_of,
+    given,
+    statistics,
+)
+
+# Columns that a narrow terminal omits.
+SPARE = ["cells", "refused", "records"]
+for _one in shown(Place.CURVE, data=Data.IMAGES):
+    SPARE += [f"{_one.words} best"] * _one.spare + [f"{_one.words} median"]
+COUNTS = ("cells", "refused", "records", "recovered", "exact", "labels")
+SHOWN = 200  # most rows in a terminal; report.md has all rows
+
+
+def text(record: SweepRecord, width: int | None = None) -> list[RenderableType]:
+    """Return the summary, the table and the failures, for a terminal.
+
+    Args:
+        width: Columns of the terminal; None if lines are not wrapped.
+    """
+    headings, rows = table(record.sweep)
+    columns = []
+    for heading in headings:
+        right = is_number(heading)
+        columns.append(tables.Column(clean(heading), right=right, spare=heading in SPARE))
+    shown = tables.table(columns, rows[:SHOWN], width)
+    below = [Text(REFUSED, style="dim")]
+    if len(rows) > SHOWN:
+        below.append(Text(f"{len(rows) - SHOWN} more rows are in report.md"))
+    below += map(Text, troubles(record.sweep))
+    return [Text(clean(record.summary), style="bold"), shown, *below]
+
+
+def markdown(record: SweepRecord) -> str:
+    """Return a page that includes the figure."""
+    sweep = record.sweep
+    headings, rows = table(sweep)
+    parts = ["# Sweep", f"**{md.escape(record.summary)}**"]
+    if sweep.figure is not None:
+        parts.append(f"![{md.escape(sweep.across)}]({sweep.figure})")
+    parts += [md.table(list(map(md.escape, headings)), rows), md.escape(REFUSED)]
+    wrong = troubles(sweep)
+    if wrong:
+        parts += ["## Failures and refusals", md.items(wrong)]
+    made = ", ".join(f"{name} {version}" for name, version in sweep.versions.items())
+    parts.append(md.escape(f"Made with {made}."))
+    return "\n\n".join(parts) + "\n"
+
+
+def table(sweep: SweepPart) -> tuple[list[str], list[list[str]]]:
+    """Return a row per point: PSNR and SSIM of images, relative errors of other data."""
+    quantities = curves_of(sweep.points)
+    many = len({point.adversary for point in sweep.points}) > 1
+    headings = [*sweep.axes, "attack"]
+    if many:
+        headings.append("adversary")
+    headings += COUNTS
+    for one in quantities:
+        headings += [f"{one.words} best", f"{one.words} median"]
+    rows = []
+    for point in sweep.points:
+        cells = [*_place(sweep, point), point.attack]
+        if many:
+            cells.append(point.adversary)
+        cells += _counts(point)
+        for one in quantities:
+            cells += _statistics(point, one)
+        rows.append(list(map(clean, cells)))
+    return headings, rows
+
+
+def is_number(heading: str) -> bool:
+    """Return whether a column of `table` has numbers."""
+    return heading in COUNTS or heading.endswith(("best", "median"))
+
+
+def _place(sweep: SweepPart, point: SweepPoint) -> list[str]:
+    """The value of every axis at a point, "" for an axis that does not apply to it."""
+    cells = []
+    for axis in sweep.axes:
+        cell = ""
+        if axis in point.at:
+            cell = axis_value(point.at[axis])
+        cells.append(cell)
+    return cells
+
+
+def _counts(point: SweepPoint) -> list[str]:
+    """The numbers of cells and records of a point, by outcome."""
+    labels = "-"
+    if point.labels_found is not None:
+        labels = f"{point.labels_found:.2f}"
+    return [
+        str(point.cells),
+        refusal(given(point.attacked, None), given(point.refused, None)),
+        str(point.records),
+        str(point.recovered),
+        str(point.exact),
+        labels,
+    ]
+
+
+def _statistics(point: SweepPoint, one: Quantity) -> tuple[str, str]:
+    """The best value and the median of one quantity."""
+    values = statistics(point, one)
+    if values is None:
+        return "-", "-"
+    form = one.coarse or one.form
+    return f"{values.best:{form}}", f"{values.median:{form}}"
+
+
+def troubles(sweep: SweepPart) -> list[str]:
+    """Return one line for each reason, with the number of cells.
+
+    There are reasons for cells that failed, and for nodes for which no leak is determined.
+    """
+    found: Counter[str] = Counter()
+    for cell in sweep.cells:
+        where = f"{cell.attack}, adversary {cell.adversary}"
+        if cell.status != "done":
+            found[f"failed: {where}: {cell.says}"] += 1
+        for why in dict.fromkeys(cell.reasons.values()):
+            found[f"{where}: {why}"] += 1
+    return [clean(f"{count} x {line}") for line, count in found.items()]

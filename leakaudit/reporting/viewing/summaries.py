@@ -1,0 +1,452 @@
+"""One run in the list: what a bounded part of its results.json says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from leakaudit._util.decoding import from_json
+from leakaudit._util.plural import counted
+from leakaudit.core.quantities import QUANTITIES, Place, Quantity, shown
+from leakaudit.core.verdict import Verdict
+from leakaudit.reporting.findings import grading, measured, wording
+from leakaudit.reporting.results.model import (
+    KINDS,
+    AttackRecord,
+    AuditRecord,
+    CheckRecord,
+    Finding,
+    Provenance,
+    Record,
+    RunRecord,
+    SweepRecord,
+    TraceSummary,
+    kind_of,
+    statistics,
+)
+from leakaudit.reporting.viewing.files import Unreadable, head, tail
+
+RECORD = "results.json"
+# A record of at most so many bytes is read as a whole for the list: about a thousand findings.
+# Of a larger one, only the beginning and the end are read, of so many bytes each. Both are choices.
+WHOLE = 1 << 20
+PART = 1 << 18
+SHOWN = 400  # characters of a sentence or a name
+NAMES = 8  # adversaries or attacks of one run
+
+# Outcomes that the list shows, by the exit code of a gate and by the severity of other findings.
+GATES: dict[int, tuple[grading.Level, str]] = {
+    0: ("note", "within the limits"),
+    1: ("error", "over the limits"),
+    3: ("warning", "inconclusive"),
+}
+ATTACKS: dict[grading.Level, str] = {
+    "error": "recovered",
+    "warning": "fits a leak",
+    "note": "nothing recovered",
+}
+NOT_READ = "not read"
+_RECORD = AttackRecord | AuditRecord | CheckRecord | SweepRecord
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the list; all texts are cleaned, but not escaped."""
+
+    id: str  # its name in addresses: a digest of its place, from which no path can be made
+    place: str  # its folder, relative to the folder that is shown; "." for that folder itself
+    kind: str
+    verdict: str  # the outcome in a few words
+    level: grading.Level  # severity of the outcome
+    says: str  # the summary of the record, which begins with the worst result
+    complete: bool  # whether the run was completed
+    started: str  # time of the start in UTC, or when the file was written if that is not stored
+    protocol: str = ""  # name of the protocol, or the protocols of a sweep
+    protocols: tuple[str, ...] = ()  # the names by themselves
+    model: str = ""
+    data: str = ""
+    adversaries: tuple[str, ...] = ()  # the adversaries, at most `NAMES`
+    attacks: tuple[str, ...] = ()  # the attacks, at most `NAMES`
+    version: str = ""
+    commit: str = ""  # commit of the audited program, "" if it is not recorded
+    # further values by name, for comparisons
+    figures: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def date(self) -> str:
+        """The day of the start, such as ``2030-01-31``."""
+        return self.started[:10]
+
+    @property
+    def minute(self) -> str:
+        """The start without seconds, such as ``2030-01-31 12:00``."""
+        return self.started[:16].replace("T", " ")
+
+    @cached_property
+    def text(self) -> str:
+        """Everything that a search looks at, in lower case."""
+        parts = (
+            self.place,
+            self.kind,
+            self.verdict,
+            self.protocol,
+            self.model,
+            self.data,
+            *self.adversaries,
+            *self.attacks,
+            self.version,
+            self.commit,
+            self.date,
+            self.says,
+        )
+        return " ".join(parts).lower()
+
+
+def identifier(place: str) -> str:
+    """Return the name of a folder in addresses."""
+    return hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
+
+
+def summarise(file: Path, place: str, known: os.stat_result) -> Run:
+    """Summarise one run."""
+    written = datetime.fromtimestamp(known.st_mtime, UTC).isoformat(timespec="seconds")
+    if known.st_size > WHOLE:
+        return _glanced(file, place, written)
+    record = _decoded(head(file, WHOLE + 1))
+    if isinstance(record, SweepRecord):
+        return _swept(record, place, written)
+    return _ran(record, place)
+
+
+def _decoded(raw: bytes) -> Record:
+    """Return a record; the message of a failure has no line breaks and is short."""
+    try:
+        found: Record = from_json(raw, _RECORD)
+    except RecursionError:
+        raise Unreadable("its entries are nested too deeply") from None
+    except UnicodeDecodeError:
+        raise Unreadable("it is not text") from None
+    except msgspec.ValidationError as error:
+        raise Unreadable(f"it is not a record of leakaudit: {_short(error)}") from None
+    except ValueError as error:
+        raise Unreadable(f"it is not valid JSON: {_short(error)}") from None
+    return found
+
+
+# ---------------------------------------------------------------------------------------------
+# Attacks, audits and checks
+# ---------------------------------------------------------------------------------------------
+
+
+def _ran(record: RunRecord, place: str) -> Run:
+    """Summarise an attack, an audit or a check."""
+    level, verdict = _outcome(record)
+    names = _names(record)
+    trace, source = record.trace, record.provenance
+    return Run(
+        id=identifier(place),
+        place=_short(place),
+        kind=str(record.__struct_config__.tag),
+        verdict=verdict,
+        level=level,
+        says=_short(record.summary),
+        complete=record.complete,
+        started=source.started,
+        protocol=_short(trace.protocol),
+        protocols=(_short(trace.protocol),),
+        model=_short(trace.model),
+        data=_short(trace.data),
+        adversaries=_several(names[0]),
+        attacks=_several(names[1]),
+        version=_short(source.versions.get("leakaudit") or ""),
+        commit=_commit(source),
+        figures=_figures(record),
+    )
+
+
+def _commit(source: Provenance) -> str:
+    """Return the commit of the audited program, "" if the record does not have it."""
+    program = getattr(source, "program", None)
+    return _short(getattr(program, "commit", None) or "")
+
+
+def _outcome(record: RunRecord) -> tuple[grading.Level, str]:
+    """Return the severity of a run and its outcome in a few words."""
+    if isinstance(record, CheckRecord):
+        return GATES[record.gate.code]
+    if isinstance(record, AuditRecord):
+        found = {one.verdict for one in record.audit.verdicts}
+        for verdict in wording.VERDICT_ORDER:
+            if verdict.name in found:
+                return grading.VERDICTS[verdict.name], verdict.words
+        return "note", "nothing tested"
+    level: grading.Level = "note"
+    for finding in record.findings:
+        level = max(level, grading.level(finding), key=grading.RANK.__getitem__)
+    return level, ATTACKS[level]
+
+
+def _names(record: RunRecord) -> tuple[dict[str, None], dict[str, None]]:
+    """Return the adversaries and the attacks, in the order in which they occur."""
+    adversaries: dict[str, None] = {}
+    attacks: dict[str, None] = {}
+    for finding in record.findings:
+        adversaries[finding.adversary] = None
+        attacks[finding.attack] = None
+    for missed in record.undetermined:
+        adversaries[missed.adversary] = None
+    if isinstance(record, AuditRecord):
+        for one in record.audit.verdicts:
+            adversaries[one.adversary] = None
+    if isinstance(record, CheckRecord):
+        for cell in record.gate.cells:
+            adversaries[cell.adversary] = None
+            attacks[cell.attack] = None
+    return adversaries, attacks
+
+
+def _figures(record: RunRecord) -> dict[str, str]:
+    """Return what a comparison shows beside the columns of the list."""
+    trace = record.trace
+    made = {
+        "network": f"{counted(trace.nodes, 'node')}, {counted(trace.edges, 'edge')}",
+        "rounds": str(trace.rounds),
+    }
+    if isinstance(record, CheckRecord):
+        made |= _ruled(record)
+    if isinstance(record, AuditRecord):
+        made |= _judged(record)
+    if record.findings:
+        made |= _recovered(record.findings)
+    made["seconds"] = f"{record.provenance.seconds:.3g}"
+    made["torch"] = _short(record.provenance.versions.get("torch") or "absent")
+    made["configuration"] = record.provenance.digest[:12]
+    return made
+
+
+def _recovered(findings: Sequence[Finding]) -> dict[str, str]:
+    """Return the quality of the best reconstruction, and the number of each certificate."""
+    made = {"reconstructions": str(len(findings))}
+    certificates = Counter(finding.certificate.name for finding in findings)
+    made["certificates"] = ", ".join(f"{n} {name.lower()}" for name, n in certificates.items())
+    scored = [finding.scores for finding in findings if finding.scores is not None]
+    made["identical records"] = str(
+        sum(sum(map(bool, measured.values(one.exact))) for one in scored)
+    )
+    for row in shown(Place.CURVE):
+        best = _best((measured.best(getattr(one, row.key), row.better) for one in scored), row)
+        if best is not None:
+            made[_named(row)] = row.text(best)
+    return made
+
+
+def _named(row: Quantity) -> str:
+    return f"{'best' if row.better is max else 'smallest'} {row.drawn}"
+
+
+def _best(values: Iterable[float | None], row: Quantity) -> float | None:
+    """Return the best of the values that were measured."""
+    known = [value for value in values if value is not None]
+    return row.better(known) if known else None
+
+
+def _judged(record: AuditRecord) -> dict[str, str]:
+    """Return the numbers of verdicts of an audit, and what it covers."""
+    counts = Counter[str](one.verdict for one in record.audit.verdicts)
+    said = []
+    for verdict in wording.VERDICT_ORDER:
+        if counts[verdict.name]:
+            said.append(f"{counts[verdict.name]} {Verdict[verdict.name].words}")
+    points = [wording.grid_epsilon(point.epsilon) for point in record.audit.grid]
+    return {
+        "verdicts": ", ".join(said) or "none",
+        "epsilon": _short(", ".join(points)),
+        "delta": f"{record.audit.delta:g}",
+        "alpha": f"{record.audit.alpha:g}",
+    }
+
+
+def _ruled(record: CheckRecord) -> dict[str, str]:
+    """Return the numbers of rules of a gate by their outcome."""
+    counts = Counter(rule.status.value for rule in record.gate.rules)
+    said = []
+    for status, number in counts.items():
+        said.append(f"{number} {status.replace('_', ' ').lower()}")
+    return {"rules": ", ".join(said) or "none", "cells": str(len(record.gate.cells))}
+
+
+# ---------------------------------------------------------------------------------------------
+# Sweeps
+# ---------------------------------------------------------------------------------------------
+
+
+def _swept(record: SweepRecord, place: str, written: str) -> Run:
+    """Summarise a sweep, which does not store when it was run."""
+    sweep = record.sweep
+    level, verdict = _share(record)
+    protocols = _planned(record, "victim")
+    failed = sum(cell.status != "done" for cell in sweep.cells)
+    psnr = QUANTITIES["psnr"]
+    found = [statistics(point, psnr) for point in sweep.points]
+    best = _best((None if values is None else values.best for values in found), psnr)
+    figures = {
+        "cells": f"{len(sweep.cells)}, {failed} failed, {sweep.missing} missing",
+        "axes": _short(", ".join(sweep.axes) or "none"),
+        "identical records": str(sum(point.exact for point in sweep.points)),
+        "recovered records": (
+            f"{sum(point.recovered for point in sweep.points)} of "
+            f"{sum(point.records for point in sweep.points)}"
+        ),
+    }
+    if best is not None:
+        figures[_named(psnr)] = psnr.text(best)
+    figures["torch"] = _short(sweep.versions.get("torch") or "absent")
+    figures["configuration"] = sweep.digest[:12]
+    return Run(
+        id=identifier(place),
+        place=_short(place),
+        kind=kind_of(record),
+        verdict=verdict,
+        level=level,
+        says=_short(record.summary),
+        complete=record.complete,
+        started=written,
+        protocol=_short(", ".join(protocols)),
+        protocols=protocols,
+        model=_short(", ".join(_planned(record, "model"))),
+        data=_short(", ".join(_planned(record, "data"))),
+        adversaries=_several(cell.adversary for cell in sweep.cells),
+        attacks=_several(cell.attack for cell in sweep.cells),
+        version=_short(sweep.versions.get("leakaudit") or ""),
+        figures=figures,
+    )
+
+
+def _share(record: SweepRecord) -> tuple[grading.Level, str]:
+    """Return the severity of a sweep, in the same words as that of an attack."""
+    points = record.sweep.points
+    if any(point.exact or point.certified for point in points):
+        return "error", ATTACKS["error"]
+    if any(point.recovered for point in points):
+        return "warning", ATTACKS["warning"]
+    return "note", ATTACKS["note"]
+
+
+def _planned(record: SweepRecord, name: str) -> tuple[str, ...]:
+    """Return the value of a field of the scenario of a sweep, or all values if it varies."""
+    varied = record.sweep.axes.get(name)
+    if varied:
+        return _several(map(str, varied))
+    scenario = record.sweep.plan.get("scenario")
+    if not isinstance(scenario, Mapping) or not scenario.get(name):
+        return ()
+    return (_short(scenario[name]),)
+
+
+# ---------------------------------------------------------------------------------------------
+# Large files
+# ---------------------------------------------------------------------------------------------
+
+
+class _Opening(msgspec.Struct):
+    """The first entries of a record, which state its kind and its worst result."""
+
+    kind: str
+    complete: bool
+    summary: str
+    trace: TraceSummary | None = None
+
+
+def _glanced(file: Path, place: str, written: str) -> Run:
+    """Summarise a large file from its beginning and its end; its findings are not read."""
+    opening = _opening(head(file, PART))
+    source = _origin(tail(file, PART))
+    trace = opening.trace
+    run = Run(
+        id=identifier(place),
+        place=_short(place),
+        kind=opening.kind,
+        verdict=NOT_READ,
+        level="warning",
+        says=_short(opening.summary),
+        complete=opening.complete,
+        started=written,
+    )
+    if trace is not None:
+        run = replace(
+            run,
+            protocol=_short(trace.protocol),
+            protocols=(_short(trace.protocol),),
+            model=_short(trace.model),
+            data=_short(trace.data),
+        )
+    if source is not None:
+        run = replace(
+            run,
+            started=source.started,
+            version=_short(source.versions.get("leakaudit") or ""),
+            commit=_commit(source),
+        )
+    return run
+
+
+def _opening(raw: bytes) -> _Opening:
+    """Read the entries before the findings.
+
+    Inside a text of JSON, a quotation mark follows a backslash, so these bytes are no part of one.
+    """
+    ends = [raw.find(mark) for mark in (b'"findings":', b'"sweep":')]
+    found = [end for end in ends if end >= 0]
+    if not found:
+        raise Unreadable("it is large, and does not begin as a record of leakaudit does")
+    before = raw[: min(found)].rstrip().removesuffix(b",") + b"}"
+    try:
+        opening = msgspec.json.decode(before, type=_Opening)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        raise Unreadable("it is large, and does not begin as a record of leakaudit does") from None
+    if opening.kind not in KINDS:
+        raise Unreadable("it is not a record of leakaudit: its kind is not known")
+    return opening
+
+
+def _origin(raw: bytes) -> Provenance | None:
+    """Read the provenance near the end of a file; None if it is not there."""
+    text = raw.decode("utf-8", "replace")
+    _, mark, rest = text.rpartition('"provenance":')
+    if not mark:
+        return None
+    try:
+        value, _ = json.JSONDecoder().raw_decode(rest.lstrip())
+        return msgspec.convert(value, Provenance)
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return None
+
+
+def _short(value: object) -> str:
+    """Return a value as one printable line of bounded length."""
+    text = str(value)[: 4 * SHOWN]
+    # Most texts are clean already, and to look at every character takes most of the time of a list.
+    if not (text.isascii() and text.isprintable()) or "  " in text:
+        text = wording.clean(text)
+    if len(text) <= SHOWN:
+        return text
+    return text[: SHOWN - 1] + "…"
+
+
+def _several(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the first of several names, each once."""
+    found: dict[str, None] = {}
+    for name in names:
+        found[_short(name)] = None
+        if len(found) > NAMES:
+            break
+    return tuple(found)[:NAMES]

@@ -1,0 +1,139 @@
+"""What a process of its own does for the viewer: render one report, or compare two runs.
+
+A malformed record can cost time and memory, or end the process; it cannot reach the server, which
+receives only text. The fork server imports this module, and with it torch, once.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from leakaudit import api
+from leakaudit._util.files import resolved
+from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.findings import comparison
+from leakaudit.reporting.rendering import gallery, html, passages  # noqa: F401 - imported once
+from leakaudit.reporting.results import model, record_file
+from leakaudit.reporting.results.model import RunRecord
+from leakaudit.reporting.viewing import files
+from leakaudit.reporting.viewing.summaries import RECORD
+
+LARGEST = 1 << 26  # bytes of a results.json that is rendered; a choice
+MEMORY = 1 << 32  # bytes that one process may allocate
+SECONDS = 120  # processor time of one process
+ROWS = 1000  # rows of a comparison; a choice
+
+
+def work(
+    answer: Connection[object, object], job: str, folders: tuple[Path, ...], root: Path
+) -> None:
+    """Do one job and send the outcome, as JSON: a page or rows, or the reason of a failure.
+
+    Args:
+        job: ``page`` or ``changes``.
+        folders: One folder for a page, two for changes: the later run, then the earlier one.
+    """
+    _limit()
+    try:
+        for folder in folders:
+            check(folder, root)
+        if job == "page":
+            made = page(folders[0])
+        else:
+            made = changes(folders[0], folders[1])
+    except LeakauditError as error:
+        made = {"failed": str(error)}
+    except MemoryError:
+        made = {"failed": f"{folders[0]}: it needs more memory than the viewer allows"}
+    except Exception as error:  # a malformed record may cause any
+        made = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    text = json.dumps(made, ensure_ascii=False)
+    with suppress(OSError):  # the server may have given up
+        answer.send_bytes(text.encode("utf-8", "backslashreplace"))
+    answer.close()
+
+
+def _limit() -> None:
+    """Limit time and memory of this process, where the system supports it."""
+    for which, most in ((resource.RLIMIT_CPU, SECONDS), (resource.RLIMIT_DATA, MEMORY)):
+        with suppress(OSError, ValueError):
+            _, hard = resource.getrlimit(which)
+            resource.setrlimit(which, (most, hard))
+
+
+def check(folder: Path, root: Path) -> None:
+    """Check that everything that a report would read is a regular file inside a folder."""
+    if not resolved(folder).is_relative_to(root):
+        raise LeakauditError(f"{folder} is outside {root}")
+    known = files.facts(folder / RECORD)
+    if known is None:
+        raise LeakauditError(f"{folder / RECORD} is not a regular file")
+    if known.st_size > LARGEST:
+        raise LeakauditError(
+            f"{folder / RECORD} has {known.st_size >> 20} MiB, more than the {LARGEST >> 20} MiB "
+            "that the viewer renders; use 'leakaudit report' instead"
+        )
+    for name in sorted(set(_named(record_file.read(folder / RECORD)))):
+        path = folder / name
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise LeakauditError(
+                f"{path} is a link or not a regular file, so the report is not opened; replace it "
+                "by the file itself"
+            )
+
+
+def _named(results: Mapping[str, object]) -> Iterator[str]:
+    """Yield the names of the files that a report may read."""
+    record = model.of(results)
+    if not isinstance(record, RunRecord):
+        return
+    yield from model.given(record.files, {})
+    for finding in record.findings:
+        if finding.images is not None:
+            yield finding.images.file
+    for name in (record.picture, model.given(record.originals, None)):
+        if name:
+            yield name
+
+
+def page(folder: Path) -> dict[str, object]:
+    """Render the report of a run.
+
+    Returns:
+        ``html``, a page, and its ``policy``, None for a page without a script; or ``text``, if
+        there is no page for this kind of record.
+    """
+    kind = str(record_file.read(folder / RECORD)["kind"])
+    if kind == "sweep" and "html" not in api.SWEEP_FORMS:
+        return {"text": api.report(folder, "text")}
+    # Pages with a script state a policy that allows it.
+    allowed = getattr(html, "policy", None)
+    policy = None if allowed is None else allowed()
+    return {"html": api.report(folder, "html"), "policy": policy}
+
+
+def changes(now: Path, before: Path) -> dict[str, object]:
+    """Compare two runs, check by check.
+
+    Returns:
+        ``summary``, and at most `ROWS` ``rows``, those that changed most first.
+    """
+    new = model.of_run(record_file.read(now / RECORD))
+    old = model.of_run(record_file.read(before / RECORD))
+    found = comparison.against(new, old, comparison.differences(new, old))
+    rows = []
+    for row in found.rows[:ROWS]:
+        rows.append(
+            {
+                "change": row.change,
+                "name": row.name,
+                "before": row.before or "not examined",
+                "now": row.now or "not examined",
+            }
+        )
+    return {"summary": found.summary, "rows": rows, "more": max(0, len(found.rows) - ROWS)}

@@ -1,0 +1,190 @@
+"""The nodes of a trace, attacked in groups.
+
+The leaks of a group are searched together, and the time left is shared by all nodes left.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.leak import GradientLeak
+from leakaudit.core.progress import remaining, sharing, step, watching
+from leakaudit.core.reconstruction import Reconstruction
+from leakaudit.core.trace import Trace
+from leakaudit.inversion.attacking import Settled
+from leakaudit.runs.pipeline.checkpoint import Checkpoint
+from leakaudit.runs.pipeline.node_jobs import Group, GroupJob, Heard, listen, recording_of, settle
+from leakaudit.runs.pipeline.node_jobs import attack as spread
+from leakaudit.runs.workers.executor import IN_PROCESS, Executor
+from leakaudit.tasks.task import LOOP_ABOVE, Task
+from leakaudit.views.extraction import hearing
+from leakaudit.views.extraction.deduction import Deduction
+
+if TYPE_CHECKING:
+    from leakaudit.runs.pipeline.attack_options import AttackOptions
+
+TOGETHER = 32  # maximum number of nodes in a group; a choice
+MEMORY = 512 << 20  # bytes of the values and models of a group of several nodes; a choice
+EVERY = 1.0  # seconds between two files of a checkpoint; a choice
+
+
+@dataclass
+class Found:
+    """The results of the attacks of one run so far."""
+
+    # each leak with its reconstruction
+    pairs: list[tuple[GradientLeak, Reconstruction]] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)  # why no gradient is determined, by node
+    # nodes for which the reason is that the messages are not understood
+    not_understood: set[int] = field(default_factory=set)
+    # nodes that were not attacked before the time limit
+    late: list[int] = field(default_factory=list)
+    interrupted: bool = False  # whether Ctrl-C interrupted the run
+
+
+def attack(
+    trace: Trace,
+    task: Task,
+    options: AttackOptions,
+    kept: Checkpoint,
+    path: Path | None = None,
+    executor: Executor = IN_PROCESS,
+) -> Found:
+    """Attack all nodes of a run; after Ctrl-C, return the results so far.
+
+    Groups are the same whatever was finished before, and what was searched in one batch is kept
+    together. So a run that was interrupted and resumed gives what a run without a break gives.
+    """
+    if options.nodes is None:
+        order = list(hearing.targets(trace, options.adversary))
+    else:
+        order = list(options.nodes)
+    size = _together(trace, task, options)
+    groups = [tuple(order[first : first + size]) for first in range(0, len(order), size)]
+    run = _Run(trace, task, options, kept, _finished(trace, kept))
+    try:
+        with watching(seconds=options.max_seconds or None):
+            if executor.inside or path is None:
+                run.here(groups)
+            else:
+                run.elsewhere(groups, path, executor)
+        step("nodes", len(order), len(order))
+    except KeyboardInterrupt:
+        run.found.interrupted = True
+    run.keep()
+    run.found.pairs.sort(key=lambda pair: order.index(pair[0].node))
+    return run.found
+
+
+def _finished(trace: Trace, kept: Checkpoint) -> dict[int, Reconstruction]:
+    """Return the results of a checkpoint, which must be those of nodes and inputs of the trace."""
+    done = kept.finished()
+    for one in done.values():
+        nodes = {one.node, *one.others}
+        fits = tuple(one.x.shape[1:]) == tuple(trace.task.shape)
+        if not fits or not nodes <= set(range(trace.graph.nodes)):
+            raise LeakauditError(
+                f"{kept.folder}: the results of node {one.node} have inputs of shape "
+                f"{tuple(one.x.shape[1:])}, which are not those of the trace; "
+                "start again without --resume"
+            )
+    return done
+
+
+def _together(trace: Trace, task: Task, options: AttackOptions) -> int:
+    """Return the number of nodes per group: one if the model is too large for vmap.
+
+    A node needs a gradient and a model in each round, both in float64.
+    """
+    if task.layout.size > LOOP_ABOVE:
+        return 1
+    rows = min(options.rounds or hearing.MOST, trace.rounds) or 1
+    bytes_per_node = 2 * 8 * rows * task.layout.size
+    return max(1, min(TOGETHER, MEMORY // bytes_per_node))
+
+
+@dataclass
+class _Run:
+    """A run in progress."""
+
+    trace: Trace
+    task: Task  # model and loss of the trace
+    options: AttackOptions
+    kept: Checkpoint  # checkpoint for finished reconstructions
+    done: dict[int, Reconstruction]  # results that were finished before this run, by node
+    found: Found = field(default_factory=Found)  # results so far
+    # results since the last file, one reconstruction each
+    alone: list[Reconstruction] = field(default_factory=list)
+    # time of the last file, by the monotonic clock
+    saved: float = field(default_factory=time.monotonic)
+
+    def here(self, groups: Sequence[tuple[int, ...]]) -> None:
+        """Attack groups one after the other, and keep each reconstruction when it is finished."""
+        deduction = Deduction(self.trace, self.options.adversary)
+        covered: frozenset[int] = frozenset()
+        attacked = 0
+        total = sum(map(len, groups))
+        for nodes in groups:
+            step("nodes", attacked, total)
+            if remaining() <= 0:
+                self.found.late += nodes
+                continue
+            with sharing((total - attacked) / len(nodes)):
+                heard = listen(deduction, self._group(nodes, covered), self.options.rounds)
+                covered |= heard.covered
+                left = self._heard(heard)
+                self._settled(left, settle(left, self.task, self.options))
+            attacked += len(nodes)
+
+    def elsewhere(self, groups: Sequence[tuple[int, ...]], path: Path, executor: Executor) -> None:
+        """Attack groups on an executor, and keep the reconstructions of each finished group."""
+        workers = executor.workers or len(groups)
+        turns = math.ceil(len(groups) / workers)
+        job = GroupJob(path.absolute(), recording_of(self.trace), self.options, turns)
+        late = dict(enumerate(groups))
+        total = sum(map(len, groups))
+        step("nodes", 0, total)
+        for place, attacked in spread(job, [self._group(some) for some in groups], executor):
+            del late[place]
+            self._settled(self._heard(attacked.heard), attacked.settled)
+            step("nodes", total - sum(map(len, late.values())), total)
+        self.found.late += [node for some in late.values() for node in some]
+
+    def _group(self, nodes: tuple[int, ...], covered: frozenset[int] = frozenset()) -> Group:
+        return Group(nodes, covered & {*nodes}, frozenset(nodes) & self.done.keys())
+
+    def _heard(self, heard: Heard) -> list[GradientLeak]:
+        """Note what was deduced about a group, and return the leaks that are not finished."""
+        self.found.reasons |= heard.reasons
+        self.found.not_understood |= heard.not_understood
+        left = []
+        for leak in heard.leaks:
+            if leak.node in self.done:
+                self.found.pairs.append((leak, self.done[leak.node]))
+            else:
+                left.append(leak)
+        return left
+
+    def _settled(self, leaks: Sequence[GradientLeak], search: Iterable[Settled]) -> None:
+        """Note the reconstructions of the leaks of a group."""
+        batch: list[Reconstruction] = []
+        for settled in search:
+            self.found.pairs.append((leaks[settled.place], settled.found))
+            if not settled.late:
+                finished = batch if settled.together else self.alone
+                finished.append(settled.found)
+            if time.monotonic() > self.saved + EVERY:
+                self.keep()
+        self.kept.save(batch)
+
+    def keep(self) -> None:
+        """Write the results since the last file."""
+        self.kept.save(self.alone)
+        self.alone = []
+        self.saved = time.monotonic()

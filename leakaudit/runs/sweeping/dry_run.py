@@ -1,0 +1,131 @@
+"""What a sweep would do, and the cost of its remaining cells."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from leakaudit._util import averages
+from leakaudit.core import registry
+from leakaudit.reporting.results.cell_files import DONE
+from leakaudit.reporting.results.model import Free
+from leakaudit.runs.sweeping import cells
+from leakaudit.runs.sweeping.cells import PlannedCell
+from leakaudit.runs.sweeping.plan import SweepPlan
+from leakaudit.runs.sweeping.run import SweepOptions, part, plan_of_first, remaining
+from leakaudit.runs.sweeping.store import Planned, Store
+from leakaudit.traces.recorder import human
+
+
+class DryCells(Struct, frozen=True, kw_only=True):
+    """The cells of one victim and attack."""
+
+    victim: str
+    attack: str
+    cells: int
+    left: int  # number of cells without a result
+    cost: str  # cost of the attack, in words
+    # processor time per cell according to earlier timings, None without any
+    seconds_a_cell: float | None = field(name="seconds a cell")
+
+
+class DrySweep(Struct, frozen=True, kw_only=True):
+    """What a sweep would do."""
+
+    cells: int
+    done: int  # number of cells with a result
+    axes: dict[str, tuple[Free, ...]]  # values of every axis
+    attacks: tuple[str, ...]
+    adversaries: tuple[str, ...]
+    seeds: tuple[int, ...]
+    grid: tuple[DryCells, ...]  # the cells by victim and attack
+    parameters: int  # size of the model
+    recording: str  # size of a recording, in words
+    workers: int  # number of processes
+    # estimate from earlier timings, None if cells of some kind were never timed
+    hours_left: float | None = field(name="hours left")
+
+
+def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> DrySweep:
+    """Return the number of cells, how many have a result, and the cost of the others.
+
+    The cost is estimated from the timings of this folder's cells.
+    """
+    planned = Planned(plan, cells.versions())
+    store = Store(folder)
+    mine = part(planned.keyed, options.shard)
+    known = store.statuses(mine)
+    left = remaining(mine, known, options)
+    rows, total = _costs(mine.values(), dict(left).values(), _mean_times(store, planned))
+    sized = plan_of_first(mine, options)
+    workers = max(1, options.executor.workers)
+    hours = None
+    if total is not None:
+        hours = round(total / workers / 3600, 4)
+    return DrySweep(
+        cells=len(mine),
+        done=list(known.values()).count(DONE),
+        axes=dict(plan.axes),
+        attacks=plan.attacks,
+        adversaries=plan.adversaries,
+        seeds=plan.seeds,
+        grid=tuple(rows),
+        parameters=sized.task.layout.size,
+        recording=human(sized.size()),
+        workers=workers,
+        hours_left=hours,
+    )
+
+
+def _kind(cell: PlannedCell) -> tuple[str, str]:
+    """Return the key by which cells of similar cost are grouped."""
+    return cell.scenario.victim, cell.attack
+
+
+def _mean_times(store: Store, planned: Planned) -> dict[tuple[str, str], float]:
+    """Return the mean processor time in seconds of this folder's cells, by victim and attack."""
+    every = planned.keyed
+    times: dict[tuple[str, str], list[float]] = {}
+    for timing in store.times():
+        cell = every.get(timing.cell)
+        if timing.status == DONE and cell is not None:
+            times.setdefault(_kind(cell), []).append(timing.cpu)
+    return {kind: averages.mean(seconds) for kind, seconds in times.items()}
+
+
+def _costs(
+    mine: Iterable[PlannedCell],
+    left: Iterable[PlannedCell],
+    times: Mapping[tuple[str, str], float],
+) -> tuple[list[DryCells], float | None]:
+    """Return one row per victim and attack, and the total remaining seconds, None if unknown."""
+    waiting = Counter(map(_kind, left))
+    rows = []
+    total: float | None = 0.0
+    for kind, count in sorted(Counter(map(_kind, mine)).items()):
+        victim, attack = kind
+        seconds = times.get(kind)
+        shown = None
+        if seconds is None:
+            total = None if waiting[kind] else total
+        else:
+            shown = round(seconds, 3)
+            if total is not None:
+                total += waiting[kind] * seconds
+        cost = ""
+        if attack != "auto":
+            cost = registry.get("attacks", attack).cost
+        rows.append(
+            DryCells(
+                victim=victim,
+                attack=attack,
+                cells=count,
+                left=waiting[kind],
+                cost=cost,
+                seconds_a_cell=shown,
+            )
+        )
+    return rows, total

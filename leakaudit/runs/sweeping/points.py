@@ -1,0 +1,160 @@
+"""From cells to points: the combined results of all seeds at one point of the grid."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+
+from msgspec import UnsetType
+
+from leakaudit._util import averages
+from leakaudit.core.quantities import Place, shown
+from leakaudit.reporting.results.cell_files import CellFinding
+from leakaudit.reporting.results.model import (
+    Column,
+    Number,
+    Scores,
+    SweepPoint,
+    SweptCell,
+    SweptColumns,
+    given,
+    summary,
+    swept,
+)
+from leakaudit.runs.sweeping.plan import SweepPlan
+
+
+def columns(
+    findings: Sequence[CellFinding],
+    records: int,
+    psnr: float,
+    refused: Sequence[Scores] = (),
+) -> SweptColumns:
+    """Return the metrics of a cell's reconstructions, and the number of recovered records.
+
+    A record is recovered at `psnr` dB or more; if the data are not images, at that signal-to-noise
+    ratio, -20 log10 of the relative error. A missed record is not recovered, and its value of a
+    metric is that of the mean of all other records.
+
+    Args:
+        psnr: PSNR in dB from which a record counts as recovered.
+        refused: The scores (`scoring.nothing`) of the nodes without a reconstruction; all their
+            records are missed.
+    """
+    scores = [one.scores for one in findings if one.scores is not None]
+    both = [*scores, *refused]
+    labels = [float(one.labels_found) for one in scores if one.labels_found is not None]
+    measured = {}
+    for row in shown(Place.CURVE):
+        found = _found(getattr(one, row.key) for one in scores)
+        measured[row.key] = (*found, *_missed(getattr(one, row.key) for one in both))
+    if any(not isinstance(one.psnr, UnsetType) for one in scores):
+        recovered = sum(value >= psnr for value in _found(one.psnr for one in scores))
+    else:
+        # -20 log10(error) >= psnr; a power beyond all floats would raise an error.
+        largest = 10 ** min(-psnr / 20, sys.float_info.max_10_exp)
+        errors = _found(one.relative_error for one in scores)
+        recovered = sum(value <= largest for value in errors)
+    return SweptColumns(
+        attacked=len(findings) + len(refused),
+        refused=len(refused),
+        returned=sum(map(_returned, scores)),
+        records=records,
+        recovered=recovered,
+        exact=sum(map(bool, _found(one.exact for one in scores))),
+        certified=sum(one.certified for one in findings),
+        labels=tuple(labels),
+        **measured,
+    )
+
+
+def _returned(scores: Scores) -> int:
+    """Return the number of records with a reconstruction."""
+    return sum(row is not None for row in scores.matched)
+
+
+def _found(measured: Iterable[Column | UnsetType]) -> list[Number]:
+    """Return the values of one metric for all records that were found."""
+    values: list[Number] = []
+    for column in measured:
+        if not isinstance(column, UnsetType):
+            values += [value for value in column.per_image if value is not None]
+    return values
+
+
+def _missed(measured: Iterable[Column | UnsetType]) -> list[Number]:
+    """Return the values of one metric for all records that were missed."""
+    values: list[Number] = []
+    for column in measured:
+        if not isinstance(column, UnsetType):
+            values += given(column.missed, ())
+    return values
+
+
+def points(cells: Sequence[SweptCell]) -> list[SweepPoint]:
+    """Return one entry per point of the grid, attack and adversary, over its seeds.
+
+    In every mean, nodes without a reconstruction count with a blind guess (the mean of all other
+    records), and their labels as not found. There is no mean if no node has a reconstruction.
+    """
+    groups: dict[str, list[SweptCell]] = {}
+    for cell in cells:
+        # As text, 1, 1.0 and true are distinct.
+        place = json.dumps([cell.adversary, cell.attack, cell.at])
+        groups.setdefault(place, []).append(cell)
+    return list(map(_point, groups.values()))
+
+
+def _point(group: Sequence[SweptCell]) -> SweepPoint:
+    """Return the entry of the cells at one point."""
+    first = group[0]
+    held = [cell.columns for cell in group]
+    refused = sum(given(one.refused, 0) for one in held)
+    labels: list[Number] = []
+    for one in held:
+        labels += one.labels
+    if labels:
+        labels += [0.0] * refused
+    measured = {}
+    if any(given(one.returned, 0) for one in held):
+        for row in shown(Place.CURVE):
+            values: list[Number] = []
+            for one in held:
+                values += swept(one, row)
+            statistics = summary(values, row)
+            if statistics is not None:
+                measured[row.key] = statistics
+    return SweepPoint(
+        attack=first.attack,
+        adversary=first.adversary,
+        at=first.at,
+        cells=len(group),
+        attacked=sum(given(one.attacked, 0) for one in held),
+        refused=refused,
+        records=sum(one.records for one in held),
+        recovered=sum(one.recovered for one in held),
+        exact=sum(one.exact for one in held),
+        certified=sum(one.certified for one in held),
+        labels_found=averages.mean(labels) if labels else None,
+        **measured,
+    )
+
+
+def across(plan: SweepPlan) -> str | None:
+    """Return the axis of the figure.
+
+    It is the plan's choice, otherwise epsilon, otherwise the first axis with several numbers,
+    otherwise the first with several values; None if nothing varies.
+    """
+    if plan.figure is not None:
+        return plan.figure
+    if len(plan.epsilon) > 1:
+        return "epsilon"
+    several = []
+    for name, values in plan.axes.items():
+        if len(values) > 1:
+            if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+                return name
+            several.append(name)
+    return several[0] if several else None

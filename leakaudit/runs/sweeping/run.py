@@ -1,0 +1,196 @@
+"""A sweep, from its plan to a folder with a result per cell, a record, a figure and a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leakaudit._util.own_code import Trust
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.progress import expired, step
+from leakaudit.protocols import recording
+from leakaudit.reporting.results.cell_files import DIED, DONE, FAILED, Status, Timing
+from leakaudit.reporting.results.model import SweepRecord
+from leakaudit.reporting.results.output_folder import ready
+from leakaudit.runs.sweeping import cells, merge
+from leakaudit.runs.sweeping.cells import PlannedCell
+from leakaudit.runs.sweeping.plan import SweepPlan
+from leakaudit.runs.sweeping.store import Planned, Store
+from leakaudit.runs.sweeping.work import Computed, Job, failure
+from leakaudit.runs.workers.executor import Executor, WorkerDied
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Items = Sequence[tuple[str, PlannedCell]]
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """How a sweep is run; none of these options changes a result."""
+
+    # number of processes; 0 uses this process, None starts one per processor
+    workers: int | None = None
+    backend: str = "process"  # as for an `Executor`, like `address`
+    shard: tuple[int, int] = (1, 1)  # (i, n) for the i-th of n parts, counted from 1
+    again: bool = False  # whether to retry failed cells
+    data_root: Path | None = None  # folder of torchvision's data sets
+    download: bool = False  # whether data sets may be downloaded
+    trusted: Trust = False  # the `package.module:factory` that may execute its code; True for any
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        i, n = self.shard
+        if not 1 <= i <= n:
+            raise LeakauditError(f"--shard: expected I/N with 1 <= I <= N, got {i}/{n}")
+        _ = self.executor  # checks the others
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """The outcomes of cells that are not run again."""
+        return frozenset({DONE} if self.again else {DONE, FAILED})
+
+    @property
+    def executor(self) -> Executor:
+        """Where the cells are computed."""
+        return Executor.of(self.workers, self.backend, self.address, every_core=True)
+
+
+@dataclass
+class Swept:
+    """The outcome of a sweep."""
+
+    cells: int  # number of cells of this part
+    skipped: int  # number of cells that already had a result
+    # name of each cell without a result, and the reason
+    troubles: list[tuple[str, str]] = field(default_factory=list)
+    left: int = 0  # number of cells of this part that were not tried
+    interrupted: bool = False  # whether Ctrl-C ended the work
+    record: SweepRecord | None = None  # that of results.json, if all parts are in one folder
+
+    def to_pandas(self, table: str | None = None) -> DataFrame:
+        """Return one table of the results as a data frame.
+
+        Args:
+            table: ``points`` or ``cells``; None for the first.
+
+        Raises:
+            LeakauditError: Some parts are missing, there is no such table, or pandas is not
+                installed.
+        """
+        return self.complete_record().to_pandas(table)
+
+    def complete_record(self) -> SweepRecord:
+        """Return the record."""
+        if self.record is None:
+            raise LeakauditError(
+                "the results of the other parts are missing; merge them with leakaudit sweep merge"
+            )
+        return self.record
+
+    def __repr__(self) -> str:
+        """How many cells have a result, and the record."""
+        failed = len(self.troubles)
+        return f"Swept({self.cells} cells, {self.left} left, {failed} failed, {self.record})"
+
+    def _repr_html_(self) -> str:
+        """The card of its record, for notebooks."""
+        from leakaudit.reporting.rendering import cards  # only needed if a notebook asks for it
+
+        return cards.html(self if self.record is None else self.record)
+
+
+def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
+    """Run the cells that have no result yet, then write results.json, sweep.png and report.md.
+
+    One of several parts only writes its cells; `merge` combines the parts. Ctrl-C and the time
+    limit of `progress.watching` end the work, and the same call resumes it.
+    """
+    planned = Planned(plan, cells.versions())
+    store = Store(folder)
+    store.refuse_links()
+    mine = part(planned.keyed, options.shard)
+    plan_of_first(mine, options)
+    with ready(folder):
+        store.begin(planned)
+        store.clean(mine)
+        known = store.statuses(mine)
+        todo = remaining(mine, known, options)
+        swept = Swept(len(mine), len(mine) - len(todo))
+        try:
+            _run(store, mine, todo, options)
+        except KeyboardInterrupt:
+            swept.interrupted = True
+        ends = store.statuses(mine)
+        swept.left = len(mine) - len(ends)
+        for key, status in ends.items():
+            if status == DONE:
+                continue
+            result = store.load(key)
+            if result is not None:
+                swept.troubles.append((mine[key].words, result.says))
+        if options.shard[1] == 1:
+            swept.record = merge.write([folder], folder / "results.json")
+    return swept
+
+
+def remaining(
+    mine: dict[str, PlannedCell], known: Mapping[str, Status], options: SweepOptions
+) -> list[tuple[str, PlannedCell]]:
+    """Return the cells that remain to be run."""
+    return [(key, cell) for key, cell in mine.items() if known.get(key) not in options.kept]
+
+
+def plan_of_first(mine: dict[str, PlannedCell], options: SweepOptions) -> recording.Plan:
+    """Plan the recording of the first cell, to fail early if data or model are not available."""
+    first = next(iter(mine.values()))
+    return recording.plan(
+        first.scenario,
+        data_root=options.data_root,
+        download=options.download,
+        trusted=options.trusted,
+    )
+
+
+def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: SweepOptions) -> None:
+    """Run cells; store their results, timings and the failures of cells whose process died."""
+    job = Job(options.data_root, options.download, options.trusted)
+    shard = f"{options.shard[0]}-of-{options.shard[1]}"
+    done = len(mine) - len(todo)
+    step("cells", done, len(mine))
+    for outcome in options.executor.completed(job, [cell for _, cell in todo], expired):
+        key, cell = todo[outcome.place]
+        if isinstance(outcome.error, WorkerDied):
+            computed = Computed(failure(cell, DIED, str(outcome.error)), None, 0.0, 0.0)
+        else:
+            computed = outcome.result()
+        store.explain(key, computed.trouble)
+        store.save(key, computed.result)
+        timing = Timing(
+            cell=key,
+            seconds=round(computed.seconds, 4),
+            cpu=round(computed.cpu, 4),
+            status=computed.result.status,
+            worker=outcome.worker,
+        )
+        store.timed(shard, timing)
+        done += 1
+        step("cells", done, len(mine))
+
+
+def part(keyed: dict[str, PlannedCell], shard: tuple[int, int]) -> dict[str, PlannedCell]:
+    """Return the i-th of n parts.
+
+    It consists of every n-th cell in the order of the keys, so that attacks are spread over parts.
+
+    Args:
+        shard: (i, n), i from 1.
+    """
+    i, n = shard
+    chosen = {*sorted(keyed)[i - 1 :: n]}
+    if not chosen:
+        raise LeakauditError(f"--shard: expected at most {len(keyed)} parts, got {i}/{n}")
+    return {key: cell for key, cell in keyed.items() if key in chosen}

@@ -1,0 +1,214 @@
+"""A sweep's folder: plan.json, one file per cell, and timings.
+
+Timings are stored separately from results, so that results do not depend on when they were
+computed. Every file except the timings is written atomically; the timings have one line per cell,
+and incomplete lines are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec import structs
+
+from leakaudit._util.decoding import Misfit, decoded
+from leakaudit._util.files import PRIVATE, replacing, unfinished
+from leakaudit._util.uncollected import read_json
+from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.results import model
+from leakaudit.reporting.results.cell_files import (
+    FORMAT,
+    VERSION,
+    CellResult,
+    PlanFile,
+    Status,
+    Timing,
+)
+from leakaudit.reporting.results.provenance import digest
+from leakaudit.runs.sweeping import cells, tables
+from leakaudit.runs.sweeping.plan import SweepPlan
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+PLAN = "plan.json"
+CELLS = "cells"
+ERRORS = "errors"
+TIMES = "times-{}.jsonl"  # of one part
+# A link is never followed, also if it appears while the sweep runs.
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan of a folder, and the versions that name its cells."""
+
+    plan: SweepPlan
+    versions: Mapping[str, str | None]  # versions of the packages that results depend on
+
+    @property
+    def digest(self) -> str:
+        """Digest of both: folders with the same digest can be merged."""
+        return digest({"plan": tables.to_json(self.plan), "versions": dict(self.versions)})
+
+    @cached_property
+    def keyed(self) -> dict[str, cells.PlannedCell]:
+        """All cells by the names of their results, in the order of the plan."""
+        return {cell.key(self.versions): cell for cell in cells.expand(self.plan)}
+
+
+@dataclass(frozen=True)
+class Store:
+    """One folder of a sweep."""
+
+    folder: Path
+
+    def refuse_links(self) -> None:
+        """Refuse a folder in which a link would lead to places outside of it."""
+        for name in (CELLS, ERRORS):
+            path = self.folder / name
+            if path.is_symlink() or (path.exists() and not path.is_dir()):
+                _refuse_place(path, "a folder")
+        for path in self.folder.glob(TIMES.format("*")):
+            if path.is_symlink() or not path.is_file():
+                _refuse_place(path, "a file")
+
+    def begin(self, planned: Planned) -> None:
+        """Write the plan; results of cells that an earlier plan shares are kept and reused."""
+        about = PlanFile(
+            format=FORMAT,
+            version=VERSION,
+            plan=tables.to_json(planned.plan),
+            versions=dict(planned.versions),
+        )
+        _write(self.folder / PLAN, about)
+
+    def planned(self) -> Planned:
+        """Return what `begin` wrote."""
+        path = self.folder / PLAN
+        found = _read(path, PlanFile, "expected the folder of a sweep, with its plan.json")
+        return Planned(tables.of_json(found.plan), found.versions)
+
+    def save(self, key: str, result: CellResult) -> None:
+        """Store the result of one cell.
+
+        If the machine fails soon after, the file may be damaged; the cell is then run again.
+        """
+        stored = structs.replace(result, sha256=_digest(key, result))
+        _write(self._file(key), stored, durable=False)
+
+    def load(self, key: str) -> CellResult | None:
+        """Return the result of a cell, None if it does not exist."""
+        path = self._file(key)
+        if not path.is_file():
+            return None
+        result = _read(path, CellResult, "expected the result of a cell")
+        if result.sha256 != _digest(key, result):
+            raise LeakauditError(
+                f"{path} was changed or renamed after it was written; "
+                "delete it, and run the sweep again"
+            )
+        return result
+
+    def statuses(self, keys: Iterable[str]) -> dict[str, Status]:
+        """Return how the stored cells ended.
+
+        A damaged file is ignored and will be written again.
+        """
+        found = {}
+        for key in keys:
+            try:
+                result = self.load(key)
+            except LeakauditError:
+                continue
+            if result is not None:
+                found[key] = result.status
+        return found
+
+    def clean(self, keys: Iterable[str]) -> None:
+        """Remove partial files of these cells that a killed process left behind."""
+        mine = {self._file(key).name for key in keys}
+        for path, name in unfinished(self.folder / CELLS).items():
+            if name in mine:
+                path.unlink(missing_ok=True)
+
+    def explain(self, key: str, text: str | None) -> None:
+        """Store the traceback of a failed cell, or remove that of an earlier attempt.
+
+        Args:
+            text: The traceback, None if there is none.
+        """
+        path = self.folder / ERRORS / f"{key}.txt"
+        if text is None:
+            path.unlink(missing_ok=True)
+            return
+        with replacing(path) as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+
+    def timed(self, shard: str, timing: Timing) -> None:
+        """Append the timing of one cell in one write."""
+        path = self.folder / TIMES.format(shard)
+        line = json.dumps(model.plain(timing)).encode() + b"\n"
+        try:
+            handle = os.open(path, APPEND, PRIVATE)
+            try:
+                os.write(handle, line)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise LeakauditError(
+                f"cannot write {path}: {error.strerror}; choose another place with --output"
+            ) from None
+
+    def times(self) -> Iterator[Timing]:
+        """Yield the timings of all shards that wrote here."""
+        for path in sorted(self.folder.glob(TIMES.format("*"))):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                try:
+                    yield decoded(read_json(line), Timing)
+                except (ValueError, RecursionError, Misfit):
+                    continue
+
+    def _file(self, key: str) -> Path:
+        return self.folder / CELLS / f"{key}.json"
+
+
+def _refuse_place(path: Path, expected: str) -> None:
+    raise LeakauditError(
+        f"{path}: expected {expected} of this sweep, found a link or something else, through which "
+        "other files could be changed; choose another folder with --output"
+    )
+
+
+def _digest(key: str, result: CellResult) -> str:
+    """Return the digest of a cell's name and of everything else in its result.
+
+    Without the name, the results of two cells could be exchanged.
+    """
+    return digest({"cell": key, "result": model.plain(structs.replace(result, sha256=""))})
+
+
+def _write(path: Path, content: msgspec.Struct, durable: bool = True) -> None:
+    text = json.dumps(model.plain(content), indent=1, ensure_ascii=False, allow_nan=False)
+    with replacing(path, durable) as file:
+        file.write(text.encode("utf-8", "backslashreplace") + b"\n")
+
+
+def _read(path: Path, kind: type[S], expected: str) -> S:
+    """Read a file as a type."""
+    try:
+        found = read_json(path.read_bytes())
+    except OSError as error:
+        raise LeakauditError(f"{path}: {expected}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise LeakauditError(f"{path}: {expected}, got invalid JSON") from None
+    try:
+        return decoded(found, kind)
+    except Misfit as error:
+        raise LeakauditError(f"{path}: {expected}: {error}") from None

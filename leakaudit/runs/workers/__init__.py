@@ -1,0 +1,1 @@
+"""Workers that compute jobs: processes of this machine, and clusters."""

@@ -1,0 +1,198 @@
+"""One interface for independent jobs: in this process, in own processes, or on a cluster.
+
+Attacks on nodes, bounds of views, audits, claims and the cells of a sweep are jobs: a function that
+can be pickled, and a list of items. Its value must depend on the item only, never on the order of
+jobs or on the process that computes them, so random numbers are seeded from the item. The results
+are then the same with every executor.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.core.progress import remaining
+
+T = TypeVar("T")
+R = TypeVar("R")
+Stop = Callable[[], bool]
+
+PROCESS = "process"
+CLUSTERS = ("dask", "ray")
+BACKENDS = (PROCESS, "loky", *CLUSTERS, "joblib")
+EXPECTED = "process, loky, dask, ray, joblib or joblib:NAME"
+REPEATS = 2  # times that a job is repeated if its worker dies: a choice
+
+
+class WorkerDied(LeakauditError):
+    """The worker of a job died each time that the job was tried."""
+
+    code = 4
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[R]):
+    """How one job ended."""
+
+    place: int  # index of its item
+    value: R | None = None  # what the job returned; None if it did not return
+    error: Exception | None = None  # what the job raised, or `WorkerDied`; None if it returned
+    worker: int = 0  # number of the process in the pool, otherwise the process ID
+
+    def result(self) -> R:
+        """Return the value; raise the error if there is one."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value] # of type R if there is no error
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Where jobs are computed; no field changes a result.
+
+    Attributes:
+        workers: Number of processes, with one thread each; 0 uses this process. For a cluster, the
+            largest number of jobs at a time, and 0 for as many as it has cores.
+        backend: ``process`` for own processes, ``loky``, ``dask``, ``ray``, or ``joblib`` and
+            ``joblib:NAME`` for a backend that joblib knows.
+        address: Address of the scheduler of dask (``tcp://HOST:PORT``) or of the head of ray
+            (``HOST:PORT``).
+
+    Raises:
+        LeakauditError: A field has no meaning, or does not fit the others.
+    """
+
+    workers: int = 0
+    backend: str = PROCESS
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the fields."""
+        name, _, _ = self.backend.partition(":")
+        if self.workers < 0:
+            raise LeakauditError(f"--workers: expected an integer >= 0, got {self.workers}")
+        if name not in BACKENDS or (name != "joblib" and name != self.backend):
+            near = suggest(self.backend, BACKENDS)
+            raise LeakauditError(f"--backend: expected {EXPECTED}, got {self.backend!r}{near}")
+        if name in CLUSTERS and not self.address:
+            raise LeakauditError(
+                f"--backend {name}: expected --address HOST:PORT of a cluster that is running"
+            )
+        if name not in CLUSTERS and self.address:
+            raise LeakauditError(
+                f"--address: expected it with --backend dask or ray, got --backend {self.backend}"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        workers: int | None,
+        backend: str = PROCESS,
+        address: str | None = None,
+        *,
+        every_core: bool = False,
+    ) -> Executor:
+        """Return an executor with a default number of workers.
+
+        Args:
+            workers: As for an executor; None for the default.
+            backend: As for an executor.
+            address: As for an executor.
+            every_core: Whether the default is one process per core, also without a backend.
+        """
+        if workers is None:
+            workers = 0
+            if backend not in CLUSTERS and (every_core or backend != PROCESS):
+                workers = _cores()
+        return cls(workers, backend, address)
+
+    @property
+    def inside(self) -> bool:
+        """Whether jobs are computed in this process, one after the other."""
+        return self.backend == PROCESS and not self.workers
+
+    def completed(
+        self,
+        job: Callable[[T], R],
+        items: Sequence[T],
+        stop: Stop = lambda: False,
+        files: Sequence[Path] = (),
+    ) -> Iterator[Outcome[R]]:
+        """Compute jobs, and yield how each one ended as soon as it has.
+
+        A job is repeated at most twice if its worker dies. It has the time that is left here, by
+        the deadline of `leakaudit.core.progress`.
+
+        Args:
+            job: The function of one item. Outside of this process, it must be possible to pickle
+                it, the items and the values.
+            items: The items.
+            stop: Called before each job; true skips all further ones.
+            files: Files that a worker reads.
+
+        Yields:
+            One outcome per job, in any order.
+
+        Raises:
+            LeakauditError: The backend is not installed, cannot be reached or has no workers.
+        """
+        if self.inside:
+            yield from _here(job, items, stop)
+            return
+        from leakaudit.runs.workers import clusters, shipping, worker_processes
+
+        shipped = shipping.pack(job, self.backend, time.time() + remaining(), files)
+        if self.backend == PROCESS:
+            yield from worker_processes.run(shipped, items, self.workers, stop)
+        elif self.backend == "dask":
+            yield from clusters.dask(shipped, items, self.workers, stop, str(self.address))
+        elif self.backend == "ray":
+            yield from clusters.ray(shipped, items, self.workers, stop, str(self.address))
+        else:
+            name = self.backend.removeprefix("joblib").removeprefix(":")
+            yield from clusters.joblib(shipped, items, max(1, self.workers), stop, name)
+
+    def map(
+        self, job: Callable[[T], R], items: Sequence[T], files: Sequence[Path] = ()
+    ) -> Iterator[R]:
+        """Yield the values of jobs in the order of their items.
+
+        Args:
+            job: As for `completed`.
+            items: As for `completed`.
+            files: As for `completed`.
+
+        Raises:
+            LeakauditError: As for `completed`, or a worker died too often.
+            Exception: Whatever the job raised for the first item for which it raised.
+        """
+        waiting: dict[int, Outcome[R]] = {}
+        due = 0
+        for outcome in self.completed(job, items, files=files):
+            waiting[outcome.place] = outcome
+            while due in waiting:
+                yield waiting.pop(due).result()
+                due += 1
+
+
+IN_PROCESS = Executor()
+
+
+def _cores() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # only Linux can tell which ones are ours
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _here(job: Callable[[T], R], items: Sequence[T], stop: Stop) -> Iterator[Outcome[Any]]:
+    """Compute jobs in this process; what a job raises is raised here."""
+    for place, item in enumerate(items):
+        if stop():
+            return
+        yield Outcome(place, job(item))

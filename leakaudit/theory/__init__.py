@@ -1,0 +1,1 @@
+"""What numbers mean without any data: relations between vectors, and bounds."""

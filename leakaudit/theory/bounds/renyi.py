@@ -1,0 +1,179 @@
+"""Renyi differential privacy on a grid of orders (Mironov 2017).
+
+>>> round(epsilon(1e-5, 8, 0.5), 9), round(mironov(1e-5, 8, 0.5), 9)
+(1.714109168, 2.144703638)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scipy.special import expit, logsumexp
+
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.bounds.guarantee import (
+    Adjacency,
+    Guarantee,
+    at_least_zero,
+    greatest_power,
+    least_epsilon,
+    probability,
+)
+
+# The default orders of dp-accounting, without 1024: tenths up to 10.9, integers up to 63, and three
+# large ones.
+ORDERS = (*(1 + k / 10 for k in range(1, 100)), *map(float, range(11, 64)), 128.0, 256.0, 512.0)
+
+
+@dataclass(frozen=True)
+class Rdp(Guarantee):
+    """Renyi divergences at several orders.
+
+    Adaptive releases add them (Mironov 2017, Proposition 1).
+
+    Attributes:
+        values: (n,) Upper bounds on the Renyi divergence; may be inf.
+        adjacency: The pairs of data sets that the divergences compare.
+        orders: (n,) Their orders, above 1.
+    """
+
+    values: tuple[float, ...]
+    adjacency: Adjacency
+    orders: tuple[float, ...] = ORDERS
+
+    def __post_init__(self) -> None:
+        """Validate the orders and values."""
+        if len(self.values) != len(self.orders) or not self.orders:
+            raise LeakauditError(
+                f"expected one value for each of {len(self.orders)} orders, got {len(self.values)}"
+            )
+        if not min(self.orders) > 1:
+            raise LeakauditError(f"expected Renyi orders above 1, got {min(self.orders)}")
+        for value in self.values:
+            at_least_zero("a Renyi divergence", value)
+
+    def delta(self, epsilon: float) -> float:
+        """The conversion of Canonne, Kamath, Steinke 2020, Proposition 12, at the best order."""
+        at_least_zero("epsilon", epsilon)
+        return min(delta(epsilon, a, r) for a, r in zip(self.orders, self.values, strict=True))
+
+    def epsilon(self, delta: float) -> float:
+        """Inverse of `delta`; inf at delta = 0 unless an order has divergence 0."""
+        if delta == 0 and min(self.values):
+            return math.inf
+        return least_epsilon(self.delta, delta)
+
+    def power(self, false_positives: float) -> float:
+        """The smaller of the curve's bound and `hoelder` at the best order."""
+        best = min(
+            hoelder(false_positives, a, r) for a, r in zip(self.orders, self.values, strict=True)
+        )
+        return min(greatest_power(self.delta, false_positives), best)
+
+    def plus(self, other: Rdp) -> Rdp:
+        """Sum of the values, order by order."""
+        if self.orders != other.orders:
+            raise LeakauditError(
+                "expected the same Renyi orders in both guarantees; give them the same `orders`"
+            )
+        total = tuple(a + b for a, b in zip(self.values, other.values, strict=True))
+        return Rdp(total, self.adjacency, self.orders)
+
+    def order(
+        self, delta: float, conversion: Callable[[float, float, float], float] | None = None
+    ) -> tuple[float, float, bool]:
+        """Return the best order, its epsilon, and whether it is at an end of the grid.
+
+        At an end, more orders may help.
+
+        Args:
+            delta: Between 0 and 1.
+            conversion: Converts (delta, order, divergence) to an epsilon; `epsilon` of this module
+                by default.
+        """
+        convert = conversion or epsilon
+        found = [convert(delta, a, r) for a, r in zip(self.orders, self.values, strict=True)]
+        k = found.index(min(found))
+        best = self.orders[k]
+        return best, found[k], best in (min(self.orders), max(self.orders))
+
+
+def delta(epsilon: float, order: float, value: float) -> float:
+    """Return e^{(a-1)(r - eps)} (1 - 1/a)^{a-1} / a.
+
+    Source: Canonne, Kamath, Steinke 2020, Proposition 12.
+
+    Args:
+        epsilon: At least 0.
+        order: a, above 1.
+        value: The divergence r; may be inf.
+    """
+    if value == math.inf:
+        return 1.0
+    logarithm = (order - 1) * (value - epsilon + math.log1p(-1 / order)) - math.log(order)
+    return math.exp(min(logarithm, 0.0))
+
+
+def epsilon(delta: float, order: float, value: float) -> float:
+    """Return max(0, r + log(1 - 1/a) - log(a delta) / (a - 1)), the inverse of `delta`.
+
+    Args:
+        delta: Between 0 and 1.
+        order: a, above 1.
+        value: The divergence r; may be inf.
+    """
+    if probability("delta", delta) == 0:
+        return math.inf if value else 0.0
+    return max(0.0, value + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
+
+
+def mironov(delta: float, order: float, value: float) -> float:
+    """Return r + log(1 / delta) / (a - 1), a looser conversion (Mironov 2017, Proposition 3).
+
+    Args:
+        delta: Between 0 and 1.
+        order: a, above 1.
+        value: The divergence r; may be inf.
+    """
+    if probability("delta", delta) == 0:
+        return math.inf if value else 0.0
+    return value - math.log(delta) / (order - 1)
+
+
+def hoelder(false_positives: float, order: float, value: float) -> float:
+    """Return min(1, (x e^r)^{(a-1)/a}), the largest true positive rate.
+
+    Source: Balle, Cherubin, Hayes 2022, reconstruction by RDP.
+
+    Args:
+        false_positives: The false positive rate x.
+        order: a, above 1.
+        value: The divergence r; may be inf.
+    """
+    if probability("the false positive rate", false_positives) == 0:
+        return 0.0 if value < math.inf else 1.0
+    return math.exp(min((1 - 1 / order) * (value + math.log(false_positives)), 0.0))
+
+
+def randomised_response(epsilon: float, order: float) -> float:
+    """Return the divergence of randomised response, which no epsilon-DP mechanism exceeds.
+
+    Source: Mironov 2017, Proposition 5. log(p^a (1-p)^{1-a} + (1-p)^a p^{1-a}) / (a - 1) with p =
+    e^eps / (1 + e^eps).
+
+    Args:
+        epsilon: At least 0.
+        order: a, above 1.
+    """
+    at_least_zero("epsilon", epsilon)
+    p = float(expit(epsilon))
+    q = float(expit(-epsilon))
+    if q == 0:  # e^-epsilon underflows, and the divergence is epsilon to rounding
+        return epsilon
+    both = [
+        order * math.log(p) + (1 - order) * math.log(q),
+        order * math.log(q) + (1 - order) * math.log(p),
+    ]
+    return max(0.0, float(logsumexp(both)) / (order - 1))

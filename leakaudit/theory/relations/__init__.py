@@ -1,0 +1,87 @@
+"""The linear engine: from one declaration of a protocol to what a view reveals.
+
+What the view determines, with what accuracy, and what theory allows, all follows from the
+declaration.
+
+>>> from leakaudit.core.adversary import Adversary
+>>> p = Relations()
+>>> w = p.public("w0")
+>>> for t in p.rounds(2):
+...     w = p.state("w", 0, eq=w - "1/10" * p.grad(0, at=w))
+...     m = p.send(0, 1, w, name="w")
+>>> view = know(p, Adversary())
+>>> determined(view, p.gradients(0))
+[g[0,1], g[0,2]]
+>>> explain(view, p.find("g", 0, 2))
+10 w[0>1,1] - 10 w[0>1,2]
+>>> round(float(estimate(view, [p.find("g", 0, 2)]).amplification[0]), 2)
+14.14
+"""
+
+from leakaudit.theory.relations.account import Bound, account
+from leakaudit.theory.relations.checks import Residuals, consistent, residuals
+from leakaudit.theory.relations.declare import Change, Relation, Relations
+from leakaudit.theory.relations.determine import (
+    Generic,
+    determined,
+    determined_each,
+    explain,
+    generic,
+    is_determined,
+    rank,
+)
+from leakaudit.theory.relations.drift import Drift, drift
+from leakaudit.theory.relations.estimate import Estimate, estimate, recorded
+from leakaudit.theory.relations.expression import Expression, Form, Number, Vector, decimal, exact
+from leakaudit.theory.relations.knowledge import Knowledge, know
+from leakaudit.theory.relations.record import (
+    Turns,
+    alone,
+    largest,
+    reached,
+    secretless,
+    with_models,
+)
+from leakaudit.theory.relations.repeat import extend, later, steady
+from leakaudit.theory.relations.semidefinite import supremum
+
+__all__ = [
+    "Bound",
+    "Change",
+    "Drift",
+    "Estimate",
+    "Expression",
+    "Form",
+    "Generic",
+    "Knowledge",
+    "Number",
+    "Relation",
+    "Relations",
+    "Residuals",
+    "Turns",
+    "Vector",
+    "account",
+    "alone",
+    "consistent",
+    "decimal",
+    "determined",
+    "determined_each",
+    "drift",
+    "estimate",
+    "exact",
+    "explain",
+    "extend",
+    "generic",
+    "is_determined",
+    "know",
+    "largest",
+    "later",
+    "rank",
+    "reached",
+    "recorded",
+    "residuals",
+    "secretless",
+    "steady",
+    "supremum",
+    "with_models",
+]

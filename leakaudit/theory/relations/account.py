@@ -1,0 +1,441 @@
+"""The exact Gaussian-DP mu of a view, and how far it can be trusted (docs/relations.md, account).
+
+Assume the worst case: the adversary knows all secrets except the targets. Let the relations be B e
++ S s + G d = 0 plus known terms, with noise e of unit variance, states s, and targets d.
+Eliminating the states (N S = 0, A = N G, Bn = N B) leaves a Gaussian view whose mean moves by A d
+when the targets move by d, and whose covariance is Bn Bn'. Two Gaussians with equal covariance are
+exactly mu-GDP with mu their Mahalanobis distance (Dong, Roth, Su 2022), so mu^2 = sup { sum_st M_st
+<d_s, d_t> : |d_t| <= Delta_t } with the Fisher matrix M = A'(Bn Bn')^+ A. All coordinates of the
+model share M, and the changes d_t are vectors (`semidefinite`). Equivalently, d' M d is the least
+|e|^2 of a noise shift e that hides d, B e + S s + G d = 0, and this is how M is computed, without
+N. If no shift hides some d, messages reveal that combination of targets without noise, and mu is
+inf.
+
+Adjacency: the targets of one node are replaced by arbitrary other vectors, |change of target t| <=
+    Delta_t, all at once; everything else, such as start values that are not targets, remains
+    unchanged and is public. The order in which a protocol uses records is public, too: sampling
+    never amplifies privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leakaudit.core.errors import LeakauditError, Unexplained
+from leakaudit.theory.relations.certificate import Past, certificates
+from leakaudit.theory.relations.declare import Relations
+from leakaudit.theory.relations.determine import determined
+from leakaudit.theory.relations.expression import Expression, labels, places
+from leakaudit.theory.relations.kkt import Array, solve, spanning, system
+from leakaudit.theory.relations.knowledge import Knowledge
+from leakaudit.theory.relations.modular import (
+    PRIMES,
+    Row,
+    Staircase,
+    echelon,
+    eliminate,
+    modular,
+    residue,
+)
+from leakaudit.theory.relations.semidefinite import supremum
+
+SECRET = {"secret", "gradient"}
+DEFINED = {"state", "message"}
+# Number of right-hand sides that are solved together. Affects only speed: a block of 128 columns of
+# a few thousand rows stays in the processor's cache, while thousands at once would not. A choice.
+AT_ONCE = 128
+# Number of targets up to which M is a dense matrix, of 2 MB; a choice.
+DENSE = 512
+# Largest number of floats of shifts and of M, 4 GB; a choice.
+LARGEST = 500_000_000
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What theory allows a view to reveal about some vectors of one node."""
+
+    mu: float  # certified upper value; inf if messages reveal a combination without noise
+    attained: float  # value attained by some change of the targets
+    targets: tuple[Expression, ...]  # the targets, in the order of `fisher`
+    leaking: tuple[Expression, ...]  # combinations of targets that messages reveal without noise
+    # for every gradient, 2: the point at which it was evaluated is a function of the view before
+    # it, so sensitivities at record level hold. 1: the point is a function of the view and of the
+    # node's own past gradients; record level requires a drift bound (`drift`), and mu refers to
+    # gradients that differ by at most the sensitivity wherever they are evaluated. 0: hidden noise
+    # influences the point, or that of a gradient of another node; mu refers to gradients that do
+    # not depend on the model (`record` has stronger adversaries). Targets that are not gradients
+    # have 2, or 0 if another gradient reacts.
+    certificate: tuple[int, ...]
+    fisher: Any  # (T, T) M, sparse beyond `DENSE` targets; None if mu is inf
+
+
+def account(
+    knowledge: Knowledge,
+    targets: Sequence[Expression],
+    sensitivity: float | Sequence[float],
+    *,
+    certify: bool = True,
+    least: bool = False,
+) -> Bound:
+    """Return the exact mu of a view for one node's targets.
+
+    Errors of channels (`std` of a message) are not counted as protection.
+
+    Vectors that the declaration does not explain may contain anything that their owner knows. If
+    they reach the view, there is no upper value. With `least`, the result is instead what the view
+    reveals whatever they contain: a lower value, attained by gradients that do not depend on the
+    model.
+
+    Args:
+        knowledge: Knowledge of the whole network: a part of the relations would not give a bound.
+        targets: Secrets or gradients of one node, each once.
+        sensitivity: Maximum change of each target, in Euclidean norm; one for all, or (T,).
+        certify: Whether to compute the certificate; it is empty otherwise.
+        least: Whether to return a lower value.
+
+    Raises:
+        Unexplained: Such vectors reach the view, and no lower value is asked for.
+        LeakauditError: There is no bound for this view: targets belong to several nodes, are known,
+            have priors or noise that is not Gaussian, or there are nonlinear steps whose inputs the
+            view does not determine.
+    """
+    limits = sensitivities(targets, sensitivity)
+    worst, view = worst_case(knowledge, targets, least=least)
+    wanted = set(places(targets))
+    certificate: tuple[int, ...] = ()
+    if certify:
+        others = knowledge.declared.points.keys() & view.used - wanted
+        certificate = certificates(worst, targets, others)
+    # Targets that do not reach the view, or do not move, have a row of zeros in M.
+    at: list[int] = []
+    moving: list[Expression] = []
+    for j, target in enumerate(targets):
+        if target.vector in view.used and limits[j] > 0:
+            at.append(j)
+            moving.append(target)
+    view = replace(view, known=view.known | (wanted - set(places(moving))))
+    leaking = determined(view, moving)
+    if leaking:
+        return Bound(math.inf, math.inf, tuple(targets), tuple(leaking), certificate, None)
+    gaussian(view, moving)
+    m: Any = np.zeros((0, 0))
+    if moving:
+        m = fisher(view, moving)
+    m = _among(m, at, len(targets))
+    attained, upper = supremum(m, limits)
+    return Bound(upper, attained, tuple(targets), (), certificate, m)
+
+
+def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Any:
+    """Return M (T, T) = A'(Bn Bn')^+ A; sparse if there are more than `DENSE` targets.
+
+    This requires neither N nor a pseudo-inverse. Let e_t be the least noise shift that hides a unit
+    change of target t by itself, B e_t + S s + G_t = 0 for some s. The least shift that hides a
+    combination d is linear in d, namely sum_t d_t e_t, so d'M d = |sum_t d_t e_t|^2 and M_st is the
+    inner product of e_s and e_t.
+
+    The relations fall into components that share no unknown. Shifts of different components are
+    orthogonal, and one right-hand side serves one target of every component at once.
+
+    Args:
+        knowledge: Every flat unknown except the targets must be a state.
+        targets: None of their combinations may leak without noise.
+
+    Raises:
+        LeakauditError: A component has so many targets that its part of M does not fit in memory.
+    """
+    import scipy.sparse as sp
+
+    s = system(knowledge, 0.0)
+    own = np.array([s.columns[k] for k in places(targets)], np.int64)
+    states = np.setdiff1d(np.arange(s.flat.shape[1]), own)
+    scale = float(np.abs(s.noise.data).max(initial=0)) or 1.0
+    flat = s.flat[:, states]
+    noise = s.noise[:, : len(knowledge.noise)] / scale
+    of_flat, of_noise = _components(s.flat, noise)
+    nth = _nth(of_flat[own])
+    width = int(nth.max(initial=-1)) + 1
+    _fits(noise.shape[1] * width, width, len(own))
+    sides = sp.csr_array((np.ones(len(own)), (np.arange(len(own)), nth)), (len(own), width))
+    right = -(s.flat[:, own] @ sides).tocsc()
+    e = np.empty((noise.shape[1], width))
+
+    def independent_states() -> NDArray[np.int64]:
+        return spanning(knowledge, [knowledge.flat[j] for j in states])
+
+    for at in range(0, width, AT_ONCE):
+        hidden = right[:, at : at + AT_ONCE].toarray()
+        nothing = np.zeros((len(states), hidden.shape[1]))
+        e[:, at : at + AT_ONCE], _ = solve(noise, flat, nothing, hidden, independent_states)
+    e /= scale  # B was divided by the scale, so e was multiplied by it
+    if width == len(own) and len(own) <= DENSE:
+        m = e.T @ e
+    else:
+        apart = _apart(e, of_noise, of_flat[own], nth)
+        m = apart.T @ apart
+        if len(own) <= DENSE:
+            m = m.toarray()
+    return m
+
+
+def _among(m: Any, at: Sequence[int], count: int) -> Any:
+    """Return M of all targets from that of those that move; the others have zeros."""
+    if len(at) == count:
+        return m
+    if count <= DENSE:
+        every = np.zeros((count, count))
+        every[np.ix_(at, at)] = m
+        return every
+    import scipy.sparse as sp
+
+    place = sp.csr_array((np.ones(len(at)), (at, range(len(at)))), (count, len(at)))
+    return place @ m @ place.T
+
+
+def _components(flat: Any, noise: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the component of each column of F and of B; columns of one relation share one."""
+    import scipy.sparse as sp
+    from scipy.sparse.csgraph import connected_components
+
+    occurs = sp.hstack([flat, noise], format="csr")
+    rows, columns = occurs.shape
+    ties = sp.block_array(
+        [[sp.csr_array((rows, rows)), occurs], [None, sp.csr_array((columns,) * 2)]]
+    )
+    of = connected_components(ties, directed=False)[1][rows:].astype(np.int64)
+    return of[: flat.shape[1]], of[flat.shape[1] :]
+
+
+def _nth(of: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many earlier elements are in the same component, for each element."""
+    order = np.argsort(of, kind="stable")
+    start = np.r_[0, np.flatnonzero(np.diff(of[order])) + 1]
+    counts = np.diff(np.r_[start, len(of)])
+    nth = np.empty(len(of), np.int64)
+    nth[order] = np.arange(len(of)) - np.repeat(start, counts)
+    return nth
+
+
+def _fits(shifts: int, width: int, count: int) -> None:
+    """Raise LeakauditError if shifts and M need more than `LARGEST` numbers."""
+    needed = shifts + width * min(count, 2 * width)
+    if needed > LARGEST:
+        raise LeakauditError(
+            f"the noise of the rounds is connected, so {width} gradients require "
+            f"{needed * 8 / 1e9:.0f} GB of memory; use fewer rounds"
+        )
+
+
+def _apart(
+    e: Array, of_noise: NDArray[np.int64], of_target: NDArray[np.int64], nth: NDArray[np.int64]
+) -> Any:
+    """Return the shift of each target, as sparse columns, from the sums over components."""
+    import scipy.sparse as sp
+
+    by_noise = np.argsort(of_noise, kind="stable")
+    known = of_noise[by_noise]
+    start = np.searchsorted(known, of_target)
+    counts = np.searchsorted(known, of_target, side="right") - start
+    target = np.repeat(np.arange(len(of_target)), counts)
+    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    row = by_noise[np.repeat(start, counts) + within]
+    return sp.csc_array((e[row, nth[target]], (row, target)), (len(e), len(of_target)))
+
+
+def sensitivities(targets: Sequence[Expression], sensitivity: float | Sequence[float]) -> Array:
+    """Return a sensitivity (T,) for each target.
+
+    Args:
+        sensitivity: One for all, or (T,).
+    """
+    if isinstance(sensitivity, int | float):
+        limits = np.full(len(targets), sensitivity, float)
+    else:
+        limits = np.array(sensitivity, float)
+    if len(limits) != len(targets) or not (np.isfinite(limits) & (limits >= 0)).all():
+        raise LeakauditError(
+            f"expected one finite sensitivity >= 0 for each of {len(targets)} targets, got "
+            f"{sensitivity}"
+        )
+    return limits
+
+
+def worst_case(
+    knowledge: Knowledge, targets: Sequence[Expression], *, least: bool = False
+) -> tuple[Knowledge, Knowledge]:
+    """Return the knowledge of an adversary who knows all secrets except the targets.
+
+    Outputs of nonlinear steps that this view determines are post-processing, and therefore known.
+    """
+    vectors = knowledge.declared.vectors
+    wanted = set(places(targets))
+    owners = {vectors[k].owner for k in wanted}
+    kinds = {vectors[k].kind for k in wanted}
+    if len(owners) != 1 or len(wanted) < len(targets) or not kinds <= SECRET:
+        raise LeakauditError("account: expected secrets or gradients of one node, each once")
+    known = sorted(wanted & knowledge.known)
+    if known:
+        raise LeakauditError(
+            f"account: this adversary knows {vectors[known[0]].label}; there is nothing to bound"
+        )
+    _no_prior(knowledge, wanted)
+    secrets = {k for k, vector in enumerate(vectors) if vector.kind in SECRET}
+    worst = replace(knowledge, known=knowledge.known | (secrets - wanted))
+    outs = knowledge.declared.opaques.keys()
+    view = _reaching(worst)
+    if not least:
+        missing = unexplained(worst)
+        if missing is not None:
+            raise missing
+    _post_processing(worst, view.used & outs)
+    return replace(worst, known=worst.known | outs), replace(view, known=worst.known | outs)
+
+
+def unexplained(knowledge: Knowledge) -> Unexplained | None:
+    """Return which vectors reach a view that the declaration does not explain, if any."""
+    free = knowledge.declared.unexplained
+    if not free:
+        return None
+    found = sorted(_reaching(knowledge, free).used & free - knowledge.known)
+    if not found:
+        return None
+    vectors = knowledge.declared.vectors
+    owners = frozenset(vectors[k].owner for k in found)
+    return Unexplained(vectors[found[0]].label, owners)
+
+
+def _reaching(worst: Knowledge, fixed: frozenset[int] = frozenset()) -> Knowledge:
+    """Drop relations that only define a state, or an unobserved message, with no other use.
+
+    Such a relation contains no information about the rest, because the defined vector can take any
+    value, unless it is one of the fixed ones. After it is dropped, other vectors in it may occur in
+    only one relation, so the search continues with those.
+    """
+    vectors = worst.declared.vectors
+    occurs_in = defaultdict[int, set[int]](set)  # free vector -> relations that contain it
+    fixed = fixed | worst.known | worst.declared.opaques.keys()
+    for r in worst.rows:
+        for k in worst.declared.relations[r].terms:
+            if k not in fixed and vectors[k].kind in DEFINED:
+                occurs_in[k].add(r)
+    rows = set(worst.rows)
+    todo = [k for k, some in occurs_in.items() if len(some) == 1]
+    while todo:
+        for r in list(occurs_in[todo.pop()]):
+            rows.discard(r)
+            for k in worst.declared.relations[r].terms:
+                if r in occurs_in[k]:
+                    occurs_in[k].discard(r)
+                    if len(occurs_in[k]) == 1:
+                        todo.append(k)
+    return replace(worst, rows=tuple(sorted(rows)))
+
+
+def _post_processing(worst: Knowledge, outs: Collection[int]) -> None:
+    """Raise LeakauditError if a nonlinear step reaches the view but its inputs do not.
+
+    They must be determined, so that the output is post-processing.
+    """
+    if not outs:
+        return
+    past = Past(worst, worst.known)
+    for r in worst.relations:
+        past.add(Expression(worst.declared.vectors, r.terms))
+    for out in sorted(outs):
+        for part in worst.declared.opaques[out]:
+            if not past.holds(part):
+                label = worst.declared.vectors[out].label
+                raise LeakauditError(
+                    f"account: {label} is a nonlinear function of {part}, which this view does not "
+                    "determine"
+                )
+
+
+def _no_prior(knowledge: Knowledge, wanted: Collection[int]) -> None:
+    """Raise LeakauditError if relations connect targets to each other or to noise, not messages."""
+    vectors = knowledge.declared.vectors
+    for row in _without_states(knowledge):
+        if row.keys().isdisjoint(wanted):
+            continue
+        kinds = {vectors[k].kind for k in row}
+        if "public" not in kinds:
+            raise LeakauditError(
+                f"account: the relation between {labels(vectors, row)} is a prior, which a "
+                "worst-case bound does not have; leave it out"
+            )
+
+
+# What `_without_states` found for the relations in use; the views of a declaration share it.
+_LEFT: WeakKeyDictionary[Relations, tuple[tuple[int, ...], list[Row]]] = WeakKeyDictionary()
+
+
+def _without_states(knowledge: Knowledge) -> list[Row]:
+    """Return what remains of the relations after eliminating all states and messages."""
+    rows, left = _LEFT.get(knowledge.declared, ((), []))
+    if rows and rows == knowledge.rows:
+        return left
+    vectors = knowledge.declared.vectors
+    prime = PRIMES[0]
+    stairs = Staircase(prime)
+    # States and messages are numbered last, so that they are the pivots of their definitions. Rows
+    # with other pivots are what remains.
+    late = [len(vectors) * (vector.kind in DEFINED) for vector in vectors]
+    for relation in knowledge.relations:
+        stairs.add({k + late[k]: residue(value, prime) for k, value in relation.terms.items()})
+    left = [row for column, row in stairs.pivots.items() if column < len(vectors)]
+    _LEFT[knowledge.declared] = (knowledge.rows, left)
+    return left
+
+
+def gaussian(worst: Knowledge, moving: Sequence[Expression]) -> None:
+    """Raise LeakauditError if the view contains non-Gaussian noise together with the targets.
+
+    The decision is exact. The reduced echelon form of the view splits into components that share no
+    column. They are independent, and one without targets reveals nothing about them.
+
+    Args:
+        worst: The knowledge of an adversary who knows all secrets except the targets.
+    """
+    vectors = worst.declared.vectors
+    prime = PRIMES[0]
+    other = {k for k in worst.noise if vectors[k].law != "gaussian"}
+    if not other:
+        return
+    rows = (modular(relation.terms, prime, worst.known) for relation in worst.relations)
+    targets = places(moving)
+    left = eliminate(rows, set(worst.flat).difference(targets), prime)
+    seen = _component(echelon(left, [*worst.noise, *targets], prime), targets)
+    mixed_in = sorted(other & seen)
+    if mixed_in:
+        first = vectors[mixed_in[0]]
+        raise LeakauditError(
+            f"account: {first.label} is {first.law} noise, but a mu requires Gaussian noise; "
+            "declare it known (knowledge.also) for an upper value without its protection, or "
+            "compose its releases one by one"
+        )
+
+
+def _component(rows: Sequence[Row], start: Collection[int]) -> set[int]:
+    """Return the columns that rows connect to some columns, directly or through others."""
+    seen = set(start)
+    apart = list(rows)
+    grown = True
+    while grown:
+        grown = False
+        left = []
+        for row in apart:
+            if seen.isdisjoint(row):
+                left.append(row)
+            else:
+                seen.update(row)
+                grown = True
+        apart = left
+    return seen

@@ -1,0 +1,684 @@
+"""A protocol as linear relations between named vectors, written as in its paper.
+
+Every coordinate of the model obeys the same relations, so one scalar coefficient represents a whole
+vector (docs/relations.md: sum_c E[r, c] u_c = 0).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from fractions import Fraction
+
+from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.core.progress import expired
+from leakaudit.core.trace import Graph, Training
+from leakaudit.theory.relations.expression import (
+    LAWS,
+    ONE,
+    Expression,
+    Form,
+    Kind,
+    Law,
+    Outlined,
+    Vector,
+)
+from leakaudit.theory.relations.modular import PRIMES, Staircase, modular
+
+# A declaration follows numbers of a file, such as its rounds and local steps. Both limits are
+# choices: ten million parts take about a minute and several GB.
+LARGEST = 10_000_000
+TERMS = 20  # terms for each vector that `at_most` allows; the bundled victims have 3 at most
+# Binary digits before the point of a coefficient; it is converted to a float of at most 1024.
+DIGITS = 1000
+# How many times as many vectors may be outlined as declared; it takes about as long then.
+OUTLINED = 2
+TIMED = 1 << 16  # parts between two looks at the deadline, which take about a second
+Classes = Sequence[tuple[Vector, Sequence[int]]]  # one of a class, and the places of all
+_OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
+_MOST: ContextVar[Most | None] = ContextVar("most", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """``lhs = rhs``, as ``sum of terms = 0``."""
+
+    terms: Mapping[int, Fraction]  # place of a vector -> coefficient, without zeros
+    round: int
+    lhs: Form  # left-hand side, as written
+    rhs: Form  # right-hand side, as written
+
+    @property
+    def text(self) -> str:
+        """The relation as it was written."""
+        return f"{self.lhs} = {self.rhs}"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The point at which a gradient was evaluated."""
+
+    at: Expression
+    before: int  # number of relations declared before the gradient
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a node's local steps changed: the model before them minus the one after them."""
+
+    at: Expression  # the model before them
+    by: Training
+
+
+@contextmanager
+def outline() -> Iterator[None]:
+    """Inside, a declaration keeps only its messages, without their content.
+
+    This suffices to count them, and is about ten times faster.
+    """
+    token = _OUTLINE.set(True)
+    try:
+        yield
+    finally:
+        _OUTLINE.reset(token)
+
+
+def outlined() -> bool:
+    """Return whether declarations made now keep only their messages (`outline`)."""
+    return _OUTLINE.get()
+
+
+@dataclass(frozen=True)
+class Most:
+    """The most that a declaration may contain."""
+
+    vectors: int  # number of vectors; it may have `TERMS` times as many terms
+    idle: int  # number of vectors in rounds that are not busy
+    busy: frozenset[int]  # rounds of which messages were recorded
+
+
+@contextmanager
+def at_most(most: Most | None) -> Iterator[None]:
+    """Inside, a larger declaration is rejected.
+
+    Constants of a file that a stranger made, such as a number of inner steps, must not keep a
+    declaration busy for hours.
+
+    Args:
+        most: The most that it may contain; None for any size.
+    """
+    token = _MOST.set(most)
+    try:
+        yield
+    finally:
+        _MOST.reset(token)
+
+
+class Relations:
+    """The declaration of one protocol; its methods return vectors to calculate with.
+
+    Every vector has a name, an owner and the round in which it was declared; `index` distinguishes
+    vectors that share all three.
+
+    Args:
+        graph: If given, nodes and edges that are not in it are rejected.
+    """
+
+    def __init__(self, graph: Graph | None = None) -> None:
+        self.graph = graph
+        self.round = 0
+        self.vectors: list[Vector] = []
+        self.relations: list[Relation] = []
+        self.points: dict[int, Point] = {}
+        self.opaques: dict[int, tuple[Expression, ...]] = {}
+        self.hides: dict[int, str] = {}  # opaque vector -> what it hides of its inputs
+        self.omits: dict[int, int] = {}  # omitted part -> message that holds the rest
+        self.changes: dict[int, Change] = {}  # opaque vector -> the local steps behind it
+        self.sent: dict[int, int] = {}  # message -> the relation that defines its content
+        # Whether rounds after the last one would be declared like it; False if they would not.
+        self.settled = True
+        # States that nothing explains so far, and relations between several of them.
+        self._free: set[int] = set()
+        self._between: list[Mapping[int, Fraction]] = []
+        self._places: dict[tuple[object, ...], int] = {}
+        self._gradients = defaultdict[int | None, list[int]](list)  # owner -> places
+        self._classes: dict[bool, Classes] = {}
+        self._counted = 0  # vectors in `_classes`
+        self._ended = False
+        self._parts = 0
+        self._made = self._idle = 0  # vectors of all rounds, and of those without messages
+        self._terms = 0
+        self._outline = _OUTLINE.get()
+        self._most = _MOST.get()
+        self._any = Outlined(self.vectors, {})
+
+    def rounds(self, count: int) -> Iterator[int]:
+        """Iterate over rounds 1 to count; everything declared inside belongs to the round.
+
+        Args:
+            count: Number of rounds. A declaration has one such loop.
+        """
+        if self._ended or self.round:
+            raise LeakauditError(
+                "a declaration has only one rounds(…) loop, but this is the second; "
+                "put the relations of both loops into one"
+            )
+        for t in range(1, count + 1):
+            self.round = t
+            self._grow()
+            yield t
+        self._ended = True
+
+    def secret(self, name: str, owner: int, index: int | None = None) -> Expression:
+        """Return a private vector about which nothing is known beforehand.
+
+        Args:
+            name: For example that of data, a start value or a dual.
+            owner: The node that holds it.
+            index: Distinguishes it from vectors of the same name, owner and round.
+        """
+        return self._new("secret", name, owner, index)
+
+    def grad(
+        self, owner: int, at: Expression, index: int | None = None, name: str = "g"
+    ) -> Expression:
+        """Return an unknown gradient of the owner's loss.
+
+        Args:
+            owner: The node that evaluates it.
+            at: The model at which it is evaluated.
+            index: Distinguishes it from vectors of the same name, owner and round.
+            name: Name of the gradient.
+        """
+        self._same(at)
+        self._count(at)
+        g = self._new("gradient", name, owner, index)
+        self.points[g.vector] = Point(at, len(self.relations))
+        return g
+
+    def noise(
+        self, name: str, std: float, owner: int, index: int | None = None, *, law: Law = "gaussian"
+    ) -> Expression:
+        """Return fresh noise; use the vector twice if one draw is used twice.
+
+        Args:
+            name: Name of the noise.
+            std: Standard deviation per coordinate.
+            owner: The node that draws it.
+            index: Distinguishes it from vectors of the same name, owner and round.
+            law: Its distribution, with mean 0. Estimates require only the std; `account` accepts
+                Gaussian noise and rejects the others.
+        """
+        what = f"noise {name!r} of node {owner}"
+        if not 0 < std < math.inf:
+            raise LeakauditError(
+                f"{what}: expected a finite std > 0, got {std!r}; omit the noise if there is none"
+            )
+        if law not in LAWS:
+            raise LeakauditError(f"{what}: expected a law out of {', '.join(LAWS)}, got {law!r}")
+        return self._new("noise", name, owner, index, std=float(std), law=law)
+
+    def public(self, name: str, index: int | None = None) -> Expression:
+        """Return a vector that is known to everybody.
+
+        Args:
+            name: Name of the vector, or of a constant of the protocol.
+            index: Distinguishes it from vectors of the same name and round.
+        """
+        return self._new("public", name, None, index)
+
+    def state(
+        self,
+        name: str,
+        owner: int | None = None,
+        index: int | None = None,
+        *,
+        eq: Form | None = None,
+    ) -> Expression:
+        """Return a vector that is known only through relations.
+
+        Args:
+            name: Name of the state.
+            owner: The node that holds it, if any.
+            index: Distinguishes it from vectors of the same name, owner and round.
+            eq: Its definition, if any. Without one, and unless `relate` or `opaque` explain it
+                later, it is `unexplained`.
+        """
+        if eq is not None:
+            self._same(eq)
+        x = self._new("state", name, owner, index)
+        if eq is not None:
+            self._add(x, eq)
+        elif not self._outline:
+            self._free.add(x.vector)
+        return x
+
+    @property
+    def unexplained(self) -> frozenset[int]:
+        """States that may be any function of what their owner knows when it computes them.
+
+        The declaration neither defines them nor names their inputs. They protect nothing: what they
+        contain of messages and gradients is not known (`account`). A start value that does not
+        depend on data is a `secret` instead.
+        """
+        while self._between:
+            left = []
+            for terms in self._between:
+                some = [k for k in terms if k in self._free]
+                if len(some) == 1:
+                    self._free.remove(some[0])
+                elif some:
+                    left.append(terms)
+            if len(left) == len(self._between):
+                # Each relation explains the last of its states that no other relation explains.
+                stairs = Staircase(PRIMES[0])
+                for terms in left:
+                    free = {k: v for k, v in terms.items() if k in self._free}
+                    stairs.add(modular(free, PRIMES[0]))
+                self._free -= stairs.pivots.keys()
+                left = []
+            self._between = left
+        return frozenset(self._free)
+
+    def relate(self, lhs: Form, rhs: Form = 0) -> None:
+        """Declare ``lhs = rhs``; if it contains a noise vector, this is a prior.
+
+        Args:
+            lhs: A form over vectors of this declaration.
+            rhs: Another form, or 0.
+        """
+        terms = self._add(lhs, rhs)
+        if not self._free.isdisjoint(terms):
+            self._between.append(terms)
+
+    def _add(self, lhs: Form, rhs: Form) -> Mapping[int, Fraction]:
+        """Add a relation, and return its terms; none in an outline."""
+        self._grow()
+        if self._outline:
+            return {}
+        difference = lhs - rhs
+        if not isinstance(difference, Expression) or not difference.terms:
+            raise LeakauditError(
+                f"round {self.round}: the relation {lhs} = {rhs} is trivial; "
+                "expected at least one vector that does not cancel"
+            )
+        self._same(difference)
+        self._count(difference)
+        self.relations.append(Relation(difference.terms, self.round, lhs, rhs))
+        return difference.terms
+
+    def send(
+        self,
+        src: int,
+        dst: int | Iterable[int] | None,
+        expr: Form,
+        name: str = "m",
+        *,
+        std: float = 0.0,
+        secure: bool = False,
+        index: int | None = None,
+    ) -> Expression:
+        """Declare that a node sends a vector, and return the message as it was received.
+
+        Args:
+            src: The sender.
+            dst: One node, several that receive the same copy, or None: everybody reads it, as on a
+                public board.
+            expr: Content of the message.
+            name: Name of the message.
+            std: Error that the channel adds on top of rounding, for example q / sqrt(12) for a
+                dithered quantiser of width q.
+            secure: Whether an outsider sees only that the message was sent, not its content.
+            index: Distinguishes it from messages of the same name, sender, receivers and round.
+
+        Raises:
+            LeakauditError: The message has no valid receiver: it is addressed to its sender, to
+                nobody, or along an edge that is not in the graph.
+        """
+        to = _receivers(dst)
+        self._grow()
+        if self._outline:
+            self._fits(self.round)
+            self.vectors.append(Vector("message", name, src, self.round, index, std, to, secure))
+            return self._any
+        what = f"round {self.round}: message {name!r} of node {src}"
+        if to is not None and (not to or src in to):
+            whom = "nobody"
+            if to:
+                whom = "itself"
+            raise LeakauditError(
+                f"{what} is addressed to {whom}; name another node, or dst=None for everybody"
+            )
+        if self.graph and to:
+            near = self.graph.neighbours[self._node(src)]
+            for receiver in to:
+                if receiver not in near:
+                    raise LeakauditError(
+                        f"{what} is addressed to node {receiver}, but they share no edge; "
+                        f"the neighbours of node {src} are {near}"
+                    )
+        if not isinstance(expr, Expression):
+            raise LeakauditError(f"{what}: expected a vector to send, got the number {expr!r}")
+        if not 0 <= std < math.inf:
+            raise LeakauditError(f"{what}: expected a channel error with std >= 0, got {std!r}")
+        m = self._new("message", name, src, index, std=std, dst=to, secure=secure)
+        self.sent[m.vector] = len(self.relations)
+        self._add(m, expr)
+        return m
+
+    def opaque(self, out: Expression, of: Sequence[Expression], hides: str = "") -> None:
+        """Declare that a state is a nonlinear function of vectors, such as clipping or a prox.
+
+        What is determined or estimated remains a valid lower bound; a mu is available only if the
+        view determines every input.
+
+        Args:
+            out: A state without a definition.
+            of: The vectors from which it is computed.
+            hides: What it hides of them, for the reader of a trace in which nothing is determined.
+        """
+        if self._outline:
+            return
+        if not of or self.vectors[out.vector].kind != "state":
+            raise LeakauditError(
+                f"opaque({out}): expected a state without eq=, and the vectors of=[…] from which "
+                "it is computed"
+            )
+        for part in of:
+            self._same(part)
+        self.opaques[out.vector] = tuple(of)
+        self._free.discard(out.vector)
+        if hides:
+            self.hides[out.vector] = hides
+
+    def omit(self, left: Expression, message: Expression) -> None:
+        """Declare that a message holds some coordinates of a vector, and another vector the rest.
+
+        On every coordinate on which the message is not zero, the omitted part is zero. Whoever
+        observes the message therefore knows the omitted part there, and nothing about it elsewhere.
+
+        Args:
+            left: The omitted part, a state.
+            message: The message.
+        """
+        if self._outline:
+            return
+        kinds = (self.vectors[left.vector].kind, self.vectors[message.vector].kind)
+        if kinds != ("state", "message"):
+            raise LeakauditError(
+                f"omit({left}, {message}): expected a state and a message, "
+                f"got a {kinds[0]} and a {kinds[1]}"
+            )
+        self.omits[left.vector] = message.vector
+
+    def trained(self, change: Expression, at: Expression, by: Training) -> None:
+        """Declare that an opaque state is what local steps changed, as it is sent.
+
+        Attacks that read such changes receive it, although no gradient is determined.
+
+        Args:
+            change: The model before the steps minus the one after them, rounded if it is sent so.
+            at: The model before them.
+            by: The steps.
+        """
+        if self._outline:
+            return
+        if change.vector not in self.opaques:
+            raise LeakauditError(
+                f"trained({change}): expected a state that was declared opaque before"
+            )
+        self._same(at)
+        self.changes[change.vector] = Change(at, by)
+
+    def find(
+        self, name: str, owner: int | None = None, round: int = 0, index: int | None = None
+    ) -> Expression:
+        """Return a vector by its name; messages are excluded.
+
+        Args:
+            name: Name of the vector.
+            owner: The node that holds it.
+            round: Round in which it was declared.
+            index: Its index, if any.
+
+        Raises:
+            LeakauditError: It is not declared.
+        """
+        wanted = Vector("state", name, owner, round, index)
+        if (place := self.place(wanted)) is None:
+            raise LeakauditError(
+                f"vector {wanted.label} does not exist in this "
+                f"declaration{suggest(wanted.label, (v.label for v in self.vectors))}"
+            )
+        return self._form(place)
+
+    def place(self, vector: Vector, by: int = 0) -> int | None:
+        """Return the place of the vector with the same name, owner, round and index; None if none.
+
+        Args:
+            vector: A vector of this declaration or another.
+            by: Number of rounds by which the wanted vector is later; vectors of round 0 stay.
+        """
+        return self._places.get(self._key(vector, by))
+
+    def adopt(self, vector: Vector, by: int = 0) -> int:
+        """Return the place of a vector of another declaration, and add it if it is missing.
+
+        Args:
+            vector: A vector of the other declaration.
+            by: Number of rounds by which it is later here.
+        """
+        place = self.place(vector, by)
+        if place is None:
+            moved = later(vector, by)
+            self.round = max(self.round, moved.round)
+            self._fits(moved.round)
+            place = self._places[self._key(vector, by)] = len(self.vectors)
+            self.vectors.append(moved)
+            if vector.kind == "gradient":
+                self._gradients[vector.owner].append(place)
+        return place
+
+    def carry(self, place: int) -> None:
+        """Record that a vector of another declaration is unexplained there.
+
+        Args:
+            place: Its place here (`adopt`).
+        """
+        self._free.add(place)
+
+    def classes(self, *, by_round: bool) -> Classes:
+        """Return the vectors in classes of which an adversary knows all or none.
+
+        Those of a class differ only in round and index, and in their names unless they are public.
+
+        Args:
+            by_round: Whether vectors of different rounds are in different classes.
+        """
+        if self._counted != len(self.vectors):
+            self._classes = {}
+            self._counted = len(self.vectors)
+        if by_round not in self._classes:
+            found = defaultdict[Hashable, list[int]](list)
+            for k, v in enumerate(self.vectors):
+                name = v.name if v.kind == "public" else ""
+                of_round = v.round if by_round else 0
+                found[v.kind, v.owner, v.dst, v.secure, name, of_round].append(k)
+            self._classes[by_round] = [(self.vectors[some[0]], some) for some in found.values()]
+        return self._classes[by_round]
+
+    def select(
+        self, kind: Kind | None = None, owner: int | None = None, name: str | None = None
+    ) -> list[Expression]:
+        """Return all vectors of a kind, an owner and a name, in the order of declaration.
+
+        Args:
+            kind: None for all.
+            owner: None for all.
+            name: None for all.
+        """
+        found = []
+        for k, vector in enumerate(self.vectors):
+            if kind is not None and vector.kind != kind:
+                continue
+            if owner is not None and vector.owner != owner:
+                continue
+            if name is not None and vector.name != name:
+                continue
+            found.append(self._form(k))
+        return found
+
+    def gradients(self, node: int) -> list[Expression]:
+        """Return the gradients of one node, in the order of declaration.
+
+        Args:
+            node: The owner of the gradients.
+        """
+        return [self._form(k) for k in self._gradients.get(node, ())]
+
+    @staticmethod
+    def _key(vector: Vector, by: int = 0) -> tuple[object, ...]:
+        """Return what identifies a vector; those of round 0 are the same in every round."""
+        round_ = vector.round
+        if round_:
+            round_ += by
+        if vector.kind == "message":
+            return (True, vector.name, vector.owner, round_, vector.index, vector.dst)
+        return (False, vector.name, vector.owner, round_, vector.index, None)
+
+    def _form(self, place: int) -> Expression:
+        return Expression(self.vectors, {place: ONE})
+
+    def _new(
+        self,
+        kind: Kind,
+        name: str,
+        owner: int | None,
+        index: int | None,
+        *,
+        std: float = 0.0,
+        dst: tuple[int, ...] | None = None,
+        secure: bool = False,
+        law: Law = "gaussian",
+    ) -> Expression:
+        if owner is not None:
+            owner = self._node(owner)
+        self._grow()
+        self._fits(self.round)
+        if self._outline:
+            return self._any
+        vector = Vector(kind, name, owner, self.round, index, std, dst, secure, law)
+        if self.place(vector) is not None:
+            raise LeakauditError(
+                f"{vector.label} is declared twice; reuse the first, or give the second another "
+                "name or index="
+            )
+        self._places[self._key(vector)] = len(self.vectors)
+        self.vectors.append(vector)
+        if kind == "gradient":
+            self._gradients[owner].append(len(self.vectors) - 1)
+        return self._form(len(self.vectors) - 1)
+
+    def _count(self, form: Expression) -> None:
+        """Count the terms of a form; reject too many, and coefficients beyond all floats."""
+        self._terms += len(form.terms)
+        if self._most is not None and self._terms > TERMS * self._most.vectors:
+            raise self._excess(f"{TERMS * self._most.vectors} terms")
+        for place, factor in form.terms.items():
+            digits = factor.numerator.bit_length()
+            if digits > DIGITS and digits - factor.denominator.bit_length() > DIGITS:
+                raise LeakauditError(
+                    f"round {self.round}: the coefficient of {self.vectors[place].label} is beyond "
+                    "all floating-point numbers; check the constants of the protocol"
+                )
+
+    def require_room(self, vectors: int) -> None:
+        """Reject a loop before it begins if a recording of this size cannot have its vectors.
+
+        Args:
+            vectors: Number of vectors that the loop declares, or fewer.
+
+        Raises:
+            LeakauditError: They are too many.
+        """
+        if self._most is not None and self._made + vectors > self._times * self._most.vectors:
+            raise self._excess(f"{self._times * self._most.vectors} vectors")
+
+    @property
+    def _times(self) -> int:
+        return OUTLINED if self._outline else 1
+
+    def _fits(self, round: int) -> None:
+        """Count one more vector of a round; reject more than a recording of this size can have."""
+        if self._most is None:
+            return
+        self._made += 1
+        if self._made > self._times * self._most.vectors:
+            raise self._excess(f"{self._times * self._most.vectors} vectors")
+        if round in self._most.busy:
+            return
+        self._idle += 1
+        if self._idle > self._times * self._most.idle:
+            most = self._times * self._most.idle
+            raise self._excess(f"{most} vectors without a recorded message")
+
+    def _excess(self, what: str) -> LeakauditError:
+        return LeakauditError(
+            f"the declared protocol has more than {what} up to round {self.round}, "
+            "far more than a recording of this size can have; check its constants"
+        )
+
+    def _grow(self) -> None:
+        """Count one more part; end a declaration that is too large or takes too long."""
+        self._parts += 1
+        if self._parts % TIMED:
+            return
+        if self._parts > LARGEST:
+            raise LeakauditError(
+                f"the protocol's declaration has more than {LARGEST:,} relations and vectors at "
+                f"round {self.round}: the numbers of nodes, rounds and local steps are too large"
+            )
+        if expired():
+            raise LeakauditError(
+                f"the time limit was reached at round {self.round} of the protocol's declaration, "
+                "before anything was attacked; allow more time with --max-seconds"
+            )
+
+    def _node(self, node: int) -> int:
+        if node < 0 or (self.graph and node >= self.graph.nodes):
+            text = f"node {node} does not exist"
+            if self.graph:
+                text += f" (the graph has nodes 0-{self.graph.nodes - 1})"
+            raise LeakauditError(text)
+        return node
+
+    def _same(self, form: Form) -> None:
+        if isinstance(form, Expression) and form.home is not self.vectors:
+            raise LeakauditError(
+                f"{form} belongs to another declaration; use only vectors of this one"
+            )
+
+
+def _receivers(dst: int | Iterable[int] | None) -> tuple[int, ...] | None:
+    """Return the receivers of a message; None for everybody."""
+    if dst is None:
+        return None
+    if isinstance(dst, int):
+        return (dst,)
+    return tuple(dst)
+
+
+def later(vector: Vector, by: int) -> Vector:
+    """Return the vector of the same name, some rounds later.
+
+    Args:
+        vector: Vectors of round 0 are returned unchanged.
+    """
+    if not (vector.round and by):
+        return vector
+    v = vector  # written out, because `replace` takes three times as long
+    return Vector(v.kind, v.name, v.owner, v.round + by, v.index, v.std, v.dst, v.secure, v.law)

@@ -1,0 +1,286 @@
+"""Named vectors and exact linear forms over them, in which protocols are declared."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Literal, TypeAlias, get_args
+
+from leakaudit.core.errors import LeakauditError
+
+Kind: TypeAlias = Literal["secret", "gradient", "state", "noise", "public", "message"]
+Law: TypeAlias = Literal[
+    "gaussian", "laplace", "uniform", "truncated_laplace", "truncated_gaussian"
+]
+LAWS: tuple[str, ...] = get_args(Law)
+Number: TypeAlias = int | float | str | Fraction
+
+# Two rationals with denominators up to 1e5 differ by at least 1e-10, while a sum of a few floats
+# has an error of about 1e-16. Therefore at most one of them lies within CLOSE, and a float without
+# such a rational is rejected.
+LARGEST_DENOMINATOR = 10**5
+CLOSE = 1e-14
+
+
+# The coefficient of a single vector. Products with this very object need no arithmetic.
+ONE = Fraction(1)
+MINUS_ONE = Fraction(-1)
+
+
+def exact(value: Number) -> Fraction:
+    """Return a coefficient as the rational number that its author intended.
+
+    1 - 2/3 in binary is not 1/3, and exact arithmetic on the raw bits finds leaks that do not exist
+    (docs/relations.md, pitfalls).
+
+    Args:
+        value: A float is converted to the nearest rational with a denominator up to 1e5 that lies
+            within a relative distance of 1e-14.
+
+    Raises:
+        LeakauditError: A float is not close to such a rational, or the value is not a number.
+    """
+    if isinstance(value, Fraction):
+        return value
+    try:
+        if isinstance(value, str):
+            return Fraction(value)
+        if not isinstance(value, float):
+            return _whole(operator.index(value))
+        near = Fraction(value).limit_denominator(LARGEST_DENOMINATOR)
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
+        raise LeakauditError(
+            f"coefficient {value!r}: expected an int, a Fraction, a string such as '1/3', or a "
+            "finite float"
+        ) from None
+    if abs(float(near) - value) > CLOSE * abs(value):
+        raise LeakauditError(
+            f"coefficient {value!r}: no fraction with denominator <= {LARGEST_DENOMINATOR} equals "
+            f"this float; pass a Fraction or '{value!r}'"
+        )
+    return near
+
+
+@lru_cache(maxsize=256)
+def _whole(value: int) -> Fraction:
+    return Fraction(value)
+
+
+@lru_cache(maxsize=256)  # a protocol asks for the same few constants in every step
+def decimal(value: float) -> Fraction:
+    """Return a protocol's constant as the decimal number that was written: 0.05 is 1/20.
+
+    Args:
+        value: Any finite float.
+    """
+    return Fraction(repr(float(value)))
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """One vector of the model's length, named by a protocol."""
+
+    kind: Kind  # its role in the protocol
+    name: str
+    # the node that holds it, None for no particular node; for a message, the sender
+    owner: int | None
+    round: int
+    # distinguishes vectors of one name, owner and round, such as z_{i|j} by j
+    index: int | None = None
+    # standard deviation per coordinate of noise, or of the error that a channel adds to a message
+    std: float = 0.0
+    dst: tuple[int, ...] | None = None  # the receivers of a message, None for everybody
+    secure: bool = False  # whether an outsider cannot read a message
+    law: Law = "gaussian"  # distribution of noise
+
+    @property
+    def label(self) -> str:
+        """``g[0,3]``, ``z[0|1,3]`` (index 1), ``dz[0>1,3]`` (a message), ``x[0>*,3]`` (to all)."""
+        where = ""
+        if self.owner is not None:
+            where = str(self.owner)
+        if self.kind == "message":
+            receivers = "*"
+            if self.dst is not None:
+                receivers = "&".join(map(str, self.dst))
+            where += f">{receivers}"
+        if self.index is not None:
+            if where:
+                where += "|"
+            where += str(self.index)
+        if where:
+            where += ","
+        return f"{self.name}[{where}{self.round}]"
+
+
+class Expression:
+    """A sparse linear form over the vectors of one declaration, with rational coefficients."""
+
+    __slots__ = ("home", "terms")
+    __array_ufunc__ = None  # numpy scalars delegate the product to __rmul__
+
+    def __init__(self, home: Sequence[Vector], terms: Mapping[int, Fraction]) -> None:
+        self.home = home
+        self.terms = terms
+
+    def __add__(self, other: Form) -> Expression:
+        """Return the sum; 0 is accepted so that `sum` works."""
+        if not isinstance(other, Expression):
+            if other != 0:
+                raise LeakauditError(
+                    f"cannot add {other!r} to {self}: only vectors of one declaration can be added"
+                )
+            return self
+        if other.home is not self.home:
+            raise LeakauditError(
+                f"{self} and {other} belong to different declarations; "
+                "declare one protocol in one Relations object"
+            )
+        terms = dict(self.terms)
+        for k, v in other.terms.items():
+            if k not in terms:
+                terms[k] = v
+            elif total := terms[k] + v:
+                terms[k] = total
+            else:
+                del terms[k]
+        return Expression(self.home, terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Expression:
+        """Return the negative."""
+        return Expression(self.home, {k: _negative(v) for k, v in self.terms.items()})
+
+    def __sub__(self, other: Form) -> Expression:
+        """Return the difference."""
+        if not isinstance(other, Expression) or other.home is not self.home:
+            return self + (-other)
+        terms = dict(self.terms)
+        for k, v in other.terms.items():
+            if k not in terms:
+                terms[k] = _negative(v)
+            elif total := terms[k] - v:
+                terms[k] = total
+            else:
+                del terms[k]
+        return Expression(self.home, terms)
+
+    def __rsub__(self, other: Form) -> Expression:
+        """Return ``0 - self``."""
+        return -self + other
+
+    def __mul__(self, factor: Number) -> Expression:
+        """Return the product with an exact number."""
+        if isinstance(factor, Expression):
+            raise LeakauditError(
+                f"({self}) * ({factor}) is not linear; declare its result with opaque(…, of=[…])"
+            )
+        scale = exact(factor)
+        if not scale:
+            return Expression(self.home, {})
+        if scale == 1:
+            return self
+        if scale == -1:
+            return -self
+        terms = {k: scale if v is ONE else v * scale for k, v in self.terms.items()}
+        return Expression(self.home, terms)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Number) -> Expression:
+        """Return the quotient by an exact number."""
+        scale = exact(divisor)
+        if not scale:
+            raise LeakauditError(f"cannot divide {self} by zero")
+        return Expression(self.home, {k: v / scale for k, v in self.terms.items()})
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether both are the same form over the same declaration."""
+        return (
+            isinstance(other, Expression) and other.home is self.home and other.terms == self.terms
+        )
+
+    def __hash__(self) -> int:
+        """Return a hash; equal forms have equal hashes."""
+        return hash(frozenset(self.terms.items()))
+
+    def __str__(self) -> str:
+        """Return text such as ``g[0,2] - 6/5 g[0,3]``."""
+        text = ""
+        for k, v in sorted(self.terms.items()):
+            if text and v < 0:
+                text += " - "
+            elif text:
+                text += " + "
+            elif v < 0:
+                text += "-"
+            if abs(v) != 1:
+                text += f"{abs(v)} "
+            text += self.home[k].label
+        return text or "0"
+
+    __repr__ = __str__
+
+    @property
+    def vector(self) -> int:
+        """Place in `home` of a form that is a single vector; LeakauditError for any other."""
+        if len(self.terms) != 1 or next(iter(self.terms.values())) != 1:
+            raise LeakauditError(f"expected one vector, got {self}")
+        return next(iter(self.terms))
+
+    @property
+    def rounds(self) -> set[int]:
+        """Rounds of the vectors in the form."""
+        return {self.home[k].round for k in self.terms}
+
+
+class Outlined(Expression):
+    """Any form over a declaration of which only the messages are kept."""
+
+    __slots__ = ()
+
+    def __neg__(self) -> Outlined:
+        """Return the form."""
+        return self
+
+    def _with(self, other: object) -> Outlined:
+        """Return the form, whatever is added or multiplied."""
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _with
+
+    @property
+    def vector(self) -> int:
+        """No place in particular."""
+        return 0
+
+
+def _negative(factor: Fraction) -> Fraction:
+    """Return the negative of a coefficient."""
+    if factor is ONE:
+        return MINUS_ONE
+    return -factor
+
+
+def floats(terms: Mapping[int, Fraction]) -> dict[int, float]:
+    """Return coefficients as the nearest floating-point numbers."""
+    # The same numbers as float(factor), which takes three times as long.
+    return {place: factor.numerator / factor.denominator for place, factor in terms.items()}
+
+
+def labels(vectors: Sequence[Vector], some: Iterable[int]) -> str:
+    """Return the names of some vectors of a declaration, in its order."""
+    return ", ".join(vectors[k].label for k in sorted(some))
+
+
+def places(vectors: Iterable[Expression]) -> list[int]:
+    """Return the places of single vectors in their declaration, in order."""
+    return [vector.vector for vector in vectors]
+
+
+# The only number allowed is 0, with which `sum` starts.
+Form: TypeAlias = Expression | int | Fraction

@@ -1,0 +1,265 @@
+"""Least noise under exact constraints: one quasi-definite system (docs/relations.md, estimate).
+
+    [ I    0        B'      ] [u  ]   [a]
+    [ 0    +delta I F'      ] [lam] = [c]
+    [ B    F        -ridge I] [r  ]   [b]
+
+Estimates and bounds are both quadratic programmes over it. An estimate is a combination r of the
+relations that has weights c on the unknowns, F'r = c, with the least noise |B'r|^2: the system with
+a = b = 0, where u = -B'r. A bound is the least noise shift |u|^2 that hides a change, B u + F lam =
+b: the system with a = c = 0. These are the optimality (Karush-Kuhn-Tucker) conditions, which remain
+sparse where elimination would cause fill-in. If relations are redundant, many r are equivalent, and
+if unknowns are, many lam (gauge freedom). delta and ridge select one of them; iterative refinement
+removes their effect again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.relations.knowledge import Knowledge
+from leakaudit.theory.relations.modular import PRIMES, independent, modular
+
+# scipy.sparse is imported where it is used: the import takes a third of a second, and commands that
+# only record or render do not need it.
+
+Array = NDArray[np.float64]
+
+# Standard deviation of a recorded message's rounding, or one by message name.
+Rounding: TypeAlias = float | Mapping[str, float]
+
+# Diagonals that make the matrix regular, with the largest noise scaled to 1: half a unit in the
+# last place of float64, so that they only determine what is undetermined.
+DELTA = 1e-16
+RIDGE = 1e-16
+
+# Refinement ends at a row error of two units in the last place, relative to the row's terms, which
+# is the rounding of a product. It ends after at most 6 steps, because each gains several digits or
+# none.
+REFINE = 6
+ROUNDING = 4e-16
+
+# Maximum relative gap between primal and dual energy. It is 0 at an exact solution; std is the root
+# of the energy, so 1e-6 is far below any reported digit. From there to 1e-3, a solution over an
+# exact basis is still returned; above, none is. Choices.
+GAP = 1e-6
+UNUSABLE = 1e-3
+
+# Maximum relative error of the constraints; a choice: the rounding of a message is 6e-8 of it.
+MISSED = 1e-6
+# An energy below this share of that of the right-hand sides counts as zero, so its relative gap is
+# meaningless.
+NOTHING = 1e-12
+
+
+@dataclass(frozen=True)
+class System:
+    """The relations in use as sparse float matrices with a row for each relation."""
+
+    flat: Any  # (m, f) F: unknowns without prior
+    # (m, q) B: columns scaled by their standard deviation; first the declared noise, then the error
+    # of every message that has one
+    noise: Any
+    seen: Any  # (m, k) K: known vectors
+    columns: dict[int, int]  # place of a flat unknown -> column of F
+    known: tuple[int, ...]  # places of the vectors of the columns of K
+    noisy: tuple[int, ...]  # places of the vectors of the columns of B
+    std: dict[int, float]  # scale of the messages' columns of B
+
+
+def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> System:
+    """Build F, B and K.
+
+    Args:
+        rounding: Standard deviation of the rounding of known messages; each message's own channel
+            error is added.
+    """
+    import scipy.sparse as sp
+
+    vectors = knowledge.declared.vectors
+    known = tuple(sorted(knowledge.used & knowledge.known))
+    flat = _columns(knowledge, knowledge.flat)
+    own = _columns(knowledge, knowledge.noise) @ sp.diags_array(
+        [vectors[k].std for k in knowledge.noise], dtype=float
+    )
+    errors = channel_errors(knowledge, rounding, floor)
+    channel = _channel(knowledge, errors)
+    noise = sp.hstack([own, channel], format="csr")
+    columns = {k: j for j, k in enumerate(knowledge.flat)}
+    return System(
+        flat,
+        noise,
+        _columns(knowledge, list(known)),
+        columns,
+        known,
+        (*knowledge.noise, *errors),
+        errors,
+    )
+
+
+def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:
+    """Return a subset of unknown vectors with independent columns that span those of the others.
+
+    The decision is exact.
+    """
+    prime = PRIMES[0]
+    others = knowledge.used.difference(among)
+    rows = (modular(relation.terms, prime, others) for relation in knowledge.relations)
+    chosen = independent(rows, among, prime)
+    return np.flatnonzero([k in chosen for k in among])
+
+
+def channel_errors(
+    knowledge: Knowledge, rounding: Rounding, floor: float = 0.0
+) -> dict[int, float]:
+    """Return the error of every message in use that has one.
+
+    It combines the message's own error and, if the message is known, its rounding.
+    """
+    errors: dict[int, float] = {}
+    for k in sorted(knowledge.used):
+        vector = knowledge.declared.vectors[k]
+        if vector.kind != "message":
+            continue
+        own = 0.0
+        if k in knowledge.known:
+            if isinstance(rounding, int | float):
+                own = rounding
+            else:
+                own = rounding.get(vector.name, 0.0)
+            own = max(own, floor)
+        error = math.hypot(own, vector.std)
+        if error:
+            errors[k] = error
+    return errors
+
+
+def _channel(knowledge: Knowledge, errors: dict[int, float]) -> Any:
+    """Return the columns of these errors.
+
+    An error belongs to the relation that defines its message; whatever uses the message uses it as
+    received.
+    """
+    row_of = {r: row for row, r in enumerate(knowledge.rows)}
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
+    for column, (k, error) in enumerate(errors.items()):
+        made_by = knowledge.declared.sent.get(k)
+        if made_by in row_of:
+            rows.append(row_of[made_by])
+            columns.append(column)
+            values.append(error)
+    return _sparse(rows, columns, values, (len(knowledge.rows), len(errors)))
+
+
+def _columns(knowledge: Knowledge, places: list[int]) -> Any:
+    """Return the coefficients of some vectors, one column each."""
+    column_of = {k: column for column, k in enumerate(places)}
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
+    for row, relation in enumerate(knowledge.relations):
+        for k, coefficient in relation.terms.items():
+            if k in column_of:
+                rows.append(row)
+                columns.append(column_of[k])
+                values.append(float(coefficient))
+    return _sparse(rows, columns, values, (len(knowledge.rows), len(places)))
+
+
+def _sparse(
+    rows: list[int], columns: list[int], values: list[float], shape: tuple[int, int]
+) -> Any:
+    import scipy.sparse as sp
+
+    places = (np.array(rows, int), np.array(columns, int))
+    return sp.csr_array((np.array(values, float), places), shape=shape)
+
+
+def solve(
+    noise: Any, flat: Any, middle: Array, bottom: Array, basis: Callable[[], NDArray[np.int64]]
+) -> tuple[Array, Array]:
+    """Return u (q, n) and r (m, n) for right-hand sides a = 0, c = middle and b = bottom.
+
+    At a solution, |u|^2 = u'(-B'r) = c'lam - b'r (take the inner product of each block row with u,
+    lam and r). A gap between the two shows that the gauge freedom has destroyed digits; in this
+    case, the system is solved again over an exact basis of F's columns, with delta = 0.
+
+    Args:
+        noise: (m, q) B, scaled so that its largest entry is 1.
+        flat: (m, f) F.
+        middle: (f, n) c.
+        bottom: (m, n) b.
+        basis: Returns columns of flat that are independent and span the others, determined exactly;
+            called only if needed.
+
+    Raises:
+        LeakauditError: There is no solution to within 1e-6, or the relations are too
+            ill-conditioned.
+    """
+    for keep, delta in ((lambda: np.arange(flat.shape[1]), DELTA), (basis, 0.0)):
+        columns = keep()
+        u, lam, r = _factor(noise, flat[:, columns], middle[columns], bottom, delta)
+        energy = (u * u).sum(0)
+        dual = (middle[columns] * lam).sum(0) - (bottom * r).sum(0)
+        missed = np.abs(flat.T @ r - middle).max(axis=0, initial=0) / (
+            1 + np.abs(middle).max(axis=0, initial=0)
+        )
+        gap = np.abs(energy - dual) - NOTHING * ((middle**2).sum(0) + (bottom**2).sum(0))
+        if (gap <= GAP * energy).all() and (missed <= MISSED).all():
+            return u, r
+    if (missed > MISSED).any():
+        raise LeakauditError(
+            "the view does not determine all of these combinations, even up to noise; "
+            "use `determined` to find those that it does determine"
+        )
+    if (gap <= UNUSABLE * energy).all():
+        return u, r
+    raise LeakauditError(
+        "these relations are too ill-conditioned for float64; "
+        "use fewer rounds, or noise levels that differ by less than a factor of 1e6"
+    )
+
+
+def _factor(
+    noise: Any, flat: Any, middle: Array, bottom: Array, delta: float
+) -> tuple[Array, Array, Array]:
+    """Return u, lam and r of the quasi-definite system, refined; NaN if there is no factor."""
+    import scipy.sparse as sp
+    from scipy.sparse.linalg import splu
+
+    q = noise.shape[1]
+    m, f = flat.shape
+    blocks = [
+        [sp.eye_array(q), None, noise.T],
+        [None, sp.csr_array((f, f)), flat.T],
+        [noise, flat, sp.csr_array((m, m))],
+    ]
+    matrix = sp.block_array(blocks, format="csc")
+    shift = sp.diags_array(np.concatenate([np.zeros(q), np.full(f, delta), np.full(m, -RIDGE)]))
+    right = np.concatenate([np.zeros((q, middle.shape[1])), middle, bottom])
+    try:
+        # A threshold of .1 keeps most pivots on the diagonal, which is sparser; the default 1 would
+        # exchange rows more often.
+        factor = splu((matrix + shift).tocsc(), permc_spec="COLAMD", diag_pivot_thresh=0.1)
+    except RuntimeError:
+        # A pivot that rounds to zero: no solution, which `solve` detects.
+        right = np.full_like(right, np.nan)
+        return right[:q], right[q : q + f], right[q + f :]
+    found = factor.solve(right)
+    size = abs(matrix)
+    for _ in range(REFINE):
+        missing = right - matrix @ found
+        terms = size @ np.abs(found) + np.abs(right)
+        if (np.abs(missing) <= ROUNDING * terms).all():
+            break
+        found = found + factor.solve(missing)
+    return found[:q], found[q : q + f], found[q + f :]

@@ -1,0 +1,236 @@
+"""The effect of one changed record on a view (docs/relations.md).
+
+A changed record moves the model, and therefore the gradients that are evaluated there. `account`
+assumes gradients that move by at most a sensitivity, which is true for a record only if everything
+else that it moves is observed: certificate 2. For other cases, there are three approaches:
+
+- `alone`, `with_models`: an adversary who observes more. The view of a weaker one is a function of
+  this view, so its mu is an upper value.
+- `drift` (drift.py): gradients that are L-Lipschitz, if certificates are at least 1.
+- `reached`: quadratic losses, whose reaction is one more linear relation. Their view is Gaussian,
+  and its mu is exact.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+
+from leakaudit.theory.relations.account import SECRET, account
+from leakaudit.theory.relations.declare import Relation, Relations
+from leakaudit.theory.relations.expression import Expression, Vector, decimal, places
+from leakaudit.theory.relations.kkt import Array
+from leakaudit.theory.relations.knowledge import Knowledge
+from leakaudit.theory.relations.semidefinite import supremum
+
+HEARD = ("message", "public")
+OWN = ("gradient", "secret", "state", "noise")
+# Maximum number of choices of batches that are tried one by one; a choice, about a second of
+# semidefinite programmes.
+PATTERNS = 256
+
+# One block per epoch, with the sets of gradients that a record can enter in it.
+Turns = Sequence[Sequence[Collection[int]]]
+
+
+def alone(declared: Relations, node: int, private: Private | None = None) -> Knowledge | None:
+    """Return the knowledge of everybody except one node: all that it receives and sends.
+
+    Whatever the other nodes do, they use only what the node sent before, so neither a view of
+    theirs nor that of an eavesdropper reveals more about the node's data than this one. The other
+    nodes need not follow their own relations: a message that is lost, late or replaced by an old
+    one is one more received vector, and a known vector leaves mu and certificates unchanged.
+
+    Returns:
+        None if the node's relations contain vectors other than its messages, public vectors and its
+        own private ones.
+    """
+    private = private or privates(declared)
+    if node in private.shared:
+        return None
+    known = private.known
+    for g in declared.gradients(node):
+        for k in declared.points[g.vector].at.terms:
+            vector = declared.vectors[k]
+            if k not in known and not (vector.owner == node and vector.kind in OWN):
+                return None
+    return Knowledge(declared, known, tuple(private.rows.get(node, ())))
+
+
+@dataclass(frozen=True)
+class Private:
+    """The private relations of every node, as `alone` uses them."""
+
+    known: frozenset[int]  # places of messages and public vectors
+    rows: Mapping[int, Sequence[int]]  # node -> relations whose other vectors are all its own
+    # nodes of which some relation also contains a private vector of another node
+    shared: frozenset[int]
+
+
+def privates(declared: Relations) -> Private:
+    """Return the private relations of all nodes, in one pass."""
+    vectors = declared.vectors
+    rows = defaultdict[int, list[int]](list)
+    shared: set[int] = set()
+    for at, relation in enumerate(declared.relations):
+        owners = {vectors[k].owner for k in relation.terms if vectors[k].kind in OWN}
+        own = [owner for owner in owners if owner is not None]
+        if len(owners) > 1:
+            shared.update(own)
+        elif own:
+            rows[own[0]].append(at)
+    known = frozenset(k for k, v in enumerate(vectors) if v.kind in HEARD)
+    return Private(known, rows, frozenset(shared))
+
+
+def with_models(
+    knowledge: Knowledge, targets: Sequence[Expression], certificate: Sequence[int], below: int
+) -> Knowledge | None:
+    """Return the knowledge including the models of targets with low certificates.
+
+    Returns:
+        None if this adds nothing, or if one of these models is not a single unknown state plus
+        known vectors.
+    """
+    vectors = knowledge.declared.vectors
+    shown: set[int] = set()
+    for target, level in zip(targets, certificate, strict=True):
+        if level >= below:
+            continue
+        point = knowledge.declared.points[target.vector].at
+        hidden = [k for k in point.terms if k not in knowledge.known]
+        if len(hidden) != 1 or vectors[hidden[0]].kind != "state":
+            return None
+        shown.add(hidden[0])
+    if not shown:
+        return None
+    return replace(knowledge, known=knowledge.known | shown)
+
+
+def reached(
+    knowledge: Knowledge,
+    targets: Sequence[Expression],
+    enters: Collection[int],
+    curvature: float = 0.0,
+) -> float:
+    """Return the mu that a record attains for quadratic losses.
+
+    The record moves the gradients that it enters by one vector of length 1. The losses of all nodes
+    have the Hessian `curvature` I: g = curvature x + a constant, so the reaction to the moved
+    model, and to unobserved noise, is linear, and the view of both data sets is Gaussian with the
+    same covariance. Changing a label in least squares is such a change.
+
+    Args:
+        curvature: 0 for losses with constant gradients.
+
+    Returns:
+        The exact mu; inf if the change is visible without noise. If the declaration does not
+        explain all vectors, what it is at least.
+    """
+    declared = knowledge.declared
+    wanted = set(places(targets))
+    closed = copy.copy(declared)
+    closed.vectors = list(declared.vectors)
+    closed.relations = list(declared.relations)
+    moved = len(closed.vectors)
+    owner = declared.vectors[targets[0].vector].owner
+    closed.vectors.append(Vector("secret", "moved", owner, 0))
+    entered = {targets[at].vector for at in enters}
+    bend = decimal(curvature)
+    # Each gradient that reacts becomes a state: g = curvature * (point of evaluation) + moved, the
+    # last term only if the record enters it.
+    unknown = knowledge.used - knowledge.known
+    for k in declared.points:
+        reacts = bend and k in unknown
+        if k not in wanted and not reacts:
+            continue
+        closed.vectors[k] = replace(closed.vectors[k], kind="state")
+        terms = {k: Fraction(-1)}
+        for place, coefficient in declared.points[k].at.terms.items():
+            terms[place] = terms.get(place, Fraction(0)) + bend * coefficient
+        if k in entered:
+            terms[moved] = Fraction(1)
+        form = Expression(closed.vectors, {place: value for place, value in terms.items() if value})
+        closed.relations.append(Relation(form.terms, declared.vectors[k].round, form, 0))
+    rows = (*knowledge.rows, *range(len(declared.relations), len(closed.relations)))
+    change = Expression(closed.vectors, {moved: Fraction(1)})
+    view = Knowledge(closed, knowledge.known, rows)
+    return account(view, [change], 1.0, certify=False, least=True).mu
+
+
+def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
+    """Return the largest mu over the gradients that a record may enter, at sensitivity 1.
+
+    A small number of choices is tried one by one. Otherwise, the upper value is the root of sum_ef
+    max |M| over the choices in blocks e and f, which is exact if the noise of different rounds is
+    independent, and the lower one is that of the choices with the largest diagonal.
+
+    Args:
+        m: (T, T) Fisher matrix of `account`.
+
+    Returns:
+        The value that constant gradients attain, a certified upper value for all changes, and the
+        gradients that the record enters in the former case.
+    """
+    blocks: list[list[tuple[int, ...]]] = []
+    for choices in turns:
+        if choices:
+            blocks.append([tuple(sorted(some)) for some in choices])
+    size = abs(m)
+    if math.prod(map(len, blocks)) <= PATTERNS:
+        patterns = []
+        for chosen in itertools.product(*blocks):
+            patterns.append(tuple(sorted(itertools.chain(*chosen))))
+        return _tried(m, size, patterns)
+    best = []
+    for block in blocks:
+        best.append(max(block, key=lambda some: _total(m, some, some)))
+    entered = tuple(sorted(itertools.chain(*best)))
+    low = math.sqrt(max(_total(m, entered, entered), 0.0))
+    total = 0.0
+    for rows in blocks:
+        for columns in blocks:
+            total += max(_total(size, a, b) for a in rows for b in columns)
+    return low, max(low, math.sqrt(total)), entered
+
+
+def _tried(
+    m: Array, size: Array, patterns: Sequence[tuple[int, ...]]
+) -> tuple[float, float, tuple[int, ...]]:
+    """Return the same as `largest`, over listed patterns.
+
+    sum |M| is an upper value of mu^2, so only patterns with a sum larger than the largest mu so far
+    are solved.
+    """
+    entered = max(patterns, key=lambda some: _total(m, some, some))
+    low = math.sqrt(max(_total(m, entered, entered), 0.0))
+    high = low
+    ceilings = [(_total(size, some, some), some) for some in patterns]
+    for ceiling, some in sorted(ceilings, reverse=True):
+        if math.sqrt(ceiling) <= high:
+            break
+        high = max(high, supremum(m[np.ix_(some, some)], np.ones(len(some)))[1])
+    return low, high, entered
+
+
+def _total(m: Array, rows: Sequence[int], columns: Sequence[int]) -> float:
+    return float(m[np.ix_(rows, columns)].sum())
+
+
+def secretless(declared: Relations, nodes: Iterable[int]) -> frozenset[int]:
+    """Return the nodes that enter no gradient and hold no secret, so that nothing can leak.
+
+    Args:
+        declared: A protocol in which data enters through gradients; none for any other.
+    """
+    if not declared.points:
+        return frozenset()
+    holders = {vector.owner for vector in declared.vectors if vector.kind in SECRET}
+    return frozenset(nodes).difference(holders)

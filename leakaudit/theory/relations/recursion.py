@@ -1,0 +1,344 @@
+"""The view of a long run, by a recursion over its rounds.
+
+`shared` writes a view as y = Phi e + Psi g with all rounds at once, which costs the cube of their
+number. If all rounds of a protocol are alike, a view can be followed from round to round instead.
+With x the hidden vectors that a round receives, e noise of unit variance, and g gradients, a round
+passes x' on and shows y:
+
+    x' = F x + B e + G g,    y = C x + D e + H g.
+
+What the adversary does not know about x is Gaussian with a covariance P, and observing y conditions
+it: this is a Kalman filter. Let m be the amount by which the expectation of x moves if every
+gradient of a node changes by the same vector of length 1. Then y moves by d = C m + H 1, and with
+L L' the covariance of y given all earlier rounds, the squared mu of this change grows by |L^-1 d|^2
+in every round. All nodes are followed together.
+
+This is what equal changes attain, and all that a hidden view offers: as long as hidden noise moves
+the models, no mu bounds a record (`Bound.certificate`). Whether it does, and whether no observation
+follows from earlier ones, is decided exactly, and for a run of any length from a few rounds: an
+adversary who is told all hidden vectors of some round and then observes w rounds knows more than
+one who observed all rounds since the first. Rounds are alike, so what hides a vector from the
+former at the end of the w rounds also hides it from the latter, later in the run. Before that,
+every round is decided by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from leakaudit.core.progress import step
+from leakaudit.theory.relations.account import Bound
+from leakaudit.theory.relations.forward import Echelon, Forward, Residues, bits, combine
+from leakaudit.theory.relations.kkt import Array
+from leakaudit.theory.relations.modular import residue
+from leakaudit.theory.relations.rounds import LinearForm, NotAlike, Round, Rounds
+from leakaudit.theory.relations.shared import CONDITION, PRIMES
+from leakaudit.theory.relations.symmetric import SymmetricNetwork
+
+# Rounds w after which an adversary who knew everything has lost track: a choice. Noise reaches
+# everything that a node computes within two or three rounds.
+WINDOW = 6
+# Largest number of entries of P over all rounds: an hour of computing. A choice.
+WORK = 100_000_000_000
+SEED = 21
+
+
+class LongView:
+    """One adversary's view of all nodes over many rounds that are alike.
+
+    Args:
+        levels: Gradient of a round of `same` -> what is known of its point in all later rounds: 2
+            if it is known, 1 if it follows from the node's own gradients, 0 if noise hides it.
+        squared: (N,) squared mu of equal changes of all gradients of each node, at sensitivity 1.
+    """
+
+    def __init__(
+        self,
+        model: Forward,
+        same: range,
+        known: Collection[int],
+        count: int,
+        levels: Mapping[int, int],
+        squared: Array,
+    ) -> None:
+        self._model = model
+        self._same = same
+        self._known = known
+        self._count = count
+        self._levels = {self._role(k): level for k, level in levels.items()}
+        self.squared = squared
+
+    @classmethod
+    def of(
+        cls,
+        model: Forward,
+        same: range,
+        known: Collection[int],
+        count: int,
+        network: SymmetricNetwork | None = None,
+        corrupt: Collection[int] = (),
+        nodes: Sequence[int] | None = None,
+    ) -> LongView | None:
+        """Return the view; None if it is too large, or needs the general methods.
+
+        Args:
+            nodes: The nodes to bound; None for all.
+        """
+        if count <= model.declared.round + WINDOW:
+            return None
+        if network is not None and (seen := network.observed(known, corrupt)) is not None:
+            levels = network.levels(seen)
+            if levels is not None:
+                return cls(model, same, known, count, levels, network.squared(seen, nodes))
+        try:
+            rounds = Rounds(model, same, known)
+            found = _levels(rounds, PRIMES[0])
+            if found != _levels(rounds, PRIMES[1]):
+                return None
+            levels = dict(zip(rounds.later.gradients, found, strict=True))
+            few = Rounds(model, same, known, points=False)
+            if count * len(few.later.earlier) ** 2 > WORK:
+                return None
+            return cls(model, same, known, count, levels, _squared(few, count))
+        except NotAlike:
+            return None
+
+    def bound(self, node: int) -> Bound | None:
+        """Return what equal changes of all gradients attain; None if another method must decide.
+
+        No mu bounds a node or a record, so the upper value is inf.
+        """
+        certificate = self._certificate(node)
+        if certificate is None:
+            return None
+        attained = math.sqrt(max(float(self.squared[node]), 0.0))
+        return Bound(math.inf, attained, (), (), certificate, None)
+
+    def _certificate(self, node: int) -> tuple[int, ...] | None:
+        """Return the certificate of every gradient of a node (`Bound.certificate`).
+
+        If hidden noise moves a gradient of another node that an observation depends on, all have 0.
+        None if it moves none in the last rounds.
+        """
+        model = self._model
+        vectors = model.declared.vectors
+        if all(vectors[k].owner == node or self._level(k) for k in self._used):
+            return None
+        own = [vectors[k].round for k in model.gradients if vectors[k].owner == node]
+        each = own.count(model.declared.round)
+        return (0,) * (each * (self._count - model.declared.round) + len(own))
+
+    @cached_property
+    def _used(self) -> list[int]:
+        """Hidden gradients of the last rounds that an observation depends on, in order."""
+        model = self._model
+        vectors = model.declared.vectors
+        used = bits(model.ancestors[model.place[k]] for k in self._known if k in model.place)
+        found = []
+        for c, k in enumerate(model.gradients):
+            if used >> c & 1 and k not in self._known and vectors[k].round in self._same:
+                found.append(k)
+        return found
+
+    def _level(self, k: int) -> int:
+        return self._levels[self._role(k)]
+
+    def _role(self, k: int) -> tuple[str, int | None, int | None]:
+        """Return what distinguishes a gradient from the others of its round."""
+        vector = self._model.declared.vectors[k]
+        return (vector.name, vector.owner, vector.index)
+
+
+def _levels(rounds: Rounds, prime: int) -> list[int]:
+    """Return what the view tells of the point of each later gradient, for a run of any length.
+
+    Args:
+        prime: Below 2^31.
+
+    Raises:
+        NotAlike: An observation follows from earlier ones; or what the view tells of a point may
+            differ from round to round.
+    """
+    _simulate(rounds, [*rounds.first, *[rounds.later] * (WINDOW + 1)], prime, every=True)
+    told = _simulate(rounds, [rounds.later] * WINDOW, prime, every=False)
+    levels = []
+    later = zip(told, rounds.later.points, rounds.own_points, strict=True)
+    for (free, reacts), point, from_own in later:
+        if not point:
+            levels.append(2)
+        elif not free:
+            levels.append(0)
+        elif reacts and from_own:
+            levels.append(1)
+        else:
+            raise NotAlike
+    return levels
+
+
+def _simulate(
+    rounds: Rounds, some: Sequence[Round], prime: int, *, every: bool
+) -> list[tuple[bool, bool]]:
+    """Return what the observations so far tell of the points of the last round's gradients.
+
+    All that the first round receives is known. Noise is replaced by random residues, and the
+    gradients of node i by random multiples of one vector of their own. A form depends on noise, or
+    on the gradients of a node, if and only if residues remain, except with a probability of about
+    1 / prime.
+
+    Args:
+        prime: Below 2^31.
+        every: Whether no observation of any round may follow from earlier ones, or none of the last
+            round.
+    """
+    columns = sum(len(one.observed) for one in some) + 1
+    width = columns + rounds.model.nodes
+    drawn = np.random.default_rng([SEED, prime, len(some)])
+    echelon = Echelon(prime, columns)
+    state = np.zeros((len(some[0].earlier), width), np.int64)
+
+    def observe(rows: Residues, checked: bool) -> None:
+        independent, _ = echelon.add(rows)
+        if checked and len(independent) < len(rows):
+            raise NotAlike
+
+    def inputs(one: Round) -> Residues:
+        new = np.zeros((len(one.noise) + len(one.gradients), width), np.int64)
+        new[: len(one.noise), :columns] = drawn.integers(0, prime, (len(one.noise), columns))
+        owners = [columns + rounds.owner(k) for k in one.gradients]
+        at = np.arange(len(one.noise), len(new))
+        new[at, owners] = drawn.integers(1, prime, len(owners))
+        return np.concatenate([state, new])
+
+    for one in some[:-1]:
+        values = inputs(one)
+        observe(_evaluated(one, one.observed, values, prime), every)
+        state = _evaluated(one, one.passed, values, prime)
+    last = some[-1]
+    values = inputs(last)
+    observed = _evaluated(last, last.observed, values, prime)
+    points = _evaluated(last, last.points, values, prime)
+    declared = rounds.declared
+    before = [declared.points[k].before for k in last.gradients]
+    upto = np.searchsorted(np.array(last.relations, np.int64), before)
+    own = np.array([columns + rounds.owner(k) for k in last.gradients], np.int64)
+    told = np.zeros((len(points), 2), bool)
+    done = 0
+    for stop in np.unique(upto).tolist():
+        observe(observed[done:stop], True)
+        done = stop
+        at = np.flatnonzero(upto == stop)
+        left = echelon.reduced(points[at])
+        told[at, 0] = ~left[:, :columns].any(axis=1)
+        told[at, 1] = left[np.arange(len(at)), own[at]] != 0
+    observe(observed[done:], True)
+    return [(bool(free), bool(reacts)) for free, reacts in told]
+
+
+def _evaluated(one: Round, forms: Sequence[LinearForm], values: Residues, prime: int) -> Residues:
+    """Return the residues of some forms of a round."""
+    rows, columns, coefficients = [], [], []
+    for r, form in enumerate(forms):
+        for k, value in form.items():
+            rows.append(r)
+            columns.append(one.columns[k])
+            coefficients.append(residue(value, prime))
+    out = np.zeros((len(forms), values.shape[1]), np.int64)
+    terms = (
+        np.array(rows, np.int64),
+        np.array(columns, np.int64),
+        np.array(coefficients, np.int64),
+    )
+    combine(out, np.arange(len(forms)), terms, values, prime)
+    return out
+
+
+def _squared(rounds: Rounds, count: int) -> Array:
+    """Return the squared mu of equal changes of each node's gradients, (N,).
+
+    Raises:
+        NotAlike: Observations are so close to each other that float64 loses too many digits.
+    """
+    nodes = rounds.model.nodes
+    total = np.zeros(nodes)
+    covariance = np.zeros((len(rounds.first[0].earlier),) * 2)
+    moved = np.zeros((len(covariance), nodes))
+    later = _Filter(rounds, rounds.later)
+    for t in range(count + 1):
+        step("rounds", t, count + 1)
+        now = later
+        if t < len(rounds.first):
+            now = _Filter(rounds, rounds.first[t])
+        elif t == count:
+            now = _Filter(rounds, rounds.final)
+        covariance, moved, gained = now.next(covariance, moved)
+        total += gained
+    step("rounds", count + 1, count + 1)
+    return total
+
+
+class _Filter:
+    """One round as matrices; the rows are what is passed on, followed by what is observed."""
+
+    def __init__(self, rounds: Rounds, one: Round) -> None:
+        vectors = rounds.declared.vectors
+        forms = [*one.passed, *one.observed]
+        every = _matrix(one, forms)
+        received, noisy = len(one.earlier), len(one.noise)
+        self.passed = len(one.passed)
+        self.follow = every[:, :received]
+        noise = every[:, received : received + noisy]
+        scaled = noise * np.array([vectors[k].std for k in one.noise])
+        self.noise = (scaled @ scaled.T).toarray()
+        gradients = every[:, received + noisy :].tocsc()
+        self.shift = np.zeros((len(forms), rounds.model.nodes))
+        for c, k in enumerate(one.gradients):
+            self.shift[:, rounds.owner(k)] += gradients[:, [c]].toarray()[:, 0]
+
+    def next(self, covariance: Array, moved: Array) -> tuple[Array, Array, Array]:
+        """Follow a round.
+
+        Args:
+            covariance: (n, n) P before the round.
+            moved: (n, N) m of every node before the round.
+
+        Returns:
+            Both after the round, and the squared mu that it adds for every node, (N,).
+        """
+        from scipy.linalg import cholesky, solve_triangular
+
+        moved = self.follow @ moved + self.shift
+        half = self.follow @ covariance
+        covariance = self.follow @ half.T + self.noise
+        n = self.passed
+        hidden = covariance[:n, :n]
+        if len(covariance) == n:
+            return hidden, moved, np.zeros(moved.shape[1])
+        lower = cholesky(covariance[n:, n:], lower=True)
+        size = lower.diagonal()
+        if size.min() <= CONDITION * size.max():
+            raise NotAlike
+        gain = solve_triangular(lower, covariance[n:, :n], lower=True)
+        innovation = solve_triangular(lower, moved[n:], lower=True)
+        hidden = hidden - gain.T @ gain
+        hidden = (hidden + hidden.T) / 2  # rounding would otherwise add up over the rounds
+        gained = (innovation**2).sum(axis=0)
+        return hidden, moved[:n] - gain.T @ innovation, gained
+
+
+def _matrix(one: Round, forms: Sequence[LinearForm]) -> Any:
+    """Return forms as a sparse matrix over the columns of a round."""
+    import scipy.sparse as sp
+
+    rows, columns, values = [], [], []
+    for r, form in enumerate(forms):
+        for k, value in form.items():
+            rows.append(r)
+            columns.append(one.columns[k])
+            values.append(float(value))
+    at = (np.array(rows, np.int64), np.array(columns, np.int64))
+    return sp.csr_array((np.array(values), at), shape=(len(forms), len(one.columns)))

@@ -1,0 +1,200 @@
+"""Extension of a declaration: if all rounds have the same relations, further rounds are copies.
+
+See docs/relations.md, reuse.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from weakref import WeakKeyDictionary
+
+from leakaudit._util.uncollected import uncollected
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.relations import declare
+from leakaudit.theory.relations.declare import Point, Relation, Relations
+from leakaudit.theory.relations.estimate import Estimate
+from leakaudit.theory.relations.expression import Expression, Vector
+
+# The steady rounds of declarations, which several protocols of one run share.
+_steady = WeakKeyDictionary[Relations, tuple[tuple[int, int, int | None], range]]()
+
+
+def steady(declared: Relations, most: int | None = None) -> range:
+    """Return the last rounds of a declaration that all have the same relations, shifted in time.
+
+    Vectors of round 0 are not shifted.
+
+    Args:
+        most: Maximum number of rounds to examine; None for all.
+    """
+    of = (len(declared.relations), len(declared.vectors), most)
+    if declared not in _steady or _steady[declared][0] != of:
+        _steady[declared] = of, _found(declared, most)
+    return _steady[declared][1]
+
+
+def _found(declared: Relations, most: int | None) -> range:
+    rows = defaultdict[int, list[Relation]](list)
+    for r in declared.relations:
+        rows[r.round].append(r)
+    first = last = declared.round
+    shape = _shape(declared, rows[last])
+    while (
+        first > 1
+        and (most is None or last - first + 1 < most)
+        and _shape(declared, rows[first - 1]) == shape
+    ):
+        first -= 1
+    if not last:
+        return range(0)
+    return range(first, last + 1)
+
+
+def _shape(declared: Relations, rows: Iterable[Relation]) -> set[Hashable]:
+    """Return the relations of a round, and the points of the gradients in them, without times."""
+    shape = set[Hashable]()
+    for r in rows:
+        shape.add(shifted(r.terms, -r.round, declared.vectors))
+        for k in r.terms:
+            if k in declared.points:
+                at = declared.points[k].at.terms
+                shape.add((declared.vectors[k].name, shifted(at, -r.round, declared.vectors)))
+    return shape
+
+
+def shifted(terms: Mapping[int, Fraction], by: int, vectors: Sequence[Vector]) -> Hashable:
+    """Return a linear form with other times, comparable with forms of any declaration.
+
+    Args:
+        by: Number of rounds by which the vectors are later, except for those of round 0.
+    """
+    found = []
+    for k, c in terms.items():
+        v = vectors[k]
+        factor = c.as_integer_ratio()
+        found.append(
+            (_moved(v, by), v.name, v.owner, v.index, v.dst, v.secure, v.std, v.law, factor)
+        )
+    return frozenset(found)
+
+
+def later(estimate: Estimate, declared: Relations, by: int) -> Estimate:
+    """Return an estimate with the same weights, some rounds later.
+
+    It is valid if the window of relations that was used (`Knowledge.within`) and the shifted window
+    lie in the `steady` rounds and the same messages are observed in both.
+    """
+    vectors = tuple(declared.vectors[_place(declared, v, by)] for v in estimate.vectors)
+    combinations = tuple(
+        Expression(c.home, {_place(declared, c.home[k], by): v for k, v in c.terms.items()})
+        for c in estimate.combinations
+    )
+    return replace(estimate, vectors=vectors, combinations=combinations)
+
+
+def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range) -> Relations:
+    """Return some relations of a declaration for other rounds.
+
+    They are the declaration's own, followed by copies of its second to last round (the last one may
+    lack what the next round would define).
+
+    Args:
+        rounds: The requested rounds. If they start after the steady ones do, all are copies, and
+            nothing is declared about the time before.
+
+    Raises:
+        LeakauditError: The declaration does not have three steady rounds, or there would be more
+            than `declare.LARGEST` relations.
+    """
+    last = declared.round - 1
+    if len(same) < 3:
+        raise LeakauditError(
+            "extend: the last three rounds of this declaration differ; "
+            "declare all rounds that are needed"
+        )
+    by_round = defaultdict[int, list[int]](list)
+    for r in sorted(rows):
+        by_round[declared.relations[r].round].append(r)
+    if len(by_round[last]) * len(rounds) > declare.LARGEST:
+        raise LeakauditError(
+            f"{len(rounds):,} rounds have more than {declare.LARGEST:,} relations, "
+            "too many to be bounded; choose fewer rounds"
+        )
+    longer = Relations(declared.graph)
+    late = rounds.start > same.start
+    first = 0
+    if late:
+        first = rounds.start
+    with uncollected():
+        for t in range(first, rounds.stop):
+            like = last
+            if not late:
+                like = min(t, last)
+            places = _Places(declared, t - like, longer)
+            for r in by_round[like]:
+                _copy(declared, r, places)
+    longer.round = rounds.stop - 1
+    return longer
+
+
+class _Places(dict[int, int]):
+    """Places of vectors of one declaration in another; missing vectors are added."""
+
+    def __init__(self, declared: Relations, by: int, to: Relations) -> None:
+        super().__init__()
+        self.vectors = declared.vectors
+        self.unexplained = declared.unexplained
+        self.by = by
+        self.to = to
+
+    def __missing__(self, k: int) -> int:
+        place = self.to.adopt(self.vectors[k], self.by)
+        self[k] = place
+        return place
+
+    def moved(self, form: Mapping[int, Fraction]) -> Expression:
+        """Return a form over the other declaration's vectors."""
+        return Expression(self.to.vectors, {self[k]: v for k, v in form.items()})
+
+
+def _copy(declared: Relations, row: int, places: _Places) -> None:
+    """Add one relation, shifted by some rounds, and what is known about the vectors in it."""
+    relation = declared.relations[row]
+    to = places.to
+    for k in relation.terms:
+        if k in declared.points and places[k] not in to.points:
+            to.points[places[k]] = Point(
+                places.moved(declared.points[k].at.terms), len(to.relations)
+            )
+        if declared.sent.get(k) == row:
+            to.sent[places[k]] = len(to.relations)
+        if k in places.unexplained:
+            to.carry(places[k])
+        if k in declared.opaques:
+            to.opaques[places[k]] = tuple(places.moved(part.terms) for part in declared.opaques[k])
+        if k in declared.changes:
+            change = declared.changes[k]
+            to.changes[places[k]] = replace(change, at=places.moved(change.at.terms))
+        if k in declared.omits:
+            to.omits[places[k]] = places[declared.omits[k]]
+    terms = places.moved(relation.terms)
+    to.relations.append(Relation(terms.terms, relation.round + places.by, terms, 0))
+
+
+def _moved(vector: Vector, by: int) -> tuple[str, int]:
+    if not vector.round:
+        return ("start", 0)
+    return (vector.kind, vector.round + by)
+
+
+def _place(declared: Relations, vector: Vector, by: int) -> int:
+    place = declared.place(vector, by)
+    if place is None:
+        raise LeakauditError(
+            f"{declare.later(vector, by).label} is not declared; "
+            f"the estimate cannot be shifted by {by} rounds"
+        )
+    return place

@@ -1,0 +1,291 @@
+"""The rounds of a protocol as one adversary sees them, for a recursion over rounds (`recursion`).
+
+A round receives hidden vectors of earlier rounds, adds noise and gradients, passes hidden vectors
+on, and shows others to the adversary. If all rounds of a protocol are alike, the first few of a
+declaration and one more for all others describe a run of any length.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from leakaudit.theory.relations.forward import Forward
+from leakaudit.theory.relations.modular import PRIMES, Staircase, modular
+
+LinearForm = Mapping[int, Fraction]
+
+# Largest number of hidden vectors that a round passes on, whose covariance then takes 290 MB.
+PASSED = 6_000
+
+
+class NotAlike(Exception):
+    """A view that a recursion over rounds does not cover, so that other methods decide."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round; its results are forms over earlier vectors, noise and gradients."""
+
+    earlier: Sequence[int]  # the hidden vectors of earlier rounds that it receives
+    noise: Sequence[int]
+    gradients: Sequence[int]
+    passed: Sequence[LinearForm]  # what it passes to the next round
+    observed: Sequence[LinearForm]  # what is observed, in the order of declaration
+    relations: Sequence[int]  # the relation that defines each observation
+    # where each of its gradients is evaluated; without terms if this point is known. Empty if
+    # points are not described.
+    points: Sequence[LinearForm]
+
+    @cached_property
+    def columns(self) -> dict[int, int]:
+        """The vectors that its forms contain -> their columns, in the order of the attributes."""
+        return {k: c for c, k in enumerate([*self.earlier, *self.noise, *self.gradients])}
+
+
+class Rounds:
+    """The first rounds of a protocol, and the one that all later rounds are like.
+
+    Args:
+        points: Whether the points of gradients are described as well, for which more vectors may
+            have to be passed on.
+
+    Attributes:
+        first: Rounds 0 to n - 1.
+        later: Round n and all after it but the last.
+        final: The last round of a run, in which nothing is known that only a next one shows, such
+            as a model that is sent at the start of the next round.
+    """
+
+    def __init__(
+        self, model: Forward, same: range, known: Collection[int], *, points: bool = True
+    ) -> None:
+        self.model = model
+        self.same = same
+        self._with_points = points
+        self.declared = model.declared
+        self._vectors = model.declared.vectors
+        # As in `repeat.extend`: the very last round may lack what a next one would define.
+        self._last = self.declared.round - 1
+        if len(same) < 3:
+            raise NotAlike
+        self.known = implied(model, known)
+        self._defined = defaultdict[int, list[int]](list)
+        for k, r in zip(model.defined, model.made_by.tolist(), strict=True):
+            at = self._vectors[k].round
+            if self.declared.relations[r].round != at:
+                raise NotAlike
+            self._defined[at].append(k)
+        self._noise = self._by_round(model.noise)
+        self._gradients = self._by_round(model.gradients)
+        self._forms: dict[int, LinearForm] = {}
+        for t in range(self._last + 1):
+            for k in self._defined[t]:
+                self._forms[k] = self._reduced(model.definition(k), t)
+        received = self._received()
+        if max(map(len, received)) > PASSED:
+            raise NotAlike
+        self.first = [self._round(t, received[t], received[t + 1]) for t in range(self._last)]
+        after = [self._after(k) for k in received[-1]]
+        self.later = self._round(self._last, received[-1], after)
+        self.final = self._round(self._last, received[-1], after, self._known_at_the_end)
+
+    @cached_property
+    def own_points(self) -> list[bool]:
+        """Return which points of the later round are functions of the view and of own gradients.
+
+        One point for each gradient; it follows by one definition at a time, in any run.
+        """
+        follow = implied(self.model, self.known, own=True)
+        found = []
+        for k in self.later.gradients:
+            hidden = self.declared.points[k].at.terms.keys() - self.known
+            owners = {self._vectors[j].owner for j in hidden}
+            found.append(hidden <= follow and owners <= {self.owner(k)})
+        return found
+
+    def owner(self, k: int) -> int:
+        """Return the owner of a gradient."""
+        owner = self._vectors[k].owner
+        assert owner is not None
+        return owner
+
+    def expanded(self, form: LinearForm, kept: Collection[int]) -> LinearForm:
+        """Replace states and messages of a form by their definitions, over earlier vectors."""
+        total = defaultdict[int, Fraction](Fraction)
+        for k, value in form.items():
+            parts: LinearForm = {k: Fraction(1)}
+            if k in self._forms and k not in kept:
+                parts = self._forms[k]
+            for source, share in parts.items():
+                total[source] += value * share
+        return {k: value for k, value in total.items() if value}
+
+    def _by_round(self, places: Iterable[int]) -> Mapping[int, list[int]]:
+        """Return the hidden ones of some vectors, by round."""
+        found = defaultdict[int, list[int]](list)
+        for k in places:
+            if k not in self.known:
+                found[self._vectors[k].round].append(k)
+        return found
+
+    def _reduced(self, form: LinearForm, t: int) -> LinearForm:
+        """Write a form over noise and gradients of a round, and hidden vectors of earlier ones."""
+        total = defaultdict[int, Fraction](Fraction)
+        for k, value in form.items():
+            if self._counts_as_known(k):
+                continue
+            if self._vectors[k].round == t and k in self._forms:
+                for source, share in self._forms[k].items():
+                    total[source] += value * share
+            else:
+                total[k] += value
+        return {k: value for k, value in total.items() if value}
+
+    def _counts_as_known(self, k: int) -> bool:
+        """Return whether a vector is known; in the worst case, all secrets but the targets are."""
+        return k in self.known or self._vectors[k].kind in ("public", "secret")
+
+    def _points(self, t: int) -> list[LinearForm]:
+        if not self._with_points:
+            return []
+        points = self.declared.points
+        return [self._reduced(points[k].at.terms, t) for k in self._gradients[t]]
+
+    def _uses(self, t: int) -> set[int]:
+        """Return the vectors of earlier rounds that a round uses."""
+        forms = [*(self._forms[k] for k in self._defined[t]), *self._points(t)]
+        return {k for form in forms for k in form if self._vectors[k].round < t}
+
+    def _received(self) -> list[list[int]]:
+        """Return what each round receives from earlier ones."""
+        needed = self._uses(self._last)
+        pending = list(needed)
+        while pending:
+            # What is used again a round later is passed on.
+            after = self._after(pending.pop())
+            if self._vectors[after].round < self._last and after not in needed:
+                needed.add(after)
+                pending.append(after)
+        received = [sorted(needed)]
+        for t in reversed(range(self._last)):
+            needed = {k for k in needed if self._vectors[k].round < t} | self._uses(t)
+            received.append(sorted(needed))
+        received.reverse()
+        return received
+
+    def _after(self, k: int) -> int:
+        """Return the vector of the same name one round later; those of round 0 stay."""
+        after = self.declared.place(self._vectors[k], 1)
+        if after is None or self._counts_as_known(after):
+            raise NotAlike
+        return after
+
+    @cached_property
+    def _known_at_the_end(self) -> frozenset[int]:
+        """Return the vectors of round `_last` of which those in the last declared one are known."""
+        before, last, end = (self._known_roles(self._last + by) for by in (-1, 0, 1))
+        # Noise that only the next round shows would be hidden in the last one.
+        missing = last.keys() - end.keys()
+        if before.keys() != last.keys() or end.keys() - last.keys():
+            raise NotAlike
+        if any(self._vectors[last[role]].kind == "noise" for role in missing):
+            raise NotAlike
+        return frozenset(last[role] for role in end)
+
+    def _known_roles(self, t: int) -> dict[Hashable, int]:
+        """Return the known vectors of a round by what distinguishes them from others."""
+        found: dict[Hashable, int] = {}
+        for k in (*self._defined[t], *(k for k in self.model.noise if self._vectors[k].round == t)):
+            if k in self.known:
+                v = self._vectors[k]
+                found[v.kind, v.name, v.owner, v.index, v.dst] = k
+        return found
+
+    def _round(
+        self,
+        t: int,
+        earlier: Sequence[int],
+        to_next: Sequence[int],
+        known: Collection[int] | None = None,
+    ) -> Round:
+        """Return a round that receives some vectors, and passes others on.
+
+        Args:
+            known: The known vectors of this round; None for `self.known`.
+        """
+        if known is None:
+            known = self.known
+        passed: list[LinearForm] = []
+        for k in to_next:
+            is_new = self._vectors[k].round == t and k in self._forms
+            passed.append(self._forms[k] if is_new else {k: Fraction(1)})
+        seen = [k for k in self._defined[t] if k in known and self._forms[k]]
+        seen = self._independent(seen)
+        made_by = [int(self.model.made_by[self.model.place[k]]) for k in seen]
+        made = Round(
+            earlier,
+            self._noise[t],
+            self._gradients[t],
+            passed,
+            [self._forms[k] for k in seen],
+            made_by,
+            self._points(t),
+        )
+        for form in (*made.passed, *made.observed, *made.points):
+            if not form.keys() <= made.columns.keys():
+                raise NotAlike
+        return made
+
+    def _independent(self, seen: Sequence[int]) -> list[int]:
+        """Return the observations of a round that do not follow from earlier ones of this round."""
+        kept = []
+        rows = Staircase(PRIMES[0])
+        for k in seen:
+            row = modular(self._forms[k], PRIMES[0])
+            if not rows.holds(row):
+                rows.add(row)
+                kept.append(k)
+        return kept
+
+
+def implied(model: Forward, known: Collection[int], *, own: bool = False) -> frozenset[int]:
+    """Return the known vectors, and those that follow from them by one definition each.
+
+    A message without noise, for example, shows the state that is sent.
+
+    Args:
+        own: Whether vectors of a node may also follow from gradients of the same node. Vectors that
+            do are used only for others of this node.
+    """
+    declared = model.declared
+    vectors = declared.vectors
+    found = set(known)
+    found.update(k for k, v in enumerate(vectors) if v.kind in ("public", "secret"))
+    users = defaultdict[int, list[int]](list)
+    hidden: dict[int, set[int]] = {}
+    pending: list[int] = []
+    for r in model.made_by.tolist():
+        left = {k for k in declared.relations[r].terms if k not in found}
+        if own and len({vectors[k].owner for k in left}) == 1:
+            left = {k for k in left if vectors[k].kind != "gradient"}
+        hidden[r] = left
+        for k in left:
+            users[k].append(r)
+        if len(left) == 1:
+            pending.append(r)
+    while pending:
+        for k in hidden[pending.pop()]:
+            if vectors[k].kind == "gradient":
+                raise NotAlike
+            found.add(k)
+            for r in users[k]:
+                if own and len({vectors[j].owner for j in hidden[r]}) > 1:
+                    continue
+                hidden[r] = hidden[r] - {k}
+                if len(hidden[r]) == 1:
+                    pending.append(r)
+    return frozenset(found)

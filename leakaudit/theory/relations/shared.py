@@ -1,0 +1,194 @@
+"""The bounds of one adversary's view of all nodes at once.
+
+`account` bounds one node: every other secret is known, so only the node's own gradients are
+targets. The view itself, and its noise, do not depend on the node. With the forward model
+(`forward`), the view is y = Phi e + Psi g for the observed vectors y, and each node selects its own
+columns of Psi. One elimination decides for all nodes which observations are independent, what leaks
+without noise, and which points are determined; one factorisation Phi' = Q R gives all Fisher
+matrices, M_i = |R'^-1 Psi_i|^2.
+
+Exactness: all these decisions are ranks. They are made modulo two primes of 31 bits, with noise
+replaced by random residues (`Forward.residues`); a row that is nonzero vanishes with a probability
+of about 1e-9 for each prime, independently. If the primes disagree, or R is ill-conditioned, there
+is no shared view, and `account` decides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leakaudit.theory.relations.account import Bound
+from leakaudit.theory.relations.forward import Echelon, Forward, Places, bits
+from leakaudit.theory.relations.kkt import Array
+from leakaudit.theory.relations.semidefinite import supremum
+
+PRIMES = (2**31 - 1, 2**31 - 19)
+Flags = NDArray[np.bool_]
+
+# Largest number of entries of the noise response, and of residues, of one view: 0.25 and 0.5 GB.
+# Larger views are bounded one by one. A choice.
+ENTRIES = 32_000_000
+RESIDUES = 64_000_000
+# Ratio of the diagonal of R below which float64 loses too many digits of M; a choice.
+CONDITION = 1e-7
+
+
+@dataclass(frozen=True)
+class _Decided:
+    """Exact decisions about a view."""
+
+    independent: Places  # observations that do not follow from earlier ones
+    # nodes, among those to bound, of which a combination is revealed without noise
+    leaking: frozenset[int]
+    free: Flags  # (t,) whether each point is a function of the view before it and of gradients
+    depends: Flags  # (t, n) whether it then depends on the gradients of each node to bound
+
+    def equals(self, other: _Decided) -> bool:
+        """Return whether both agree."""
+        return (
+            np.array_equal(self.independent, other.independent)
+            and self.leaking == other.leaking
+            and np.array_equal(self.free, other.free)
+            and np.array_equal(self.depends, other.depends)
+        )
+
+
+class SharedView:
+    """One adversary's view of all nodes."""
+
+    def __init__(
+        self, model: Forward, known: Collection[int], nodes: Sequence[int], decided: _Decided
+    ) -> None:
+        self.model = model
+        self.decided = decided
+        self._at = {node: k for k, node in enumerate(nodes)}
+        rows, hidden = _observed(model, known)
+        used = bits(model.ancestors[d] for d in rows)
+        count = len(model.gradients)
+        self._used = np.array([used >> k & 1 for k in range(count)], bool)
+        self._own = np.flatnonzero(np.isin(model.owner, nodes))
+        noise, gradients = model.responses(rows[decided.independent], hidden, self._own)
+        noise = noise[:, noise.any(axis=0)]
+        self.sound = True
+        if not len(noise):
+            self._white = gradients
+            return
+        r: Array = np.asarray(np.linalg.qr(noise.T, mode="r"))
+        size = np.abs(r.diagonal())
+        self.sound = bool(size.min() > CONDITION * size.max())
+        if self.sound:
+            from scipy.linalg import solve_triangular
+
+            self._white = solve_triangular(r, gradients, trans="T")
+
+    @classmethod
+    def of(cls, model: Forward, known: Collection[int], nodes: Iterable[int]) -> SharedView | None:
+        """Return the view; None if it is too large, or needs the general methods."""
+        some = sorted(set(nodes) & set(model.owner.tolist()))
+        if not some or not model.public.issubset(known):
+            return None
+        rows, hidden = _observed(model, known)
+        columns = _columns(model, rows, hidden)
+        width = columns + model.nodes
+        if len(rows) * len(hidden) > ENTRIES or len(model.defined) * width > RESIDUES:
+            return None
+        decided = _decide(model, known, some, PRIMES[0])
+        if not decided.equals(_decide(model, known, some, PRIMES[1])):
+            return None
+        view = cls(model, known, some, decided)
+        return view if view.sound else None
+
+    def bound(self, node: int) -> Bound | None:
+        """Return the same as `account` at sensitivity 1; None if a combination leaks.
+
+        If the certificate is 0 for a gradient that is revealed, no record and no node is bounded by
+        this mu; the cheap interval between aligned changes and sum |M| is then returned.
+        """
+        if node not in self._at or node in self.decided.leaking:
+            return None
+        own = np.flatnonzero(self.model.owner == node)
+        certificate = self._certificate(node, own)
+        part = self._white[:, np.searchsorted(self._own, own)] * self._used[own]
+        m = np.asarray(part.T @ part)
+        lowest = 2
+        for k, level in enumerate(certificate):
+            if m[k, k] != 0 or level == 0:
+                lowest = min(lowest, level)
+        if lowest:
+            attained, upper = supremum(m, np.ones(len(own)))
+        else:
+            attained = math.sqrt(max(float(m.sum()), 0.0))
+            upper = max(attained, math.sqrt(float(np.abs(m).sum())))
+        targets = tuple(self.model.targets(own))
+        return Bound(upper, attained, targets, (), certificate, m)
+
+    def _certificate(self, node: int, own: Places) -> tuple[int, ...]:
+        """Return the certificate of every gradient of a node, as `certificates` does."""
+        decided = self.decided
+        seen = decided.free & ~decided.depends[:, self._at[node]]
+        others = self._used.copy()
+        others[own] = False
+        reacts = int(np.flatnonzero(others & ~seen).max(initial=-1))
+        level = np.where(seen[own], 2, decided.free[own].astype(int))
+        level[own < reacts] = 0
+        if (others & ~decided.free).any():  # hidden noise passes through a loss of another node
+            level[:] = 0
+        return tuple(level.tolist())
+
+
+def _observed(model: Forward, known: Collection[int]) -> tuple[Places, Places]:
+    """Return the observed states and messages in order, and the hidden noise, as indices."""
+    rows = sorted(model.place[k] for k in known if k in model.place)
+    hidden = [c for c, k in enumerate(model.noise) if k not in known]
+    return np.array(rows, np.int64), np.array(hidden, np.int64)
+
+
+def _columns(model: Forward, rows: Places, hidden: Places) -> int:
+    """Return how many random columns preserve all ranks of a view: its own largest rank."""
+    own = len(model.noise) - len(hidden)
+    return min(len(rows) + own, len(model.noise)) + 1
+
+
+def _decide(model: Forward, known: Collection[int], nodes: Sequence[int], prime: int) -> _Decided:
+    """Decide modulo a prime, in the order of time.
+
+    Noise that the adversary knows is observed from the start; observing it removes its columns.
+    """
+    rows, hidden = _observed(model, known)
+    drawn = model.residues(prime, _columns(model, rows, hidden))
+    columns = _columns(model, rows, hidden)
+    kept = np.r_[:columns, drawn.columns + np.array(nodes)]
+    echelon = Echelon(prime, columns)
+    own = np.setdiff1d(np.arange(len(model.noise)), hidden)
+    echelon.add(drawn.noise[np.ix_(own, kept)])
+    count = len(model.gradients)
+    free = np.zeros(count, bool)
+    depends = np.zeros((count, len(kept) - columns), bool)
+    independent: list[int] = []
+    leaking: set[int] = set()
+    observed_by = model.made_by[rows]
+
+    # Gradients with the same observations before them are decided together, and the observations
+    # up to the next gradients are reduced with them.
+    upto = np.searchsorted(observed_by, model.before)
+    stops = np.unique([*upto.tolist(), len(rows)]).tolist()
+    done = 0
+    left = echelon.reduced(drawn.defined[np.ix_(rows[: stops[0]], kept)])
+    for stop, following in zip(stops, [*stops[1:], len(rows)], strict=True):
+        new, leaks = echelon.extend(left)
+        independent += [done + k for k in new]
+        leaking.update(nodes[k - columns] for k in leaks)
+        at = np.flatnonzero(upto == stop)
+        points = drawn.points[np.ix_(at, kept)]
+        ahead = drawn.defined[np.ix_(rows[stop:following], kept)]
+        both = echelon.reduced(np.concatenate([points, ahead]))
+        free[at] = ~both[: len(at), :columns].any(axis=1)
+        depends[at] = both[: len(at), columns:] != 0
+        left = both[len(at) :]
+        done = stop
+    return _Decided(np.array(independent, np.int64), frozenset(leaking), free, depends)

@@ -1,0 +1,1 @@
+"""What a view determines, what it is allowed, and whether a recording is what it says."""

@@ -1,0 +1,413 @@
+"""Views of one node with their bounds: the view of the adversary itself, and of stronger ones."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError, Unexplained
+from leakaudit.protocols.declared import DECLARED, Protocol
+from leakaudit.theory.relations import (
+    Bound,
+    Expression,
+    Knowledge,
+    Turns,
+    account,
+    alone,
+    know,
+    with_models,
+)
+from leakaudit.theory.relations.recursion import LongView
+from leakaudit.theory.relations.shared import SharedView
+from leakaudit.views.accounting.basis import Stronger
+
+# Relative distance of two mu that count as equal; a choice, well above rounding.
+CLOSE = 1e-9
+# Number of relations beyond which a symmetric network is bounded in closed form, although all
+# rounds at once would fit: a choice.
+LARGE = 10_000
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A view of a node, with its bound at sensitivity 1."""
+
+    knowledge: Knowledge  # what is known; of a long run (`LongView`), in its first rounds
+    targets: Sequence[Expression]  # the node's gradients that are not known; empty for a long run
+    bound: Bound  # the bound at sensitivity 1
+    # the adversary, if it is not the requested one but a stronger one
+    stronger: Stronger | None = None
+
+    @classmethod
+    def of(
+        cls,
+        knowledge: Knowledge,
+        node: int,
+        stronger: Stronger | None = None,
+        *,
+        least: bool = False,
+    ) -> NodeView:
+        """Bound what is known of a node; with `least`, from below (`account`)."""
+        targets = _targets(knowledge, node)
+        return cls(knowledge, targets, account(knowledge, targets, 1.0, least=least), stronger)
+
+    @property
+    def count(self) -> int:
+        """The number of the node's gradients that are not known."""
+        return len(self.bound.certificate)
+
+    @cached_property
+    def lowest(self) -> int:
+        """The lowest certificate.
+
+        A gradient that no message reveals does not affect the view, wherever it was evaluated, so
+        its certificate 1 is ignored. Its certificate 0 counts: a revealed gradient of another node
+        may react to it.
+        """
+        shown = None
+        if self.bound.fisher is not None:
+            shown = self.bound.fisher.diagonal()
+        lowest = 2
+        for k, level in enumerate(self.bound.certificate):
+            is_shown = shown is None or shown[k] != 0
+            if is_shown or level == 0:
+                lowest = min(lowest, level)
+        return lowest
+
+    def turns(self, protocol: Protocol) -> Turns | None:
+        """Return which gradients a record can enter; None if all of them, or if not declared."""
+        declared = protocol.turns
+        if declared is None:
+            return None
+        count = len(self.knowledge.declared.gradients(self._owner))
+        last = -1
+        for choices in declared:
+            for entered in choices:
+                last = max(last, *entered, -1)
+        if len(self.targets) != count or last >= count:
+            return None
+        return declared
+
+    @property
+    def _owner(self) -> int:
+        owner = self.knowledge.declared.vectors[self.targets[0].vector].owner
+        if owner is None:
+            raise LeakauditError("account: expected gradients that a node computes")
+        return owner
+
+
+class Views:
+    """One adversary's views of the nodes of a protocol; what they share is computed once."""
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        adversary: Adversary,
+        nodes: Iterable[int],
+        *,
+        smooth: bool = False,
+    ) -> None:
+        self.protocol = protocol
+        self.smooth = smooth
+        self.adversary = adversary
+        self.nodes = [node for node in nodes if node not in adversary.corrupt]
+
+    def own(self, node: int) -> NodeView:
+        """Return the adversary's view of a node, over all rounds."""
+        if self._together is not None:
+            known, view = self._together
+            bound = view.bound(node)
+            if bound is not None:
+                return NodeView(known, bound.targets, bound)
+        return self._all_messages(node) or _own_view(self.protocol, self.adversary, node)
+
+    def certain(self, node: int) -> NodeView:
+        """Return what the view reveals whatever unexplained vectors contain: a lower bound.
+
+        In a long run, only relations of the node itself are used.
+        """
+        protocol = self.protocol
+        if protocol.repeats and protocol.rounds > DECLARED:
+            rows = self._at_first.near([node]).rows
+            declared = protocol.continued(rows, range(1, protocol.rounds + 1))
+        else:
+            declared = protocol.whole
+        return NodeView.of(know(declared, self.adversary), node, least=True)
+
+    def informed(self, node: int, missing: Unexplained) -> NodeView | None:
+        """Return the view of one who also knows all that the owners of unexplained vectors know.
+
+        These vectors are functions of this view and of chance, so that it determines the
+        adversary's own: its mu is an upper bound.
+
+        Returns:
+            None if there is none: the node itself, or nobody in particular, owns such a vector.
+        """
+        adversary = self.adversary
+        window = adversary.window
+        if window is not None:  # a vector may contain what its owner learnt before
+            window = range(window.stop)
+        while True:
+            owners = {owner for owner in missing.owners if owner is not None}
+            if node in owners or None in missing.owners:
+                return None
+            adversary = Adversary(adversary.hears, adversary.corrupt | owners, window)
+            try:
+                views = Views(self.protocol, adversary, [node], smooth=self.smooth)
+                return replace(views.own(node), stronger=Stronger.OWNERS)
+            except Unexplained as more:
+                missing = more
+            except LeakauditError:
+                return None
+
+    def _all_messages(self, node: int) -> NodeView | None:
+        """Return the view of a node all of whose messages are observed, in a long run.
+
+        It contains what the node's own relations show, and is contained in the view of one who
+        observes everything else as well. If both have the same bound, so has this view. They are
+        computed once for all nodes whose relations are alike. None if they differ, or leak.
+        """
+        protocol = self.protocol
+        if not protocol.repeats or protocol.rounds <= DECLARED or self.adversary.hears != "all":
+            return None
+        if self.adversary.window is not None:  # the first rounds do not tell where it ends
+            return None
+        near = self._at_first.near([node])
+        if not _all_heard(near) or not self._none_reacts:
+            return None
+        like = ("near", _private(near, node))
+        if like not in protocol.stronger:
+            rows = protocol.continued(near.rows, range(1, protocol.rounds + 1))
+            view = NodeView.of(know(rows, self.adversary), node)
+            protocol.stronger[like] = (view,)
+        (found,) = protocol.stronger[like]
+        if found.bound.leaking:  # these are written with the number of a node
+            return None
+        for view in stronger_views(protocol, node):
+            if view.stronger is Stronger.ALL_MESSAGES and _equal(found.bound, view.bound):
+                return found
+        return None
+
+    @cached_property
+    def _none_reacts(self) -> bool:
+        """Whether each node's own relations show its points, but for its own gradients.
+
+        No gradient then reacts to those of another node, so that the certificate of a node by its
+        own relations is that by all relations.
+        """
+        levels: dict[Hashable, int] = {}
+        for node in range(self.protocol.graph.nodes):
+            if node in self.adversary.corrupt or node in self.protocol.silent:
+                continue
+            near = self._at_first.near([node])
+            like = _private(near, node)
+            if like not in levels:
+                try:
+                    levels[like] = NodeView.of(near, node).lowest
+                except LeakauditError:
+                    return False
+            if not levels[like]:
+                return False
+        return True
+
+    @cached_property
+    def _at_first(self) -> Knowledge:
+        """What is known in the first rounds."""
+        return know(self.protocol.start, self.adversary)
+
+    @cached_property
+    def _together(self) -> tuple[Knowledge, SharedView | LongView] | None:
+        """What is known, and the view of all nodes; None if each node is bounded by itself.
+
+        If all messages are observed in a long run, the relations of each node suffice
+        (`_all_messages`), and the rest is not even declared.
+        """
+        protocol = self.protocol
+        if protocol.rounds > DECLARED and self.adversary.hears == "all" and protocol.repeats:
+            return None
+        if protocol.forward is not None and not self._is_large:
+            known = know(protocol.whole, self.adversary)
+            shared = SharedView.of(protocol.forward, known.known, self.nodes)
+            return None if shared is None else (known, shared)
+        if protocol.beginning is None or self._needs_all_rounds:
+            return None
+        long = LongView.of(
+            protocol.beginning,
+            protocol.same,
+            self._at_first.known,
+            protocol.rounds,
+            protocol.network,
+            self.adversary.corrupt,
+            self.nodes,
+        )
+        return None if long is None else (self._at_first, long)
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether a symmetric network is so large that all rounds at once take longer."""
+        protocol = self.protocol
+        if self._needs_all_rounds or protocol.relations_count <= LARGE:
+            return False
+        return protocol.network is not None
+
+    @property
+    def _needs_all_rounds(self) -> bool:
+        """Whether more is asked than a recursion over rounds yields."""
+        return self.smooth or self.protocol.turns is not None or self.adversary.window is not None
+
+
+def _own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
+    """Return an adversary's view of a node by itself."""
+    found = _by_own_relations(protocol, adversary, node)
+    if found is None:
+        found = NodeView.of(know(protocol.whole, adversary), node)
+    return found
+
+
+def stronger_views(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
+    """Return views that determine the view of every adversary other than the node itself.
+
+    They are computed once for all nodes whose own relations are alike. These views may therefore be
+    those of another node, with the same bounds.
+    """
+    if node not in protocol.stronger:
+        protocol.stronger[node] = _like_earlier(protocol, node)
+    return protocol.stronger[node]
+
+
+def _like_earlier(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
+    """Return the stronger views of a node, or of an earlier one whose relations are alike."""
+    if protocol.repeats or protocol.start.round >= protocol.rounds:
+        heard = alone(protocol.start, node, protocol.private)
+    else:
+        heard = alone(protocol.whole, node)
+    if heard is None:
+        return ()
+    like = _private(heard, node)
+    if like not in protocol.stronger:
+        protocol.stronger[like] = tuple(_stronger(protocol, node, heard))
+    return protocol.stronger[like]
+
+
+def _private(heard: Knowledge, node: int) -> Hashable:
+    """Return the relations and points of a node without known vectors and numbers of nodes.
+
+    Known vectors do not affect a bound, so nodes with equal values have equal bounds.
+    """
+    vectors = heard.declared.vectors
+    labels: dict[int, int] = {}  # unknown vectors in the order of their first use
+
+    def form(terms: Mapping[int, Fraction]) -> Hashable:
+        unknown = []
+        for k, value in terms.items():
+            if k not in heard.known:
+                v = vectors[k]
+                label = labels.setdefault(k, len(labels))
+                unknown.append((label, v.kind, v.name, v.round, v.std, v.law, value))
+        return frozenset(unknown)
+
+    rows: list[Hashable] = []
+    for relation in heard.relations:
+        parts = (heard.declared.opaques.get(k, ()) for k in relation.terms)
+        steps = tuple(form(part.terms) for part in itertools.chain(*parts))
+        rows.append((form(relation.terms), steps))
+    points = []
+    for target in heard.declared.gradients(node):
+        point = heard.declared.points[target.vector]
+        earlier = bisect_left(heard.rows, point.before)
+        points.append((form(target.terms), form(point.at.terms), earlier))
+    return (tuple(rows), tuple(points))
+
+
+def _stronger(protocol: Protocol, node: int, heard: Knowledge) -> Iterator[NodeView]:
+    """Yield the view of one who observes all messages of the node, then views with models added.
+
+    If all rounds of a protocol are alike, later ones are copies of the last declared ones.
+    """
+    if heard.declared.round < protocol.rounds:
+        longer = alone(protocol.continued(heard.rows, range(1, protocol.rounds + 1)), node)
+        if longer is None:
+            return
+        heard = longer
+    try:
+        everything = NodeView.of(heard, node, Stronger.ALL_MESSAGES)
+    except LeakauditError:
+        return
+    yield everything
+    for below in (1, 2):
+        shown = with_models(heard, everything.targets, everything.bound.certificate, below)
+        if shown is None or everything.lowest >= below:
+            continue
+        try:
+            yield NodeView.of(shown, node, Stronger.MESSAGES_AND_MODELS)
+        except LeakauditError:
+            continue
+
+
+def _by_own_relations(protocol: Protocol, adversary: Adversary, node: int) -> NodeView | None:
+    """Return a view of a node in a long run, from relations of the node alone; None if they differ.
+
+    Private vectors of the adversary's own nodes are included. Only these relations are continued
+    over the rounds, which is much faster. This requires that all messages of the node are observed
+    or encrypted, and that over the first rounds its own relations yield the same as those of the
+    whole network. What other nodes relay, by encrypted messages or because equations refer to their
+    private vectors, may arrive later: over all rounds, the node's own relations must therefore leak
+    something by themselves, or have the bound of one who observes all messages of the node.
+    """
+    if not protocol.repeats or protocol.rounds <= DECLARED:
+        return None
+    start = know(protocol.start, adversary)
+    own = start.near([node])
+    if not _all_heard(own) or not _agree(own, start, node):
+        return None
+    rows = protocol.continued(own.rows, range(1, protocol.rounds + 1))
+    found = NodeView.of(know(rows, adversary), node)
+    if found.bound.leaking or not _any_hidden(own, node):
+        return found
+    for view in stronger_views(protocol, node):
+        if view.stronger is Stronger.ALL_MESSAGES and _equal(found.bound, view.bound):
+            return found
+    return None
+
+
+def _any_hidden(knowledge: Knowledge, node: int) -> bool:
+    """Return whether a message, or a private vector of another node, is in use and not known."""
+    vectors = knowledge.declared.vectors
+    hidden = (vectors[k] for k in knowledge.used - knowledge.known)
+    return any(vector.kind == "message" or vector.owner not in (node, None) for vector in hidden)
+
+
+def _all_heard(knowledge: Knowledge) -> bool:
+    """Return whether every message in use is observed or encrypted."""
+    for k in knowledge.used - knowledge.known:
+        vector = knowledge.declared.vectors[k]
+        if vector.kind == "message" and not vector.secure:
+            return False
+    return True
+
+
+def _agree(own: Knowledge, start: Knowledge, node: int) -> bool:
+    """Return whether a part of the relations yields the same bound as all of them."""
+    part = account(own, _targets(own, node), 1.0)
+    return _equal(part, account(start, _targets(start, node), 1.0))
+
+
+def _equal(part: Bound, whole: Bound) -> bool:
+    if part.certificate != whole.certificate or len(part.leaking) != len(whole.leaking):
+        return False
+    return part.mu == whole.mu or math.isclose(part.mu, whole.mu, rel_tol=CLOSE)
+
+
+def _targets(knowledge: Knowledge, node: int) -> list[Expression]:
+    """Return the node's gradients that the adversary does not know; reject a node without any."""
+    gradients = knowledge.declared.gradients(node)
+    targets = [g for g in gradients if g.vector not in knowledge.known]
+    if not targets:
+        raise LeakauditError("its data does not enter through gradients, so there is no bound")
+    return targets

@@ -1,0 +1,401 @@
+"""Views that are provably equal by symmetry.
+
+mu depends only on spans and Euclidean norms, so a vector and its negative are equivalent. If a
+renaming of the nodes maps one node and its adversary to others and reproduces every declared
+relation, up to the sign of each vector, both views have the same mu. Candidates are isomorphisms of
+the graph, with the target, the observed channels and the corrupt nodes marked. Each candidate is
+then checked on the relations themselves: their terms are matched by the vectors in them, all ratios
+of coefficients must have the same absolute value, and their signs must be the product of a sign for
+each relation and one for each vector. Whether such signs exist is a two-colouring problem, decided
+by a search along the ties (`_Signs`). A renaming that is only likely to work is never used.
+
+The renamed relations may be declared in another order, in which a point is observed before its
+gradient although it is not in the declared one. Nothing that is sent depends on that order, so the
+better certificate holds for both views.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.trace import Graph
+from leakaudit.theory.relations import Relations, Vector
+from leakaudit.views.accounting.adversaries import Threat
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+Renaming = tuple[int, ...]
+# A linear form: index of a vector -> coefficient.
+Form = Mapping[int, Fraction]
+# The owner of a form (a gradient, an opaque vector, or None for a relation), and its vectors.
+FormKey = tuple[int | None, frozenset[int]]
+# The search ends after this number of failed renamings without a valid one: a choice that limits
+# its time.
+PATIENCE = 12
+# Number of nodes above which renamings are searched only if most nodes may have a counterpart: a
+# search takes seconds, and in a random graph it would be for a few leaves. A choice.
+SEARCHED = 200
+ONE = Fraction(1)
+
+
+class Symmetry:
+    """Finds, for an adversary, an earlier one whose view is provably the same."""
+
+    def __init__(self, graph: Graph, relations: Relations) -> None:
+        self.graph = graph
+        self.relations = relations
+        self._colour, _ = _colours(graph, [0] * graph.nodes)
+        self._pays = graph.nodes <= SEARCHED or 2 * len(set(self._colour)) < graph.nodes
+        self._colours_of: dict[Threat, tuple[object, ...]] = {}
+        self._by_colour = defaultdict[tuple[object, ...], list[Threat]](list)
+        self._like: dict[Threat, Threat] = {}  # threat -> the first one with the same view
+        self._proved: list[Renaming] = []  # valid renamings and their inverses
+        self._failed: set[Renaming] = set()
+        self._by_node: Sequence[bool] = (False, True)  # whether renamings also rename indices
+        self._home: dict[int, Renaming] = {}
+        self._hops_from: dict[int, Mapping[int, int]] = {}
+
+    def like(self, threat: Threat) -> Threat | None:
+        """Return the earlier adversary; None if there is none, and this one is remembered."""
+        other = self._by_proved(threat)
+        if other is None:
+            # A renaming preserves colours, so an adversary with other colours than all before needs
+            # no comparison. In a random graph, this is nearly every one.
+            same = self._by_colour[self._coloured(threat)]
+            if same and self._pays:
+                other = self._by_search(threat, same)
+            if other is None:
+                same.append(threat)
+        self._like[threat] = other or threat
+        return other
+
+    def _by_proved(self, threat: Threat) -> Threat | None:
+        """Return the first adversary that renamings already proven map to this one."""
+        to = self._home.get(threat.node)
+        if to is None:
+            return None
+        moved = _mapped(threat, to)
+        for candidate in (moved, threat):
+            other = self._like.get(candidate)
+            if other is not None:
+                return other
+            for renaming in self._proved:
+                other = self._like.get(_mapped(candidate, renaming))
+                if other is not None:
+                    return other
+        return None
+
+    def _by_search(self, threat: Threat, same: list[Threat]) -> Threat | None:
+        """Search a renaming that maps an earlier adversary of the same colours to this one."""
+        refined = self._refined(threat)
+        marked = self._marked(threat)
+        for other in same:
+            if len(self._failed) >= PATIENCE and not self._proved:
+                break
+            if self._refined(other) != refined:
+                continue
+            renaming = self._renaming(self._marked(other), marked)
+            if renaming is not None and self._holds(renaming):
+                return other
+        return None
+
+    def _refined(self, threat: Threat) -> tuple[object, ...]:
+        """What colours tell about the graph with the target and the adversary marked."""
+        if threat not in self._colours_of:
+            parts = self._parts(threat)
+            kinds = sorted(set(parts))
+            _, shape = _colours(self.graph, [kinds.index(part) for part in parts])
+            self._colours_of[threat] = (tuple(kinds), shape)
+        return self._colours_of[threat]
+
+    def _coloured(self, threat: Threat) -> tuple[object, ...]:
+        """The colours of the target and of all nodes of the adversary, and how far these are.
+
+        Every renaming that maps one adversary to another preserves them.
+        """
+        colour = self._colour
+        adversary = threat.adversary
+        arcs: list[tuple[int, int]] = []
+        if isinstance(adversary.hears, frozenset):
+            arcs = sorted((colour[a], colour[b]) for a, b in adversary.hears)
+        corrupt = sorted(colour[node] for node in adversary.corrupt)
+        hops: list[int] = []
+        if self._pays and adversary.corrupt:
+            apart = self._hops(threat.node)
+            hops = sorted(apart.get(node, -1) for node in adversary.corrupt)
+        return (threat.kind, colour[threat.node], tuple(arcs), tuple(corrupt), tuple(hops))
+
+    def _hops(self, node: int) -> Mapping[int, int]:
+        """The number of edges from a node to each node that it reaches."""
+        if node not in self._hops_from:
+            hops = {node: 0}
+            todo = deque([node])
+            while todo:
+                at = todo.popleft()
+                for near in self.graph.neighbours[at]:
+                    if near not in hops:
+                        hops[near] = hops[at] + 1
+                        todo.append(near)
+            self._hops_from[node] = hops
+        return self._hops_from[node]
+
+    def _holds(self, renaming: Renaming) -> bool:
+        """Return whether a renaming is valid; a valid one serves later adversaries as well."""
+        if renaming in self._proved:
+            return True
+        if renaming in self._failed:
+            return False
+        for by_node in self._by_node:
+            if invariant(self.relations, renaming, by_node):
+                # Products of valid renamings are valid if all treat indices alike.
+                self._by_node = (by_node,)
+                self._proved += [renaming, _inverse(renaming)]
+                self._home = self._homes()
+                return True
+        self._failed.add(renaming)
+        return False
+
+    def _homes(self) -> dict[int, Renaming]:
+        """Return for each node a product of valid renamings to the first node that it reaches."""
+        homes: dict[int, Renaming] = {}
+        for first in range(self.graph.nodes):
+            if first in homes:
+                continue
+            homes[first] = tuple(range(self.graph.nodes))
+            todo = deque([first])
+            while todo:
+                node = todo.popleft()
+                for renaming in self._proved:  # contains the inverse of each
+                    before = renaming.index(node)
+                    if before not in homes:
+                        homes[before] = tuple(map(homes[node].__getitem__, renaming))
+                        todo.append(before)
+        return homes
+
+    def _marked(self, threat: Threat) -> list[int]:
+        """Return a colour for each node; a renaming that maps threats preserves them."""
+        parts = self._parts(threat)
+        kinds = sorted(set(parts))
+        colour, _ = _colours(self.graph, [kinds.index(part) for part in parts])
+        return colour
+
+    def _parts(self, threat: Threat) -> list[tuple[bool, bool, bool]]:
+        """Each node's role: target, end of an observed channel, curious node."""
+        tapped: set[int] = set()
+        if isinstance(threat.adversary.hears, frozenset):
+            tapped.update(*threat.adversary.hears)
+        corrupt = threat.adversary.corrupt
+        return [
+            (node == threat.node, node in tapped, node in corrupt)
+            for node in range(self.graph.nodes)
+        ]
+
+    def _renaming(self, old: Sequence[int], new: Sequence[int]) -> Renaming | None:
+        """Return an isomorphism of the graph that maps colours to equal ones; None if none."""
+        if len(set(old)) == len(old):  # the colours leave no choice
+            found = dict(zip(new, range(len(new)), strict=True))
+            renaming = tuple(map(found.__getitem__, old))
+            near = self.graph.neighbours
+            for node, to in enumerate(renaming):
+                if sorted(renaming[j] for j in near[node]) != sorted(near[to]):
+                    return None
+            return renaming
+        from networkx.algorithms.isomorphism import GraphMatcher, categorical_node_match
+
+        same = categorical_node_match("colour", None)
+        matcher = GraphMatcher(self._drawn(old), self._drawn(new), node_match=same)
+        if not matcher.is_isomorphic():
+            return None
+        return tuple(map(matcher.mapping.__getitem__, range(self.graph.nodes)))
+
+    def _drawn(self, colours: Sequence[int]) -> nx.Graph:
+        """Return the graph with a colour at each node."""
+        import networkx as nx  # slow to import, and most views are compared with no other
+
+        graph = nx.Graph()
+        for node, colour in enumerate(colours):
+            graph.add_node(node, colour=colour)
+        graph.add_edges_from(self.graph.edges)
+        return graph
+
+
+def _mapped(threat: Threat, renaming: Renaming) -> Threat:
+    """Return an adversary after a renaming of the nodes."""
+    adversary = threat.adversary
+    hears = adversary.hears
+    if isinstance(hears, frozenset):
+        hears = frozenset((renaming[a], renaming[b]) for a, b in hears)
+    corrupt = frozenset(renaming[node] for node in adversary.corrupt)
+    mapped = Adversary(hears, corrupt, adversary.window, adversary.knows)
+    return Threat(renaming[threat.node], threat.kind, mapped)
+
+
+def _inverse(renaming: Renaming) -> Renaming:
+    """Return the renaming back."""
+    inverse = [0] * len(renaming)
+    for node, to in enumerate(renaming):
+        inverse[to] = node
+    return tuple(inverse)
+
+
+def _colours(graph: Graph, start: Sequence[int]) -> tuple[list[int], Hashable]:
+    """Return a colour for each node that every renaming preserves, and how colours are adjacent.
+
+    Nodes of one start colour that differ in how many neighbours they have of some colour get
+    different colours, until nothing changes (colour refinement, Weisfeiler and Leman 1968).
+    """
+    colour = list(start)
+    count = len(set(colour))
+    while True:
+        kinds = [
+            (colour[node], tuple(sorted(colour[j] for j in graph.neighbours[node])))
+            for node in range(graph.nodes)
+        ]
+        names = {kind: k for k, kind in enumerate(sorted(set(kinds)))}
+        colour = [names[kind] for kind in kinds]
+        if len(names) == count:
+            return colour, tuple(sorted(kinds))
+        count = len(names)
+
+
+def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> bool:
+    """Return whether a renaming reproduces the relations and points of gradients, up to signs.
+
+    Node i becomes renaming[i]. Relations that cannot be distinguished by the vectors in them count
+    as different. Vectors that do not mention a renamed node keep their signs.
+
+    Args:
+        renaming: (N,) A permutation of the nodes.
+    """
+    image = _image(relations, renaming, by_node)
+    if image is None:
+        return False
+    # Forms of other vectors are their own images.
+    forms: dict[FormKey, Form] = {}
+    for owner, terms in _forms(relations):
+        if owner not in image and image.keys().isdisjoint(terms):
+            continue
+        key = (owner, frozenset(terms))
+        if key in forms:
+            return False
+        forms[key] = terms
+    # A form and its image are equal up to one sign of the form and one of each vector. Therefore,
+    # all ratios of coefficients must have the same absolute value, and their signs must be products
+    # of such signs.
+    signs = _Signs()
+    for n, ((owner, vectors), terms) in enumerate(forms.items()):
+        if owner is not None:
+            owner = image.get(owner, owner)
+        other = forms.get((owner, frozenset(image.get(k, k) for k in vectors)))
+        if other is None:
+            return False
+        sizes: set[Fraction] = set()
+        for k, coefficient in terms.items():
+            target = other[image.get(k, k)]
+            ratio = ONE if target == coefficient else target / coefficient
+            sizes.add(abs(ratio))
+            vector = ("vector", k) if k in image else ("kept", 0)
+            signs.tie(("row", n), vector, -1 if ratio < 0 else 1)
+        if len(sizes) > 1:
+            return False
+    # What a record attains depends on the sum of the gradients that it moves, so those of a node
+    # have one sign.
+    for k in image:
+        if relations.vectors[k].kind == "gradient":
+            signs.tie(("owner", relations.vectors[k].owner or 0), ("vector", k), 1)
+    return signs.agree()
+
+
+def _image(relations: Relations, renaming: Sequence[int], by_node: bool) -> dict[int, int] | None:
+    """Return the image of each vector that mentions a renamed node.
+
+    Returns:
+        None if one has no image, or two have the same.
+    """
+    moved = {node for node, to in enumerate(renaming) if node != to}
+    mentions = [k for k, v in enumerate(relations.vectors) if _mentions(v, moved, by_node)]
+    place = {_name(relations.vectors[k]): k for k in mentions}
+    image: dict[int, int] = {}
+    for k in mentions:
+        to = place.get(_name(_renamed(relations.vectors[k], renaming, by_node)))
+        if to is None:
+            return None
+        image[k] = to
+    if len(set(image.values())) < len(image):
+        return None
+    return image
+
+
+def _mentions(vector: Vector, nodes: Collection[int], by_node: bool) -> bool:
+    """Return whether one of some nodes owns, receives or indexes a vector."""
+    if vector.owner in nodes or (by_node and vector.index in nodes):
+        return True
+    return vector.dst is not None and any(node in nodes for node in vector.dst)
+
+
+def _forms(relations: Relations) -> Iterator[tuple[int | None, Form]]:
+    """Yield all linear forms, and the gradient or opaque vector to which each belongs."""
+    for relation in relations.relations:
+        yield None, relation.terms
+    for gradient, point in relations.points.items():
+        yield gradient, point.at.terms
+    for out, parts in relations.opaques.items():
+        for part in parts:
+            yield out, part.terms
+
+
+def _name(v: Vector) -> tuple[object, ...]:
+    """Return what identifies a vector; the order of its receivers does not matter."""
+    to = None
+    if v.dst is not None:
+        to = frozenset(v.dst)
+    return (v.kind, v.name, v.owner, v.round, v.index, v.std, to, v.secure, v.law)
+
+
+def _renamed(v: Vector, renaming: Sequence[int], by_node: bool) -> Vector:
+    owner = v.owner
+    if owner is not None:
+        owner = renaming[owner]
+    index = v.index
+    if by_node and index is not None and index < len(renaming):
+        index = renaming[index]
+    dst = v.dst
+    if dst is not None:
+        dst = tuple(map(renaming.__getitem__, dst))
+    # Spelt out: `replace` takes three times as long.
+    return Vector(v.kind, v.name, owner, v.round, index, v.std, dst, v.secure, v.law)
+
+
+class _Signs:
+    """Signs that are tied two by two, and whether some choice fits all."""
+
+    def __init__(self) -> None:
+        self._ties = defaultdict[tuple[str, int], list[tuple[tuple[str, int], int]]](list)
+
+    def tie(self, a: tuple[str, int], b: tuple[str, int], product: int) -> None:
+        """Ask for sign(a) sign(b) = product."""
+        self._ties[a].append((b, product))
+        self._ties[b].append((a, product))
+
+    def agree(self) -> bool:
+        """Try to choose: the sign of one vector of a component decides all others in it."""
+        chosen: dict[tuple[str, int], int] = {}
+        for start in self._ties:
+            if start in chosen:
+                continue
+            chosen[start] = 1
+            todo = deque([start])
+            while todo:
+                a = todo.popleft()
+                for b, product in self._ties[a]:
+                    if b not in chosen:
+                        chosen[b] = chosen[a] * product
+                        todo.append(b)
+                    elif chosen[b] != chosen[a] * product:
+                        return False
+        return True

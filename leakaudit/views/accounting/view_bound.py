@@ -1,0 +1,534 @@
+"""View bounds: the mu, and epsilon, of an adversary's view of each node.
+
+The adversary's own view is computed first. If it determines every model at which the node evaluates
+gradients (certificate 2), its mu holds for one record. If not, the views of stronger adversaries
+are tried, which determine its own view, so that their mu is an upper bound; and with a smoothness,
+the drift of the gradients is bounded. The smallest upper bound is used. What constant and quadratic
+losses attain is computed as well, so that the truth lies between the two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from leakaudit._util.plain import encoded
+from leakaudit.core import registry
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError, Unexplained
+from leakaudit.core.progress import step
+from leakaudit.core.trace import Json
+from leakaudit.core.verdict import APART, Holds
+from leakaudit.protocols.declared import Protocol
+from leakaudit.theory.bounds import gaussian
+from leakaudit.theory.relations import Turns, account, drift, largest, reached
+from leakaudit.views.accounting.basis import Basis, Ground, Unit
+from leakaudit.views.accounting.node_view import NodeView, Views, stronger_views
+
+# Most choices of batches for which a drift is computed; if there are more, a record is counted in
+# every gradient, which is an upper bound. A choice: each costs a pass over the declaration.
+DRIFTED = 16
+# What is proportional to the sensitivity.
+SCALED = ("mu", "attained", "linear", "reached", "node_mu")
+CONTRADICTION = (
+    "its upper bound is below what records attain, which is a defect of leakaudit; please report it"
+)
+
+
+@dataclass(frozen=True)
+class ViewBound:
+    """The bound on one adversary's view of one node."""
+
+    node: int  # the node that owns the data
+    adversary: Adversary
+    sensitivity: float  # largest change of one gradient
+    delta: float
+    # certified upper bound of the parameter of Gaussian differential privacy at record level. None
+    # if there is none, for the reason in `basis`.
+    mu: float | None = None
+    # mu attained by changes that may differ from round to round; None if `mu` is only an upper
+    # bound
+    attained: float | None = None
+    # mu attained by a record whose gradients are constant and change by the sensitivity
+    linear: float | None = None
+    # as `linear`, also by quadratic losses within the specified smoothness
+    reached: float | None = None
+    epsilon: float | None = None
+    # mu if all data of the node change, and any two of its gradients, wherever evaluated, differ by
+    # at most the sensitivity
+    node_mu: float | None = None
+    node_epsilon: float | None = None
+    basis: Basis | None = None  # the basis of these values; None if there are none
+    # certificate of every gradient, see `leakaudit.theory.relations.Bound`
+    certificate: tuple[int, ...] = ()
+    leaking: tuple[str, ...] = ()  # combinations of gradients without noise, if mu is inf
+    enters: int | None = None  # largest number of the node's gradients that one record enters
+    gradients: int | None = None  # number of gradients of the node
+    # whether a record counts in every mini-batch although it is not in all of them, because the
+    # declaration does not say in which. Nothing is then known to be attained.
+    every_batch: bool = False
+    # whether the sensitivity is unknown: every finite mu is a multiple of it, computed for 1, and
+    # there is no epsilon
+    per_unit: bool = False
+    rounds: int = 0  # number of rounds that these values cover
+    refused: str = ""  # why there are no values, in words
+
+    @property
+    def holds(self) -> Holds:
+        """Whether `mu` is exact, an upper bound, or absent."""
+        return Holds.of(self.mu, max(self.attained or 0.0, self.reached or 0.0))
+
+    @property
+    def rank(self) -> float:
+        """What orders views from harmless to severe; one without any bound may leak everything."""
+        if self.refused:
+            return math.inf
+        return self.largest or 0.0
+
+    @property
+    def largest(self) -> float | None:
+        """The mu for comparing views: at record level, or of the node, or the attained one."""
+        if self.refused:
+            return None
+        for mu in (self.mu, self.node_mu):
+            if mu is not None:
+                return mu
+        return self.reached
+
+    @property
+    def unit(self) -> Unit | None:
+        """Whose change is bounded; None if there is no bound."""
+        if self.basis is None:
+            return None
+        return self.basis.unit
+
+    def multiple(self, mu: float | None) -> str:
+        """Return a mu in words; a multiple of the sensitivity S if that is unknown."""
+        if mu is None:
+            return "-"
+        if self.per_unit and 0 < mu < math.inf:
+            return f"{mu:.4g} S"
+        return f"{mu:.4g}"
+
+    def to_json(self) -> dict[str, Json]:
+        """Plain values; infinity is the text ``inf``."""
+        level = ""
+        if self.basis is not None:
+            level = str(self.basis)
+        sensitivity: Json = encoded(self.sensitivity)
+        values = {name: getattr(self, name) for name in SCALED}
+        multiples: Json = None
+        if self.per_unit:
+            sensitivity = None
+            multiples = {name: encoded(value) for name, value in values.items()}
+            values = {name: _unscaled(value) for name, value in values.items()}
+        return {
+            "node": self.node,
+            "adversary": str(self.adversary),
+            "sensitivity": sensitivity,
+            "delta": self.delta,
+            **{name: encoded(value) for name, value in values.items()},
+            "per_unit_of_sensitivity": multiples,
+            "epsilon": encoded(self.epsilon),
+            "node_epsilon": encoded(self.node_epsilon),
+            "level": level,
+            "certificate": list(self.certificate),
+            "leaking": list(self.leaking),
+            "enters": self.enters,
+            "gradients": self.gradients,
+            "holds": str(self.holds),
+            "every_batch": self.every_batch,
+            "rounds_priced": self.rounds,
+            "refused": self.refused,
+        }
+
+
+def view_bounds(
+    protocol: Protocol,
+    adversary: Adversary,
+    nodes: Sequence[int],
+    sensitivity: float = 1.0,
+    delta: float = 1e-5,
+    smoothness: float | None = None,
+    *,
+    verified: bool = False,
+) -> Iterator[ViewBound]:
+    """Yield the bound of every node, over all rounds of the protocol.
+
+    Args:
+        sensitivity: Largest change of one gradient, in Euclidean norm, if a record changes and the
+            model does not.
+        smoothness: Lipschitz constant of the node's gradients, for bounds at record level if the
+            protocol does not release the models.
+        verified: Whether the messages were compared with gradients of their truth. A constant that
+            the recording does not state may then have its default if that switches something off.
+    """
+    adversary.check(protocol.graph)
+    views = Views(protocol, adversary, nodes, smooth=smoothness is not None)
+    for k, node in enumerate(nodes):
+        if not 0 <= node < protocol.graph.nodes:
+            raise LeakauditError(
+                f"node {node} does not exist (the graph has nodes 0 to {protocol.graph.nodes - 1})"
+            )
+        step("nodes", k, len(nodes))
+        empty = ViewBound(node, adversary, sensitivity, delta, rounds=protocol.rounds)
+        try:
+            found = _bound(views, empty, smoothness)
+        except LeakauditError as e:
+            found = replace(empty, refused=str(e))
+        if protocol.unstated and _is_finite(found):
+            names = protocol.guessed if verified else protocol.defaulted
+            if names:
+                found = replace(empty, refused=_guess(protocol, names))
+        if protocol.batched and node not in protocol.silent:
+            found = _in_every_batch(found)
+        if _contradicts(found):
+            found = replace(empty, refused=CONTRADICTION)
+        yield found
+    step("nodes", len(nodes), len(nodes))
+
+
+def without_scale(found: ViewBound) -> ViewBound:
+    """Return a bound that was computed for sensitivity 1, if the sensitivity is unknown.
+
+    Zero and infinity hold for every sensitivity. Everything else is a multiple of it, and has no
+    epsilon.
+
+    Args:
+        found: The bound for sensitivity 1.
+    """
+    if all(_unscaled(mu) == mu for mu in (found.mu, found.node_mu)):
+        return found
+    epsilon, node_epsilon = found.epsilon, found.node_epsilon
+    if _unscaled(found.mu) is None:
+        epsilon = None
+    if _unscaled(found.node_mu) is None:
+        node_epsilon = None
+    return replace(found, epsilon=epsilon, node_epsilon=node_epsilon, per_unit=True)
+
+
+def _unscaled(mu: float | None) -> float | None:
+    """Return a mu that holds for every sensitivity; None if it depends on it."""
+    if mu in (0.0, math.inf):
+        return mu
+    return None
+
+
+def _in_every_batch(found: ViewBound) -> ViewBound:
+    """Return the bound of a record that is in some mini-batches only, if it is unknown in which."""
+    if found.leaking:
+        return found
+    return replace(found, attained=None, linear=None, reached=None, every_batch=True)
+
+
+def _is_finite(found: ViewBound) -> bool:
+    """Return whether there is a finite upper bound, for a record or for the node."""
+    if found.basis is not None and found.basis.ground is Ground.IDLE:
+        return False
+    return any(mu is not None and mu < math.inf for mu in (found.mu, found.node_mu))
+
+
+def _guess(protocol: Protocol, names: Sequence[str]) -> str:
+    """Return why a bound is refused if constants that it depends on are not stated."""
+    values = registry.values(protocol.victim)
+    guessed = ", ".join(f"{name} (default {values[name]})" for name in names)
+    return (
+        f"the recording does not state {guessed}, and the messages depend on it; state it in "
+        "params=… of the recording"
+    )
+
+
+def _contradicts(found: ViewBound) -> bool:
+    """Return whether records attain more than the upper bound allows.
+
+    The two are computed in different ways, so this would show a defect of leakaudit.
+    """
+    if found.mu is None or found.reached is None:
+        return False
+    return found.reached > found.mu * (1 + APART)
+
+
+def _bound(views: Views, empty: ViewBound, smoothness: float | None) -> ViewBound:
+    """Return the bound for the node and the adversary of an empty bound."""
+    protocol = views.protocol
+    node = empty.node
+    if node in empty.adversary.corrupt:
+        raise LeakauditError("the adversary controls this node")
+    if node in protocol.silent:
+        return _with_epsilons(_idle(empty))
+    if protocol.missing:
+        return _faulty(protocol, empty, smoothness)
+    try:
+        own = views.own(node)
+    except Unexplained as e:
+        return _undeclared(views, empty, smoothness, e)
+    except LeakauditError as e:
+        return _elsewhere(protocol, empty, smoothness, str(e))
+    turns = own.turns(protocol)
+    count = own.count
+    found = replace(empty, certificate=own.bound.certificate, gradients=count, enters=count)
+    if own.bound.leaking:
+        return _with_epsilons(_leak(found, own))
+    found = replace(_reached(found, own, turns, smoothness), enters=_most(turns, count))
+    if own.lowest == 2:
+        found = _least(found, [own], turns, smoothness)
+    else:
+        found = _least(found, [own, *stronger_views(protocol, node)], turns, smoothness)
+    if own.lowest == 2 and not turns:
+        found = replace(found, attained=found.sensitivity * own.bound.attained)
+    return found
+
+
+def _idle(empty: ViewBound) -> ViewBound:
+    """Return the bound of a node whose data does not enter any message."""
+    return replace(
+        empty,
+        mu=0.0,
+        attained=0.0,
+        linear=0.0,
+        reached=0.0,
+        node_mu=0.0,
+        basis=Basis(Ground.IDLE),
+        enters=0,
+        gradients=0,
+    )
+
+
+def _leak(found: ViewBound, own: NodeView) -> ViewBound:
+    """Return the bound of a view with a combination of gradients without noise."""
+    # For constant gradients, a record moves all of them by one vector. A difference of two of them,
+    # which may be what leaks, contains no information about it.
+    linear = math.inf
+    if not any(sum(one.terms.values()) for one in own.bound.leaking):
+        linear = found.sensitivity * _quadratic(own, range(own.count), 0.0)
+    return replace(
+        found,
+        mu=math.inf,
+        attained=math.inf,
+        linear=linear,
+        reached=math.inf,
+        node_mu=math.inf,
+        basis=Basis(Ground.LEAK),
+        leaking=tuple(map(str, own.bound.leaking)),
+    )
+
+
+def _reached(
+    found: ViewBound, own: NodeView, turns: Turns | None, smoothness: float | None
+) -> ViewBound:
+    """Return the bound with what records of simple losses attain, which are lower bounds."""
+    entered: Sequence[int] = range(own.count)
+    least = own.bound.attained
+    fisher = own.bound.fisher
+    if fisher is not None and turns:
+        least, _, entered = largest(fisher, turns)
+    elif fisher is not None:
+        # All gradients change by one vector of length 1: mu^2 is the sum of M. Rounding may make it
+        # negative.
+        with np.errstate(over="ignore"):  # it is then infinite
+            least = math.sqrt(max(float(fisher.sum()), 0.0))
+    linear = found.sensitivity * least
+    if smoothness:
+        # Quadratic losses of the largest curvature that the smoothness allows, concave and convex.
+        concave = _quadratic(own, entered, -smoothness)
+        convex = _quadratic(own, entered, smoothness)
+        least = max(least, concave, convex)
+    return replace(found, linear=linear, reached=found.sensitivity * least)
+
+
+def _least(
+    found: ViewBound, views: Sequence[NodeView], turns: Turns | None, smoothness: float | None
+) -> ViewBound:
+    """Return the bound with the smallest upper bound of all views, for records and for the node.
+
+    The adversary's view is a function of each of these views, so the bound of any of them is an
+    upper bound of its own.
+    """
+    record_mu = math.inf
+    basis = Basis(Ground.STEERED)
+    node_mu = math.inf
+    not_smooth = ""
+    for view in views:
+        mu = math.inf
+        now = Basis(Ground.MODELS_SEEN, view.stronger)
+        if view.lowest == 2:
+            mu = _of_record(view, turns)
+        elif view.lowest == 1 and smoothness is not None:
+            now = Basis(Ground.SMOOTH, view.stronger, smoothness)
+            try:
+                mu = _drifted(view, turns, smoothness)
+            except LeakauditError as e:
+                not_smooth = str(e)
+        if mu < record_mu:
+            record_mu = mu
+            basis = now
+        if view.lowest >= 1:
+            node_mu = min(node_mu, view.bound.mu)
+    moved = found.sensitivity
+    if record_mu < math.inf:
+        found = replace(found, mu=moved * record_mu)
+        if not record_mu:
+            basis = replace(basis, ground=Ground.UNSEEN)
+    elif node_mu < math.inf:
+        basis = Basis(Ground.REACTING, not_smooth=not_smooth)
+    else:
+        basis = Basis(Ground.STEERED, not_smooth=not_smooth)
+    if node_mu < math.inf:
+        found = replace(found, node_mu=moved * node_mu)
+    return _with_epsilons(replace(found, basis=basis))
+
+
+def _with_epsilons(found: ViewBound) -> ViewBound:
+    """Return the bound with an epsilon for every mu."""
+    if found.mu is not None:
+        found = replace(found, epsilon=gaussian.epsilon(found.delta, found.mu))
+    if found.node_mu is not None:
+        found = replace(found, node_epsilon=gaussian.epsilon(found.delta, found.node_mu))
+    return found
+
+
+def _of_record(view: NodeView, turns: Turns | None) -> float:
+    """Return the mu at record level of a view that determines every model, at sensitivity 1."""
+    if turns is None or view.bound.fisher is None:
+        return view.bound.mu
+    _, upper, _ = largest(view.bound.fisher, turns)
+    return min(view.bound.mu, upper)
+
+
+def _drifted(view: NodeView, turns: Turns | None, smoothness: float) -> float:
+    """Return the mu at record level of a view without the models, for Lipschitz gradients.
+
+    It is for sensitivity 1. A record of a mini-batch enters only some gradients. If there are few
+    choices, the bound of each is computed; otherwise, the record is counted in all of them, which
+    is an upper bound.
+    """
+    every = range(len(view.targets))
+    patterns: list[Sequence[int]] = [every]
+    if turns and math.prod(len(choices) for choices in turns) <= DRIFTED:
+        patterns = [tuple(itertools.chain(*chosen)) for chosen in itertools.product(*turns)]
+    worst = 0.0
+    for entered in patterns:
+        moves = [float(k in entered) for k in every]
+        found = drift(view.knowledge, view.targets, moves, smoothness)
+        aligned = account(view.knowledge, view.targets, found.limits, certify=False)
+        worst = max(worst, min(found.mu, aligned.mu))
+    return worst
+
+
+def _quadratic(view: NodeView, entered: Sequence[int], curvature: float) -> float:
+    """Return the mu that least-squares losses of this curvature attain.
+
+    It is 0, a trivial lower bound, if it cannot be computed.
+    """
+    try:
+        return reached(view.knowledge, view.targets, entered, curvature)
+    except LeakauditError:
+        return 0.0
+
+
+def _undeclared(
+    views: Views, empty: ViewBound, smoothness: float | None, missing: Unexplained
+) -> ViewBound:
+    """Return the bound of a view that contains vectors that the declaration does not explain.
+
+    Lower values are those of the view whatever these vectors contain. The upper value is that of
+    one who knows what they may contain, which may be infinite: there is then no bound.
+    """
+    protocol = views.protocol
+    found = empty
+    own = None
+    with contextlib.suppress(LeakauditError):  # otherwise nothing is certain
+        own = views.certain(empty.node)
+    if own is not None:
+        turns = own.turns(protocol)
+        found = _counted(found, own, turns)
+        if own.bound.leaking:
+            return _with_epsilons(_leak(found, own))
+        found = _reached(found, own, turns, smoothness)
+    known = views.informed(empty.node, missing)
+    stronger = list(stronger_views(protocol, empty.node))
+    if known is not None:
+        stronger.insert(0, known)
+    stronger = [view for view in stronger if not view.bound.leaking]
+    if not stronger:
+        return replace(found, refused=f"{missing}, also data of this node without noise")
+    turns = stronger[0].turns(protocol)
+    if found.gradients is None:
+        found = _counted(found, stronger[0], turns)
+    found = _least(found, stronger, turns, smoothness)
+    if own is not None and own.lowest == 2 and not turns:
+        attained = found.sensitivity * own.bound.attained
+        if found.mu is not None and attained >= found.mu * (1 - APART):
+            return replace(found, attained=attained)
+    if found.basis is None:
+        return found
+    return replace(found, basis=replace(found.basis, own_view=str(missing)))
+
+
+def _elsewhere(
+    protocol: Protocol, empty: ViewBound, smoothness: float | None, why: str
+) -> ViewBound:
+    """Return the bound for one who observes all messages of the node.
+
+    It is used if the adversary's own view cannot be bounded. It is then not known whether the bound
+    is attained. Raises LeakauditError with the reason if there is no such bound either.
+    """
+    views = [view for view in stronger_views(protocol, empty.node) if not view.bound.leaking]
+    if not views:
+        raise LeakauditError(why)
+    turns = views[0].turns(protocol)
+    found = _counted(empty, views[0], turns)
+    found = _least(found, views, turns, smoothness)
+    if found.basis is None:
+        return found
+    return replace(found, basis=replace(found.basis, own_view=why))
+
+
+def _faulty(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> ViewBound:
+    """Return the bound of a run in which messages were lost, over all its rounds.
+
+    Each step of the node is as declared, except for received vectors: a lost vector is replaced by
+    another one that is known. The bound is therefore that of one who observes all the node's
+    messages, including lost ones (`relations.alone`). An adversary of the run without the fault
+    never knows more.
+    """
+    why = f"{protocol.missing}, so every message of the node is assumed to be observed"
+    node = empty.node
+    try:
+        return _elsewhere(protocol, empty, smoothness, why)
+    except LeakauditError:
+        if protocol.holds:  # a leak in the rounds before the first loss is a leak of the run
+            before = replace(protocol, rounds=protocol.holds, missing="")
+            leaking = _bound(Views(before, empty.adversary, [node]), empty, None)
+            if leaking.mu == math.inf:
+                return leaking
+        hides = "its noise then hides nothing"
+        if protocol.undeclared:
+            channel = protocol.undeclared[0]
+            hides = f"it is not declared what the messages {channel.kind!r} contain"
+        raise LeakauditError(f"{why}, and {hides}; record a run without the fault") from None
+
+
+def _counted(found: ViewBound, view: NodeView, turns: Turns | None) -> ViewBound:
+    """Return the bound with the gradients of a view, and how many of them a record enters."""
+    return replace(
+        found,
+        certificate=view.bound.certificate,
+        gradients=view.count,
+        enters=_most(turns, view.count),
+    )
+
+
+def _most(turns: Turns | None, every: int) -> int:
+    """Return the largest number of gradients that one record enters."""
+    if turns is None:
+        return every
+    most = 0
+    for choices in turns:
+        most += max((len(entered) for entered in choices), default=0)
+    return most

@@ -1,0 +1,1 @@
+"""Whether a recording is what its protocol declares: messages, equations, noise, and its truth."""

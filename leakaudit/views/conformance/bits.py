@@ -1,0 +1,231 @@
+"""Whether the low bits of messages are as random as fresh noise makes them.
+
+Noise is much larger than the last digits of a number, so the low bits of a message to which it is
+added are independent and uniform, whatever the message is without it. Something else in them is
+invisible in the size and the distribution of the noise. Bits are +1 or -1 here, and
+
+- a bit of the same number in T messages of a node has a sum M, and the sum of D such M^2 / T
+  exceeds D + 2 sqrt(D x) + 2 x with probability at most exp(-x): the exponential moments of M^2 are
+  at most those of a normal number of the same variance (Laurent, Massart 2000, lemma 1);
+- the n bits of two messages have a product beyond t with probability at most 2 exp(-t^2 / (2 n))
+  (Hoeffding 1963);
+- bytes are uniform, with a chi-square statistic of 255 degrees of freedom.
+
+A payload that is encrypted with a key that these tests do not have is as random as noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import chdtrc
+from torch import Tensor
+
+from leakaudit._util.signals import whole
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.trace import Trace
+from leakaudit.protocols.deviation import Deviation
+from leakaudit.theory.relations import Relations
+from leakaudit.theory.relations.estimate import recorded
+
+LEVEL = 1e-7  # probability of a false alarm, as of each family of `draws`
+TESTS = 3
+# Bits of a message: those of numbers of up to WIDTH columns; numbers of bits that are stored for
+# comparisons of pairs, and multiplications of these comparisons. All are choices, as in `draws`.
+WIDTH = 1024
+KEPT = 1 << 24
+PRODUCTS = 1 << 34
+# A bit is tested if numbers that differ in it differ by at most this share of the noise and of the
+# number: the density of noise changes so little within it that a bit is biased by at most 1 %,
+# which the tests of pairs do not notice (they notice its square). Bytes are tested with the second
+# share, for which the bias is below 1e-3.
+COARSE = 5  # a 32nd
+FINE = 8  # a 256th
+# A sum of two numbers of a format has no bits below their last ones, and ties of its rounding are
+# even. The larger number may be twice as large as the largest number of the message, so that so
+# many of the last bits are left out, and one more for each power of two by which a number is
+# smaller.
+LOST = 2
+BYTE = 8
+VALUES = 1 << BYTE
+EXPECTED = 20  # least expected number of bytes with each value: a choice, usual are 5
+# Floating-point format -> bits of the mantissa that are stored, integers of the same size.
+FORMATS: Mapping[torch.dtype, tuple[int, torch.dtype]] = {
+    torch.float64: (52, torch.int64),
+    torch.float32: (23, torch.int32),
+    torch.float16: (10, torch.int16),
+    torch.bfloat16: (7, torch.int16),
+}
+
+Signs: TypeAlias = NDArray[np.float32]
+Integers: TypeAlias = NDArray[np.int64]
+
+
+class Bits:
+    """The low bits of messages: call `add` for every recording, then `wrong`."""
+
+    def __init__(self) -> None:
+        self._sums: dict[int, Integers] = {}  # node -> (columns, bits) sums of signs
+        self._counts: dict[int, Integers] = {}  # node -> how many each sum has
+        self._rows: list[Signs] = []
+        self._labels: list[str] = []
+        self._bytes = np.zeros(VALUES, np.int64)  # how often each value of a byte occurs
+        self._shape: tuple[int, int] | None = None
+
+    def add(self, trace: Trace, declared: Relations, where: str = "") -> None:
+        """Add the messages of one recording that contain fresh noise."""
+        if trace.dtype not in FORMATS:
+            return
+        everything = Adversary(corrupt=frozenset(range(trace.graph.nodes)))
+        read = recorded(everything.view(trace))
+        for place, std in fresh(declared).items():
+            vector = declared.vectors[place]
+            try:
+                payload = read(vector)
+            except LeakauditError:  # its channel is not recorded
+                continue
+            with whole():
+                self._add(payload, std, vector.owner or 0, f"{vector.label}{where}")
+
+    def wrong(self) -> Iterator[Deviation]:
+        """Yield what the low bits of the messages contain besides noise."""
+        yield from self._repeated()
+        yield from self._shared()
+        yield from self._uneven()
+
+    def _add(self, payload: Tensor, std: float, node: int, label: str) -> None:
+        mantissa, integers = FORMATS[payload.dtype]
+        some = payload[_spread(len(payload))].contiguous()
+        numbers = some.double().numpy()
+        largest = float(np.abs(numbers).max(initial=0.0))
+        if not 0 < largest < math.inf:
+            return
+        if self._shape is None:
+            self._shape = (len(some), mantissa)
+        if self._shape != (len(some), mantissa):
+            return
+        words = some.view(integers).long().numpy()
+        # Exponents of the numbers, and the first and the last bit that noise makes random.
+        exponents = np.frexp(numbers)[1]
+        first = math.frexp(largest)[1] - exponents + LOST
+        units = np.frexp(std)[1] - 1 - (exponents - 1 - mantissa)
+        depth = np.where(numbers == 0, 0, np.minimum(units, mantissa))
+        bits = np.arange(mantissa)
+        tested = (bits >= first[:, None]) & (bits < depth[:, None] - COARSE)
+        signs = np.where(tested, 2.0 * ((words[:, None] >> bits) & 1) - 1, 0.0)
+        if node not in self._sums:
+            self._sums[node] = np.zeros(self._shape, np.int64)
+            self._counts[node] = np.zeros(self._shape, np.int64)
+        self._sums[node] += signs.astype(np.int64)
+        self._counts[node] += tested
+        if (len(self._rows) + 1) * signs.size <= KEPT:
+            self._rows.append(signs.ravel().astype(np.float32))
+            self._labels.append(label)
+        whole_bytes = first + BYTE <= depth - FINE
+        values = (words[whole_bytes] >> first[whole_bytes]) & (VALUES - 1)
+        self._bytes += np.bincount(values, minlength=VALUES)
+
+    def _repeated(self) -> Iterator[Deviation]:
+        """Yield low bits that are the same in most messages of a node."""
+        tests = 0
+        total = 0.0
+        for node, sums in self._sums.items():
+            counts = self._counts[node]
+            several = counts > 1
+            tests += int(several.sum())
+            total += float((sums[several] ** 2 / counts[several]).sum())
+        x = -math.log(LEVEL / TESTS)
+        if total > tests + 2 * math.sqrt(tests * x) + 2 * x:
+            says = (
+                f"low bits of numbers repeat from message to message of a node: their sums have "
+                f"{total / tests:.3g} times the variance of random bits"
+            )
+            yield Deviation("bits", says, tuple(sorted(self._sums)))
+
+    def _shared(self) -> Iterator[Deviation]:
+        """Yield two messages whose low bits are alike."""
+        if len(self._rows) < 2:
+            return
+        size = len(self._rows[0])
+        some = min(len(self._rows), math.isqrt(PRODUCTS // size))
+        rows = np.stack(self._rows[:some])
+        products = np.abs(np.tril(rows @ rows.T, -1))
+        pairs = some * (some - 1) / 2
+        limit = math.sqrt(2 * size * math.log(2 * pairs * TESTS / LEVEL))
+        at = np.unravel_index(int(np.argmax(products)), products.shape)
+        if products[at] > limit:
+            one, other = self._labels[int(at[1])], self._labels[int(at[0])]
+            yield Deviation("bits", f"the low bits of {other} and {one} are alike")
+
+    def _uneven(self) -> Iterator[Deviation]:
+        """Yield if the values of the last byte are not equally frequent."""
+        numbers = int(self._bytes.sum())
+        expected = numbers / VALUES
+        if expected < EXPECTED:
+            return
+        statistic = float(((self._bytes - expected) ** 2).sum()) / expected
+        chance = float(chdtrc(VALUES - 1, statistic))
+        if chance < LEVEL / TESTS:
+            says = (
+                f"the last byte of {numbers} numbers does not have all values equally often "
+                f"(probability {chance:.1g})"
+            )
+            yield Deviation("bits", says)
+
+
+def fresh(declared: Relations) -> dict[int, float]:
+    """Return the messages with noise of their own round that no earlier message contains."""
+    vectors = declared.vectors
+    made: dict[int, Mapping[int, Fraction]] = {}  # state -> the relation that defines it
+    for relation in declared.relations:
+        last = max(relation.terms)
+        if vectors[last].kind == "state":
+            made[last] = relation.terms
+    seen: set[int] = set()
+    found: dict[int, float] = {}
+    for message, at in declared.sent.items():
+        if vectors[message].std:  # rounded by its channel
+            continue
+        variance = 0.0
+        inside = _noise_in(declared, message, declared.relations[at].terms, made)
+        for noise, factor in inside.items():
+            if noise not in seen and vectors[noise].law == "gaussian":
+                variance += (factor * vectors[noise].std) ** 2
+        seen |= inside.keys()
+        if variance:
+            found[message] = math.sqrt(variance)
+    return found
+
+
+def _noise_in(
+    declared: Relations,
+    place: int,
+    terms: Mapping[int, Fraction],
+    made: Mapping[int, Mapping[int, Fraction]],
+) -> dict[int, float]:
+    """Return the noise of a vector's round in its definition, with its factors."""
+    found: dict[int, float] = {}
+    todo = [(place, terms, 1.0)]
+    while todo:
+        defined, relation, scale = todo.pop()
+        for term, factor in relation.items():
+            vector = declared.vectors[term]
+            if term == defined or vector.round != declared.vectors[place].round:
+                continue
+            part = scale * float(factor / relation[defined])
+            if vector.kind == "noise":
+                found[term] = found.get(term, 0.0) + part
+            elif vector.kind == "state" and term in made:
+                todo.append((term, made[term], part))
+    return found
+
+
+def _spread(width: int) -> Tensor:
+    return torch.from_numpy(np.linspace(0, width - 1, min(width, WIDTH)).astype(np.int64))

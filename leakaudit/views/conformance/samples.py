@@ -1,0 +1,290 @@
+"""Samples of noise: gradients that a trace determines up to noise, and noise in a truth file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.relations import Vector
+from leakaudit.views.conformance.case import Case
+from leakaudit.views.conformance.substitute import OF_NOISE, Noise
+from leakaudit.views.extraction.deduction import Deduction, Determined
+from leakaudit.views.extraction.gradient_values import minimum_variance
+
+Floats = NDArray[np.float64]
+
+LEVEL = 1e-5  # false-positive rate of each kind of test on one trace: a choice
+# How much is examined: choices that limit the time of a lint to seconds.
+NODES = 8
+ROUNDS = 16
+WIDTH = 4096  # coordinates
+# Share of the declared size from which on sizes count as equal. It is also the smallest share of an
+# estimate's noise that the protocol draws: the rest is rounding, which may be smaller than assumed.
+ENOUGH = 1 - 1e-3
+# Largest rounding error of a number beside its noise, relative to the noise: six times as much, as
+# the bundled victims reach, adds 0.4 % to the variance.
+CLEAR = 1e-2
+NUMBERS = 1 << 24  # numbers in the estimates of one node
+DRAWS = 4 * ROUNDS  # draws of one node's noise; a protocol may draw several times in a round
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows of one node: ``value = shift + factor @ e``, with e of variance 1, as declared."""
+
+    node: int  # the node of these rows
+    labels: tuple[str, ...]  # names of the rows (m,)
+    rounds: tuple[int, ...]  # rounds of the rows (m,)
+    value: Floats  # values at some of the coordinates (m, c)
+    factor: Floats  # factor of the declared noise (m, e)
+    norm: Floats  # norms over all recorded coordinates (m,)
+    weight: Floats  # sums of the absolute coefficients of the gradients (m,)
+    coordinates: int  # number of recorded coordinates
+    gaussian: bool  # whether e is normal
+    # whether the shift is an unknown gradient; otherwise it is 0, and the values are the noise
+    hidden: bool
+    alone: bool = True  # whether the rows contain only noise of this node
+
+    @property
+    def std(self) -> Floats:
+        """Declared standard deviation of every row (m,)."""
+        return np.asarray(np.linalg.norm(self.factor, axis=1))
+
+
+def of_trace(case: Case) -> Iterator[Sample]:
+    """Yield what an outsider determines about the gradients of some nodes, up to noise.
+
+    Args:
+        case: The input; nothing is yielded if messages contain NaN or were not recorded.
+    """
+    first, stop = case.trace.columns
+    if case.protocol is None or case.relations is None or stop == first:
+        return
+    try:
+        deduction = Deduction(case.trace, Adversary())
+    except LeakauditError:
+        return
+    rounds = max(2, min(ROUNDS, NUMBERS // (stop - first)))
+    nodes = [node for node in case.holders if deduction.base.gradients(node)]
+    every = max(1, -(-len(nodes) // NODES))
+    for node in nodes[::every]:
+        try:
+            found = deduction.of(node, rounds)
+            if found.noisy and found.reach is None:
+                yield from _estimated(deduction, found, rounds)
+        except LeakauditError:
+            continue
+
+
+def _estimated(deduction: Deduction, found: Determined, rounds: int) -> Iterator[Sample]:
+    """Yield the estimates of a node's gradients that have the least noise.
+
+    Those with considerable rounding are left out, such as those of a run that diverges.
+    """
+    vectors = found.knowledge.declared.vectors
+    noisy = found.rows[len(found.rows) - found.noisy :]
+    rows = noisy[:rounds]
+    estimate = minimum_variance(deduction, found.knowledge, rows)
+    value = estimate.apply(deduction.fetch)
+    noise = [vectors[k] for k in found.knowledge.noise]
+    last = [max(vectors[k].round for k in row.terms) for row in rows]
+    weight = [sum(abs(float(v)) for v in row.terms.values()) for row in rows]
+    sample = Sample(
+        node=found.node,
+        labels=tuple(map(str, rows)),
+        rounds=tuple(last),
+        value=value[:, torch.from_numpy(_columns(value.shape[1]))].double().numpy(),
+        factor=estimate.noise,
+        norm=value.norm(dim=1).numpy(),
+        weight=np.array(weight),
+        coordinates=value.shape[1],
+        gaussian=all(v.law == "gaussian" for v in noise),
+        hidden=True,
+        alone=all(v.owner == found.node for v in noise),
+    )
+    drawn = np.linalg.norm(estimate.noise[:, : estimate.drawn], axis=1)
+    clear = [k for k in range(len(rows)) if drawn[k] >= ENOUGH * sample.std[k]]
+    if clear:
+        yield pick(sample, clear)
+
+
+def of_truth(case: Case) -> Iterator[Sample]:
+    """Yield the recorded noise of some nodes."""
+    if case.truth is None or case.relations is None or case.relations.round == 0:
+        return
+    for node in list(case.holders)[:NODES]:
+        kept: list[tuple[Vector, Tensor]] = []
+        for vector in case.relations.vectors:
+            if vector.kind != "noise" or vector.owner != node:
+                continue
+            value = state(case, vector)
+            if value is not None:
+                kept.append((vector, value))
+        if kept:
+            yield _drawn(node, kept[:DRAWS])
+
+
+def _drawn(node: int, kept: Sequence[tuple[Vector, Tensor]]) -> Sample:
+    """Return the noise that a node drew."""
+    vectors = [vector for vector, _ in kept]
+    return _noise(
+        node,
+        labels=tuple(vector.label for vector in vectors),
+        rounds=tuple(vector.round for vector in vectors),
+        value=torch.stack([drawn.double() for _, drawn in kept]).numpy(),
+        std=np.array([vector.std for vector in vectors]),
+        gaussian=all(vector.law == "gaussian" for vector in vectors),
+    )
+
+
+def of_messages(noise: Sequence[Noise], suspects: Sequence[int] = ()) -> list[Sample]:
+    """Return the noise of some nodes that results from messages and gradients of the truth.
+
+    Draws with considerable rounding are left out, such as those of a run that diverges.
+    """
+    every = max(1, -(-len(noise) // NODES))
+    found = []
+    for k, one in enumerate(noise):
+        kept = clear(one)
+        if not len(kept.std) or (k % every and one.node not in suspects):
+            continue
+        rows = slice(DRAWS)
+        found.append(
+            _noise(
+                one.node,
+                labels=kept.labels[rows],
+                rounds=kept.rounds[rows],
+                value=kept.rest[rows] * kept.std[rows, None],
+                std=kept.std[rows],
+                gaussian=one.gaussian,
+            )
+        )
+    return found
+
+
+def clear(noise: Noise) -> Noise:
+    """Return the draws of a node's noise that rounding does not hide."""
+    rows = np.flatnonzero(noise.rounded <= CLEAR * noise.std)
+    if len(rows) == len(noise.std):
+        return noise
+    return replace(
+        noise,
+        labels=tuple(noise.labels[row] for row in rows),
+        rounds=tuple(noise.rounds[row] for row in rows),
+        rest=noise.rest[rows],
+        signal=noise.signal[rows],
+        better=noise.better[rows],
+        std=noise.std[rows],
+        rounded=noise.rounded[rows],
+        longer=None if noise.longer is None else noise.longer[rows],
+    )
+
+
+def every_draw_of_truth(case: Case) -> list[Noise]:
+    """Return all draws in a truth that contains them, as far as they fit into memory."""
+    if case.truth is None or not case.truth.states or case.relations is None:
+        return []
+    kept: dict[int, list[tuple[Vector, Floats]]] = {}
+    left = OF_NOISE
+    for vector in case.relations.vectors:
+        if vector.kind != "noise" or vector.owner is None or not vector.std:
+            continue
+        value = state(case, vector)
+        if value is None or value.numel() > left:
+            continue
+        left -= value.numel()
+        kept.setdefault(vector.owner, []).append((vector, value.double().numpy() / vector.std))
+    found = []
+    for node in sorted(kept):
+        vectors = [vector for vector, _ in kept[node]]
+        rest = np.stack([value for _, value in kept[node]])
+        nothing = np.zeros_like(rest)
+        found.append(
+            Noise(
+                node=node,
+                labels=tuple(vector.label for vector in vectors),
+                rounds=tuple(vector.round for vector in vectors),
+                rest=rest,
+                signal=nothing,
+                better=nothing,
+                gaussian=all(vector.law == "gaussian" for vector in vectors),
+                std=np.array([vector.std for vector in vectors]),
+                rounded=np.zeros(len(vectors)),
+            )
+        )
+    return found
+
+
+def _noise(
+    node: int,
+    *,
+    labels: tuple[str, ...],
+    rounds: tuple[int, ...],
+    value: Floats,
+    std: Floats,
+    gaussian: bool,
+) -> Sample:
+    """Return a sample of independent draws (m, c) with declared standard deviations (m,)."""
+    return Sample(
+        node=node,
+        labels=labels,
+        rounds=rounds,
+        value=value[:, _columns(value.shape[1])],
+        factor=np.diag(std),
+        norm=np.linalg.norm(value, axis=1),
+        weight=np.zeros(len(value)),
+        coordinates=value.shape[1],
+        gaussian=gaussian,
+        hidden=False,
+    )
+
+
+def state(case: Case, vector: Vector) -> Tensor | None:
+    """Return a private vector of the truth.
+
+    Returns:
+        The vector (d,); None if it was not kept.
+    """
+    if case.truth is None or vector.owner is None:
+        return None
+    name = vector.name
+    if vector.index is not None:
+        name = f"{name}.{vector.index}"
+    kept = case.truth.states.get(name)
+    if kept is None or kept.dim() != 3:
+        return None
+    if vector.round >= kept.shape[0] or vector.owner >= kept.shape[1]:
+        return None
+    value = kept[vector.round, vector.owner]
+    if bool(value.isnan().any()):
+        return None
+    return value
+
+
+def pick(sample: Sample, rows: list[int]) -> Sample:
+    """Return some rows of a sample.
+
+    Args:
+        rows: Numbers of rows, from 0 to m - 1.
+    """
+    return replace(
+        sample,
+        labels=tuple(sample.labels[k] for k in rows),
+        rounds=tuple(sample.rounds[k] for k in rows),
+        value=sample.value[rows],
+        factor=sample.factor[rows],
+        norm=sample.norm[rows],
+        weight=sample.weight[rows],
+    )
+
+
+def _columns(width: int) -> NDArray[np.intp]:
+    """Return at most WIDTH of some columns, evenly spread."""
+    return np.linspace(0, width - 1, min(width, WIDTH)).round().astype(np.intp)

@@ -171,10 +171,10 @@ def bound(
     Raises:
         LeakauditError: A file, a node or a number cannot be used.
     """
+    from leakaudit._util.jobs import IN_PROCESS
     from leakaudit.core.adversary import Adversary, node_list
     from leakaudit.judging.lint import assumptions
     from leakaudit.protocols.scenario import Scenario
-    from leakaudit.runs.workers.executor import IN_PROCESS
     from leakaudit.views.accounting import bounding, survey
     from leakaudit.views.accounting.adversaries import named
     from leakaudit.views.accounting.compare import Comparisons, compare, resting
@@ -228,10 +228,10 @@ def audit(
     Raises:
         LeakauditError: The plan, its data or the folder cannot be used. Nothing is written then.
     """
+    from leakaudit._util.jobs import IN_PROCESS
     from leakaudit.judging.auditing.plan import AuditPlan
     from leakaudit.judging.auditing.run import audit as run
     from leakaudit.judging.auditing.where import Where
-    from leakaudit.runs.workers.executor import IN_PROCESS
 
     if not isinstance(plan, AuditPlan):
         plan = AuditPlan.from_toml(Path(plan))
@@ -286,8 +286,8 @@ def claims(
     Raises:
         LeakauditError: There is no such paper or number.
     """
+    from leakaudit._util.jobs import IN_PROCESS
     from leakaudit.judging.papers import judge, select
-    from leakaudit.runs.workers.executor import IN_PROCESS
 
     return list(judge(select(papers, rows), executor or IN_PROCESS))
 

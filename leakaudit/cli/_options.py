@@ -92,7 +92,8 @@ class ComputeOptions(Options):
     def executor(self) -> Executor:
         """Return the executor that the options choose; its workers begin to start."""
         from leakaudit._util import forks
-        from leakaudit.runs.workers.executor import PROCESS, Executor
+        from leakaudit._util.jobs import PROCESS
+        from leakaudit.runs.workers.executor import Executor
 
         executor = Executor.of(self.workers, self.backend, self.address)
         if executor.backend == PROCESS and executor.workers:

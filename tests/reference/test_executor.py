@@ -12,11 +12,12 @@ import pytest
 from executor_jobs import dies, divides, left, raises, slower_first
 
 import leakaudit as la
+from leakaudit._util.jobs import REPEATS, WorkerDied
 from leakaudit.cli import main
 from leakaudit.core.errors import LeakauditError, NotDetermined
 from leakaudit.core.progress import watching
 from leakaudit.runs.workers import shipping
-from leakaudit.runs.workers.executor import REPEATS, Executor, WorkerDied
+from leakaudit.runs.workers.executor import Executor
 
 PLACES = [Executor(), Executor(1), Executor(3), Executor(2, "loky")]
 HALF_ON_DASK = ["--backend", "dask", "--address", "127.0.0.1:1"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from leakaudit._util.bisection import crossing, geometric
+from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
@@ -21,7 +22,6 @@ from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.protocols.victim import Claim
 from leakaudit.reporting.findings.wording import short
-from leakaudit.runs.workers.executor import IN_PROCESS, Executor
 from leakaudit.tasks.shared import Shared
 from leakaudit.theory.bounds import gaussian
 from leakaudit.views.accounting.adversaries import named
@@ -85,7 +85,7 @@ def levels(
     data_root: Path | None = None,
     download: bool = False,
     device: str = "cpu",
-    executor: Executor = IN_PROCESS,
+    executor: Pool = IN_PROCESS,
     shared: Shared | None = None,
 ) -> list[Level]:
     """Return all points, with their view bounds.

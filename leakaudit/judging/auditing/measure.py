@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.progress import step
 from leakaudit.core.verdict import Verdict
@@ -33,7 +34,6 @@ from leakaudit.reporting.results.model import (
     ViewFigures,
     encoded,
 )
-from leakaudit.runs.workers.executor import IN_PROCESS, Executor
 from leakaudit.theory.bounds.gaussian import epsilon
 from leakaudit.theory.bounds.reconstruction import (
     distances,
@@ -136,7 +136,7 @@ def measure(
     plan: AuditPlan,
     grid: Sequence[Level],
     nodes: Sequence[int],
-    executor: Executor = IN_PROCESS,
+    executor: Pool = IN_PROCESS,
 ) -> list[Measured]:
     """Replay every point of the grid as every adversary observes it."""
     together = TOGETHER

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.progress import expired, step, watching
 from leakaudit.judging.auditing import record
 from leakaudit.judging.auditing.judge import judge
@@ -21,16 +22,13 @@ from leakaudit.reporting.figures import pictures, plots
 from leakaudit.reporting.results import provenance, record_file
 from leakaudit.reporting.results.model import AuditRecord
 from leakaudit.reporting.results.output_folder import ready as writable
-from leakaudit.runs.workers.executor import IN_PROCESS, Executor
 from leakaudit.scoring import lpips_weights
 
 FIGURE = "audit.png"
 PICTURE = "reconstructions.png"
 
 
-def audit(
-    plan: AuditPlan, folder: Path, where: Where, executor: Executor = IN_PROCESS
-) -> AuditRecord:
+def audit(plan: AuditPlan, folder: Path, where: Where, executor: Pool = IN_PROCESS) -> AuditRecord:
     """Run an audit and write results.json, audit.png, reconstructions.npz and .png and report.md.
 
     Ctrl-C and max_seconds end the work; the results so far are kept and marked as incomplete.
@@ -77,7 +75,7 @@ def audit(
 
 
 def _measured(
-    plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int], executor: Executor
+    plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int], executor: Pool
 ) -> tuple[list[Measured], bool]:
     """Return the results of the replays, and whether all replays were completed.
 

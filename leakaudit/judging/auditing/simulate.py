@@ -9,6 +9,7 @@ from statistics import fmean, median
 import torch
 
 from leakaudit._util.assignment import match
+from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
@@ -21,7 +22,6 @@ from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.runs import child, recorded, seeded
 from leakaudit.reporting.results.model import CurveValues
-from leakaudit.runs.workers.executor import IN_PROCESS, Executor
 from leakaudit.scoring import metrics, scoring
 from leakaudit.scoring.scoring import Score
 from leakaudit.tasks.task import Task
@@ -147,7 +147,7 @@ def simulate(
     grid: Sequence[Level],
     nodes: Sequence[int],
     device: str = "cpu",
-    executor: Executor = IN_PROCESS,
+    executor: Pool = IN_PROCESS,
 ) -> Simulated:
     """Run the whole grid; Ctrl-C and the time limit end it and keep the results so far."""
     job = RunJob(plan, grid, nodes, device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 
+from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import step
 from leakaudit.judging.papers import (
@@ -22,7 +23,6 @@ from leakaudit.judging.papers import (
     tabletwo,
 )
 from leakaudit.judging.papers.row import JudgedClaim, Judgement, PublishedClaim, Quality, Quote
-from leakaudit.runs.workers.executor import IN_PROCESS, Executor
 
 __all__ = [
     "PAPERS",
@@ -94,7 +94,7 @@ def _refuse_unknown(
             )
 
 
-def judge(rows: Sequence[PublishedClaim], executor: Executor = IN_PROCESS) -> Iterator[JudgedClaim]:
+def judge(rows: Sequence[PublishedClaim], executor: Pool = IN_PROCESS) -> Iterator[JudgedClaim]:
     """Evaluate the rows, and yield each with its findings, in their order."""
     step("claims", 0, len(rows))
     for k, judged in enumerate(executor.map(_evaluated, rows)):

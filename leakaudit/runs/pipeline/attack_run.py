@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core import registry
 from leakaudit.core.errors import AttackError, LeakauditError
 from leakaudit.core.reconstruction import Certificate
@@ -21,7 +22,6 @@ from leakaudit.runs.pipeline import node_groups as nodes
 from leakaudit.runs.pipeline.attack_options import AttackOptions
 from leakaudit.runs.pipeline.checkpoint import Checkpoint
 from leakaudit.runs.pipeline.node_groups import Found
-from leakaudit.runs.workers.executor import IN_PROCESS, Executor
 from leakaudit.scoring import lpips_weights, scoring
 from leakaudit.scoring.scoring import Score
 from leakaudit.tasks import remarks
@@ -48,7 +48,7 @@ class Finished:
 
 
 def attack_file(
-    path: Path, folder: Path, options: AttackOptions, executor: Executor = IN_PROCESS
+    path: Path, folder: Path, options: AttackOptions, executor: Pool = IN_PROCESS
 ) -> Finished:
     """Attack a trace and write the results into a folder.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import remaining, sharing, step, watching
@@ -21,7 +22,6 @@ from leakaudit.inversion.attacking import Settled
 from leakaudit.runs.pipeline.checkpoint import Checkpoint
 from leakaudit.runs.pipeline.node_jobs import Group, GroupJob, Heard, listen, recording_of, settle
 from leakaudit.runs.pipeline.node_jobs import attack as spread
-from leakaudit.runs.workers.executor import IN_PROCESS, Executor
 from leakaudit.tasks.task import LOOP_ABOVE, Task
 from leakaudit.views.extraction import hearing
 from leakaudit.views.extraction.deduction import Deduction
@@ -54,7 +54,7 @@ def attack(
     options: AttackOptions,
     kept: Checkpoint,
     path: Path | None = None,
-    executor: Executor = IN_PROCESS,
+    executor: Pool = IN_PROCESS,
 ) -> Found:
     """Attack all nodes of a run; after Ctrl-C, return the results so far.
 
@@ -142,7 +142,7 @@ class _Run:
                 self._settled(left, settle(left, self.task, self.options))
             attacked += len(nodes)
 
-    def elsewhere(self, groups: Sequence[tuple[int, ...]], path: Path, executor: Executor) -> None:
+    def elsewhere(self, groups: Sequence[tuple[int, ...]], path: Path, executor: Pool) -> None:
         """Attack groups on an executor, and keep the reconstructions of each finished group."""
         workers = executor.workers or len(groups)
         turns = math.ceil(len(groups) / workers)

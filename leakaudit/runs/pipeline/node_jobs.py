@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from leakaudit._util.jobs import Pool
 from leakaudit._util.seeds import generator
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.leak import GradientLeak
@@ -23,7 +24,6 @@ from leakaudit.core.progress import expired, sharing
 from leakaudit.core.trace import Trace
 from leakaudit.inversion import attacking
 from leakaudit.inversion.attacking import Settled
-from leakaudit.runs.workers.executor import Executor
 from leakaudit.tasks.task import Task
 from leakaudit.traces import trace_file
 from leakaudit.views.extraction import hearing
@@ -137,7 +137,7 @@ class GroupJob:
 
 
 def attack(
-    job: GroupJob, groups: Sequence[Group], executor: Executor
+    job: GroupJob, groups: Sequence[Group], executor: Pool
 ) -> Iterator[tuple[int, Attacked]]:
     """Attack groups on an executor; yield each with its place, in order."""
     covered: frozenset[int] = frozenset()

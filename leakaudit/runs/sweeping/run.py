@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from leakaudit._util.jobs import WorkerDied
 from leakaudit._util.own_code import Trust
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import expired, step
@@ -19,7 +20,7 @@ from leakaudit.runs.sweeping.cells import PlannedCell
 from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.store import Planned, Store
 from leakaudit.runs.sweeping.work import Computed, Job, failure
-from leakaudit.runs.workers.executor import Executor, WorkerDied
+from leakaudit.runs.workers.executor import Executor
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from leakaudit._util import forks
+from leakaudit._util.jobs import REPEATS, Outcome, Stop, WorkerDied
 from leakaudit.core.errors import LeakauditError
 from leakaudit.runs.workers import shipping
-from leakaudit.runs.workers.executor import REPEATS, Outcome, Stop, WorkerDied
 from leakaudit.runs.workers.shipping import Shipped
 
 REACHED = 10.0  # seconds in which a scheduler has to answer

@@ -1,10 +1,4 @@
-"""One interface for independent jobs: in this process, in own processes, or on a cluster.
-
-Attacks on nodes, bounds of views, audits, claims and the cells of a sweep are jobs: a function that
-can be pickled, and a list of items. Its value must depend on the item only, never on the order of
-jobs or on the process that computes them, so random numbers are seeded from the item. The results
-are then the same with every executor.
-"""
+"""Where jobs are computed: in this process, in own processes, or on a cluster."""
 
 from __future__ import annotations
 
@@ -13,46 +7,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
+from leakaudit._util.jobs import IN_PROCESS, PROCESS, Outcome, Pool, Stop
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.progress import remaining
 
 T = TypeVar("T")
 R = TypeVar("R")
-Stop = Callable[[], bool]
-
-PROCESS = "process"
 CLUSTERS = ("dask", "ray")
 BACKENDS = (PROCESS, "loky", *CLUSTERS, "joblib")
 EXPECTED = "process, loky, dask, ray, joblib or joblib:NAME"
-REPEATS = 2  # times that a job is repeated if its worker dies: a choice
-
-
-class WorkerDied(LeakauditError):
-    """The worker of a job died each time that the job was tried."""
-
-    code = 4
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[R]):
-    """How one job ended."""
-
-    place: int  # index of its item
-    value: R | None = None  # what the job returned; None if it did not return
-    error: Exception | None = None  # what the job raised, or `WorkerDied`; None if it returned
-    worker: int = 0  # number of the process in the pool, otherwise the process ID
-
-    def result(self) -> R:
-        """Return the value; raise the error if there is one."""
-        if self.error is not None:
-            raise self.error
-        return self.value  # type: ignore[return-value] # of type R if there is no error
-
-
-@dataclass(frozen=True)
-class Executor:
+class Executor(Pool):
     """Where jobs are computed; no field changes a result.
 
     Attributes:
@@ -142,7 +111,7 @@ class Executor:
             LeakauditError: The backend is not installed, cannot be reached or has no workers.
         """
         if self.inside:
-            yield from _here(job, items, stop)
+            yield from IN_PROCESS.completed(job, items, stop)
             return
         from leakaudit.runs.workers import clusters, shipping, worker_processes
 
@@ -157,42 +126,9 @@ class Executor:
             name = self.backend.removeprefix("joblib").removeprefix(":")
             yield from clusters.joblib(shipped, items, max(1, self.workers), stop, name)
 
-    def map(
-        self, job: Callable[[T], R], items: Sequence[T], files: Sequence[Path] = ()
-    ) -> Iterator[R]:
-        """Yield the values of jobs in the order of their items.
-
-        Args:
-            job: As for `completed`.
-            items: As for `completed`.
-            files: As for `completed`.
-
-        Raises:
-            LeakauditError: As for `completed`, or a worker died too often.
-            Exception: Whatever the job raised for the first item for which it raised.
-        """
-        waiting: dict[int, Outcome[R]] = {}
-        due = 0
-        for outcome in self.completed(job, items, files=files):
-            waiting[outcome.place] = outcome
-            while due in waiting:
-                yield waiting.pop(due).result()
-                due += 1
-
-
-IN_PROCESS = Executor()
-
 
 def _cores() -> int:
     """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # only Linux can tell which ones are ours
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _here(job: Callable[[T], R], items: Sequence[T], stop: Stop) -> Iterator[Outcome[Any]]:
-    """Compute jobs in this process; what a job raises is raised here."""
-    for place, item in enumerate(items):
-        if stop():
-            return
-        yield Outcome(place, job(item))

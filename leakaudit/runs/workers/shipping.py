@@ -16,9 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from leakaudit._util.jobs import PROCESS, Outcome
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import watching
-from leakaudit.runs.workers.executor import PROCESS, Outcome
 
 # Results depend on the versions of these packages.
 DEPEND = ("torch", "numpy", "scipy")

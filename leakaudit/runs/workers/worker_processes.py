@@ -18,9 +18,9 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from leakaudit._util import forks
+from leakaudit._util.jobs import REPEATS, Outcome, Stop, WorkerDied
 from leakaudit.core.errors import LeakauditError
 from leakaudit.runs.workers import shipping
-from leakaudit.runs.workers.executor import REPEATS, Outcome, Stop, WorkerDied
 from leakaudit.runs.workers.shipping import Shipped
 
 READY = "ready"  # the first message of a process

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit._util.plain import encoded
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.claim import Claim
@@ -19,7 +20,6 @@ from leakaudit.core.progress import step
 from leakaudit.core.trace import Json
 from leakaudit.core.verdict import Holds, Verdict
 from leakaudit.protocols.declared import Protocol
-from leakaudit.runs.workers.executor import IN_PROCESS, Executor
 from leakaudit.theory.bounds import gaussian
 from leakaudit.views.accounting.adversaries import Threat
 from leakaudit.views.accounting.calibration import Calibration, calibrate
@@ -247,7 +247,7 @@ def compare(
     delta: float | None = None,
     epsilon: float | None = None,
     smoothness: float | None = None,
-    executor: Executor = IN_PROCESS,
+    executor: Pool = IN_PROCESS,
 ) -> Iterator[Comparison]:
     """Yield every adversary's view and the claim; views equal by symmetry are computed once.
 
@@ -280,7 +280,7 @@ def compare(
     step("views", len(threats), len(threats))
 
 
-def _parts(threats: Sequence[Threat], executor: Executor) -> list[tuple[Threat, ...]]:
+def _parts(threats: Sequence[Threat], executor: Pool) -> list[tuple[Threat, ...]]:
     """Return the jobs: the views of one adversary, or parts of them if that keeps workers busy."""
     of_adversary = defaultdict[Adversary, list[Threat]](list)
     for threat in dict.fromkeys(threats):

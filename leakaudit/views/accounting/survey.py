@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import step
 from leakaudit.protocols.declared import Protocol
-from leakaudit.runs.workers.executor import IN_PROCESS, Executor
 from leakaudit.theory.relations import know
 from leakaudit.theory.relations.kkt import Array
 from leakaudit.views.accounting.adversaries import MOST_SHARED, Threat, around, curious, how_many
@@ -51,7 +51,7 @@ def lists_worst(protocol: Protocol, nodes: Sequence[int], size: int) -> bool:
 
 
 def adversaries(
-    protocol: Protocol, nodes: Sequence[int], size: int, executor: Executor = IN_PROCESS
+    protocol: Protocol, nodes: Sequence[int], size: int, executor: Pool = IN_PROCESS
 ) -> list[Threat]:
     """Return the adversaries of some nodes; of many, only the worst distant node of each."""
     graph = protocol.graph

@@ -1,0 +1,115 @@
+"""Independent jobs, and where they are computed.
+
+Attacks on nodes, bounds of views, audits, claims and the cells of a sweep are jobs: a function that
+can be pickled, and a list of items. Its value must depend on the item only, never on the order of
+jobs or on the process that computes them, so random numbers are seeded from the item. The results
+are then the same with every pool.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from leakaudit.core.errors import LeakauditError
+
+T = TypeVar("T")
+R = TypeVar("R")
+Stop = Callable[[], bool]
+
+PROCESS = "process"  # name of own processes among the backends
+REPEATS = 2  # times that a job is repeated if its worker dies: a choice
+
+
+class WorkerDied(LeakauditError):
+    """The worker of a job died each time that the job was tried."""
+
+    code = 4
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[R]):
+    """How one job ended."""
+
+    place: int  # index of its item
+    value: R | None = None  # what the job returned; None if it did not return
+    error: Exception | None = None  # what the job raised, or `WorkerDied`; None if it returned
+    worker: int = 0  # number of the process in the pool, otherwise the process ID
+
+    def result(self) -> R:
+        """Return the value; raise the error if there is one."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value] # of type R if there is no error
+
+
+class Pool(ABC):
+    """Where jobs are computed; the choice changes no result."""
+
+    @property
+    @abstractmethod
+    def workers(self) -> int:
+        """Number of processes, or of jobs at a time; 0 for this process, or for no limit."""
+
+    @property
+    @abstractmethod
+    def inside(self) -> bool:
+        """Whether jobs are computed in this process, one after the other."""
+
+    @abstractmethod
+    def completed(
+        self,
+        job: Callable[[T], R],
+        items: Sequence[T],
+        stop: Stop = lambda: False,
+        files: Sequence[Path] = (),
+    ) -> Iterator[Outcome[R]]:
+        """Compute jobs, and yield how each one ended as soon as it has, in any order."""
+
+    def map(
+        self, job: Callable[[T], R], items: Sequence[T], files: Sequence[Path] = ()
+    ) -> Iterator[R]:
+        """Yield the values of jobs in the order of their items.
+
+        Args:
+            job: As for `completed`.
+            items: As for `completed`.
+            files: As for `completed`.
+
+        Raises:
+            LeakauditError: As for `completed`, or a worker died too often.
+            Exception: Whatever the job raised for the first item for which it raised.
+        """
+        waiting: dict[int, Outcome[R]] = {}
+        due = 0
+        for outcome in self.completed(job, items, files=files):
+            waiting[outcome.place] = outcome
+            while due in waiting:
+                yield waiting.pop(due).result()
+                due += 1
+
+
+class ThisProcess(Pool):
+    """No workers: jobs are computed here, and what a job raises is raised here."""
+
+    workers = 0
+    inside = True
+
+    def completed(
+        self,
+        job: Callable[[T], R],
+        items: Sequence[T],
+        stop: Stop = lambda: False,
+        files: Sequence[Path] = (),
+    ) -> Iterator[Outcome[R]]:
+        """Compute one job after the other."""
+        for place, item in enumerate(items):
+            if stop():
+                return
+            yield Outcome(place, job(item))
+
+
+IN_PROCESS = ThisProcess()

@@ -8,7 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from leakaudit.core import display
+from leakaudit.core.version import VERSION as __version__
+
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from leakaudit import attacks as attacks  # noqa: TID251 - so that type checkers see la.attacks
     from leakaudit.api import (
         attack,
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
     from leakaudit.inversion.attack import Attack
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.protocols.victim import Victim
+    from leakaudit.reporting.results.model import Record
     from leakaudit.runs.workers.executor import Executor
     from leakaudit.scoring.scoring import Score, score
     from leakaudit.tasks.task import Task
@@ -39,8 +45,6 @@ if TYPE_CHECKING:
     from leakaudit.traces.trace_file import load, load_truth
     from leakaudit.views.extraction.explanation import explain
     from leakaudit.views.extraction.hearing import leaks
-
-__version__ = "0.1.0"
 
 _HOME = {
     "Adversary": "core.adversary",
@@ -118,6 +122,24 @@ __all__ = [
     "table",
     "to_pandas",
 ]
+
+
+def _card(value: object) -> str:
+    """Return what a notebook displays for a value."""
+    from leakaudit.reporting.rendering import cards
+
+    return cards.html(value)
+
+
+def _frame(record: Record, table: str | None) -> DataFrame:
+    """Return one table of a record as a data frame."""
+    from leakaudit.reporting.findings import flat
+
+    return flat.frame(flat.table(record, table))
+
+
+display.card = _card
+display.frame = _frame
 
 
 def __getattr__(name: str) -> Any:

@@ -59,13 +59,13 @@ class Version(argparse.Action):
         """Exit with code 0."""
         from importlib.metadata import PackageNotFoundError, version
 
-        from leakaudit import __version__
+        from leakaudit.core.version import VERSION
 
         try:
             torch = version("torch")
         except PackageNotFoundError:
             torch = "not installed"
-        sys.stdout.write(f"leakaudit {__version__} (torch {torch})\n")
+        sys.stdout.write(f"leakaudit {VERSION} (torch {torch})\n")
         parser.exit()
 
 

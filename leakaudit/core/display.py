@@ -1,13 +1,19 @@
-"""How a value is displayed in a notebook: a card in HTML, made by `reporting.rendering.cards`.
+"""What a notebook does with a value: it displays a card, and makes a data frame of a record.
 
-The basic types are at the bottom of the house, and what draws them is near its top. The import in
-`Displayed` is the only one that leads upwards. It is executed when a notebook displays a value, so
-that `import leakaudit` stays light, and pyproject.toml names it as an exception of each contract
-that it touches. A registry that the cards fill would avoid the exception, but a notebook would
-display nothing until something had imported the cards.
+Both are made near the top of the house, so `leakaudit/__init__.py` sets the functions that make
+them. They are imported when a notebook asks, so that `import leakaudit` stays light.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+card: Callable[[object], str] = repr
+frame: Callable[[Any, str | None], DataFrame]
 
 
 class Displayed:
@@ -17,6 +23,4 @@ class Displayed:
 
     def _repr_html_(self) -> str:
         """Return the card, which is the method's name in every notebook."""
-        from leakaudit.reporting.rendering import cards
-
-        return cards.html(self)
+        return card(self)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import leakaudit
 from leakaudit._util import files
 from leakaudit._util.files import replacing
 from leakaudit._util.untrusted.safe_reader import STORAGES
@@ -25,6 +24,7 @@ from leakaudit.core import mapping, registry
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.payload import Kept
 from leakaudit.core.trace import RECORDING, Graph, Json, Layout, TaskSpec, Trace, Truth
+from leakaudit.core.version import VERSION
 from leakaudit.tasks import build_task
 from leakaudit.tasks.task import Task
 from leakaudit.traces import callers, layers, trace_file
@@ -581,7 +581,7 @@ def _provenance(
     checks writes them itself. A copy keeps those of the original recording.
     """
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    made = {"leakaudit": leakaudit.__version__, "torch": torch.__version__, "created": created}
+    made = {"leakaudit": VERSION, "torch": torch.__version__, "created": created}
     said = dict(given or {})
     if check:
         said.pop("planned", None)

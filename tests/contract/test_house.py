@@ -199,7 +199,7 @@ def test_a_module_says_what_it_is_for(module_name: str) -> None:
 def test_the_version_is_the_same_everywhere(project: Path) -> None:
     pyproject = tomllib.loads((project / "pyproject.toml").read_text())
     assert pyproject["tool"]["setuptools"]["dynamic"]["version"] == {
-        "attr": "leakaudit.__version__"
+        "attr": "leakaudit.core.version.VERSION"
     }
     citation = re.search(r"^version: (\S+)$", (project / "CITATION.cff").read_text(), re.M)
     newest = re.search(r"^## \[(\d\S*)\]", (project / "CHANGELOG.md").read_text(), re.M)

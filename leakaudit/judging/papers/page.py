@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from leakaudit import __version__
 from leakaudit._util.plural import counted
 from leakaudit.core.verdict import Verdict
+from leakaudit.core.version import VERSION
 from leakaudit.judging.papers.row import JudgedClaim, Quality
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.overview import Advice
@@ -48,7 +48,7 @@ def _content(claims: Sequence[JudgedClaim]) -> Mapping[str, object]:
         "meant": {v.words: v.value for v in shown},
         "limits": LIMITS,
         "provenance": [
-            ("leakaudit", __version__),
+            ("leakaudit", VERSION),
             ("evaluated", f"{counted(len(claims), 'claim')} in {seconds:.1f} s"),
         ],
     }

@@ -26,6 +26,7 @@ from leakaudit._util.plain import Extended as Extended
 from leakaudit._util.plain import Number as Number
 from leakaudit._util.plain import decoded as decoded
 from leakaudit._util.plain import encoded as encoded
+from leakaudit.core import display
 from leakaudit.core.display import Displayed
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.evidence import Evidence, Origin
@@ -1198,10 +1199,7 @@ class _Record(Displayed, _Entry, frozen=True, kw_only=True):
         Args:
             table: One of `findings.flat.NAMES` of this kind of record; None for the first.
         """
-        # The tables are made from the types of this module.
-        from leakaudit.reporting.findings import flat
-
-        return flat.frame(flat.table(of(plain(self)), table))
+        return display.frame(of(plain(self)), table)
 
 
 class RunRecord(_Record, frozen=True, kw_only=True, tag_field="kind"):

@@ -131,9 +131,9 @@ def _ends(path: Path) -> bytes:
 
 @lru_cache
 def _versions() -> tuple[tuple[str, str], ...]:
-    from leakaudit import __version__
+    from leakaudit.core.version import VERSION
 
-    found = [("leakaudit", __version__)]
+    found = [("leakaudit", VERSION)]
     for name in DEPEND:
         try:
             found.append((name, version(name)))

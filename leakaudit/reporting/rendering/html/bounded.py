@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from leakaudit import __version__
 from leakaudit._util.plural import counted, named
 from leakaudit.core.evidence import Origin, weakest
 from leakaudit.core.verdict import Holds, Verdict
+from leakaudit.core.version import VERSION
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.overview import Advice
 from leakaudit.reporting.findings.wording import LIMITS
@@ -57,7 +57,7 @@ def page(
         "unclear": unclear,
         "limits": LIMITS,
         "provenance": [
-            ("leakaudit", __version__),
+            ("leakaudit", VERSION),
             (
                 "protocol",
                 f"{network.protocol}, {counted(network.nodes, 'node')}, "

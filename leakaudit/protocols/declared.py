@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Generator, Tensor
@@ -32,9 +32,6 @@ from leakaudit.theory.relations.repeat import extend, steady
 from leakaudit.theory.relations.symmetric import SymmetricNetwork
 from leakaudit.traces import gaps, vocabulary
 from leakaudit.traces.trace_file import same_run
-
-if TYPE_CHECKING:
-    from leakaudit.views.accounting.node_view import NodeView
 
 # Number of rounds to declare if all rounds of a protocol have the same relations, and how many of
 # the last ones are compared with each other. The initial phases of the bundled protocols end in
@@ -291,20 +288,6 @@ class Protocol:
             f"the description contains no gradient of {named(absent)}, so nothing can be "
             f"concluded about {whose} data"
         )
-
-    @cached_property
-    def stronger(self) -> dict[Hashable, tuple[NodeView, ...]]:
-        """Results of `accounting` for adversaries who observe all messages of a node.
-
-        All such adversaries share the same result, and so do nodes whose relations are alike; a key
-        is a node, or represents these relations.
-        """
-        return {}
-
-    @cached_property
-    def proportional(self) -> list[bool]:
-        """Not empty once `accounting` has confirmed that scaled noise divides mu by its factor."""
-        return []
 
     @cached_property
     def turns(self) -> Turns | None:

@@ -14,6 +14,7 @@ from leakaudit.traces.trace_file import same_run
 from leakaudit.views.conformance import conformance, equations, noise
 from leakaudit.views.conformance.case import Case
 from leakaudit.views.conformance.pitfall import Pitfall, order
+from leakaudit.views.conformance.samples import estimates
 
 CHECKS = (
     conformance.check,
@@ -64,11 +65,11 @@ class Lint:
         protocol file whose equations fit any messages.
         """
         case = self._case
-        if case.truth is not None or case.claims or (case.laws and case.estimates):
+        if case.truth is not None or case.claims or (case.laws and estimates(case)):
             return True
         if case.protocol is None:
             return False
-        found = case.examined
+        found = equations.examine(case)
         return found is None or found.tested
 
     @property

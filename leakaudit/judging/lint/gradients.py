@@ -20,7 +20,7 @@ from leakaudit.theory.relations.estimate import recorded
 from leakaudit.views.conformance import loops
 from leakaudit.views.conformance.case import Case
 from leakaudit.views.conformance.pitfall import Pitfall, chance_text
-from leakaudit.views.conformance.samples import LEVEL, state
+from leakaudit.views.conformance.samples import LEVEL, estimates, state
 
 MORE = 1 + 1e-6  # factor above a bound that rounding cannot explain
 GRADIENTS = 200  # number of gradients computed record by record: a choice that limits the time
@@ -80,7 +80,7 @@ def _by_trace(case: Case, bound: _Bound) -> Iterator[Pitfall]:
     """
     from scipy.special import chdtrc  # slow to import
 
-    samples = [sample for sample in case.estimates if sample.gaussian]
+    samples = [sample for sample in estimates(case) if sample.gaussian]
     tests = sum(len(sample.std) for sample in samples)
     for sample in samples:
         longest = sample.weight * bound.size * MORE

@@ -14,6 +14,7 @@ from typing import cast
 
 from torch import Tensor
 
+from leakaudit._util.once import once
 from leakaudit._util.plain import encoded
 from leakaudit.core.trace import Graph, Json
 from leakaudit.protocols.declared import Protocol
@@ -104,6 +105,19 @@ class Calibration:
         }
 
 
+@dataclass
+class Scaling:
+    """What is known about scaled noise of a protocol."""
+
+    confirmed: bool = False  # whether it was found to divide mu by its factor
+
+
+@once
+def scaling(protocol: Protocol) -> Scaling:
+    """Return what `calibrate` has found out about a protocol so far."""
+    return Scaling()
+
+
 def calibrate(
     protocol: Protocol,
     threat: Threat,
@@ -126,10 +140,10 @@ def calibrate(
     if not factor:  # any mu is allowed, by a delta of 1 or more
         return Calibration(epsilon, delta, factor, noise, wanted, 0.0)
     reached: float | None = found.mu / factor
-    if not protocol.proportional:
+    if not scaling(protocol).confirmed:
         reached = _reached(protocol, threat, found, factor, delta, smoothness)
         if reached is not None and math.isclose(reached, found.mu / factor, rel_tol=CLOSE):
-            protocol.proportional.append(True)
+            scaling(protocol).confirmed = True
             reached = found.mu / factor  # whichever view comes first, also in another process
     return Calibration(epsilon, delta, factor, noise, wanted, reached)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
+from leakaudit._util.once import once
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError, Unexplained
 from leakaudit.protocols.declared import DECLARED, Protocol
@@ -182,11 +183,12 @@ class Views:
         if not _all_heard(near) or not self._none_reacts:
             return None
         like = ("near", _private(near, node))
-        if like not in protocol.stronger:
+        known = shared_views(protocol)
+        if like not in known:
             rows = protocol.continued(near.rows, range(1, protocol.rounds + 1))
             view = NodeView.of(know(rows, self.adversary), node)
-            protocol.stronger[like] = (view,)
-        (found,) = protocol.stronger[like]
+            known[like] = (view,)
+        (found,) = known[like]
         if found.bound.leaking:  # these are written with the number of a node
             return None
         for view in stronger_views(protocol, node):
@@ -270,15 +272,26 @@ def _own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
     return found
 
 
+@once
+def shared_views(protocol: Protocol) -> dict[Hashable, tuple[NodeView, ...]]:
+    """Return the views of adversaries who observe all messages of a node, as far as they are known.
+
+    All such adversaries share the same result, and so do nodes whose relations are alike; a key
+    is a node, or represents these relations.
+    """
+    return {}
+
+
 def stronger_views(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
     """Return views that determine the view of every adversary other than the node itself.
 
     They are computed once for all nodes whose own relations are alike. These views may therefore be
     those of another node, with the same bounds.
     """
-    if node not in protocol.stronger:
-        protocol.stronger[node] = _like_earlier(protocol, node)
-    return protocol.stronger[node]
+    known = shared_views(protocol)
+    if node not in known:
+        known[node] = _like_earlier(protocol, node)
+    return known[node]
 
 
 def _like_earlier(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
@@ -290,9 +303,10 @@ def _like_earlier(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
     if heard is None:
         return ()
     like = _private(heard, node)
-    if like not in protocol.stronger:
-        protocol.stronger[like] = tuple(_stronger(protocol, node, heard))
-    return protocol.stronger[like]
+    known = shared_views(protocol)
+    if like not in known:
+        known[like] = tuple(_stronger(protocol, node, heard))
+    return known[like]
 
 
 def _private(heard: Knowledge, node: int) -> Hashable:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from leakaudit._util.plain import is_number
 from leakaudit.core import registry
@@ -16,11 +15,6 @@ from leakaudit.core.verdict import Verdict
 from leakaudit.protocols.declared import Protocol, constants, protocol_of
 from leakaudit.theory.relations import Relations
 from leakaudit.views.conformance import loops, reach
-
-if TYPE_CHECKING:
-    from leakaudit.views.conformance.conformance import Conformance
-    from leakaudit.views.conformance.equations import Examined
-    from leakaudit.views.conformance.samples import Sample
 
 FEW = 64  # number of rounds that are declared: a choice; findings also hold for longer runs
 
@@ -61,20 +55,6 @@ class Case:
         return reach.relations(self.trace)
 
     @cached_property
-    def conformance(self) -> Conformance:
-        """The comparison with the declaration; LeakauditError if there is no declaration."""
-        from leakaudit.views.conformance.conformance import examine  # which examines a case
-
-        return examine(self.trace, self.truth, noise=self.truth is not None)
-
-    @cached_property
-    def examined(self) -> Examined | None:
-        """What the messages say about the equations of a protocol file; None for other ones."""
-        from leakaudit.views.conformance.equations import examine  # which examines a case
-
-        return examine(self)
-
-    @cached_property
     def claims(self) -> tuple[Claim, ...]:
         """The claims about this run that state an epsilon, from its paper or its constants."""
         if self.protocol is None:
@@ -106,13 +86,6 @@ class Case:
         if loops.noise(self.params):
             return frozenset({"gaussian"})
         return frozenset()
-
-    @cached_property
-    def estimates(self) -> Sequence[Sample]:
-        """What an outsider determines about the gradients of some nodes, up to noise."""
-        from leakaudit.views.conformance.samples import of_trace  # slow to import
-
-        return tuple(of_trace(self))
 
     @property
     def _start(self) -> Relations | None:

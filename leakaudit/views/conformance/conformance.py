@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from leakaudit._util.once import once
 from leakaudit._util.plain import Figures
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
@@ -161,10 +162,16 @@ def examine(
     return Conformance(tuple(hard), stated, compared, obstacle, tuple(of_noise), rest, residual)
 
 
+@once
+def of_case(case: Case) -> Conformance:
+    """Compare a case with its declaration; LeakauditError if there is none."""
+    return examine(case.trace, case.truth, noise=case.truth is not None)
+
+
 def not_compared(case: Case) -> list[str]:
     """Return what the messages are not compared with, and why."""
     try:
-        found = case.conformance
+        found = of_case(case)
     except LeakauditError:  # a finding says so
         return []
     said = found.rest.subjects
@@ -185,7 +192,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     if case.trace.protocol.startswith(registry.OWN):
         return
     try:
-        found = case.conformance
+        found = of_case(case)
     except LeakauditError as error:  # nothing can be compared with an unknown declaration
         yield Pitfall(NUMBER, Verdict.UNSUPPORTED, str(error))
         return

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakaudit._util.once import once
 from leakaudit._util.plain import Figures
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
@@ -115,7 +116,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     """
     if case.unsaid:
         yield Pitfall(NUMBER, Verdict.INCONCLUSIVE, case.unsaid)
-    found = case.examined
+    found = examine(case)
     if found is None or found.failure is None:
         return
     failure = found.failure
@@ -145,6 +146,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     yield Pitfall(NUMBER, Verdict.REFUTED, says, figures)
 
 
+@once
 def examine(case: Case) -> Examined | None:
     """Test the equations of a protocol file.
 
@@ -290,7 +292,7 @@ def not_testable(case: Case) -> list[str]:
     except LeakauditError as error:
         return [f"the equations of the protocol file: {error}"]
     said = list(_undeclared(case, declared))
-    found = case.examined
+    found = examine(case)
     if found is not None:
         for one in found.untested:
             said.append(f"equation '{shown(one.line.text)}' (line {one.line.number}): {one.why}")

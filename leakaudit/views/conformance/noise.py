@@ -23,6 +23,7 @@ from leakaudit.views.conformance.samples import (
     LEVEL,
     Floats,
     Sample,
+    estimates,
     every_draw_of_truth,
     of_truth,
     pick,
@@ -54,7 +55,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     found = list(judged(list(of_truth(case)))) or list(
         draws.judged(every_draw_of_truth(case), case.trace.layout.slices)
     )
-    yield from found or judged(list(case.estimates))
+    yield from found or judged(list(estimates(case)))
 
 
 def judged(samples: list[Sample]) -> Iterator[Pitfall]:

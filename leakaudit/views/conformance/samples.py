@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leakaudit._util.once import once
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations import Vector
@@ -56,6 +57,12 @@ class Sample:
     def std(self) -> Floats:
         """Declared standard deviation of every row (m,)."""
         return np.asarray(np.linalg.norm(self.factor, axis=1))
+
+
+@once
+def estimates(case: Case) -> tuple[Sample, ...]:
+    """Return what an outsider determines about the gradients of some nodes, up to noise."""
+    return tuple(of_trace(case))
 
 
 def of_trace(case: Case) -> Iterator[Sample]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from leakaudit.capture.tap.hooks.install import VARIABLE
+from leakaudit.capture.tap.log.environment import VARIABLE
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.cli import main

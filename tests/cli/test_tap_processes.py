@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from leakaudit.capture.tap.hooks.install import VARIABLE
 from leakaudit.capture.tap.launch import SITE
+from leakaudit.capture.tap.log.environment import VARIABLE
 
 
 def probe(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -17,8 +17,8 @@ from typing import Any
 
 from leakaudit._util.files import private_folder
 from leakaudit._util.locking import lock
-from leakaudit.capture.tap.hooks.install import LAUNCHER, VARIABLE
 from leakaudit.capture.tap.log import finder
+from leakaudit.capture.tap.log.environment import LAUNCHER, VARIABLE
 from leakaudit.capture.tap.log.event import parse
 from leakaudit.capture.tap.log.reading import NAME
 from leakaudit.core.errors import LeakauditError

@@ -14,8 +14,8 @@ from typing import Any
 
 from leakaudit.capture.tap.exchanges.wrapping import Noted, wrap
 from leakaudit.capture.tap.flower.server import ServerTap
-from leakaudit.capture.tap.hooks.install import ENDS, LAUNCHER
 from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.environment import ENDS, LAUNCHER
 from leakaudit.capture.tap.log.writing import UNRANKED, Log
 
 MODS = ("fixedclipping_mod", "adaptiveclipping_mod", "secagg_mod", "secaggplus_mod")

@@ -17,9 +17,8 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, cast
 
-VARIABLE = "LEAKAUDIT_TAP"  # environment variable: the arguments of `capture.Capture` as JSON
-LAUNCHER = "LEAKAUDIT_TAP_LAUNCHER"  # environment variable: the process of the command itself
-ENDS = "LEAKAUDIT_TAP_ENDS"  # environment variable: a process with which this one ends
+from leakaudit.capture.tap.log.environment import ENDS, VARIABLE
+
 POLL = 0.5  # seconds between two looks at another process: a choice
 FLOWER = (  # modules of flwr that `flower_hooks` taps
     "flwr.serverapp.grid.grid",

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from leakaudit.capture.tap.log.event import Event
-
-if TYPE_CHECKING:
-    from leakaudit.capture.tap.log.reading import RankLog
+from leakaudit.capture.tap.log.rank_log import RankLog
 
 NAME = 40  # characters of a node's name that are shown: a choice
 

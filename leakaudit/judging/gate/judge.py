@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,20 +14,21 @@ from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import expired, remaining, step
-from leakaudit.judging.gate import baseline, controls, linted, rules
-from leakaudit.judging.gate.baseline import Baseline, Block
+from leakaudit.judging.gate import controls, linted, record, rules
+from leakaudit.judging.gate.baseline import Baseline
 from leakaudit.judging.gate.cells import Cell, attack_all, empty, held
 from leakaudit.judging.gate.config import Check, Gate
 from leakaudit.judging.gate.fidelity import MOST, Fidelity
-from leakaudit.judging.gate.priced import Priced
+from leakaudit.judging.gate.judgement import Judgement
+from leakaudit.judging.gate.judgement import Options as Options  # an argument of `run`
 from leakaudit.judging.gate.pricing import price_views
 from leakaudit.judging.gate.program import staying
-from leakaudit.judging.gate.rule import CONTROLS, UNSOUND, Rule
+from leakaudit.judging.gate.rule import CONTROLS, UNSOUND
 from leakaudit.judging.gate.runs import Recorded, Runner, ready
 from leakaudit.reporting.findings import flat
 from leakaudit.reporting.findings.findings import trained
 from leakaudit.reporting.results import provenance
-from leakaudit.reporting.results.model import AcceptanceState, ExitCode, RuleKind, TraceSummary
+from leakaudit.reporting.results.model import RuleKind
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -39,70 +39,17 @@ SECONDS = 10.0
 # The same in units of the time of its own seeds: all of `fidelity.MOST`, with the usual 16 seeds.
 LONGER = 3.0
 
-View = tuple[str, str]  # name of a check, and an adversary in the words of the configuration
 
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a run of a gate."""
-
-    seed: int = 0
-    strict: bool = False  # whether an increase that is not significant leads to code 3
-    # the date with which the expiry of acceptances is compared; None for the current date in UTC
-    today: date | None = None
-
-
-@dataclass
-class Judged:
+class Judged(Judgement):
     """The results of a run of a gate."""
-
-    gate: Gate
-    options: Options
-    # cells that were attacked with at least one seed
-    cells: list[Cell] = field(default_factory=list)
-    # epsilon in each view, if a budget limits it
-    priced: dict[View, Priced] = field(default_factory=dict)
-    # check -> number of rounds that its epsilon covers
-    rounds: dict[str, int] = field(default_factory=dict)
-    rules: list[Rule] = field(default_factory=list)
-    # id -> `used`, `unused` or `expired`
-    acceptances: dict[str, AcceptanceState] = field(default_factory=dict)
-    # cells of the baseline that are no longer measured
-    stale: list[str] = field(default_factory=list)
-    # what a reader should know that does not affect the result
-    remarks: list[str] = field(default_factory=list)
-    first: Recorded | None = None
-    # check -> the training and the network, as stored in the record
-    networks: dict[str, TraceSummary] = field(default_factory=dict)
-    complete: bool = True  # whether every seed was tried
-    interrupted: bool = False  # whether Ctrl-C ended the run
-    code: ExitCode = 3
-    started: datetime = field(default_factory=lambda: datetime.now(UTC))  # time of the start
-    seconds: float = 0.0
-
-    def __repr__(self) -> str:
-        """The exit code and how much was judged."""
-        cut = ""
-        if not self.complete:
-            cut = ", not complete"
-        return f"Judged(code {self.code}, {len(self.rules)} rules, {len(self.cells)} cells{cut})"
 
     def _repr_html_(self) -> str:
         """The card of its record, for notebooks."""
-        from leakaudit.judging.gate import record  # which imports this module
         from leakaudit.reporting.rendering import cards
 
         if self.first is None:
             return cards.html(self)
         return cards.html(record.build(self))
-
-    @property
-    def blocks(self) -> dict[str, Block]:
-        """Name of a cell -> what a baseline stores about it."""
-        return {
-            cell.name: baseline.block(cell.check.name, cell.digest(), cell.seeds, cell.samples)
-            for cell in self.cells
-        }
 
     def to_pandas(self, table: str | None = None) -> DataFrame:
         """Return one table of the results as a data frame.
@@ -110,8 +57,6 @@ class Judged:
         Args:
             table: ``rules`` or ``measures``; None for the first.
         """
-        from leakaudit.judging.gate import record  # it imports this module
-
         return flat.frame(flat.of_gate(record.part(self), table))
 
 

@@ -18,7 +18,7 @@ from leakaudit.core.verdict import Holds
 from leakaudit.judging.gate.baseline import rounded
 from leakaudit.judging.gate.cells import Cell
 from leakaudit.judging.gate.config import Acceptance, Check, Gate
-from leakaudit.judging.gate.judge import Judged
+from leakaudit.judging.gate.judgement import Judgement
 from leakaudit.judging.gate.rule import CANNOT_TELL, FOUND, Rule
 from leakaudit.judging.gate.rules import whom
 from leakaudit.judging.gate.runs import values
@@ -60,7 +60,7 @@ _ORDER = (
 _CODES = {f"P{number:02d}": named for number, named in NAMES.items()}  # code -> name and fix
 
 
-def build(judged: Judged) -> CheckRecord:
+def build(judged: Judgement) -> CheckRecord:
     """Return the record of a run."""
     if judged.first is None:
         raise Interrupted("the run was interrupted before the first recording")
@@ -85,7 +85,7 @@ def build(judged: Judged) -> CheckRecord:
     )
 
 
-def part(judged: Judged) -> GatePart:
+def part(judged: Judgement) -> GatePart:
     """Return what a run measured and how it was judged, which needs no recording."""
     return GatePart(
         code=judged.code,
@@ -128,7 +128,7 @@ def not_tried(gate: Gate) -> Iterator[NotTried]:
             yield NotTried(check=check.name, gradients=check.gradients)
 
 
-def _origin(judged: Judged, trace: Trace) -> Provenance:
+def _origin(judged: Judgement, trace: Trace) -> Provenance:
     """Return what is needed to repeat the run."""
     return provenance.collect(
         trace,
@@ -195,7 +195,7 @@ def _pitfalls(rules: Sequence[Rule]) -> dict[str, PitfallText]:
     return found
 
 
-def _cell(cell: Cell, judged: Judged) -> CellEntry:
+def _cell(cell: Cell, judged: Judgement) -> CellEntry:
     priced = judged.priced.get((cell.check.name, cell.who))
     epsilon = None
     holds = Holds.NONE

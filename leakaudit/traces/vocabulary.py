@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +18,9 @@ from torch import Tensor
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.trace import Graph, Json, TaskSpec
-from leakaudit.protocols.victim import Victim
+
+if TYPE_CHECKING:
+    from leakaudit.theory.relations import Relations
 
 SAID = (
     "samples",
@@ -28,6 +31,13 @@ SAID = (
 FIRST = 3
 INSIDE = 1e-6  # tolerance of pictures outside [0, 1]: rounding of an inverted normalisation
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+class Declares(Protocol):
+    """A victim, as far as it says which messages it sends."""
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the protocol."""
 
 
 class Vocabulary:
@@ -51,7 +61,7 @@ class Vocabulary:
     ) -> None:
         self.protocol, self.graph, self.rounds, self.public = protocol, graph, rounds, public
         self.provenance: dict[str, Json] = {}
-        self.victim: Victim | None = None
+        self.victim: Declares | None = None
         self._seen = set[str]()
         if protocol.startswith(registry.OWN):
             return

@@ -409,6 +409,7 @@ def report(
     """
     from leakaudit.core.errors import LeakauditError
     from leakaudit.reporting.findings import comparison
+    from leakaudit.reporting.rendering import attachments
     from leakaudit.reporting.results import record_file
 
     source = file_of(results)
@@ -448,15 +449,7 @@ def report(
     record_file.whole(shown, source.parent)
     if earlier is not None:
         shown = comparison.compare(shown, earlier)
-    if format in ("html", *FIGURES) and kind != "sweep":
-        from leakaudit.reporting.rendering import gallery
-
-        shown = gallery.with_pictures(shown, source.parent)
-    if format in ("html", "text") and kind != "sweep":
-        from leakaudit.reporting.rendering import passages
-
-        shown = passages.with_passages(shown, source.parent)
-    return render(shown)
+    return render(attachments.attached(shown, source.parent, format))
 
 
 def table(results: Results, name: str | None = None) -> list[Row]:

@@ -144,12 +144,12 @@ def _report(
     args: _Options,
 ) -> None:
     """Print or write a record in all formats that were asked for."""
-    from leakaudit.reporting.rendering import gallery
+    from leakaudit.reporting.rendering import attachments
 
     for name, file in formats:
         drawn = shown
         if name == "html":
-            drawn = gallery.with_pictures(shown, folder)
+            drawn = attachments.with_pictures(shown, folder)
         _show(name, file, drawn, args)
     if args.gate.summary:
         _append(args.gate.summary, shown)

@@ -26,7 +26,7 @@ from leakaudit.reporting.findings.measured import of_record
 from leakaudit.reporting.findings.shown import Picture, Section
 from leakaudit.reporting.findings.wording import cell_of, point_of
 from leakaudit.reporting.results import model
-from leakaudit.reporting.results.model import CheckRecord, Finding, StoredImages, given
+from leakaudit.reporting.results.model import Finding, StoredImages, given
 
 # All of these are choices: how much space images may take on a page.
 OTHERS = 6  # candidates that are shown beside an image
@@ -86,10 +86,6 @@ def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
         attack by each adversary.
     """
     record = model.of_run(results)
-    if isinstance(record, CheckRecord):
-        from leakaudit.reporting.rendering import leaked  # it uses the functions of this module
-
-        return {**results, "gallery": leaked.sections(record, folder)}
     sections = sections_of(record.findings, given(record.originals, None), folder)
     return {**results, "gallery": [asdict(section) for section in sections]}
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from leakaudit._util.decoding import from_json
 from leakaudit.reporting.findings.measured import best
@@ -16,10 +15,7 @@ from leakaudit.reporting.results.cell_files import DONE, CellResult
 from leakaudit.reporting.results.progress_file import FORMAT, NAME, ProgressFile
 from leakaudit.reporting.viewing import files
 from leakaudit.reporting.viewing.files import Unreadable
-from leakaudit.reporting.viewing.summaries import Run, identifier
-
-if TYPE_CHECKING:
-    from leakaudit.reporting.viewing.index import Broken
+from leakaudit.reporting.viewing.summaries import identifier
 
 PLAN = "plan.json"
 CELLS = "cells"
@@ -81,9 +77,7 @@ class Cell:
     ago: float  # seconds since it ended
 
 
-def progress(
-    folder: Path, place: str, names: frozenset[str], seen: Run | Broken | None
-) -> Progress | None:
+def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> Progress | None:
     """Return how far the run of a folder is.
 
     Returns:

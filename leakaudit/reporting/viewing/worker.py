@@ -13,11 +13,11 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from leakaudit import api
 from leakaudit._util.files import resolved
+from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.findings import comparison
-from leakaudit.reporting.rendering import gallery, html, passages  # noqa: F401 - imported once
+from leakaudit.reporting.rendering import attachments, html
 from leakaudit.reporting.results import model, record_file
 from leakaudit.reporting.results.model import RunRecord
 from leakaudit.reporting.viewing import files
@@ -102,19 +102,14 @@ def _named(results: Mapping[str, object]) -> Iterator[str]:
 
 
 def page(folder: Path) -> dict[str, object]:
-    """Render the report of a run.
-
-    Returns:
-        ``html``, a page, and its ``policy``, None for a page without a script; or ``text``, if
-        there is no page for this kind of record.
-    """
-    kind = str(record_file.read(folder / RECORD)["kind"])
-    if kind == "sweep" and "html" not in api.SWEEP_FORMS:
-        return {"text": api.report(folder, "text")}
+    """Return the page of a run, and its ``policy``, None for a page without a script."""
+    shown = record_file.read(folder / RECORD)
+    record_file.whole(shown, folder)
     # Pages with a script state a policy that allows it.
     allowed = getattr(html, "policy", None)
     policy = None if allowed is None else allowed()
-    return {"html": api.report(folder, "html"), "policy": policy}
+    render = registry.get("reports", "html")
+    return {"html": render(attachments.attached(shown, folder, "html")), "policy": policy}
 
 
 def changes(now: Path, before: Path) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from leakaudit._util import earlier_names
 from leakaudit.core import display
 from leakaudit.core.version import VERSION as __version__
 
@@ -140,12 +141,13 @@ def _frame(record: Record, table: str | None) -> DataFrame:
 
 display.card = _card
 display.frame = _frame
+earlier_names.install()
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its module (PEP 562), or the package of attacks."""
-    if name == "attacks":
-        return importlib.import_module("leakaudit.attacks")
+    """Load a public name from its module (PEP 562), or a module that programs name."""
+    if name == "attacks" or name in earlier_names.EARLIER:
+        return importlib.import_module(f"leakaudit.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'leakaudit' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"leakaudit.{_HOME[name]}"), name)

@@ -1,1 +1,1 @@
-"""Helpers for all other packages: files, configuration, assignment, statistics."""
+"""What is not about privacy: files, configuration, jobs, statistics, untrusted bytes, isolation."""

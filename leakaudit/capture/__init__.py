@@ -1,1 +1,1 @@
-"""Alternative sources of traces: tapped programs, and processes that really exchange messages."""
+"""Recordings of programs that are not ours: tapped, run as processes, or imported."""

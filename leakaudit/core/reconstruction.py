@@ -1,4 +1,4 @@
-"""Attacks and reconstructions."""
+"""Reconstructions, and how certain they are without the truth."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From gradients to training data."""
+"""From gradients to records: exact solutions, searches, labels."""

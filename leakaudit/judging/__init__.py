@@ -1,1 +1,1 @@
-"""Does a protocol or a program keep its word? Lint, audit, gate, published claims, self-check."""
+"""Judgements of what is claimed: lint, audit, gate, published claims, self-check."""

@@ -1,1 +1,1 @@
-"""Components of victims and code that runs them: scenarios, graphs and shared protocol steps."""
+"""What a victim is made of, runs by and declares: scenarios, graphs, shared steps, equations."""

@@ -1,1 +1,1 @@
-"""Scoring of reconstructions against the truth: the only package that opens a truth file."""
+"""Scores of reconstructions: the only room that opens a truth."""

@@ -1,1 +1,1 @@
-"""Training tasks: models, losses, data, and gradients in closed form."""
+"""What is trained: data, models, losses, and gradients in closed form."""

@@ -1,1 +1,1 @@
-"""Recordings on disk: written by a recorder, and read without executing code from them."""
+"""A recording on disk: written by a recorder, and read without executing code from it."""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import leakaudit
+from leakaudit._util.earlier_names import EARLIER
 
 LEAVES = ("attacks", "victims", "reports")
 
@@ -132,24 +133,43 @@ def test_no_attack_names_the_truth(project: Path) -> None:
     assert named == []
 
 
-def test_only_nouns_and_the_api_are_flat(project: Path) -> None:
-    nouns = {
-        "adversary",
-        "display",
-        "errors",
-        "evidence",
-        "leak",
-        "mapping",
-        "payload",
-        "progress",
-        "reconstruction",
-        "registry",
-        "sketch",
-        "trace",
-    }
-    doors = {"__init__", "__main__", "api", "pytest_plugin"}
+def rooms(project: Path) -> list[str]:
+    """The layers of the contract of directions, from the highest; neighbours are joined by `|`."""
+    tools = tomllib.loads((project / "pyproject.toml").read_text())["tool"]
+    direction: list[str] = tools["importlinter"]["contracts"][0]["layers"]
+    return direction
+
+
+def test_the_house_has_fourteen_rooms_and_each_says_its_duty_in_a_sentence(project: Path) -> None:
+    doors = {"__main__", "api", "pytest_plugin"}
     flat = {file.stem for file in (project / "leakaudit").glob("*.py")}
-    assert flat == nouns | {"claim", "evidence", "quantities", "verdict", "victim"} | doors
+    assert flat == doors | {"__init__"}
+    named = {name for layer in rooms(project) for name in layer.split(" | ")} - doors
+    folders = [file.parent for file in (project / "leakaudit").glob("*/__init__.py")]
+    assert {folder.name for folder in folders} == named
+    assert len(named) == 14
+    for folder in folders:
+        duty = ast.get_docstring(ast.parse((folder / "__init__.py").read_text())) or ""
+        assert re.fullmatch(r"[A-Z_][^\n]+[.?]", duty), f"{folder.name}: {duty!r}"
+
+
+def test_nothing_leads_upwards_not_even_a_type(project: Path) -> None:
+    """`lint-imports` leaves out what only type checkers import."""
+    floor = {
+        name: height
+        for height, layer in enumerate(reversed(rooms(project)))
+        for name in layer.split(" | ")
+    }
+    upwards = []
+    for file in (project / "leakaudit").rglob("*.py"):
+        own, *_ = file.relative_to(project / "leakaudit").with_suffix("").parts
+        for name in imports(file):
+            room = [*name.split("."), ""][1]
+            if own == "__init__" or not is_in(name, "leakaudit") or room == own:
+                continue
+            if room not in floor or floor[room] >= floor[own]:
+                upwards.append(f"{file.relative_to(project)} imports {name}")
+    assert upwards == []
 
 
 # --- the package ------------------------------------------------------------------------------------------------------
@@ -182,6 +202,45 @@ def test_a_public_name_does_not_hide_behind_a_module_of_the_same_name(project: P
         for n in leakaudit.__all__
         if (project / "leakaudit" / f"{n}.py").exists() or (project / "leakaudit" / n).is_dir()
     ] == []
+
+
+@pytest.mark.parametrize(("earlier", "homes"), sorted(EARLIER.items()))
+def test_a_module_is_found_by_the_name_that_programs_import(
+    earlier: str, homes: tuple[str, ...]
+) -> None:
+    found = importlib.import_module(f"leakaudit.{earlier}")
+    assert getattr(leakaudit, earlier) is found
+    for home in homes:
+        real = importlib.import_module(f"leakaudit.{home}")
+        assert real.__spec__ is not None
+        assert real.__spec__.name == f"leakaudit.{home}"
+        public = {name for name in vars(real) if not name.startswith("_")}
+        assert public
+        assert all(getattr(found, name) is getattr(real, name) for name in public)
+
+
+def test_a_module_below_an_earlier_name_is_the_same_module() -> None:
+    earlier = importlib.import_module("leakaudit.bounds.gaussian")
+    assert earlier is importlib.import_module("leakaudit.theory.bounds.gaussian")
+    with pytest.raises(ModuleNotFoundError, match=r"leakaudit\.theory\.bounds\.nothing"):
+        importlib.import_module("leakaudit.bounds.nothing")
+
+
+def test_an_earlier_name_is_the_first_import_of_a_program() -> None:
+    """The names of the documentation, in a process that has imported nothing else."""
+    program = (
+        "from leakaudit.registry import attack, param, victim\n"
+        "from leakaudit.reconstruction import Attack, Batched, Certificate, Reconstruction\n"
+        "from leakaudit.victim import Claim, Victim\n"
+        "from leakaudit.bounds.gaussian import Gdp\n"
+        "from leakaudit import bounds\n"
+        "import leakaudit\n"
+        "print(Attack is leakaudit.Attack, Victim is leakaudit.Victim, bounds.gaussian.Gdp is Gdp)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "True True True\n"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -1,0 +1,65 @@
+"""Modules under the names that documented programs import, wherever they stand today."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+# Name in the documentation of an earlier version -> the modules that hold what it held.
+EARLIER = {
+    "adversary": ("core.adversary",),
+    "bounds": ("theory.bounds",),
+    "claim": ("core.claim",),
+    "progress": ("core.progress",),
+    "reconstruction": ("core.reconstruction", "inversion.attack"),
+    "registry": ("core.registry",),
+    "relations": ("theory.relations",),
+    "victim": ("protocols.victim",),
+}
+
+
+def install() -> None:
+    """Let earlier names be imported, before a folder that an old checkout left is found."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder:
+    """Finds the earlier names, and modules below them."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        top, _, below = name.partition(".")
+        first, dot, rest = below.partition(".")
+        if top != "leakaudit" or first not in EARLIER:
+            return None
+        homes = [f"leakaudit.{home}{dot}{rest}" for home in EARLIER[first]]
+        return ModuleSpec(name, _Loader(homes))
+
+
+class _Loader:
+    """Loads the module itself if there is one, so that its classes exist once."""
+
+    def __init__(self, homes: Sequence[str]) -> None:
+        self.homes = homes
+        self.own: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        if len(self.homes) > 1:
+            return ModuleType(spec.name)
+        module = importlib.import_module(self.homes[0])
+        self.own = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        if len(self.homes) == 1:
+            module.__spec__ = self.own  # which the import system has replaced
+            return
+        for home in self.homes:
+            for name, value in vars(importlib.import_module(home)).items():
+                if not name.startswith("_"):
+                    setattr(module, name, value)

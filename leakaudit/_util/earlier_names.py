@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any, cast
 
 # Name in the documentation of an earlier version -> the modules that hold what it held.
 EARLIER = {
@@ -38,7 +39,7 @@ class _Finder:
         if top != "leakaudit" or first not in EARLIER:
             return None
         homes = [f"leakaudit.{home}{dot}{rest}" for home in EARLIER[first]]
-        return ModuleSpec(name, _Loader(homes))
+        return ModuleSpec(name, cast(Any, _Loader(homes)))
 
 
 class _Loader:

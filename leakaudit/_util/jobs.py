@@ -72,17 +72,7 @@ class Pool(ABC):
     def map(
         self, job: Callable[[T], R], items: Sequence[T], files: Sequence[Path] = ()
     ) -> Iterator[R]:
-        """Yield the values of jobs in the order of their items.
-
-        Args:
-            job: As for `completed`.
-            items: As for `completed`.
-            files: As for `completed`.
-
-        Raises:
-            LeakauditError: As for `completed`, or a worker died too often.
-            Exception: Whatever the job raised for the first item for which it raised.
-        """
+        """Yield the values of jobs in the order of their items; raise what the first one raised."""
         waiting: dict[int, Outcome[R]] = {}
         due = 0
         for outcome in self.completed(job, items, files=files):

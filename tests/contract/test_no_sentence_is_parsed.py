@@ -63,6 +63,8 @@ READS = {
     "leakaudit/_util/separated.py": SHOWN,
     "leakaudit/_util/separated.py:inert": SHOWN,
     "leakaudit/traces/vocabulary.py:Vocabulary.__init__": TYPED,
+    "leakaudit/_util/earlier_names.py:_Finder.find_spec": MODULE,
+    "leakaudit/_util/earlier_names.py:_Loader.exec_module": MODULE,
     "leakaudit/core/adversary.py:Adversary.parse": TYPED,
     "leakaudit/cli/_options.py:half_of_free": "what Linux states about its memory",
     "leakaudit/capture/tap/log/finder.py:Finder.save": ERROR,

@@ -17,7 +17,7 @@ from leakaudit._util.files import resolved
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.findings import comparison
-from leakaudit.reporting.rendering import attachments, html
+from leakaudit.reporting.rendering import attachments, gallery, html, passages  # noqa: F401 - once
 from leakaudit.reporting.results import model, record_file
 from leakaudit.reporting.results.model import RunRecord
 from leakaudit.reporting.viewing import files

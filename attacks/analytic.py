@@ -25,7 +25,7 @@ from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import certify, first_layer_rows
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import consistency
 
 if TYPE_CHECKING:
@@ -99,12 +99,12 @@ class Analytic(Attack):
         sine = _sine(float((white.flatten(0, 1) @ first).norm()), white.flatten(0, 1).shape)
         if not signal > 0 or sine == 1 or first[-1].abs() < SCALE:
             return _nothing(leak, task, 1.0, "the gradients vanish or are hidden by message noise")
-        grid = Grid.of(task)
+        grid = PixelGrid.of(task)
         expected = _expected_error(first, sine, grid)
         if not signal > NOISE_MARGIN * noise:
             why = "the messages' noise is too large to prove anything"
             x = grid.pixels(first[None])
-            judged = certify.Proven(Certificate.APPROXIMATE, x, None, f"{why}; {expected}")
+            judged = certify.InputProof(Certificate.APPROXIMATE, x, None, f"{why}; {expected}")
             return self._reported(leak, task, judged, ratio)
         alone = second <= max(NOISE_MARGIN * noise, first_layer_rows.RESOLVED * signal)
         if not alone and ratio > SECOND:
@@ -115,7 +115,7 @@ class Analytic(Attack):
         return replace(found, rounds=(_rounds(leak, used),) if used < len(stack) else ())
 
     def _reported(
-        self, leak: GradientLeak, task: Task, judged: certify.Proven, ratio: float
+        self, leak: GradientLeak, task: Task, judged: certify.InputProof, ratio: float
     ) -> Reconstruction:
         """Report an input with its certificate and its label."""
         x, evidence = certify.reported(judged.x, judged.interval, task)
@@ -166,7 +166,7 @@ def _sine(size: float, shape: Sequence[int]) -> float:
     return math.sqrt(min(1.0, p * (n + squared) / (squared * (squared + p))))
 
 
-def _expected_error(first: Tensor, sine: float, grid: Grid) -> str:
+def _expected_error(first: Tensor, sine: float, grid: PixelGrid) -> str:
     """Say how far the input is expected to be from the true one, if the noise is as stated.
 
     Args:

@@ -37,12 +37,12 @@ from leakaudit.inversion.exact import (
     gluing,
 )
 from leakaudit.inversion.exact.activation_patterns import Groups
-from leakaudit.inversion.exact.completion import Completed
+from leakaudit.inversion.exact.completion import CompletedInput
 from leakaudit.inversion.exact.first_layer_rows import Span
-from leakaudit.inversion.exact.gluing import Glued
-from leakaudit.inversion.exact.observations import Heard
+from leakaudit.inversion.exact.gluing import GluedSpace
+from leakaudit.inversion.exact.observations import BatchObservations
 from leakaudit.inversion.exact.pixel_errors import HALF, Estimates, repeated, wrong_pixel
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -102,7 +102,7 @@ class Completion(Attack):
         if _several(leak):
             leak = _aligned(leak) or leak
         seen = first_layer_rows.entries(_mask(leak), leak, task)
-        heard = Entries(leak, task, first_layer_rows.rows(leak, task), seen, Grid.of(task))
+        heard = Entries(leak, task, first_layer_rows.rows(leak, task), seen, PixelGrid.of(task))
         step("completion", 0, 1)
         if _several(leak):
             found = _batch(heard, self.visits, generator)
@@ -128,7 +128,7 @@ class Entries:
     task: Task
     stack: Tensor
     seen: Tensor
-    grid: Grid
+    grid: PixelGrid
 
     @property
     def share(self) -> str:
@@ -211,7 +211,7 @@ def _single(heard: Entries) -> Reconstruction:
     known = found.known[:-1]
     x = grid.pixels(found.row[None])
     why = _doubt(heard, found)
-    shown = Grid(grid.levels, grid.mean[known], grid.std[known])
+    shown = PixelGrid(grid.levels, grid.mean[known], grid.std[known])
     x[:, known] = shown.denoised(x[:, known])
     x[:, ~known] = MIDDLE
     certificate = Certificate.APPROXIMATE if why else Certificate.EXACT
@@ -221,7 +221,7 @@ def _single(heard: Entries) -> Reconstruction:
     return heard.reported(x, certificate, found.misfit, note, certified=int(not why))
 
 
-def _doubt(heard: Entries, found: Completed) -> str:
+def _doubt(heard: Entries, found: CompletedInput) -> str:
     """Return the first condition for an exact input that is not met; empty if all are.
 
     The conditions are those of `certify.single`, on observed entries. In addition, every pixel must
@@ -276,7 +276,7 @@ def _batch(heard: Entries, visits: int, generator: Generator) -> Reconstruction:
             "too few neurons at which all inputs are active share observed pixels with each other"
         )
     known = space.columns[:-1]
-    grid = Grid(heard.grid.levels, heard.grid.mean[known], heard.grid.std[known])
+    grid = PixelGrid(heard.grid.levels, heard.grid.mean[known], heard.grid.std[known])
     groups = Groups.of(space.slopes, space.noise)
     none = white.new_zeros(0, int(known.sum()))
     found = duals_to_inputs.recover(groups, space.basis, grid, none, visits, generator)
@@ -309,7 +309,9 @@ def _batch(heard: Entries, visits: int, generator: Generator) -> Reconstruction:
     return heard.reported(whole, certificate, space.misfit, said, certified=exact)
 
 
-def _completed(heard: Entries, white: Tensor, space: Glued, generator: Generator) -> Heard:
+def _completed(
+    heard: Entries, white: Tensor, space: GluedSpace, generator: Generator
+) -> BatchObservations:
     """Return what the certificate needs: completed rows, and apart from them what was observed.
 
     The coordinates of a completed row in the space are those that its observed entries determine,
@@ -331,4 +333,6 @@ def _completed(heard: Entries, white: Tensor, space: Glued, generator: Generator
         clear=float(sizes[-1]) / max(unexplained, torch.finfo(white.dtype).tiny),
     )
     observed = (white[:, space.neurons], heard.seen[0][space.neurons])
-    return Heard(leak, heard.task, stack, complete, span, heard.grid, generator, observed)
+    return BatchObservations(
+        leak, heard.task, stack, complete, span, heard.grid, generator, observed
+    )

@@ -37,8 +37,8 @@ from leakaudit.inversion.exact import (
 )
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.extreme_rays import Array
-from leakaudit.inversion.exact.observations import Heard
-from leakaudit.inversion.exact.pixel_grid import OFF_SEARCHED, Grid
+from leakaudit.inversion.exact.observations import BatchObservations
+from leakaudit.inversion.exact.pixel_grid import OFF_SEARCHED, PixelGrid
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -131,14 +131,14 @@ def _pixels(leak: GradientLeak, task: Task, generator: Generator) -> Reconstruct
         return Reconstruction(
             leak.node, "cone", none, None, Certificate.FAILED, 1.0, note=INVISIBLE
         )
-    grid = Grid.of(task)
-    heard = Heard(leak, task, stack, white, span, grid, generator)
+    grid = PixelGrid.of(task)
+    heard = BatchObservations(leak, task, stack, white, span, grid, generator)
     one = span.basis[:, -1]
     # The layer receives (x - mean) / std, and the column of its bias is 1.
     pixels = span.basis[:, :-1] * grid.std + one[:, None] * grid.mean
     gain = float(torch.hypot(grid.std, grid.mean).max())
     box = torch.cat([pixels, one[:, None] - pixels, one[:, None]], dim=1)
-    cone = extreme_rays.Cone.of(box, one, span.sizes[: span.batch], gain * span.noise)
+    cone = extreme_rays.ConvexCone.of(box, one, span.sizes[: span.batch], gain * span.noise)
 
     def image(ray: Array) -> Tensor:
         return torch.from_numpy(ray).to(pixels) @ pixels

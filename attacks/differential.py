@@ -41,7 +41,7 @@ from leakaudit.inversion.search import (
 )
 from leakaudit.inversion.search.batched_search import FORMATS, SearchSchedule
 from leakaudit.inversion.search.evaluate import Problems
-from leakaudit.inversion.search.feature_inversion import Known
+from leakaudit.inversion.search.feature_inversion import SampleKnowledge
 from leakaudit.inversion.search.objectives import Gradients, Target
 from leakaudit.inversion.search.optimise import Point, SearchRun
 
@@ -158,7 +158,12 @@ class Differential(Attack):
         return self._by_search(leak, task, target, tried, generator)
 
     def _by_features(
-        self, leak: GradientLeak, task: Task, target: Target, known: Known, generator: Generator
+        self,
+        leak: GradientLeak,
+        task: Task,
+        target: Target,
+        known: SampleKnowledge,
+        generator: Generator,
     ) -> Reconstruction:
         """Invert the features, then fit the whole difference.
 
@@ -310,6 +315,6 @@ def _objective(columns: slice, gradients: Gradients, given: Point, point: Point)
     return objectives.squared(found, aim)
 
 
-def _of_features(task: Task, known: Known, x: Tensor) -> float:
+def _of_features(task: Task, known: SampleKnowledge, x: Tensor) -> float:
     """Return the relative residual of the features."""
     return float(feature_inversion.misfit(task, known, x).detach().sqrt())

@@ -26,7 +26,7 @@ from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import soft_labels
 from leakaudit.inversion.search import gradient_matching, objectives, priors
-from leakaudit.inversion.search.gradient_matching import Search, Unknowns
+from leakaudit.inversion.search.gradient_matching import MatchingParameters, SearchVariables
 from leakaudit.inversion.search.optimise import Point
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ class DLG(Attack):
         def labels(_: Point, others: Point) -> Tensor:
             return soft_labels.soft(task, others[0])
 
-        unknowns = Unknowns(start, lambda group: (), labels)
-        search = Search(self.steps, self.restarts, self.goal, self.space, self.dtype)
+        unknowns = SearchVariables(start, lambda group: (), labels)
+        search = MatchingParameters(self.steps, self.restarts, self.goal, self.space, self.dtype)
         for one in gradient_matching.matched(task, targets, sizes, search, unknowns, "dlg"):
             k = one.place
             (variables,) = one.others

@@ -31,8 +31,8 @@ from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import duals_to_inputs, first_layer_rows, noisy_duals, proof
 from leakaudit.inversion.exact.activation_patterns import Groups
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
-from leakaudit.inversion.exact.observations import Heard
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.observations import BatchObservations
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -95,10 +95,10 @@ class Exact(Attack):
             )
             none = torch.empty(0, *task.spec.shape)
             return Reconstruction(leak.node, "exact", none, None, Certificate.FAILED, 1.0, note=why)
-        heard = Heard(leak, task, stack, white, span, Grid.of(task), generator)
+        heard = BatchObservations(leak, task, stack, white, span, PixelGrid.of(task), generator)
         return proof.reconstruction("exact", proof.proven(self._searched(heard), heard), heard)
 
-    def _searched(self, heard: Heard) -> KnownInputs:
+    def _searched(self, heard: BatchObservations) -> KnownInputs:
         """Search for the inputs: by likelihood if there is noise, and by walks in windows."""
         span = heard.span
         grid = heard.grid
@@ -126,7 +126,7 @@ class Exact(Attack):
         return found
 
 
-def _groups(heard: Heard, length: int) -> Groups:
+def _groups(heard: BatchObservations, length: int) -> Groups:
     """Rows of all neurons over windows of a given length, in coordinates of the batch's space."""
     rounds = len(heard.stack)
     parts = [heard.white]

@@ -23,7 +23,7 @@ from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import label_signs
 from leakaudit.inversion.search import gradient_matching, objectives, priors
-from leakaudit.inversion.search.gradient_matching import Search, Unknowns
+from leakaudit.inversion.search.gradient_matching import MatchingParameters, SearchVariables
 from leakaudit.inversion.search.optimise import Point
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ class IDLG(Attack):
         def labels(constants: Point, _: Point) -> Tensor:
             return constants[0]
 
-        unknowns = Unknowns(start, lambda group: (known[group],), labels)
-        search = Search(self.steps, self.restarts, self.goal, self.space, self.dtype)
+        unknowns = SearchVariables(start, lambda group: (known[group],), labels)
+        search = MatchingParameters(self.steps, self.restarts, self.goal, self.space, self.dtype)
         sizes = [1] * len(leaks)
         for one in gradient_matching.matched(task, targets, sizes, search, unknowns, "idlg"):
             k = one.place

@@ -20,8 +20,8 @@ from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import label_counts, label_signs, read_labels
-from leakaudit.inversion.labels.label_counts import Head
-from leakaudit.inversion.labels.read_labels import Read
+from leakaudit.inversion.labels.label_counts import LastLayer
+from leakaudit.inversion.labels.read_labels import LabelReading
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -113,7 +113,9 @@ class Labels(Attack):
             note=f"labels without inputs, by {found.how}{off}",
         )
 
-    def _of_all(self, leak: GradientLeak, task: Task, batch: int, generator: Generator) -> Read:
+    def _of_all(
+        self, leak: GradientLeak, task: Task, batch: int, generator: Generator
+    ) -> LabelReading:
         """Read the labels once if all gradients are of the same records, or else of each."""
         rows = label_signs.plain_rows(leak)
         if len(rows) == 1 or (leak.steady and leak.records is not None):
@@ -127,9 +129,11 @@ class Labels(Attack):
         if all(torch.equal(one.y, kept[0].y) for one in kept):
             y = kept[0].y  # the same records, as far as labels show it
         how = f"{kept[0].how} of {len(kept)} of {counted(len(rows), 'gradient')}, one by one"
-        return Read(y, max(one.off for one in kept), how)
+        return LabelReading(y, max(one.off for one in kept), how)
 
-    def _read(self, leak: GradientLeak, task: Task, batch: int, generator: Generator) -> Read:
+    def _read(
+        self, leak: GradientLeak, task: Task, batch: int, generator: Generator
+    ) -> LabelReading:
         """Read the labels with the chosen method."""
         row = label_signs.plain_rows(leak)[0]
         head = label_counts.of(leak, task, row)
@@ -137,16 +141,22 @@ class Labels(Attack):
         if best is not None:
             return best
         if head is None:
-            return Read(torch.empty(0, dtype=torch.int64), read_labels.UNKNOWN, "nothing")
+            return LabelReading(torch.empty(0, dtype=torch.int64), read_labels.UNKNOWN, "nothing")
         if self.method == "pooled":
             return read_labels.rounded(label_counts.pooled(head, batch), batch, self.method)
         if self.method == "ilrg":
             return read_labels.rounded(label_counts.ilrg(head, batch), batch, self.method)
         n = self._whole(leak, task, head, row, batch, generator)
-        return Read(read_labels.spread(n.long()), read_labels.UNKNOWN, self.method)
+        return LabelReading(read_labels.spread(n.long()), read_labels.UNKNOWN, self.method)
 
     def _whole(
-        self, leak: GradientLeak, task: Task, head: Head, row: int, batch: int, generator: Generator
+        self,
+        leak: GradientLeak,
+        task: Task,
+        head: LastLayer,
+        row: int,
+        batch: int,
+        generator: Generator,
     ) -> Tensor:
         """Return counts or classes (C,) for the methods that do not report their certainty."""
         if self.method == "llg-dummies" and leak.theta is not None:
@@ -165,6 +175,6 @@ class Labels(Attack):
         return single[self.method](head)
 
 
-def _is_sure(found: Read) -> bool:
+def _is_sure(found: LabelReading) -> bool:
     """Whether counts are close to whole numbers, or the method does not report how close."""
     return found.off < read_labels.NEAR or found.off == read_labels.UNKNOWN

@@ -17,10 +17,10 @@ from leakaudit.core.registry import attack
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import certify, first_layer_rows, vision_tokens
 from leakaudit.inversion.exact.first_layer_rows import Span
-from leakaudit.inversion.exact.pixel_grid import OFF, Grid
+from leakaudit.inversion.exact.pixel_grid import OFF, PixelGrid
 from leakaudit.inversion.labels import batch_labels
 from leakaudit.inversion.search import objectives
-from leakaudit.tasks.models import Block, VisionTransformer
+from leakaudit.tasks.models import EncoderBlock, VisionTransformer
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -129,7 +129,7 @@ def _dependent(leak: GradientLeak, task: Task, gradient: Mapping[str, Tensor]) -
     noise = max(rounding, float(leak.std[0] / leak.combination[0, 0].abs()))
     # Error of a normalised pixel in the weakest direction, then in grey levels.
     error = noise / float(sizes[-1].clamp_min(torch.finfo(sizes.dtype).tiny))
-    levels = error * float(Grid.of(task).std.max()) * task.spec.levels
+    levels = error * float(PixelGrid.of(task).std.max()) * task.spec.levels
     if len(sizes) < len(gradient["places"]) - 1 or levels > SURE:
         return "the slopes of the patches depend on each other"
     return ""
@@ -155,7 +155,7 @@ def _tokens(
         assert span is not None
         spaces.append(span)
     block = net.blocks[0]
-    assert isinstance(block, Block)
+    assert isinstance(block, EncoderBlock)
     weight = torch.cat([block.up.weight, block.up.bias[:, None]], dim=1)
     errors = [one.noise / one.sizes[:count] for one in spaces]
     layers = vision_tokens.Layers(
@@ -187,7 +187,7 @@ def _judged(leak: GradientLeak, task: Task, x: Tensor, doubt: str) -> Reconstruc
     Args:
         x: (b, *shape) images in the data's units.
     """
-    grid = Grid.of(task)
+    grid = PixelGrid.of(task)
     flat = x.flatten(1)
     snapped = grid.snapped(flat)
     away = ((flat - snapped) * grid.levels).abs()

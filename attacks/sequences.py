@@ -184,9 +184,9 @@ def _counted(
     parts: Mapping[str, Tensor],
     tree: prefixes.Tree,
     sizes: Sequence[int],
-) -> prefixes.Counts | str:
+) -> prefixes.SequenceCounts | str:
     """Count the sequences of a tree with the first batch size that gives whole numbers."""
-    found: prefixes.Counts | str = "there are more than the width allows"
+    found: prefixes.SequenceCounts | str = "there are more than the width allows"
     for batch in sizes:
         found = prefixes.counts(models, weights, parts, tree, batch)
         if not isinstance(found, str):
@@ -218,7 +218,7 @@ def _clearest(leak: GradientLeak, task: Task) -> GradientLeak:
     return replace(one, combination=combination, value=value, theta=theta)
 
 
-def _misfit(leak: GradientLeak, task: Task, found: prefixes.Counts) -> tuple[float, float]:
+def _misfit(leak: GradientLeak, task: Task, found: prefixes.SequenceCounts) -> tuple[float, float]:
     """Recompute the gradient."""
     assert leak.theta is not None
     again = torch.zeros(task.layout.size, dtype=torch.float64)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from leakaudit.reporting.figures.plots import Line, Panel, curves, svg
+from leakaudit.reporting.figures.plots import Panel, PlotLine, curves, svg
 
 PROJECT = Path(__file__).resolve().parent.parent
 HISTORY = PROJECT / "bench" / "history.json"
@@ -104,9 +104,9 @@ def _panel(name: str, runs: list[dict[str, Any]], points: tuple[str, ...]) -> Pa
     found = [run["figures"].get(name) for run in runs]
     known = [one for one in found if one is not None]
     unit = known[-1]["unit"].partition(";")[0]  # what follows differs from run to run
-    lines = [Line("measured", "run", [one and one["ratio"] for one in found])]
+    lines = [PlotLine("measured", "run", [one and one["ratio"] for one in found])]
     if known[-1]["target"] is not None:
-        lines.append(Line("target", "ceiling", [one and one["target"] for one in found]))
+        lines.append(PlotLine("target", "ceiling", [one and one["target"] for one in found]))
     title = name.partition("/")[2] or name
     return Panel(f"{title} ({unit})" if unit else title, tuple(lines), points=points, low=0.0)
 

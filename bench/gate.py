@@ -37,17 +37,19 @@ from leakaudit.judging.gate import files, judge
 from leakaudit.judging.gate.baseline import Baseline
 from leakaudit.judging.gate.config import Gate
 from leakaudit.judging.gate.fidelity import MOST
-from leakaudit.judging.gate.judge import Judged, Options
+from leakaudit.judging.gate.judge import GateOptions, GateResults
 from leakaudit.tasks.task import Task
 
 torch.set_num_threads(1)
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "ci-repo"
 
 
-def run(gate: Gate, seed: int, base: Baseline | None, times: list[tuple[float, float]]) -> Judged:
+def run(
+    gate: Gate, seed: int, base: Baseline | None, times: list[tuple[float, float]]
+) -> GateResults:
     """Run one gate and store its times."""
     wall, cpu = time.perf_counter(), time.process_time()
-    judged = judge.run(gate, Options(seed, strict=True), base)
+    judged = judge.run(gate, GateOptions(seed, strict=True), base)
     times.append((time.process_time() - cpu, time.perf_counter() - wall))
     return judged
 
@@ -116,7 +118,7 @@ def main() -> None:
     gate = replace(gate, checks=tuple(replace(check, run=train.train) for check in gate.checks))
     free = replace(gate, budgets=())
 
-    def count(name: str, judged: Judged) -> None:
+    def count(name: str, judged: GateResults) -> None:
         codes.setdefault(name, []).append(judged.code)
 
     changes: dict[str, Callable[[], AbstractContextManager[None]]] = {
@@ -159,7 +161,7 @@ def main() -> None:
     )
 
 
-def again(gate: Gate, judged: Judged, base: Baseline | None) -> Judged:
+def again(gate: Gate, judged: GateResults, base: Baseline | None) -> GateResults:
     """Judge the same measurements with another configuration."""
     kept = [r for r in judged.rules if r.kind in ("positive", "negative")]
     other = replace(judged, gate=gate, rules=kept)

@@ -44,7 +44,7 @@ from torch import Generator, Tensor
 
 import leakaudit as la
 from leakaudit.core import registry
-from leakaudit.core.payload import Kept
+from leakaudit.core.payload import StoredColumns
 from leakaudit.core.sketch import NUMBERS
 from leakaudit.core.trace import Graph, Layout, TaskSpec
 from leakaudit.protocols import topology
@@ -89,7 +89,7 @@ class Run:
         return Layout(tuple(named), tuple(named.values()))
 
     @cached_property
-    def kept(self) -> Kept:
+    def kept(self) -> StoredColumns:
         """What is recorded."""
         return layers.kept(self.layers, self.layout)
 

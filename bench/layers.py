@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from leakaudit.core.payload import Kept
+from leakaudit.core.payload import StoredColumns
 from leakaudit.core.trace import TaskSpec
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
@@ -50,7 +50,7 @@ def plan(model: str, nodes: int, rounds: int, samples: int) -> recording.Plan:
     )
 
 
-def chosen(text: str, task: Task) -> Kept:
+def chosen(text: str, task: Task) -> StoredColumns:
     """Return what is recorded."""
     first = task.first_linear or task.layout.names[:1]
     return layers.kept(text, task.layout, first, task.last_linear)

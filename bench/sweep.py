@@ -88,14 +88,14 @@ def bare_cpu(plan: Path) -> float:
     from leakaudit.inversion import attacking
     from leakaudit.protocols import recording
     from leakaudit.runs.sweeping import cells, tables
-    from leakaudit.runs.sweeping.store import Planned
+    from leakaudit.runs.sweeping.store import StoredPlan
     from leakaudit.scoring.scoring import score
     from leakaudit.tasks.task import Task
     from leakaudit.views.extraction import hearing
     from leakaudit.views.extraction.deduction import Deduction
 
     torch.set_num_threads(1)
-    planned = list(Planned(tables.load(plan), cells.versions()).keyed.values())
+    planned = list(StoredPlan(tables.load(plan), cells.versions()).keyed.values())
     readies = [recording.plan(cell.scenario) for cell in planned]
     task = Task.build(readies[0].task.spec)
     begin = 0.0

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from _loops import LOOPS, Loop
 
-from leakaudit.core.payload import Kept
+from leakaudit.core.payload import StoredColumns
 from leakaudit.core.trace import Graph, TaskSpec
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
@@ -334,7 +334,7 @@ def _images(name: str, model: str, nodes: int) -> recording.Plan:
         task=task,
         graph=graph,
         wires=[],
-        kept=Kept(task.layout.size, ((0, task.layout.size),)),
+        kept=StoredColumns(task.layout.size, ((0, task.layout.size),)),
     )
 
 

@@ -25,20 +25,22 @@ if TYPE_CHECKING:
     from leakaudit.core.trace import Json, Trace, Truth
     from leakaudit.inversion.attack import Attack
     from leakaudit.judging.auditing.plan import AuditPlan
-    from leakaudit.judging.gate.judge import Judged as GateJudged
+    from leakaudit.judging.gate.judge import GateResults as GateJudged
     from leakaudit.judging.papers import JudgedClaim
     from leakaudit.protocols.scenario import Scenario
-    from leakaudit.reporting.findings.flat import Row, Table
+    from leakaudit.reporting.findings.flat import FlatTable, Row
     from leakaudit.reporting.results.model import AuditRecord, Finding, Record
     from leakaudit.runs.sweeping.plan import SweepPlan
-    from leakaudit.runs.sweeping.run import Swept
+    from leakaudit.runs.sweeping.run import SweepOutcome
     from leakaudit.runs.workers.executor import Executor
     from leakaudit.scoring.scoring import Score
     from leakaudit.tasks.task import Task
     from leakaudit.views.accounting.compare import Comparisons
 
 File = str | os.PathLike[str]
-Results: TypeAlias = "File | Record | GateJudged | Swept | Sequence[Finding] | Sequence[Score]"
+Results: TypeAlias = (
+    "File | Record | GateJudged | SweepOutcome | Sequence[Finding] | Sequence[Score]"
+)
 TextFormat = Literal[
     "html", "markdown", "text", "json", "junit", "sarif", "github", "csv", "latex", "svg"
 ]
@@ -231,12 +233,12 @@ def audit(
     from leakaudit._util.jobs import IN_PROCESS
     from leakaudit.judging.auditing.plan import AuditPlan
     from leakaudit.judging.auditing.run import audit as run
-    from leakaudit.judging.auditing.where import Where
+    from leakaudit.judging.auditing.where import RunEnvironment
 
     if not isinstance(plan, AuditPlan):
         plan = AuditPlan.from_toml(Path(plan))
     root = None if data_root is None else Path(data_root)
-    where = Where(root, download, device, max_seconds)
+    where = RunEnvironment(root, download, device, max_seconds)
     return run(plan, Path(folder), where, executor or IN_PROCESS)
 
 
@@ -266,7 +268,7 @@ def check(
     from leakaudit.judging.gate import files, judge
 
     gate = files.configured(Path(folder)).only(list(checks))
-    return judge.run(gate, judge.Options(seed, strict), files.compared(gate))
+    return judge.run(gate, judge.GateOptions(seed, strict), files.compared(gate))
 
 
 @visible
@@ -305,7 +307,7 @@ def sweep(
     data_root: File | None = None,
     download: bool = False,
     trusted: Trust = False,
-) -> Swept:
+) -> SweepOutcome:
     """Run every combination of attack, victim, epsilon, other settings and seed.
 
     An interrupted sweep continues if the function is called with the same folder.
@@ -489,7 +491,7 @@ def to_pandas(results: Results, table: str | None = None) -> DataFrame:
     return flat.frame(_flat(results, table))
 
 
-def _flat(results: Results, name: str | None) -> Table:
+def _flat(results: Results, name: str | None) -> FlatTable:
     """Return one table of anything that users hold."""
     from leakaudit.core.errors import LeakauditError
     from leakaudit.reporting.findings import flat
@@ -501,14 +503,14 @@ def _flat(results: Results, name: str | None) -> Table:
         return flat.table(results, name)
     if isinstance(results, Sequence):
         return _of_list(results, name)
-    from leakaudit.runs.sweeping.run import Swept
+    from leakaudit.runs.sweeping.run import SweepOutcome
 
-    if isinstance(results, Swept):
+    if isinstance(results, SweepOutcome):
         return flat.table(results.complete_record(), name)
     from leakaudit.judging.gate import record
-    from leakaudit.judging.gate.judge import Judged
+    from leakaudit.judging.gate.judge import GateResults
 
-    if isinstance(results, Judged):
+    if isinstance(results, GateResults):
         return flat.of_gate(record.part(results), name)
     raise LeakauditError(
         "expected the results of audit, check or sweep, a results file, or a list of findings or "
@@ -516,7 +518,7 @@ def _flat(results: Results, name: str | None) -> Table:
     )
 
 
-def _of_list(results: Sequence[object], name: str | None) -> Table:
+def _of_list(results: Sequence[object], name: str | None) -> FlatTable:
     """Return the table of some findings or scores."""
     from leakaudit.core.errors import LeakauditError
     from leakaudit.reporting.findings import flat
@@ -536,7 +538,7 @@ def _of_list(results: Sequence[object], name: str | None) -> Table:
 
 def log_to(
     tracker: str,
-    run: File | Record | GateJudged | Swept,
+    run: File | Record | GateJudged | SweepOutcome,
     *,
     to: str | None = None,
     name: str | None = None,
@@ -598,17 +600,17 @@ def log_to(
     return trackers.send(tracker, selected, to=to, name=name, step=step, settings=settings)
 
 
-def _values_of(run: Record | GateJudged | Swept) -> dict[str, Json]:
+def _values_of(run: Record | GateJudged | SweepOutcome) -> dict[str, Json]:
     """Return results that are in memory as JSON values."""
     from leakaudit.core.errors import LeakauditError
     from leakaudit.judging.gate import record as gate_record
-    from leakaudit.judging.gate.judge import Judged
+    from leakaudit.judging.gate.judge import GateResults
     from leakaudit.reporting.results import model
-    from leakaudit.runs.sweeping.run import Swept
+    from leakaudit.runs.sweeping.run import SweepOutcome
 
-    if isinstance(run, Judged):
+    if isinstance(run, GateResults):
         return model.plain(gate_record.build(run))
-    found = run.record if isinstance(run, Swept) else run
+    found = run.record if isinstance(run, SweepOutcome) else run
     if isinstance(found, model.RunRecord | model.SweepRecord):
         return model.plain(found)
     raise LeakauditError(

@@ -17,7 +17,7 @@ import pytest
 
 if TYPE_CHECKING:
     from leakaudit.judging.gate.config import Gate
-    from leakaudit.judging.gate.judge import Judged
+    from leakaudit.judging.gate.judge import GateResults
 
 
 class _Cell(TypedDict):
@@ -99,7 +99,7 @@ class Leakage:
         sensitivity: float = 1.0,
         delta: float = 1e-5,
         smoothness: float | None = None,
-    ) -> Judged:
+    ) -> GateResults:
         """Run one check, and fail the test unless it passes.
 
         Args:
@@ -145,7 +145,7 @@ class Leakage:
             pytest.fail(said, pytrace=False)
         return judged
 
-    def _judge(self, gate: Gate, seeds: int | None) -> Judged:
+    def _judge(self, gate: Gate, seeds: int | None) -> GateResults:
         """Run a gate, and keep its measurements if the baseline is to be updated."""
         from dataclasses import replace
 
@@ -154,7 +154,7 @@ class Leakage:
         config = self.request.config
         if seeds is not None:
             gate = replace(gate, seeds=seeds)
-        options = judge.Options(
+        options = judge.GateOptions(
             seed=config.getoption("--leakage-seed"), strict=config.getoption("--leakage-strict")
         )
         if not config.getoption("--leakage-update"):
@@ -211,7 +211,7 @@ def _write(measured: Measured, reason: str) -> None:
         old.merged(blocks, reason, provenance.versions()).write(path)
 
 
-def _plain(judged: Judged) -> Iterator[tuple[str, _Cell]]:
+def _plain(judged: GateResults) -> Iterator[tuple[str, _Cell]]:
     """Yield the name of each cell and its measurements."""
     for name, block in judged.blocks.items():
         samples = {measure: list(values) for measure, values in block.samples.items()}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from leakaudit.core.registry import renderer
 from leakaudit.core.trace import Json
 from leakaudit.reporting.findings.grading import checks, is_settled
-from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.findings.wording import clean
 
 # GitHub shows ten annotations of each kind per step. Two of them are reserved for the summary and
@@ -26,7 +26,7 @@ def render(results: Mapping[str, Json]) -> str:
     Returns:
         Workflow commands.
     """
-    shown = Shown.of(results)
+    shown = DisplayRecord.of(results)
     found = checks(shown.record)
     command = "notice" if is_settled(shown.record) else "warning"
     lines = [_line(command, "leakaudit", shown.record.summary)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from leakaudit.core.registry import renderer
 from leakaudit.core.trace import Json
-from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.rendering.html import page, rendered
 from leakaudit.reporting.results import model
 
@@ -31,4 +31,4 @@ def render(results: Mapping[str, Json]) -> str:
         drawn = plots.svg(sweep_figure.figure(record.sweep), "sweep")
         figure = inline(drawn, "Results by setting; the table below has the figures.", {})
         return rendered("sweep.html.j2", swept.content(record, figure))
-    return page(Shown.of(results))
+    return page(DisplayRecord.of(results))

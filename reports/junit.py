@@ -10,7 +10,7 @@ from xml.etree import ElementTree as Tree
 
 from leakaudit.core.registry import renderer
 from leakaudit.core.trace import Json
-from leakaudit.reporting.findings.grading import Check, checks
+from leakaudit.reporting.findings.grading import GradedItem, checks
 from leakaudit.reporting.findings.wording import LIMITS, clean, provenance
 from leakaudit.reporting.findings.worst_case import refuted
 from leakaudit.reporting.results import model
@@ -77,7 +77,7 @@ def _count(cases: list[Tree.Element], outcome: str) -> str:
     return str(sum(case.find(outcome) is not None for case in cases))
 
 
-def _case(record: RunRecord, check: Check) -> Tree.Element:
+def _case(record: RunRecord, check: GradedItem) -> Tree.Element:
     """The case of one check."""
     case = Tree.Element(
         "testcase",

@@ -22,7 +22,7 @@ FORMS = {"share": ".2f", "value": ".4g"}  # formats of numbers
 
 
 @dataclass(frozen=True)
-class Shown:
+class LatexTableColumn:
     """One column of a table of `leakaudit.reporting.findings.flat`.
 
     Attributes:
@@ -39,7 +39,7 @@ class Shown:
     which: str = ""
 
 
-def _metrics(*statistics: str) -> tuple[Shown, ...]:
+def _metrics(*statistics: str) -> tuple[LatexTableColumn, ...]:
     """Columns of all metrics."""
     found = []
     for one in shown(Place.PAPER, "Number"):
@@ -48,78 +48,78 @@ def _metrics(*statistics: str) -> tuple[Shown, ...]:
         if one.unit == "dB":
             kind = "dB"
         for which in statistics:
-            found.append(Shown(f"{one.key}_{which}", name, kind, which))
+            found.append(LatexTableColumn(f"{one.key}_{which}", name, kind, which))
     return tuple(found)
 
 
 COLUMNS = {
     "findings": (
-        Shown("epsilon", EPSILON, "epsilon"),
-        Shown("seed", "seed", "number"),
-        Shown("all_nodes", "node", "number"),
-        Shown("adversary", "adversary"),
-        Shown("attack", "attack"),
-        Shown("certificate", "certificate"),
-        Shown("records", "records", "number"),
-        Shown("exact", "identical", "number"),
+        LatexTableColumn("epsilon", EPSILON, "epsilon"),
+        LatexTableColumn("seed", "seed", "number"),
+        LatexTableColumn("all_nodes", "node", "number"),
+        LatexTableColumn("adversary", "adversary"),
+        LatexTableColumn("attack", "attack"),
+        LatexTableColumn("certificate", "certificate"),
+        LatexTableColumn("records", "records", "number"),
+        LatexTableColumn("exact", "identical", "number"),
         *_metrics("best", "median"),
     ),
     "curves": (
-        Shown("epsilon", EPSILON, "epsilon"),
-        Shown("adversary", "adversary"),
-        Shown("attack", "attack"),
+        LatexTableColumn("epsilon", EPSILON, "epsilon"),
+        LatexTableColumn("adversary", "adversary"),
+        LatexTableColumn("attack", "attack"),
         *_metrics("best", "median", "mean"),
     ),
     "verdicts": (
-        Shown("epsilon", EPSILON, "epsilon"),
-        Shown("adversary", "adversary"),
-        Shown("test", "test"),
-        Shown("attack", "attack"),
-        Shown("guarantee", "guarantee"),
-        Shown("rate", "success rate", "share"),
-        Shown("ceiling", "limit", "share"),
-        Shown("p", "$p$", "power"),
-        Shown("verdict", "verdict"),
+        LatexTableColumn("epsilon", EPSILON, "epsilon"),
+        LatexTableColumn("adversary", "adversary"),
+        LatexTableColumn("test", "test"),
+        LatexTableColumn("attack", "attack"),
+        LatexTableColumn("guarantee", "guarantee"),
+        LatexTableColumn("rate", "success rate", "share"),
+        LatexTableColumn("ceiling", "limit", "share"),
+        LatexTableColumn("p", "$p$", "power"),
+        LatexTableColumn("verdict", "verdict"),
     ),
     "views": (
-        Shown("epsilon", EPSILON, "epsilon"),
-        Shown("node", "node", "number"),
-        Shown("adversary", "adversary"),
-        Shown("mu", r"$\mu$", "value"),
-        Shown("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
-        Shown("holds", "which is"),
-        Shown("claimed_epsilon", r"$\varepsilon$ claimed", "epsilon"),
-        Shown("verdict", "verdict"),
+        LatexTableColumn("epsilon", EPSILON, "epsilon"),
+        LatexTableColumn("node", "node", "number"),
+        LatexTableColumn("adversary", "adversary"),
+        LatexTableColumn("mu", r"$\mu$", "value"),
+        LatexTableColumn("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
+        LatexTableColumn("holds", "which is"),
+        LatexTableColumn("claimed_epsilon", r"$\varepsilon$ claimed", "epsilon"),
+        LatexTableColumn("verdict", "verdict"),
     ),
     "rules": (
-        Shown("kind", "rule"),
-        Shown("cell", "check"),
-        Shown("measure", "measure"),
-        Shown("value", "value", "value"),
-        Shown("limit", "limit", "value"),
-        Shown("p", "$p$", "power"),
-        Shown("status", "status"),
+        LatexTableColumn("kind", "rule"),
+        LatexTableColumn("cell", "check"),
+        LatexTableColumn("measure", "measure"),
+        LatexTableColumn("value", "value", "value"),
+        LatexTableColumn("limit", "limit", "value"),
+        LatexTableColumn("p", "$p$", "power"),
+        LatexTableColumn("status", "status"),
     ),
     "measures": (
-        Shown("cell", "check"),
-        Shown("measure", "measure"),
-        Shown("seed", "seed", "number"),
-        Shown("value", "value", "value"),
+        LatexTableColumn("cell", "check"),
+        LatexTableColumn("measure", "measure"),
+        LatexTableColumn("seed", "seed", "number"),
+        LatexTableColumn("value", "value", "value"),
     ),
     "points": (
-        Shown("attack", "attack"),
-        Shown("adversary", "adversary"),
-        Shown("seeds", "seeds", "number"),
-        Shown("records", "records", "number"),
-        Shown("share", "recovered", "share"),
+        LatexTableColumn("attack", "attack"),
+        LatexTableColumn("adversary", "adversary"),
+        LatexTableColumn("seeds", "seeds", "number"),
+        LatexTableColumn("records", "records", "number"),
+        LatexTableColumn("share", "recovered", "share"),
         *_metrics("best", "median"),
     ),
     "cells": (
-        Shown("attack", "attack"),
-        Shown("adversary", "adversary"),
-        Shown("seed", "seed", "number"),
-        Shown("records", "records", "number"),
-        Shown("recovered", "recovered", "number"),
+        LatexTableColumn("attack", "attack"),
+        LatexTableColumn("adversary", "adversary"),
+        LatexTableColumn("seed", "seed", "number"),
+        LatexTableColumn("records", "records", "number"),
+        LatexTableColumn("recovered", "recovered", "number"),
         *_metrics("best", "median"),
     ),
 }
@@ -167,7 +167,7 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
     heads = []
     for one in columns:
         heading = ", ".join(filter(None, (one.heading, one.which)))
-        heads.append(latex.Column(heading, right=one.kind != "text"))
+        heads.append(latex.LatexColumn(heading, right=one.kind != "text"))
     said = [_about(record, made.name), *shared.values(), *_definitions(rows, columns)]
     remark = flat.remark(record, made)
     if remark:
@@ -186,7 +186,7 @@ def _digest(record: Record) -> str:
     return record.sweep.digest
 
 
-def _shown(made: flat.Table, rows: Sequence[flat.Row]) -> list[Shown]:
+def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[LatexTableColumn]:
     """The columns that say something: those with a value, and a best one that differs."""
     axes = []
     if made.name in ("points", "cells"):
@@ -194,8 +194,8 @@ def _shown(made: flat.Table, rows: Sequence[flat.Row]) -> list[Shown]:
             heading = latex.escape(name.removeprefix("axis_"))
             words = any(isinstance(row[name], str) for row in rows)
             kind = "text" if words else "epsilon"
-            axes.append(Shown(name, EPSILON if name == "epsilon" else heading, kind))
-    kept: list[Shown] = []
+            axes.append(LatexTableColumn(name, EPSILON if name == "epsilon" else heading, kind))
+    kept: list[LatexTableColumn] = []
     single = []  # metrics of which all statistics are equal
     for one in (*axes, *COLUMNS[made.name]):
         values = [row.get(one.key) for row in rows]
@@ -237,7 +237,7 @@ def _about(record: Record, name: str) -> str:
     return f"{about}."
 
 
-def _definitions(rows: Sequence[flat.Row], columns: Sequence[Shown]) -> list[str]:
+def _definitions(rows: Sequence[flat.Row], columns: Sequence[LatexTableColumn]) -> list[str]:
     """The sentences that the cells of a table need."""
     keys = [column.key for column in columns]
     found = []
@@ -266,7 +266,7 @@ def _is_capped(value: flat.Cell) -> bool:
     return isinstance(value, int | float) and value > plots.PSNR_SHOWN
 
 
-def _cell(row: flat.Row, column: Shown) -> str:
+def _cell(row: flat.Row, column: LatexTableColumn) -> str:
     """One cell as LaTeX, with the interval around its value."""
     text = _value(row.get(column.key), column.kind)
     between = _between(row, column.key)

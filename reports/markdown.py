@@ -9,7 +9,7 @@ from leakaudit._util import marks
 from leakaudit.core.registry import renderer
 from leakaudit.core.trace import Json
 from leakaudit.reporting.findings.comparison import lines
-from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.findings.wording import (
     LIMITS,
     certificates,
@@ -39,7 +39,7 @@ def render(results: Mapping[str, Json]) -> str:
     """
     if results["kind"] == "sweep":
         return sweep_text.markdown(model.of_sweep(results))
-    shown = Shown.of(results)
+    shown = DisplayRecord.of(results)
     if isinstance(shown.record, CheckRecord):
         return gate_text.markdown(shown.record)
     attacks = _attacks(shown)
@@ -48,7 +48,7 @@ def render(results: Mapping[str, Json]) -> str:
     return attacks
 
 
-def _attacks(shown: Shown) -> str:
+def _attacks(shown: DisplayRecord) -> str:
     """The page about an attack, or about the attacks of an audit."""
     record = shown.record
     blocks = ["# What the adversary learns", f"**{md.escape(record.summary)}**"]

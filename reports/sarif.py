@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 from leakaudit.core.registry import renderer
 from leakaudit.core.trace import Json
-from leakaudit.reporting.findings.grading import Check, checks, is_settled
-from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.findings.grading import GradedItem, checks, is_settled
+from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.findings.wording import LIMITS, clean
 from leakaudit.reporting.findings.worst_case import refuted
 from leakaudit.reporting.rendering.markdown import escape
@@ -53,7 +53,7 @@ def render(results: Mapping[str, Json]) -> str:
     Returns:
         JSON; rule ids and fingerprints depend on what was examined, not on the outcome.
     """
-    shown = Shown.of(results)
+    shown = DisplayRecord.of(results)
     record = shown.record
     found = checks(record)
     rules = list(dict.fromkeys(check.rule for check in found))
@@ -85,7 +85,7 @@ def render(results: Mapping[str, Json]) -> str:
     return json.dumps(log, indent=2, allow_nan=False) + "\n"
 
 
-def _states(shown: Shown) -> dict[str, str]:
+def _states(shown: DisplayRecord) -> dict[str, str]:
     """Baseline states by fingerprint; a check that was not repeated has no result in SARIF."""
     if shown.against is None:
         return {}
@@ -160,7 +160,7 @@ class _Place:
         }
 
 
-def _places(shown: Shown, check: Check) -> list[_Place]:
+def _places(shown: DisplayRecord, check: GradedItem) -> list[_Place]:
     """Where the program sends what leaks, then the configuration.
 
     A file that the command line names takes the place of both.
@@ -174,7 +174,7 @@ def _places(shown: Shown, check: Check) -> list[_Place]:
     return [*found, _Place(f"{prefix}{shown.location or LOCATION}")]
 
 
-def _sent(record: RunRecord, check: Check) -> Sequence[SentAt]:
+def _sent(record: RunRecord, check: GradedItem) -> Sequence[SentAt]:
     """The lines that send the messages of a check."""
     if not isinstance(record, CheckRecord):
         return given(record.trace.sent, ())
@@ -186,7 +186,7 @@ def _sent(record: RunRecord, check: Check) -> Sequence[SentAt]:
 
 
 def _result(
-    check: Check, rule: int, places: Sequence[_Place], state: str | None
+    check: GradedItem, rule: int, places: Sequence[_Place], state: str | None
 ) -> dict[str, Json]:
     """Return one check as a result.
 

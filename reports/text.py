@@ -13,7 +13,7 @@ from leakaudit.core.trace import Json
 from leakaudit.reporting.findings import wording
 from leakaudit.reporting.findings.comparison import lines
 from leakaudit.reporting.findings.measured import harm
-from leakaudit.reporting.findings.shown import Passage, Shown
+from leakaudit.reporting.findings.shown import DisplayRecord, Passage
 from leakaudit.reporting.findings.wording import (
     LIMITS,
     clean,
@@ -54,7 +54,7 @@ def render(
     if results["kind"] == "sweep":
         sweep = model.of_sweep(results)
         return printed(sweep_text.text(sweep, width), width, color)
-    shown = Shown.of(results)
+    shown = DisplayRecord.of(results)
     if isinstance(shown.record, CheckRecord):
         return printed(gate_text.text(shown.record, width, verbose), width, color)
     if isinstance(shown.record, AuditRecord):
@@ -67,7 +67,7 @@ def render(
     return printed(parts, width, color)
 
 
-def _parts(shown: Shown, width: int | None) -> list[RenderableType]:
+def _parts(shown: DisplayRecord, width: int | None) -> list[RenderableType]:
     """Return the whole report from top to bottom."""
     record = shown.record
     parts: list[RenderableType] = [Text(clean(record.summary), style="bold")]

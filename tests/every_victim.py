@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from leakaudit.core import registry
-from leakaudit.judging.gate.runs import Recorded
+from leakaudit.judging.gate.runs import SeedResults
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 
@@ -30,7 +30,7 @@ CASES = [
 ]
 
 
-def run(name: str, settings: dict[str, Any], seed: int) -> Recorded:
+def run(name: str, settings: dict[str, Any], seed: int) -> SeedResults:
     """One honest recording; the protocols that solve a small problem exactly need a convex one."""
     exact = name in ("mradmm", "pvpadmm", "rwadmm")
     task: dict[str, Any] = (
@@ -48,4 +48,4 @@ def run(name: str, settings: dict[str, Any], seed: int) -> Recorded:
     made = recording.record(plan, None)
     # A program's own Recorder announces its rounds; the victims' engine need not.
     said = {**made.trace.provenance, "checked": True, "planned": made.trace.rounds}
-    return Recorded(seed, replace(made.trace, provenance=said), made.truth_record, plan.task)
+    return SeedResults(seed, replace(made.trace, provenance=said), made.truth_record, plan.task)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import leakaudit as la
 from leakaudit.capture.tap.log.reading import read_logs
-from leakaudit.capture.tap.messages.layouts import Place
+from leakaudit.capture.tap.messages.layouts import ParameterPlace
 from leakaudit.capture.tap.messages.streams import assemble
 from leakaudit.core.trace import Trace
 
@@ -64,7 +64,7 @@ class Run:
         noted = (event.notes.get("sizes") for log in logs for event in log.events)
         sizes = next(found for found in noted if found)
         ends = np.cumsum(sizes).tolist()
-        places = [Place(end - size, end) for end, size in zip(ends, sizes, strict=True)]
+        places = [ParameterPlace(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         found: list[Tensor] = []
         for wire, stream in assemble(logs, (*sizes, ends[-1])).messages.items():
             if (wire.src, wire.op) == (rank, op):

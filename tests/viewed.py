@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.reporting.viewing import server
-from leakaudit.reporting.viewing.strangers import Strangers
+from leakaudit.reporting.viewing.strangers import UntrustedConnections
 from leakaudit.reporting.viewing.summaries import identifier
 
 TOKEN = "a-token-of-the-tests"
@@ -68,7 +68,7 @@ class Viewer:
 
 
 @contextmanager
-def viewing(root: Path, strangers: Strangers | None = None) -> Iterator[Viewer]:
+def viewing(root: Path, strangers: UntrustedConnections | None = None) -> Iterator[Viewer]:
     """Serve a folder while the block runs."""
     with server.listen(0) as listener:
         port = listener.getsockname()[1]

@@ -32,7 +32,7 @@ from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.consensus import Mixing
 from leakaudit.protocols.local import LocalSteps, Steps, above, common, everybody, least, stable
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Form, Relations, decimal
 
@@ -143,7 +143,7 @@ class Choco(Victim):
         """Train; the generator draws the coordinates of compress=random and fixed."""
         mix = Mixing(graph)
         channel = Broadcast(recorder, wires)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         local = LocalSteps(Steps(self.alpha, slow=self.slow), problem, recorder, generator)
         w = common(recorder, problem)
         copy = torch.zeros_like(w)

@@ -28,9 +28,9 @@ from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph, Layout, Training
 from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
-from leakaudit.protocols.optimiser import DeclaredMemory, Memory, Optimiser
+from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser, OptimiserState
 from leakaudit.protocols.server import exchange
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Expression, Relations, decimal
 
@@ -105,12 +105,12 @@ class DiLoCo(Victim):
         clients = [i for i, _ in wires]
         server = graph.nodes - 1
         w = recorder.public["w0"].to(problem.x.device)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         steps = Steps(
             self.lr, self.inner, self.batch, optimiser=Optimiser("adamw", decay=self.decay)
         )
         local = LocalSteps(steps, problem, recorder, generator)
-        memory = Memory()
+        memory = OptimiserState()
         recorder.state("w", 0, w.expand(server, -1))
         for t in range(1, rounds + 1):
             models = w.expand(server, -1)

@@ -41,7 +41,7 @@ from leakaudit.protocols.local import common, stable
 from leakaudit.protocols.mixing import matrix, metropolis
 from leakaudit.protocols.noises import Noise, calibrated
 from leakaudit.protocols.prox import exact, prox
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Expression, Relations, decimal
 
@@ -144,7 +144,7 @@ class DKM(Victim):
         noise = self._noise()
         mix = Mixing(graph)
         channel = Broadcast(recorder, wires)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         spare = torch.empty_like(x)
         recorder.state("w", 0, x)
         for t in range(1, rounds + 1):

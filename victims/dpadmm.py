@@ -35,7 +35,7 @@ from leakaudit.protocols import admm_family as admm
 from leakaudit.protocols.batches import is_drawn, replaced
 from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.local import common
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Relations, decimal
 
@@ -134,11 +134,11 @@ class DPADMM(Victim):
         lam = torch.zeros_like(w)
         spare = torch.empty_like(w)
         pull = torch.empty_like(w)
-        around = admm.Around(graph, w)
+        around = admm.NeighbourSums(graph, w)
         curve = 2 * self.rho * around.degree + self.eta
         std = self.noise
         channel = Broadcast(recorder, wires)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             around.pull(w, lam, self.rho, out=pull)

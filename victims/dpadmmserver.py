@@ -31,7 +31,7 @@ from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols import admm_family as admm
 from leakaudit.protocols.blocks import blocks
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Relations, decimal
 
@@ -110,7 +110,7 @@ class DPADMMServer(Victim):
         v = w.repeat(server, 1)
         gam = torch.zeros_like(v)
         spare = torch.empty_like(v)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         recorder.state("w", 0, v)
         for t in range(1, rounds + 1):
             slope = float(self._slope(t))

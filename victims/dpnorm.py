@@ -35,7 +35,7 @@ from leakaudit.protocols.batches import batches, enough, is_drawn, replaced, tur
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.dpnorm_family import Duals, Theorem, guaranteed, level, sensitivity, sign
 from leakaudit.protocols.local import common
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Expression, Form, Relations, Turns, decimal
 
@@ -161,7 +161,7 @@ class DPNorm(Victim):
         w = common(recorder, problem)
         constants = [self._constants(graph, i) for i in range(graph.nodes)]
         wire = Duals(graph, recorder, wires, w, constants)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         sigma = torch.tensor(self._levels(graph, rounds), dtype=torch.float64)[:, None].to(w)
         noisy = bool(sigma.any())
         n = torch.zeros_like(w)

@@ -43,7 +43,7 @@ from leakaudit.protocols.local import (
     stable,
 )
 from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Expression, Relations, Turns
 
@@ -177,7 +177,7 @@ class DPSGD(Victim):
         """Train; the generator draws noise and mini-batches."""
         mix = Mixing(graph)
         channel = Broadcast(recorder, wires)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         std = self.std(problem.samples)
         local = LocalSteps(self._steps(std), problem, recorder, generator)
         w = common(recorder, problem)

@@ -31,8 +31,8 @@ from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.consensus import Mixing
 from leakaudit.protocols.local import above, stable
 from leakaudit.protocols.mixing import matrix, metropolis
-from leakaudit.protocols.released import Released, ranges, shrink, start
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.released import NoisyRelease, ranges, shrink, start
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Expression, Relations, decimal
 
@@ -98,8 +98,8 @@ class Extra(Victim):
         """Train; the generator draws the noise and private initial models."""
         mix = Mixing(graph)
         channel = Broadcast(recorder, wires)
-        curves = Curves(recorder, problem)
-        released = Released(self.sigma, self.fade, recorder, generator)
+        curves = TrainingCurves(recorder, problem)
+        released = NoisyRelease(self.sigma, self.fade, recorder, generator)
         w = start(problem, recorder, generator, self.spread)
         heard = channel.send(0, "w", w, secure=True) if self.spread else w
         recorder.state("w", 0, w)

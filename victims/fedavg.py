@@ -23,7 +23,7 @@ from leakaudit.core.trace import Graph
 from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
 from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser
 from leakaudit.protocols.server import exchange
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Relations, Turns
 
@@ -153,7 +153,7 @@ class FedAvg(Victim):
         clients = [i for i, _ in wires]
         server = graph.nodes - 1
         w = recorder.public["w0"].to(problem.x.device)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         local = LocalSteps(self.training(problem.samples), problem, recorder, generator)
         recorder.state("w", 0, w.expand(server, -1))
         for t in range(1, rounds + 1):

@@ -17,9 +17,9 @@ from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.local import above, least, normal, stable
-from leakaudit.protocols.optimiser import DeclaredMemory, Kind, Memory, Optimiser
+from leakaudit.protocols.optimiser import DeclaredMemory, Kind, Optimiser, OptimiserState
 from leakaudit.protocols.server import exchange
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
 from leakaudit.theory.relations import Expression, Relations, decimal
@@ -88,8 +88,8 @@ class FedSGD(Victim):
         clients = [i for i, _ in wires]
         server = graph.nodes - 1
         w = recorder.public["w0"].to(problem.x.device)
-        curves = Curves(recorder, problem)
-        memory = Memory()
+        curves = TrainingCurves(recorder, problem)
+        memory = OptimiserState()
         g = w.new_empty(server, len(w))
         recorder.state("w", 0, w.expand(server, -1))
         for t in range(1, rounds + 1):

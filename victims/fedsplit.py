@@ -24,7 +24,7 @@ from leakaudit.core.trace import Graph
 from leakaudit.protocols.admm_family import declare_prox
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.prox import exact, prox
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Relations, decimal
 
@@ -91,7 +91,7 @@ class FedSplit(Victim):
         z = w.clone()
         weight = torch.full((server, 1), self.rho, dtype=w.dtype, device=w.device)
         spare = torch.empty_like(w)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             if self.update == "exact":

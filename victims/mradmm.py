@@ -37,7 +37,7 @@ from leakaudit.protocols import admm_family as admm
 from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.local import common
 from leakaudit.protocols.prox import exact, prox
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Expression, Relations, decimal
 
@@ -123,9 +123,9 @@ class MRADMM(Victim):
         lam = torch.zeros_like(w)
         noise = torch.zeros_like(w)
         known = torch.zeros_like(w)
-        around = admm.Around(graph, w)
+        around = admm.NeighbourSums(graph, w)
         channel = Broadcast(recorder, wires)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             h = w.new_tensor([[self.penalty(i, t)] for i in range(graph.nodes)])

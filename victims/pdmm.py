@@ -23,9 +23,9 @@ from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.growth import TOO_FAST, growth
 from leakaudit.protocols.local import common
-from leakaudit.protocols.pdmm_family import DualRule, Sums, Wires
+from leakaudit.protocols.pdmm_family import DualRule, EdgeDuals, Sums
 from leakaudit.protocols.prox import exact, prox
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Relations, decimal
 
@@ -122,10 +122,10 @@ class PDMM(Victim):
         """Train; without a quantizer, channels that are not recorded add no cost to a round."""
         w = common(recorder, problem)
         rule = DualRule(self.rho, self.theta, self.differential, self.quantize, self.z0)
-        form = Wires if self.quantize or recorder.partial else Sums
+        form = EdgeDuals if self.quantize or recorder.partial else Sums
         duals = form(rule, graph, recorder, w, wires, generator)
         degree = w.new_tensor([[graph.degree(i)] for i in range(graph.nodes)])
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         spare = torch.empty_like(w)
         recorder.end_round(0)
         recorder.state("w", 0, w)
@@ -138,7 +138,7 @@ class PDMM(Victim):
             step("recording", t, rounds)
 
     def _updated(
-        self, problem: Problem, w: Tensor, degree: Tensor, duals: Sums | Wires, spare: Tensor
+        self, problem: Problem, w: Tensor, degree: Tensor, duals: Sums | EdgeDuals, spare: Tensor
     ) -> Tensor:
         """Return all nodes' new w (N, d), and update the sums block by block.
 

@@ -36,7 +36,7 @@ from leakaudit.protocols import admm_family as admm
 from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.local import common
 from leakaudit.protocols.prox import exact, prox
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Relations, decimal
 
@@ -114,9 +114,9 @@ class PVPADMM(Victim):
         noise = torch.zeros_like(w)
         spare = torch.empty_like(w)
         pull = torch.empty_like(w)
-        around = admm.Around(graph, w)
+        around = admm.NeighbourSums(graph, w)
         channel = Broadcast(recorder, wires)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         constants = [self._noise(len(near)) for near in graph.neighbours]
         size = w.new_tensor([[size] for size, _ in constants])
         phi = w.new_tensor([[phi] for _, phi in constants])

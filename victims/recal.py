@@ -36,7 +36,7 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim, written
 from leakaudit.core.trace import Graph
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.protocols.walk import draw, read
 from leakaudit.theory.relations import Expression, Relations, decimal
@@ -157,7 +157,7 @@ class RECAL(Victim):
         batons = dict[tuple[int, int], Arcs]()
         at = read(recorder.public, "active", rounds + 1)
         state = _State(self, problem, recorder.public["w0"], generator)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         recorder.state("w", 0, state.x)
         for t in range(1, rounds + 1):
             i = at[t - 1]

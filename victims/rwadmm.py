@@ -28,7 +28,7 @@ from leakaudit.core.trace import Graph
 from leakaudit.protocols import admm_family as admm
 from leakaudit.protocols.local import common
 from leakaudit.protocols.prox import exact, prox
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.protocols.walk import draw, read
 from leakaudit.tasks.task import Problem, Task
@@ -109,7 +109,7 @@ class RWADMM(Victim):
         bare = w.clone()  # w without its noise
         noise = torch.zeros_like(w)
         z = w.new_zeros(len(place), w.shape[1])  # z_{i|j}, held by i
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         # For each node i: the positions of z_{i|j} and of z_{j|i}, the signs B, and the messages
         # to its neighbours.
         held = []

@@ -27,7 +27,7 @@ from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.local import LocalSteps, Steps, above, least, normal, stable
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Expression, Relations
 from leakaudit.traces.arcs import Arcs, broadcast
@@ -92,7 +92,7 @@ class SecAgg(Victim):
         w = recorder.public["w0"].to(problem.x.device)
         everyone = w.repeat(problem.nodes, 1)
         train = LocalSteps(self._training, problem, recorder, generator)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         recorder.state("w", 0, everyone)
         for t in range(1, rounds + 1):
             x = train(t, everyone)

@@ -35,7 +35,7 @@ from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.kirkman import partitions
 from leakaudit.protocols.local import LocalSteps, Steps, stable
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Expression, Form, Relations, decimal
 from leakaudit.traces.arcs import Arcs, broadcast
@@ -131,7 +131,7 @@ class SecureD(Victim):
         w = z.repeat(graph.nodes, 1)
         lam = z.new_empty(0)
         train = LocalSteps(self._training, problem, recorder, generator)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         turn = _Iteration(self.rho, w, recorder, wires, graph.nodes // self.group_size)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):

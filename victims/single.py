@@ -20,7 +20,7 @@ from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.batches import batches, enough
 from leakaudit.protocols.local import stable
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Relations, decimal
 
@@ -73,7 +73,7 @@ class Single(Victim):
         """Train; nodes hold equally many records, so a pooled mini-batch weights them equally."""
         w = recorder.public["w0"].to(problem.x.device)
         task = problem.task
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         g = w.new_empty(graph.nodes, len(w))
         recorder.state("w", 0, w.expand(graph.nodes, -1))
         for t in range(1, rounds + 1):

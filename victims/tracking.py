@@ -27,7 +27,7 @@ from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.consensus import Mixing
 from leakaudit.protocols.local import above, common, everybody, least, normal, stable
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Expression, Relations, decimal
 
@@ -81,7 +81,7 @@ class Tracking(Victim):
         """Train; the generator draws the noise."""
         mix = Mixing(graph)
         channel = Broadcast(recorder, wires)
-        curves = Curves(recorder, problem)
+        curves = TrainingCurves(recorder, problem)
         w = common(recorder, problem)
         g = problem.task.gradients(w, problem.x, problem.y)
 

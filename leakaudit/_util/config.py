@@ -21,7 +21,7 @@ from leakaudit.core.errors import LeakauditError, brief, suggest
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from leakaudit._util.decoding import Departure
+    from leakaudit._util.decoding import MismatchLocation
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ LARGEST = 1 << 20  # characters of a file, a choice: reading as many brackets ta
 LONGEST = 4 * LARGEST  # bytes of a file: a character has at most four
 
 
-class Wrong(LeakauditError):
+class InvalidValue(LeakauditError):
     """A value of the right type that is nevertheless invalid.
 
     Attributes:
@@ -52,7 +52,7 @@ class Wrong(LeakauditError):
 
 
 @dataclass(frozen=True)
-class Table:
+class ConfigTable:
     """A table of a configuration, and its location."""
 
     values: Mapping[str, Any]
@@ -63,19 +63,19 @@ class Table:
     # keys, and indices in lists of tables, from the top of the file to the table
     path: tuple[str | int, ...] = ()
 
-    def named(self, name: str) -> Table:
+    def named(self, name: str) -> ConfigTable:
         """Return the same table with its own name."""
         return replace(self, name=_joined(self.file, name))
 
-    def only(self, *keys: str) -> Table:
+    def only(self, *keys: str) -> ConfigTable:
         """Return the table restricted to some of its keys."""
         return replace(self, values={k: v for k, v in self.values.items() if k in keys})
 
-    def without(self, *keys: str) -> Table:
+    def without(self, *keys: str) -> ConfigTable:
         """Return the table without some of its keys."""
         return replace(self, values={k: v for k, v in self.values.items() if k not in keys})
 
-    def table(self, *keys: str) -> Table:
+    def table(self, *keys: str) -> ConfigTable:
         """Return the table at nested keys.
 
         Args:
@@ -89,7 +89,7 @@ class Table:
                 raise self.error(f"expected a table [{place}], got {brief(values)}", *keys[:depth])
         return replace(self, values=values, path=(*self.path, *keys))
 
-    def tables(self, key: str) -> list[Table]:
+    def tables(self, key: str) -> list[ConfigTable]:
         """Return the tables ``[[key]]``."""
         found = self.values.get(key, [])
         if not isinstance(found, list):
@@ -127,7 +127,7 @@ class Table:
             raise self.error(f"expected the keys {', '.join(missing)}")
         try:
             return kind(**given)
-        except Wrong as error:
+        except InvalidValue as error:
             raise LeakauditError(_joined(self.file, f"{error}{self.line(*error.at)}")) from None
         except LeakauditError as error:
             raise LeakauditError(_joined(self.file, str(error))) from None
@@ -172,7 +172,7 @@ class Table:
             raise self.error(_sentence(found), *at) from None
 
 
-def read(path: Path, name: str = "") -> Table:
+def read(path: Path, name: str = "") -> ConfigTable:
     """Read a TOML file."""
     name = name or str(path)
     try:
@@ -181,7 +181,7 @@ def read(path: Path, name: str = "") -> Table:
         if len(content) > LONGEST:
             raise ValueError(f"expected at most {LONGEST} bytes, got more")
         text = content.decode()
-        return Table(parsed(text), name, name, text)
+        return ConfigTable(parsed(text), name, name, text)
     except OSError as error:
         raise LeakauditError(f"{name}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
@@ -327,7 +327,7 @@ def _holds(values: Any, path: Sequence[str | int]) -> bool:
     return True
 
 
-def _sentence(found: Departure) -> str:
+def _sentence(found: MismatchLocation) -> str:
     """Describe what is wrong with the value of a key, or at a location within it."""
     from leakaudit._util.decoding import dotted, words
 

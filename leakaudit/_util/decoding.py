@@ -36,12 +36,12 @@ Sha256: TypeAlias = Annotated[
 WHOLE = "the record"  # name of the outermost location
 
 
-class Misfit(Exception):
+class TypeMismatch(Exception):
     """A value does not fit its type; the message has the location, expected type and value."""
 
 
 @dataclass(frozen=True)
-class Departure:
+class MismatchLocation:
     """The first location at which a value does not fit its type."""
 
     # keys and indices in lists, from the outermost; for `missing`, `unknown` and `key`, those of
@@ -78,7 +78,7 @@ def decoded(value: object, kind: type[T]) -> T:
         json.dumps(value, allow_nan=False)
         return found
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
-        raise Misfit(departure(value, kind) or str(error)) from None
+        raise TypeMismatch(departure(value, kind) or str(error)) from None
 
 
 def from_json(raw: bytes, kind: type[T] | UnionType) -> T:
@@ -124,7 +124,7 @@ def departure(value: object, kind: type) -> str | None:
     return str(found)
 
 
-def first(value: object, kind: object) -> Departure | None:
+def first(value: object, kind: object) -> MismatchLocation | None:
     """Find the first location at which a value does not fit its type.
 
     Returns:
@@ -179,7 +179,7 @@ def _described(kind: object) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _departure(value: object, kind: inspect.Type, at: tuple[Step, ...]) -> Departure | None:
+def _departure(value: object, kind: inspect.Type, at: tuple[Step, ...]) -> MismatchLocation | None:
     if isinstance(kind, inspect.UnionType):
         return _alternatives(value, kind.types, at)
     if isinstance(kind, inspect.Metadata):
@@ -187,7 +187,7 @@ def _departure(value: object, kind: inspect.Type, at: tuple[Step, ...]) -> Depar
         if found is None or _description(kind) is None:
             return found
         # The words of a described type cover everything in it.
-        return Departure(at, "value", value, (kind,))
+        return MismatchLocation(at, "value", value, (kind,))
     if isinstance(kind, inspect.VarTupleType) and isinstance(value, list | tuple):
         return _items(value, kind.item_type, at)
     if isinstance(kind, inspect.DictType) and isinstance(value, Mapping):
@@ -196,12 +196,12 @@ def _departure(value: object, kind: inspect.Type, at: tuple[Step, ...]) -> Depar
         return _fields(value, kind, at)
     if _fits(value, kind):
         return None
-    return Departure(at, "value", value, (kind,))
+    return MismatchLocation(at, "value", value, (kind,))
 
 
 def _alternatives(
     value: object, kinds: Sequence[inspect.Type], at: tuple[Step, ...]
-) -> Departure | None:
+) -> MismatchLocation | None:
     """Return the mismatch in the only alternative of the same shape, otherwise in all of them."""
     inside = None
     for kind in kinds:
@@ -212,7 +212,7 @@ def _alternatives(
             inside = found
     if inside is not None:
         return inside
-    return Departure(at, "value", value, tuple(kinds))
+    return MismatchLocation(at, "value", value, tuple(kinds))
 
 
 def _same_shape(value: object, kind: inspect.Type) -> bool:
@@ -223,7 +223,9 @@ def _same_shape(value: object, kind: inspect.Type) -> bool:
     return False
 
 
-def _items(value: Sequence[object], kind: inspect.Type, at: tuple[Step, ...]) -> Departure | None:
+def _items(
+    value: Sequence[object], kind: inspect.Type, at: tuple[Step, ...]
+) -> MismatchLocation | None:
     for place, item in enumerate(value):
         found = _departure(item, kind, (*at, place))
         if found is not None:
@@ -233,11 +235,11 @@ def _items(value: Sequence[object], kind: inspect.Type, at: tuple[Step, ...]) ->
 
 def _named(
     value: Mapping[object, object], kind: inspect.Type, at: tuple[Step, ...]
-) -> Departure | None:
+) -> MismatchLocation | None:
     """Return the first mismatch in a mapping from free names."""
     for key in value:
         if not isinstance(key, str):
-            return Departure(at, "key", key)
+            return MismatchLocation(at, "key", key)
     for key, item in value.items():
         found = _departure(item, kind, (*at, str(key)))
         if found is not None:
@@ -247,19 +249,19 @@ def _named(
 
 def _fields(
     value: Mapping[object, object], kind: inspect.StructType, at: tuple[Step, ...]
-) -> Departure | None:
+) -> MismatchLocation | None:
     known = {field.encode_name: field for field in kind.fields}
     tag = kind.tag_field
     for key in value:
         if not isinstance(key, str):
-            return Departure(at, "key", key)
+            return MismatchLocation(at, "key", key)
     for name, field in known.items():
         if field.required and name not in value:
-            return Departure(at, "missing", name, (field.type,))
+            return MismatchLocation(at, "missing", name, (field.type,))
     if kind.forbid_unknown_fields:
         for key in value:
             if key not in known and key != tag:
-                return Departure(at, "unknown", key, known=tuple(known))
+                return MismatchLocation(at, "unknown", key, known=tuple(known))
     for key, item in value.items():
         if isinstance(key, str) and key in known:
             found = _departure(item, known[key].type, (*at, key))

@@ -31,7 +31,7 @@ class WorkerDied(LeakauditError):
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[R]):
+class JobOutcome(Generic[R]):
     """How one job ended."""
 
     place: int  # index of its item
@@ -66,14 +66,14 @@ class Pool(ABC):
         items: Sequence[T],
         stop: Stop = lambda: False,
         files: Sequence[Path] = (),
-    ) -> Iterator[Outcome[R]]:
+    ) -> Iterator[JobOutcome[R]]:
         """Compute jobs, and yield how each one ended as soon as it has, in any order."""
 
     def map(
         self, job: Callable[[T], R], items: Sequence[T], files: Sequence[Path] = ()
     ) -> Iterator[R]:
         """Yield the values of jobs in the order of their items; raise what the first one raised."""
-        waiting: dict[int, Outcome[R]] = {}
+        waiting: dict[int, JobOutcome[R]] = {}
         due = 0
         for outcome in self.completed(job, items, files=files):
             waiting[outcome.place] = outcome
@@ -94,12 +94,12 @@ class ThisProcess(Pool):
         items: Sequence[T],
         stop: Stop = lambda: False,
         files: Sequence[Path] = (),
-    ) -> Iterator[Outcome[R]]:
+    ) -> Iterator[JobOutcome[R]]:
         """Compute one job after the other."""
         for place, item in enumerate(items):
             if stop():
                 return
-            yield Outcome(place, job(item))
+            yield JobOutcome(place, job(item))
 
 
 IN_PROCESS = ThisProcess()

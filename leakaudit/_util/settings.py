@@ -140,13 +140,13 @@ def _files(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def _table(path: Path) -> config.Table:
+def _table(path: Path) -> config.ConfigTable:
     if not path.is_file():
-        return config.Table({}, path.name, path.name)
+        return config.ConfigTable({}, path.name, path.name)
     return config.read(path, path.name)
 
 
-def _given(table: config.Table, folder: Path) -> dict[str, Any]:
+def _given(table: config.ConfigTable, folder: Path) -> dict[str, Any]:
     """Return the settings of a file, which may be that of a project that the user only looks at."""
     settings = {}
     for key, value in table.values.items():
@@ -160,7 +160,7 @@ def _given(table: config.Table, folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _typed(name: str, value: Any, table: config.Table, key: str) -> Any:
+def _typed(name: str, value: Any, table: config.ConfigTable, key: str) -> Any:
     """Return a value of a TOML file: text is read as on the command line, others by their type."""
     setting = SETTINGS[name]
     try:

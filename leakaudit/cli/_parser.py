@@ -12,7 +12,7 @@ from leakaudit.core.errors import suggest
 EXAMPLES = "examples:"  # heading of the examples below the options
 
 
-class Told(SystemExit):
+class ParserMessage(SystemExit):
     """A parser has printed help, a version or an error.
 
     Any other SystemExit comes from code that was loaded.
@@ -88,10 +88,10 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, f"{what}: there is no {value!r}{near}")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Print the message to stderr and end with `Told`."""
+        """Print the message to stderr and end with `ParserMessage`."""
         if message:
             sys.stderr.write(message)
-        raise Told(status)
+        raise ParserMessage(status)
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""

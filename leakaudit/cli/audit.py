@@ -53,7 +53,7 @@ def run(args: _Options) -> int:
     from leakaudit.judging.auditing.dry_run import dry
     from leakaudit.judging.auditing.plan import AuditPlan
     from leakaudit.judging.auditing.run import audit
-    from leakaudit.judging.auditing.where import Where
+    from leakaudit.judging.auditing.where import RunEnvironment
     from leakaudit.reporting.figures import paper, plots, record_figure
     from leakaudit.reporting.rendering import console
     from leakaudit.reporting.results import model
@@ -64,7 +64,9 @@ def run(args: _Options) -> int:
     plan = AuditPlan.from_toml(args.scenario)
     if args.given.seed is not None:
         plan = replace(plan, scenario=replace(plan.scenario, seed=chosen.seed))
-    where = Where(Path(chosen.data_root), chosen.download, chosen.device, chosen.max_seconds)
+    where = RunEnvironment(
+        Path(chosen.data_root), chosen.download, chosen.device, chosen.max_seconds
+    )
     if args.dry_run:
         with console.shown(chosen.progress):
             planned = dry(plan, where)

@@ -14,7 +14,7 @@ from leakaudit.cli._options import show as put
 from leakaudit.core.errors import LeakauditError, one_line
 
 if TYPE_CHECKING:
-    from leakaudit.judging.gate.baseline import Baseline, Change
+    from leakaudit.judging.gate.baseline import Baseline, BaselineChange
     from leakaudit.judging.gate.config import Gate
 
 
@@ -51,7 +51,7 @@ def run(asked: BaselineOptions, names: list[str], form: str, args: SharedOptions
             )
         with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
             _, before, after = files.update(
-                gate.only(names), judge.Options(chosen.seed), asked.reason
+                gate.only(names), judge.GateOptions(chosen.seed), asked.reason
             )
         _write(baseline.changes(before, after), form, "no sample changed")
         say(f"{path}: written", args)
@@ -95,7 +95,7 @@ def _table(base: Baseline) -> None:
     console.stdout().print(tables.table(columns, rows, console.width()))
 
 
-def _write(found: Sequence[Change], form: str, nothing: str) -> None:
+def _write(found: Sequence[BaselineChange], form: str, nothing: str) -> None:
     """Print what changed between two baselines."""
     if form == "json":
         put(json.dumps([one.to_json() for one in found], indent=2) + "\n")

@@ -78,7 +78,7 @@ def run(args: _Options) -> int:
     chosen = settings(args)
     formats = [_format(f) for f in args.format or ["text"]]
     gate = files.configured(Path()).only(args.check)
-    options = judge.Options(chosen.seed, args.gate.strict)
+    options = judge.GateOptions(chosen.seed, args.gate.strict)
     if args.gate.dry_run:
         with console.shown(chosen.progress):
             return _dry(gate, chosen.seed, any(name == "json" for name, _ in formats))

@@ -18,7 +18,7 @@ from leakaudit.core.errors import LeakauditError
 if TYPE_CHECKING:
     from leakaudit.capture.tap.guessing.guess import Guess
     from leakaudit.capture.tap.log.reading import RankLog
-    from leakaudit.capture.tap.messages.description import Description
+    from leakaudit.capture.tap.messages.description import MessageDescription
     from leakaudit.capture.wire.folder import Folder
 
 UNDESCRIBED = 3  # exit code if the messages were read, but could not be interpreted
@@ -129,7 +129,7 @@ def _write(
     chosen: argparse.Namespace,
     messages: Folder,
     logs: Sequence[RankLog],
-    used: Description,
+    used: MessageDescription,
 ) -> list[str]:
     """Write the trace, and report its size, what is proved, and what is missing."""
     from leakaudit.capture.tap import merge

@@ -13,7 +13,7 @@ from leakaudit.cli._options import plugins, say, settings, trusting
 from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.capture.gloo.setup import Spread
+    from leakaudit.capture.gloo.setup import ProcessLayout
     from leakaudit.protocols.recording import Plan
 
 
@@ -222,7 +222,7 @@ def run(args: _Options) -> int:
     return 0
 
 
-def _spread(args: _Options, plan: Plan) -> Spread | None:
+def _spread(args: _Options, plan: Plan) -> ProcessLayout | None:
     """Return how the nodes are spread over processes; None if they run in this one."""
     if args.engine == "inline":
         given = [
@@ -238,11 +238,11 @@ def _spread(args: _Options, plan: Plan) -> Spread | None:
         return None
     from leakaudit.capture.gloo import engine
     from leakaudit.capture.gloo.faults import Fault
-    from leakaudit.capture.gloo.setup import Spread
+    from leakaudit.capture.gloo.setup import ProcessLayout
 
     procs = plan.graph.nodes if args.procs is None else args.procs
-    timeout = Spread.timeout if args.timeout is None else args.timeout
-    spread = Spread(procs, timeout, tuple(Fault.parse(text) for text in args.fault))
+    timeout = ProcessLayout.timeout if args.timeout is None else args.timeout
+    spread = ProcessLayout(procs, timeout, tuple(Fault.parse(text) for text in args.fault))
     engine.check(plan, spread)
     return spread
 

@@ -21,7 +21,7 @@ from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.reporting.results.model import SweepRecord
-    from leakaudit.runs.sweeping.run import SweepOptions, Swept
+    from leakaudit.runs.sweeping.run import SweepOptions, SweepOutcome
 
 UNSETTLED, INTERRUPTED = 3, 130
 TOLD = 10  # largest number of cells without a result that are listed
@@ -134,7 +134,7 @@ def run(args: _Options) -> int:
     return UNSETTLED if swept.troubles or swept.left else 0
 
 
-def _tell(swept: Swept, folder: Path, options: SweepOptions, args: _Options) -> None:
+def _tell(swept: SweepOutcome, folder: Path, options: SweepOptions, args: _Options) -> None:
     for words, why in swept.troubles[:TOLD]:
         say(f"{words}: {why}", args)
     if len(swept.troubles) > TOLD:

@@ -14,7 +14,7 @@ from leakaudit.cli.tapped import TraceOptions
 from leakaudit.core.errors import LeakauditError, NotUnderstood
 
 if TYPE_CHECKING:
-    from leakaudit.capture.tap.messages.description import Description
+    from leakaudit.capture.tap.messages.description import MessageDescription
     from leakaudit.capture.tap.saved import SavedModel
 
 ACTIONS = {"describe": tapped.describe, "merge": tapped.merge}
@@ -133,7 +133,7 @@ def _finish(
     args: _Options,
     chosen: argparse.Namespace,
     folder: Path,
-    described: Description | None,
+    described: MessageDescription | None,
     code: int,
 ) -> int:
     """Make a trace of the log."""
@@ -183,7 +183,7 @@ def _model(args: _Options, folder: Path) -> SavedModel | None:
     return model
 
 
-def _guessed(args: _Options, folder: Path, model: SavedModel | None) -> Description | None:
+def _guessed(args: _Options, folder: Path, model: SavedModel | None) -> MessageDescription | None:
     """Infer the description and write it beside the trace; None if it is incomplete."""
     from leakaudit._util.files import replacing
     from leakaudit.capture.tap.guessing.guess import guess
@@ -257,7 +257,7 @@ def _choice(layers: list[str] | None) -> str:
     )
 
 
-def _require_layers(layers: list[str] | None, described: Description) -> None:
+def _require_layers(layers: list[str] | None, described: MessageDescription) -> None:
     """Reject a choice of parameters that contains none of the described model."""
     from leakaudit.capture.tap.log.layers import select
 
@@ -267,7 +267,7 @@ def _require_layers(layers: list[str] | None, described: Description) -> None:
         raise LeakauditError(f"--layers: no parameter matches {layers}; the model has {names}")
 
 
-def _need(limit: int, described: Description, layers: list[str] | None) -> str:
+def _need(limit: int, described: MessageDescription, layers: list[str] | None) -> str:
     """Return what is recorded of a described model, and how many messages fit, in words."""
     from leakaudit.capture.tap.log import layers as choice
     from leakaudit.traces.recorder import human

@@ -14,7 +14,7 @@ from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.merge import Truth
-    from leakaudit.capture.tap.messages.description import Description
+    from leakaudit.capture.tap.messages.description import MessageDescription
     from leakaudit.core.trace import Trace
 
 
@@ -135,7 +135,7 @@ def write(
     args: _Tracing,
     chosen: argparse.Namespace,
     folder: Path,
-    described: Description,
+    described: MessageDescription,
     code: int = 0,
 ) -> None:
     """Write the trace, and report its size and what is missing."""

@@ -16,7 +16,7 @@ card: Callable[[object], str] = repr
 frame: Callable[[Any, str | None], DataFrame]
 
 
-class Displayed:
+class CardDisplay:
     """A value that notebooks display as a card, and everything else by its short `repr`."""
 
     __slots__ = ()

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from leakaudit.core.display import Displayed
+from leakaudit.core.display import CardDisplay
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import TaskSpec, Training
 
 
 @dataclass(frozen=True)
-class GradientLeak(Displayed):
+class GradientLeak(CardDisplay):
     """``combination @ gradients = value``, up to noise, for the gradients of one node's mean loss.
 
     If only sums over several nodes are determined, the loss is the mean over the records of all.
@@ -227,7 +227,7 @@ class GradientLeak(Displayed):
 
 
 @dataclass(frozen=True)
-class Leaks(Displayed):
+class Leaks(CardDisplay):
     """What one adversary learns about several nodes; iterate over the leaks.
 
     Attributes:

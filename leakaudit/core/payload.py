@@ -19,7 +19,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredColumns:
     """The numbers that are stored of one message of length d.
 
     A stored row holds the recorded columns, span by span; with a sketch, these are followed by the
@@ -42,7 +42,7 @@ class Kept:
             )
 
     @classmethod
-    def joined(cls, size: int, spans: Iterable[Span], seed: int | None = None) -> Kept:
+    def joined(cls, size: int, spans: Iterable[Span], seed: int | None = None) -> StoredColumns:
         """Return what is kept for spans in any order, which may overlap.
 
         Args:

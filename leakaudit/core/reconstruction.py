@@ -8,7 +8,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from leakaudit.core.display import Displayed
+from leakaudit.core.display import CardDisplay
 from leakaudit.core.evidence import Evidence
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Certificate(Enum):
 
 
 @dataclass(frozen=True)
-class Reconstruction(Displayed):
+class Reconstruction(CardDisplay):
     """The inputs of one node, as an attack reconstructs them.
 
     Attributes:
@@ -136,5 +136,5 @@ def _is_whole(numbers: Tensor) -> bool:
     return "int" in dtype and numbers.dim() == 1
 
 
-class Reconstructions(list[Reconstruction], Displayed):
+class Reconstructions(list[Reconstruction], CardDisplay):
     """A list of reconstructions, which a notebook displays as pictures with their certificates."""

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from leakaudit.core.display import Displayed
+from leakaudit.core.display import CardDisplay
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.payload import Kept, Span
+from leakaudit.core.payload import Span, StoredColumns
 from leakaudit.core.sketch import NUMBERS
 
 if TYPE_CHECKING:  # what is read without its tensors needs no torch
@@ -212,7 +212,8 @@ class Messages:
     payload: Tensor  # (rows, columns)
     kinds: tuple[str, ...]  # names of the kinds of messages
     # (rows, width) everything that the file holds of each message, in the order of
-    # `leakaudit.core.payload.Kept`; it starts with `payload`. None if there is nothing else.
+    # `leakaudit.core.payload.StoredColumns`; it starts with `payload`. None if there is nothing
+    # else.
     stored: Tensor | None = None
 
     def __len__(self) -> int:
@@ -227,7 +228,7 @@ class Messages:
 
 
 @dataclass(frozen=True)
-class Trace(Displayed):
+class Trace(CardDisplay):
     """A recording of the messages of a run; contains nothing private.
 
     Attributes:
@@ -261,7 +262,7 @@ class Trace(Displayed):
     id: str = ""
     complete: bool = True
     provenance: Mapping[str, Json] = field(default_factory=dict)
-    kept: Kept | None = None
+    kept: StoredColumns | None = None
 
     def __len__(self) -> int:
         """Number of messages in all tables."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, StrEnum
 
-from leakaudit.core.display import Displayed
+from leakaudit.core.display import CardDisplay
 
 # Relative distance by which an attained value may miss its upper bound: a choice, above rounding.
 APART = 1e-6
@@ -12,7 +12,7 @@ APART = 1e-6
 MOST_TRIALS = 10_000_000
 
 
-class Verdict(Displayed, Enum):
+class Verdict(CardDisplay, Enum):
     """The outcome for one claim; the value is the sentence that a reader sees."""
 
     REFUTED = "measured beyond what the claim allows, at the stated confidence"

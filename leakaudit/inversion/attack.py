@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Attack(ABC):
     """A value made of hyper-parameters that is called with a leak.
 
-    An attack is a frozen dataclass that defines `refuses` and `__call__`. It may also be `Batched`
-    or `Selective`.
+    An attack is a frozen dataclass that defines `refuses` and `__call__`. It may also be
+    `Batched` or `Selective`.
 
     Attributes:
         exact: Whether it solves equations instead of optimising.

@@ -141,7 +141,7 @@ def _refusal(chosen: Attack, leak: GradientLeak, task: Task) -> str | None:
 
 
 @dataclass(frozen=True)
-class Settled:
+class FinalReconstruction:
     """One of several leaks, with its final reconstruction."""
 
     place: int  # index of the leak
@@ -157,11 +157,11 @@ def attack_together(
     name: str,
     generators: Sequence[Generator],
     **settings: Any,
-) -> Iterator[Settled]:
+) -> Iterator[FinalReconstruction]:
     """Attack several leaks, each with its own generator, as `attack_one` does.
 
-    `Batched` attacks process the leaks in one batch if the model is small. Other attacks process
-    them one after the other, and divide the remaining time among them.
+    `Batched` attacks process the leaks in one batch if the model is small. Other attacks
+    process them one after the other, and divide the remaining time among them.
 
     Args:
         name: Name of the attack, or ``auto``.
@@ -218,7 +218,7 @@ class _Course:
     # whether the best inputs are an estimate that does not reproduce the gradients
     loose: bool = False
 
-    def add(self, settled: Settled, exact: bool) -> None:
+    def add(self, settled: FinalReconstruction, exact: bool) -> None:
         """Keep the better reconstruction.
 
         A failed attack does not replace inputs that an earlier one found. A search replaces the
@@ -246,7 +246,7 @@ class _Course:
             self.loose = _is_loose(self.best, leak, task)
         return not (exact and self.loose)
 
-    def end(self, place: int, leaks: Sequence[GradientLeak], task: Task) -> Settled:
+    def end(self, place: int, leaks: Sequence[GradientLeak], task: Task) -> FinalReconstruction:
         """Return the result to report."""
         found = self.best
         if found is None:
@@ -264,7 +264,7 @@ class _Course:
         if self.loose:
             note = f"not confirmed: the gradients were not reproduced from these inputs; {note}"
         done = replace(found, seconds=self.seconds, note=note)
-        return Settled(place, done, self.together, self.late)
+        return FinalReconstruction(place, done, self.together, self.late)
 
 
 def _is_loose(found: Reconstruction, leak: GradientLeak, task: Task) -> bool:
@@ -291,7 +291,7 @@ def _run(
     task: Task,
     generators: Sequence[Generator],
     settings: Mapping[str, Any],
-) -> Iterator[Settled]:
+) -> Iterator[FinalReconstruction]:
     """Run one attack on the leaks with the given indices."""
     if isinstance(chosen, Batched) and len(places) > 1 and task.layout.size <= LOOP_ABOVE:
         start = time.perf_counter()
@@ -301,12 +301,12 @@ def _run(
             seconds = (time.perf_counter() - start) / len(places)
             others = leaks[places[at]].others
             timed = replace(masks.judged(found, task), seconds=seconds, others=others)
-            yield Settled(places[at], timed, together=True, late=expired())
+            yield FinalReconstruction(places[at], timed, together=True, late=expired())
         return
     for n, k in enumerate(places):
         with sharing(len(places) - n):
             found = attack_one(leaks[k], task, name, generators[k], **settings)
-            settled = Settled(k, found, together=False, late=expired())
+            settled = FinalReconstruction(k, found, together=False, late=expired())
         yield settled
 
 

@@ -25,7 +25,7 @@ from leakaudit._util.plural import counted
 from leakaudit.core.evidence import Evidence, Origin
 from leakaudit.inversion.exact import first_layer_rows, separation
 from leakaudit.inversion.exact.first_layer_rows import SPARE
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -54,7 +54,7 @@ UNUSED = 1e-3
 
 
 @dataclass(frozen=True)
-class Shown:
+class InputCounts:
     """Lower bounds on the number of different inputs, as far as gradients show them."""
 
     node: int  # the node that the gradients belong to
@@ -117,7 +117,7 @@ class Shown:
         )
 
 
-def shown(leak: GradientLeak, task: Task) -> Shown | None:
+def shown(leak: GradientLeak, task: Task) -> InputCounts | None:
     """Count the different inputs that gradients show at least.
 
     Returns:
@@ -167,7 +167,9 @@ def shown(leak: GradientLeak, task: Task) -> Shown | None:
     apart = separation.separated(leak, task, basis[:together])
     # Of mini-batches from an unknown number of records, nothing says that they are the same ones.
     inputs = None if leak.records is None else leak.inputs
-    return Shown(leak.node, tuple(counts), together, leak.samples, inputs, clear, hidden, apart)
+    return InputCounts(
+        leak.node, tuple(counts), together, leak.samples, inputs, clear, hidden, apart
+    )
 
 
 def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
@@ -184,7 +186,7 @@ def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     if first_layer_rows.missing(leak, task) or not len(x):
         return None
     stack = first_layer_rows.rows(leak, task)
-    inputs = Grid.of(task).rows(x.detach().flatten(1).double().to(stack))
+    inputs = PixelGrid.of(task).rows(x.detach().flatten(1).double().to(stack))
     if len(inputs) > min(stack.shape[1:]) // 2:
         return _one_each(leak, stack, inputs) if leak.samples == 1 else None
     used = torch.zeros(len(stack), len(inputs), dtype=torch.bool)

@@ -24,7 +24,7 @@ from leakaudit.core.progress import expired, step
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion import inputs_shown
 from leakaudit.inversion.exact.pixel_errors import SURE
-from leakaudit.inversion.inputs_shown import Shown
+from leakaudit.inversion.inputs_shown import InputCounts
 from leakaudit.inversion.search import objectives
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _alone(leak: GradientLeak) -> list[int]:
     return single
 
 
-def _believed(leak: GradientLeak, known: Shown | None) -> GradientLeak:
+def _believed(leak: GradientLeak, known: InputCounts | None) -> GradientLeak:
     """Return the leak without the declared numbers that the messages contradict."""
     if known is None or not known.contradicts:
         return leak
@@ -92,7 +92,10 @@ def _believed(leak: GradientLeak, known: Shown | None) -> GradientLeak:
 
 
 def _evidence(
-    leak: GradientLeak, known: Shown | None, found: Reconstruction | None, explained: Tensor | None
+    leak: GradientLeak,
+    known: InputCounts | None,
+    found: Reconstruction | None,
+    explained: Tensor | None,
 ) -> tuple[Evidence, ...]:
     """Return what supports the declared number of records; empty if nothing was examined."""
     if known is not None:
@@ -108,7 +111,7 @@ def _evidence(
 
 
 def _continues(
-    leak: GradientLeak, known: Shown | None, found: Reconstruction, explained: Tensor | None
+    leak: GradientLeak, known: InputCounts | None, found: Reconstruction, explained: Tensor | None
 ) -> bool:
     """Whether gradients are attacked one by one after all together.
 

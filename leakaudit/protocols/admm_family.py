@@ -30,7 +30,7 @@ from leakaudit.theory.relations import Expression, Number, Relations
 LOGISTIC_CURVATURE = 0.25
 
 
-class Around:
+class NeighbourSums:
     """Sums over neighbours for stacked vectors (N, d), at a cost per edge rather than N^2.
 
     Attributes:

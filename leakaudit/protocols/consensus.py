@@ -24,7 +24,7 @@ from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.local import LocalSteps, Steps, common, everybody, normal
 from leakaudit.protocols.mixing import metropolis
-from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.training_curves import TrainingCurves
 from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def average(
     """
     mix = Mixing(graph)
     channel = Broadcast(recorder, wires)
-    curves = Curves(recorder, problem)
+    curves = TrainingCurves(recorder, problem)
     local = LocalSteps(steps, problem, recorder, generator)
     w = common(recorder, problem)
     spare = torch.empty_like(w)

@@ -23,10 +23,10 @@ from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.theory.relations import Relations, Residuals, Turns, Vector, residuals, secretless
-from leakaudit.theory.relations.declare import Most, at_most, outline, outlined
+from leakaudit.theory.relations.declare import DeclarationLimits, at_most, outline, outlined
 from leakaudit.theory.relations.estimate import recorded
-from leakaudit.theory.relations.forward import Forward
-from leakaudit.theory.relations.record import Private, privates
+from leakaudit.theory.relations.forward import ForwardModel
+from leakaudit.theory.relations.record import PrivateRelations, privates
 from leakaudit.theory.relations.recursion import WINDOW
 from leakaudit.theory.relations.repeat import extend, steady
 from leakaudit.theory.relations.symmetric import SymmetricNetwork
@@ -58,24 +58,24 @@ IDLE_SOME = 1_000
 IDLE = 10
 
 
-def largest(trace: Trace) -> Most:
+def largest(trace: Trace) -> DeclarationLimits:
     """Return the most that the protocol of a recording may declare."""
     busy = frozenset[int]().union(*(table.round.unique().tolist() for table in trace.messages))
     idle = SOME
     if busy:
         idle = IDLE_SOME + IDLE * len(trace)
-    return Most(SOME + VECTORS * len(trace), idle, busy)
+    return DeclarationLimits(SOME + VECTORS * len(trace), idle, busy)
 
 
 @dataclass(frozen=True)
-class Clipped:
+class ClippedSensitivity:
     """The largest change of a mean of clipped gradients by replacing one record."""
 
     sensitivity: float  # Euclidean distance
     words: str  # the reason, for the reader of a report
 
 
-def clipped(clip: float, samples: int, batch: int) -> Clipped:
+def clipped(clip: float, samples: int, batch: int) -> ClippedSensitivity:
     """Return the largest change of a gradient by replacing one record.
 
     A gradient is the mean over b records of their gradients, each clipped to Euclidean norm C.
@@ -92,7 +92,7 @@ def clipped(clip: float, samples: int, batch: int) -> Clipped:
     of = "a mean of an undeclared number of records"
     if smallest:
         of = f"a mean of {smallest}"
-    return Clipped(
+    return ClippedSensitivity(
         2 * clip / max(1, smallest), f"clip = {clip:g}, one record replaced by another in {of}"
     )
 
@@ -126,7 +126,7 @@ class Protocol:
     evidence: Mapping[str, Json] = field(default_factory=dict)
     # the most that may be declared, if constants and public tensors come from a recording, which a
     # stranger may have made; None if they do not
-    most: Most | None = None
+    most: DeclarationLimits | None = None
 
     @property
     def whole(self) -> Relations:
@@ -217,7 +217,7 @@ class Protocol:
         return tuple(name for name in self.unstated if plain.depends_on(name))
 
     @cached_property
-    def forward(self) -> Forward | None:
+    def forward(self) -> ForwardModel | None:
         """The forward model of the whole network over all rounds.
 
         None if there is none, if it would be too large, or if a run in which messages were lost
@@ -225,19 +225,19 @@ class Protocol:
         """
         if self.missing or self.rounds > MODELLED_ROUNDS or self.relations_count > MODELLED:
             return None
-        if Forward.of(self.start) is None:
+        if ForwardModel.of(self.start) is None:
             return None
-        return Forward.of(self.whole)
+        return ForwardModel.of(self.whole)
 
     @cached_property
-    def beginning(self) -> Forward | None:
+    def beginning(self) -> ForwardModel | None:
         """The forward model of `start`, for a long run whose rounds are alike (`LongView`).
 
         None if there is none, if the rounds differ, or if messages were lost.
         """
         if self.missing or not self.repeats or len(self.start.relations) > MODELLED:
             return None
-        return Forward.of(self.start)
+        return ForwardModel.of(self.start)
 
     @cached_property
     def network(self) -> SymmetricNetwork | None:
@@ -260,7 +260,7 @@ class Protocol:
         return len(self.start.relations) * self.rounds // max(1, self.start.round)
 
     @cached_property
-    def private(self) -> Private:
+    def private(self) -> PrivateRelations:
         """The private relations of every node, in `start`."""
         return privates(self.start)
 
@@ -305,7 +305,7 @@ class Protocol:
         return batch > 0 or unknown
 
     @property
-    def clipped(self) -> Clipped | None:
+    def clipped(self) -> ClippedSensitivity | None:
         """The largest change of a gradient if the protocol clips; None if it does not."""
         clip = getattr(self.victim, "clip", 0)
         if not clip > 0:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from leakaudit._util.bisection import crossing, geometric
 from leakaudit.core.trace import Graph
-from leakaudit.protocols.admm_family import Around
+from leakaudit.protocols.admm_family import NeighbourSums
 from leakaudit.protocols.blocks import blocks
 from leakaudit.traces.arcs import Arcs
 
@@ -112,7 +112,7 @@ class Duals:
         gammas = {gamma for _, gamma in constants}
         alike = len(gammas) == 1 and not recorder.keep_curves and not recorder.partial
         self.sums = [torch.zeros_like(like), torch.zeros_like(like)] if alike else None
-        self.around = Around(graph, like)
+        self.around = NeighbourSums(graph, like)
         self.factor = 2 / float(min(gammas))
         arcs = [arc for arc in graph.arcs if arc in recorded or not alike]
         at = {arc: k for k, arc in enumerate(arcs)}

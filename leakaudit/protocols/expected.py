@@ -45,7 +45,7 @@ class Observer(Protocol):
         """Return whether messages from src to dst are observed."""
 
 
-class Key(NamedTuple):
+class MessageKey(NamedTuple):
     """What identifies a message."""
 
     round: int
@@ -63,7 +63,7 @@ class Key(NamedTuple):
         return self.src, self.dst
 
 
-class Post(NamedTuple):
+class BoardKey(NamedTuple):
     """What identifies a message on a public board, which has no receivers."""
 
     round: int
@@ -72,7 +72,7 @@ class Post(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Message:
+class DeclaredMessage:
     """One declared message."""
 
     round: int
@@ -82,21 +82,21 @@ class Message:
     secure: bool  # whether the protocol itself encrypts it
 
     @property
-    def post(self) -> Post:
+    def post(self) -> BoardKey:
         """What identifies it regardless of its receivers."""
-        return Post(self.round, self.src, self.kind)
+        return BoardKey(self.round, self.src, self.kind)
 
     @property
-    def keys(self) -> list[Key]:
+    def keys(self) -> list[MessageKey]:
         """What identifies each copy; empty for a public board."""
-        return [Key(self.round, self.src, dst, self.kind) for dst in self.dst or ()]
+        return [MessageKey(self.round, self.src, dst, self.kind) for dst in self.dst or ()]
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedMessages:
     """The messages that a protocol sends."""
 
-    messages: tuple[Message, ...]  # all messages in the declared rounds
+    messages: tuple[DeclaredMessage, ...]  # all messages in the declared rounds
     last: int  # the last of these rounds
     repeats: bool  # whether each later round sends the same messages as the last one
     relations: Relations  # the declaration itself
@@ -104,38 +104,38 @@ class Expected:
     coarse: frozenset[str]
 
     @classmethod
-    def of(cls, trace: Trace) -> Expected:
+    def of(cls, trace: Trace) -> ExpectedMessages:
         """Return what the protocol of a trace sends with the trace's constants and schedule."""
         return cls._declared(trace)
 
     @classmethod
-    def outlined(cls, trace: Trace) -> Expected:
+    def outlined(cls, trace: Trace) -> ExpectedMessages:
         """Return the same without the content of the messages, which is much faster."""
         with outline():
             return cls._declared(trace)
 
     @classmethod
-    def _declared(cls, trace: Trace) -> Expected:
+    def _declared(cls, trace: Trace) -> ExpectedMessages:
         protocol = protocol_of(trace, trace.rounds)
         repeats = protocol.victim.stationary and trace.rounds > LONG
         last = LONG if repeats else trace.rounds
         relations = replace(protocol, rounds=last).whole
         sent = [vector for vector in relations.vectors if vector.kind == "message"]
         messages = [
-            Message(vector.round, vector.owner or 0, vector.dst, vector.name, vector.secure)
+            DeclaredMessage(vector.round, vector.owner or 0, vector.dst, vector.name, vector.secure)
             for vector in sent
         ]
         coarse = frozenset(vector.name for vector in sent if vector.std)
         return cls(tuple(messages), last, repeats, relations, coarse)
 
     @property
-    def boards(self) -> set[Post]:
+    def boards(self) -> set[BoardKey]:
         """Messages on public boards."""
         return {message.post for message in self.messages if message.dst is None}
 
 
 def differences(
-    trace: Trace, expected: Expected, adversaries: Sequence[Observer], secure: Sequence[str]
+    trace: Trace, expected: ExpectedMessages, adversaries: Sequence[Observer], secure: Sequence[str]
 ) -> Iterator[Deviation]:
     """Yield how a recording differs from what its protocol sends.
 
@@ -163,7 +163,7 @@ def differences(
     yield from _coarse(trace, expected)
 
 
-def observed(trace: Trace, expected: Expected, adversary: Adversary) -> Iterator[Deviation]:
+def observed(trace: Trace, expected: ExpectedMessages, adversary: Adversary) -> Iterator[Deviation]:
     """Yield how the messages that an adversary observes differ from those of the protocol.
 
     What the recording states itself is not a difference: that it contains only some channels
@@ -221,32 +221,32 @@ class _Heard:
 # --- which messages -------------------------------------------------------------------------------
 
 
-def _sent(trace: Trace) -> Counter[Key]:
+def _sent(trace: Trace) -> Counter[MessageKey]:
     """Count messages by what identifies them."""
-    found = Counter[Key]()
+    found = Counter[MessageKey]()
     for messages in trace.messages:
         found.update(_keys(messages))
     return found
 
 
-def _keys(messages: Messages) -> Iterator[Key]:
+def _keys(messages: Messages) -> Iterator[MessageKey]:
     """Yield what identifies each message of a part of a trace, in its order."""
     rounds = messages.round.tolist()
     sources = messages.src.tolist()
     receivers = messages.dst.tolist()
     kinds = messages.kind.tolist()
     for round, src, dst, kind in zip(rounds, sources, receivers, kinds, strict=True):
-        yield Key(round, src, dst, messages.kinds[kind])
+        yield MessageKey(round, src, dst, messages.kinds[kind])
 
 
-def _undeclared(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
+def _undeclared(sent: Counter[MessageKey], expected: ExpectedMessages) -> Iterator[Deviation]:
     """Find messages that the protocol does not send."""
     boards = expected.boards
     allowed = {key for message in expected.messages for key in message.keys}
     extra = [
         key
         for key in sent
-        if key not in allowed and Post(key.round, key.src, key.kind) not in boards
+        if key not in allowed and BoardKey(key.round, key.src, key.kind) not in boards
     ]
     if expected.repeats:
         extra = [key for key in extra if key.round <= expected.last]
@@ -264,18 +264,18 @@ def _undeclared(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
 
 
 def _missing(
-    sent: Counter[Key], expected: Expected, adversaries: Sequence[Observer]
+    sent: Counter[MessageKey], expected: ExpectedMessages, adversaries: Sequence[Observer]
 ) -> Iterator[Deviation]:
     """Find messages that the protocol sends, but that are missing in the recording.
 
     Messages that no adversary of the check observes may be missing.
     """
-    posted = {Post(key.round, key.src, key.kind) for key in sent}
-    lost: list[Key] = []
+    posted = {BoardKey(key.round, key.src, key.kind) for key in sent}
+    lost: list[MessageKey] = []
     for message in expected.messages:
         if message.dst is None:
             if message.post not in posted:
-                lost.append(Key(message.round, message.src, message.src, message.kind))
+                lost.append(MessageKey(message.round, message.src, message.src, message.kind))
             continue
         for key in message.keys:
             heard = any(
@@ -292,7 +292,7 @@ def _missing(
         yield Deviation("missing", says, first.nodes)
 
 
-def _later(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
+def _later(sent: Counter[MessageKey], expected: ExpectedMessages) -> Iterator[Deviation]:
     """Compare the rounds after the declared ones with the last declared round."""
     if not expected.repeats:
         return
@@ -317,7 +317,7 @@ def _later(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
         yield Deviation("missing", says)
 
 
-def _repeated(sent: Counter[Key]) -> Iterator[Deviation]:
+def _repeated(sent: Counter[MessageKey]) -> Iterator[Deviation]:
     """Find messages that were recorded more than once."""
     again = [key for key, count in sent.items() if count > 1]
     if again:
@@ -337,7 +337,7 @@ def _cut_short(trace: Trace) -> Iterator[Deviation]:
         yield Deviation("cut short", says)
 
 
-def _closed(trace: Trace, expected: Expected, secure: Sequence[str]) -> Iterator[Deviation]:
+def _closed(trace: Trace, expected: ExpectedMessages, secure: Sequence[str]) -> Iterator[Deviation]:
     """Find messages that only the program, not the protocol or the check, marks as encrypted."""
     allowed = {message.kind for message in expected.messages if message.secure} | set(secure)
     marked = set[str]()
@@ -361,16 +361,18 @@ def _closed(trace: Trace, expected: Expected, secure: Sequence[str]) -> Iterator
 class _Copy:
     """A recorded message that contains a declared vector; part and row locate its payload."""
 
-    key: Key
+    key: MessageKey
     part: int
     row: int
     payload: Tensor
 
 
-def _copies(trace: Trace, expected: Expected) -> Iterator[Deviation]:
+def _copies(trace: Trace, expected: ExpectedMessages) -> Iterator[Deviation]:
     """Find a vector for several receivers that was sent in different copies."""
-    vectors: dict[Key, int] = {}  # message -> index of the declared message that it is a copy of
-    boards: dict[Post, int] = {}
+    vectors: dict[
+        MessageKey, int
+    ] = {}  # message -> index of the declared message that it is a copy of
+    boards: dict[BoardKey, int] = {}
     for place, message in enumerate(expected.messages):
         if message.dst is None:
             boards[message.post] = place
@@ -383,9 +385,9 @@ def _copies(trace: Trace, expected: Expected) -> Iterator[Deviation]:
             round = key.round
             if expected.repeats:
                 round = min(round, expected.last)
-            place_found = vectors.get(Key(round, key.src, key.dst, key.kind))
+            place_found = vectors.get(MessageKey(round, key.src, key.dst, key.kind))
             if place_found is None:
-                place_found = boards.get(Post(round, key.src, key.kind))
+                place_found = boards.get(BoardKey(round, key.src, key.kind))
             if place_found is None:
                 continue
             copy = _Copy(key, part, row, sent.payload[row])
@@ -469,7 +471,7 @@ def _not_finite_in_large(trace: Trace) -> Iterator[Deviation]:
                     return
 
 
-def _coarse(trace: Trace, expected: Expected) -> Iterator[Deviation]:
+def _coarse(trace: Trace, expected: ExpectedMessages) -> Iterator[Deviation]:
     """Find numbers that have a narrower format than the recording."""
     if expected.coarse:
         return

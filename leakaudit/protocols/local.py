@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.protocols.optimiser import DeclaredMemory, Memory, Optimiser
+from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser, OptimiserState
 from leakaudit.tasks import clipping
 from leakaudit.theory.relations import Expression, Relations, Turns, decimal
 
@@ -125,7 +125,7 @@ class LocalSteps:
         self.whole = not 0 < steps.batch < problem.samples
         self._order = torch.empty(0)
         self._at = problem.samples
-        self._memory = Memory()
+        self._memory = OptimiserState()
         self._both = [torch.empty(0), torch.empty(0)]  # alternating buffers for the results
 
     def __call__(self, t: int, base: Tensor, at: Tensor | None = None) -> Tensor:
@@ -141,7 +141,7 @@ class LocalSteps:
         steps = self.steps
         lr = steps.lr / (1 + steps.slow * (t - 1))
         if not steps.keep:
-            self._memory = Memory()
+            self._memory = OptimiserState()
         point = base if at is None else at
         for k in range(1, steps.count + 1):
             g = self._gradients(point)

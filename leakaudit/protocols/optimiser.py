@@ -39,7 +39,7 @@ HIDES = (
 
 
 @dataclass
-class Memory:
+class OptimiserState:
     """What an optimiser keeps from step to step, for all nodes of a run."""
 
     count: int = 0  # steps so far
@@ -87,7 +87,7 @@ class Optimiser:
         """Whether a step depends on the current gradient only, linearly."""
         return self.is_linear and not self.momentum
 
-    def step(self, memory: Memory, lr: float, w: Tensor, g: Tensor) -> Tensor:
+    def step(self, memory: OptimiserState, lr: float, w: Tensor, g: Tensor) -> Tensor:
         """Take a step; the memory is changed, and so may be the gradients' buffer.
 
         Args:
@@ -110,7 +110,7 @@ class Optimiser:
             d = g + self.decay * w
         return torch.add(w, self._direction(memory, d), alpha=-lr)
 
-    def _direction(self, memory: Memory, d: Tensor) -> Tensor:
+    def _direction(self, memory: OptimiserState, d: Tensor) -> Tensor:
         """Return the direction (N, d) of a step."""
         if self.kind == "sgd":
             before = torch.zeros_like(d) if memory.first is None else memory.first

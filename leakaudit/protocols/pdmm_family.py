@@ -1,9 +1,9 @@
 """The dual variables z of PDMM, in two implementations.
 
 `Sums` trains with two sums per node, at a cost that does not depend on the number of channels, and
-stores z only for the recorded channels. `Wires` stores z for every channel and updates it with the
-messages received: a quantizer acts on each channel separately, and of nodes in other processes only
-the received messages are known.
+stores z only for the recorded channels. `EdgeDuals` stores z for every channel and updates it with
+the messages received: a quantizer acts on each channel separately, and of nodes in other processes
+only the received messages are known.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.trace import Graph
-from leakaudit.protocols.admm_family import Around
+from leakaudit.protocols.admm_family import NeighbourSums
 from leakaudit.traces.arcs import Arcs
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Sums:
         """
         self.rule = rule
         self.recorder = recorder
-        self.around = Around(graph, w)
+        self.around = NeighbourSums(graph, w)
         self.kept = recorder.kept
         self.s = torch.zeros_like(w)
         self.t = torch.zeros_like(w)
@@ -187,7 +187,7 @@ class Sums:
         return found
 
 
-class Wires:
+class EdgeDuals:
     """z (2, E, d) on all edges, and its sums S (N, d)."""
 
     def __init__(

@@ -51,7 +51,7 @@ class Premise:
 
 
 @dataclass
-class Extremes:
+class GradientExtremes:
     """The largest gradients of single records in the first rounds of a run."""
 
     # largest norm of the gradient of a record, as it is used: after clipping, and without the l2
@@ -64,7 +64,7 @@ class Extremes:
     sampled: bool = False  # whether some records or models were left out
 
 
-class Enough(Exception):
+class BudgetSpent(Exception):
     """The affordable number of gradients has been computed."""
 
 
@@ -76,7 +76,7 @@ class WatchedTask(Task):
     others: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
     clip: float = 0.0  # norm to which the gradient of each record is clipped; 0 for none
     batch: int = 1  # number of records in a mean
-    found: Extremes = field(default_factory=Extremes)  # the extremes so far
+    found: GradientExtremes = field(default_factory=GradientExtremes)  # the extremes so far
 
     @classmethod
     def of(cls, problem: Problem, victim: Victim) -> WatchedTask:
@@ -119,7 +119,7 @@ class WatchedTask(Task):
         """
         if self.found.numbers >= NUMBERS or self.found.models >= MODELS:
             self.found.sampled = True
-            raise Enough
+            raise BudgetSpent
         self._note(thetas.detach(), x, y)
         return self.plain.gradients(thetas, x, y, chunk, out)
 
@@ -209,7 +209,7 @@ class Contradiction:
 
 
 def contradicted(
-    wanted: Sequence[Premise], extremes: Extremes, samples: int
+    wanted: Sequence[Premise], extremes: GradientExtremes, samples: int
 ) -> list[Contradiction]:
     """Return the premises that the data do not keep."""
     where = f" (at {extremes.models} models of the run)"
@@ -246,9 +246,9 @@ def sentences(truth: Truth) -> list[str]:
     return [str(one) for one in said] if isinstance(said, list) else []
 
 
-def measured(victim: Victim, problem: Problem, run: Callable[[Problem], None]) -> Extremes:
+def measured(victim: Victim, problem: Problem, run: Callable[[Problem], None]) -> GradientExtremes:
     """Return the largest gradients of single records in the first rounds of a run."""
     task = WatchedTask.of(problem, victim)
-    with suppress(Enough, LeakauditError):  # the recording itself says what goes wrong
+    with suppress(BudgetSpent, LeakauditError):  # the recording itself says what goes wrong
         run(Problem(task, problem.x, problem.y))
     return task.found

@@ -17,7 +17,7 @@ from leakaudit._util.own_code import Trust
 from leakaudit._util.seeds import generators as generators
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, suggest
-from leakaudit.core.payload import Kept
+from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import watching
 from leakaudit.core.trace import Graph
 from leakaudit.protocols import premises
@@ -25,7 +25,7 @@ from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.premises import Contradiction
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import data, models
-from leakaudit.tasks.shared import Shared
+from leakaudit.tasks.shared import SharedData
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import layers
@@ -50,7 +50,7 @@ class Plan:
     task: Task  # the model and its loss
     graph: Graph
     wires: list[tuple[int, int]]  # undirected edges that are recorded
-    kept: Kept  # what is recorded of each message
+    kept: StoredColumns  # what is recorded of each message
     random: Mapping[str, Generator]  # generators by name, including those of the model and the run
 
     @property
@@ -72,7 +72,7 @@ class Plan:
         self,
         rounds: int | None = None,
         wires: list[tuple[int, int]] | None = None,
-        kept: Kept | None = None,
+        kept: StoredColumns | None = None,
     ) -> int:
         """Return the size of the recording in bytes, or of a smaller recording.
 
@@ -118,7 +118,7 @@ def plan(
     download: bool = False,
     device: str = "cpu",
     trusted: Trust = False,
-    shared: Shared | None = None,
+    shared: SharedData | None = None,
 ) -> Plan:
     """Draw data and graph, and build the task.
 
@@ -126,7 +126,7 @@ def plan(
         data_root: Folder of data sets; None for the default.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
     """
-    shared = shared or Shared()
+    shared = shared or SharedData()
     victim, args = scenario.parts()
     _known(scenario, args)
     random = generators(scenario.seed, *STREAMS)
@@ -190,7 +190,7 @@ def contradictions(plan: Plan, known: Mapping[str, Tensor]) -> list[Contradictio
     """Return what claims and bounds assume of the data of a plan, and these do not keep."""
     scenario = plan.scenario
     wanted = premises.premises(plan.victim, plan.graph, scenario.rounds, known)
-    extremes = premises.Extremes()
+    extremes = premises.GradientExtremes()
     if any(premise.subject != "records" for premise in wanted):
         silent = replace(plan, scenario=replace(scenario, states=False, curves=False), wires=[])
         random = Generator().set_state(plan.random["run"].get_state())
@@ -306,7 +306,7 @@ def _wires(text: str, graph: Graph) -> list[tuple[int, int]]:
     return sorted(chosen)
 
 
-def _kept(text: str, task: Task) -> Kept:
+def _kept(text: str, task: Task) -> StoredColumns:
     """Return what is recorded of each message."""
     layout = task.layout
     return layers.kept(text, layout, task.first_linear or layout.names[:1], task.last_linear)

@@ -28,7 +28,7 @@ def ranges(name: str, l1: float, spread: float, sigma: float, fade: float) -> No
         raise LeakauditError(f"{name}: expected fade <= 1, got {fade}")
 
 
-class Released:
+class NoisyRelease:
     """Adds noise of standard deviation sigma fade^t and offers it to the recorder as ``xi``."""
 
     def __init__(self, sigma: float, fade: float, recorder: Recorder, generator: Generator) -> None:

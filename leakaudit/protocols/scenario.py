@@ -62,14 +62,14 @@ class Scenario:
         config.check(vars(self), FORM)
         if self.dtype not in DTYPES:
             expected = f"expected float32 or float64, got {self.dtype!r}"
-            raise config.Wrong("", expected, "dtype")
+            raise config.InvalidValue("", expected, "dtype")
         for name in ("rounds", "samples", "nodes"):
             if getattr(self, name) < 1:
                 expected = f"expected at least 1, got {getattr(self, name)}"
-                raise config.Wrong("", expected, name)
+                raise config.InvalidValue("", expected, name)
             if getattr(self, name) > LARGEST:
                 expected = f"expected at most {LARGEST}, got {brief(getattr(self, name), 20)}"
-                raise config.Wrong("", expected, name)
+                raise config.InvalidValue("", expected, name)
 
     @classmethod
     def from_toml(cls, path: Path) -> Scenario:
@@ -90,7 +90,7 @@ class Scenario:
         return cls.of(file)
 
     @classmethod
-    def of(cls, file: config.Table) -> Scenario:
+    def of(cls, file: config.ConfigTable) -> Scenario:
         """Return the scenario of a file.
 
         Args:

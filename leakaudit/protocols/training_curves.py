@@ -30,7 +30,7 @@ SHOWN = 12  # rounds of a text table, so that it fits on a screen
 Run = Mapping[str, Tensor]
 
 
-class Curves:
+class TrainingCurves:
     """Records a run's curves if its recorder was asked to; otherwise it costs nothing."""
 
     def __init__(self, recorder: Recorder, problem: Problem) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from leakaudit._util.assignment import Match, kept, match, match_labels
-from leakaudit.core.display import Displayed
+from leakaudit.core.display import CardDisplay
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import QUANTITIES, Data, Metrics, Quantity, add_columns
 from leakaudit.core.reconstruction import Certificate, Reconstruction
@@ -25,7 +25,7 @@ Column = tuple[float | int | bool | None, ...]
 
 
 @dataclass(frozen=True)
-class Score(Displayed, Metrics[Column | None, Column | None, Column | None]):
+class Score(CardDisplay, Metrics[Column | None, Column | None, Column | None]):
     """The quality of one reconstruction.
 
     Every column has one entry for each of the node's true records. It is None if the metric was not
@@ -138,7 +138,7 @@ class Score(Displayed, Metrics[Column | None, Column | None, Column | None]):
         return scores
 
 
-class ScoreTable(list[Score], Displayed):
+class ScoreTable(list[Score], CardDisplay):
     """A list of scores, which a notebook displays beside the pictures that they compare.
 
     The pictures are references to what was scored. Pickled files and copies do not contain them.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leakaudit.tasks.smoothed_relu import Rounded
+from leakaudit.tasks.smoothed_relu import SmoothedReLU
 
 # Outputs of ReLU below this fraction of the largest one count as zero. The inverse is applied to
 # values solved in float64: this is nine orders of magnitude above their rounding. A choice.
@@ -102,7 +102,7 @@ def _tanh_undo(_: nn.Module, a: Tensor, error: float) -> Inverse:
     return Inverse(inside.atanh(), torch.ones_like(a) > 0, slope, slope)
 
 
-def _rounded_bends(module: Rounded, z: Tensor) -> Bends:
+def _rounded_bends(module: SmoothedReLU, z: Tensor) -> Bends:
     return module.bends(z)
 
 
@@ -111,5 +111,5 @@ ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.LeakyReLU: Activation(undo=_leaky_undo),
     nn.Sigmoid: Activation(_sigmoid_slope, _sigmoid_bends, _sigmoid_undo),
     nn.Tanh: Activation(_tanh_slope, _tanh_bends, _tanh_undo),
-    Rounded: Activation(bends=_rounded_bends),
+    SmoothedReLU: Activation(bends=_rounded_bends),
 }

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Json
-from leakaudit.tasks.exported.program import Program
+from leakaudit.tasks.exported.program import ExportedProgram
 
 TOKENS = "input_ids"  # name of the input of a Hugging Face model whose inputs are tokens
 LOGITS = "logits"
@@ -89,7 +89,7 @@ def tokens(net: nn.Module) -> int:
     Args:
         net: A program, or a model of transformers; others are assumed to read numbers.
     """
-    if isinstance(net, Program):
+    if isinstance(net, ExportedProgram):
         return net.exported_graph.tokens()
     if getattr(net, "main_input_name", "") != TOKENS:
         return 0
@@ -102,7 +102,7 @@ def is_random(net: nn.Module, x: Tensor) -> bool:
     Two runs on the same inputs are compared. The model and the state of torch's generators are left
     as they were.
     """
-    if isinstance(net, Program):
+    if isinstance(net, ExportedProgram):
         return net.exported_graph.dropout > 0
     modes = {module: module.training for module in net.modules()}
     state = {name: value.clone() for name, value in net.state_dict().items()}

@@ -23,7 +23,7 @@ from leakaudit.core.registry import configure
 from leakaudit.core.trace import Json, TaskSpec
 from leakaudit.tasks import _torchvision, adapters
 from leakaudit.tasks.exported import archive
-from leakaudit.tasks.exported.program import Program
+from leakaudit.tasks.exported.program import ExportedProgram
 from leakaudit.tasks.losses import LOSSES
 from leakaudit.tasks.models import MODELS, READ_TOKENS
 
@@ -141,7 +141,7 @@ def _set_batch_norm(spec: TaskSpec, net: nn.Module) -> None:
 
     A program normalises as it did when it was exported, unless the spec specifies otherwise.
     """
-    if isinstance(net, Program):
+    if isinstance(net, ExportedProgram):
         _set_exported_norm(spec, net)
         return
     norms = [m for m in net.modules() if isinstance(m, BatchNorm)]
@@ -161,7 +161,7 @@ def _set_batch_norm(spec: TaskSpec, net: nn.Module) -> None:
         norm.register_forward_pre_hook(_refuse_one_value)
 
 
-def _set_exported_norm(spec: TaskSpec, net: Program) -> None:
+def _set_exported_norm(spec: TaskSpec, net: ExportedProgram) -> None:
     graph = net.exported_graph
     usual = "train" if graph.normalises else "eval"
     bn = spec.args.get("bn", usual)
@@ -278,7 +278,7 @@ def example(net: nn.Module, spec: TaskSpec) -> Tensor:
     source = Generator().manual_seed(0)
     count = tokens(net, spec)
     batch = 2
-    if isinstance(net, Program):
+    if isinstance(net, ExportedProgram):
         batch = net.exported_graph.batch or batch
     like = next(iter(net.parameters()), torch.empty(0))
     if count:
@@ -419,7 +419,7 @@ def _activations(outline: nn.Module, spec: TaskSpec) -> int:
     return total
 
 
-def _program(spec: TaskSpec, args: Mapping[str, Json]) -> Program:
+def _program(spec: TaskSpec, args: Mapping[str, Json]) -> ExportedProgram:
     """Read a torch.export program, which executes no code of the file."""
     if args:
         raise LeakauditError(
@@ -432,7 +432,7 @@ def _program(spec: TaskSpec, args: Mapping[str, Json]) -> Program:
             f"model {spec.model!r}: the file {path} is not the one that was recorded "
             "(its sha256 differs); copy the recorded one beside the trace"
         )
-    net = Program(archive.read(path), path.name)
+    net = ExportedProgram(archive.read(path), path.name)
     size = sum(p.numel() for p in net.parameters())
     if size > LARGEST_MODEL:
         raise LeakauditError(f"model {spec.model!r} has {size} parameters, at most {LARGEST_MODEL}")
@@ -458,7 +458,7 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _check_shape(spec: TaskSpec, net: Program) -> None:
+def _check_shape(spec: TaskSpec, net: ExportedProgram) -> None:
     """Check that a program accepts inputs of the shape of the spec."""
     wanted = net.exported_graph.shape
     fits = len(wanted) == len(spec.shape)

@@ -163,7 +163,7 @@ class Link:
 
 
 @dataclass(frozen=True, eq=False)
-class Forward:
+class ForwardPass:
     """Results of a forward pass that the backward passes need."""
 
     out: Tensor  # outputs (n, classes, b)
@@ -226,7 +226,7 @@ class Chain:
         found: Tensor = _Gradients.apply(*given)  # type: ignore[no-untyped-call]
         return found
 
-    def forward(self, thetas: Tensor, x: Tensor) -> Forward:
+    def forward(self, thetas: Tensor, x: Tensor) -> ForwardPass:
         """Evaluate all networks.
 
         Args:
@@ -242,7 +242,7 @@ class Chain:
             a = link.image(value)
             first.append(once)
             second.append(twice)
-        return Forward(a, columns, first, second)
+        return ForwardPass(a, columns, first, second)
 
 
 class _Gradients(torch.autograd.Function):
@@ -328,7 +328,7 @@ def _pads(m: nn.Conv2d) -> tuple[int, int]:
     return m.padding[0], m.padding[1]
 
 
-def _flattens_all(part: sequential.Part) -> bool:
+def _flattens_all(part: sequential.ChainModule) -> bool:
     """Return whether a part, if it flattens, keeps only the batch dimension."""
     m = part.module
     return not isinstance(m, nn.Flatten) or (m.start_dim, m.end_dim) == (1, -1)

@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.trace import Json, TaskSpec
 from leakaudit.tasks import data_files, data_sources
-from leakaudit.tasks.data_files import Records
+from leakaudit.tasks.data_files import SourceRecords
 
 NAMES = {
     "faces": ("100 faces, 25x25 gray, one class per face (scikit-image, no download); the default"),
@@ -154,7 +154,7 @@ def _parts(name: str) -> tuple[str, str]:
     return kind, rest
 
 
-def _dataset(name: str, records: Records) -> Dataset:
+def _dataset(name: str, records: SourceRecords) -> Dataset:
     """Check a source's records and add derived properties."""
     x, y, labels, levels, tokens = records
     bad = int((~torch.isfinite(x)).sum()) + int((~torch.isfinite(y)).sum())

@@ -50,7 +50,7 @@ MODES = {
 }
 
 
-class Records(NamedTuple):
+class SourceRecords(NamedTuple):
     """The records of a source."""
 
     x: Tensor  # (s, *shape) float32, images (c, h, w) in [0, 1] or features (p,)
@@ -103,7 +103,7 @@ def _targets(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values.astype(np.float32))
 
 
-def read_npz(path: Path) -> Records:
+def read_npz(path: Path) -> SourceRecords:
     """Read arrays x and y of an npz file.
 
     Args:
@@ -125,12 +125,12 @@ def read_npz(path: Path) -> Records:
     else:
         target, names = classes(y)
     if x.dtype == np.uint8:
-        return Records(images(x), target, names, 255)
+        return SourceRecords(images(x), target, names, 255)
     with np.errstate(all="ignore"):  # infinity is rejected with all other non-finite values
         values = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     if x.ndim > 2:
         values = _channels_first(values)
-    return Records(values, target, names)
+    return SourceRecords(values, target, names)
 
 
 def _check_arrays(x: np.ndarray, y: np.ndarray, path: Path) -> None:
@@ -166,7 +166,7 @@ def _arrays(file: npz.Npz, path: Path) -> tuple[np.ndarray, np.ndarray]:
     return file["x"], file["y"]
 
 
-def read_folder(folder: Path) -> Records:
+def read_folder(folder: Path) -> SourceRecords:
     """Read PNG and JPEG files of the same size.
 
     Args:
@@ -188,7 +188,7 @@ def read_folder(folder: Path) -> Records:
         )
     pixels = _pictures(files, folder)
     y = torch.tensor(labels) if groups else torch.arange(len(files))
-    return Records(images(np.stack(pixels)), y, tuple(d.name for d in groups), 255)
+    return SourceRecords(images(np.stack(pixels)), y, tuple(d.name for d in groups), 255)
 
 
 def _pictures(files: list[Path], folder: Path) -> list[np.ndarray]:
@@ -257,7 +257,7 @@ class _Table:
     values: array[float]
 
 
-def read_libsvm(path: Path) -> Records:
+def read_libsvm(path: Path) -> SourceRecords:
     """Read LIBSVM text, ``label index:value ...`` with indices from 1, into dense features.
 
     Args:
@@ -289,8 +289,8 @@ def read_libsvm(path: Path) -> Records:
             "that is not a finite number"
         )
     if not np.array_equal(y, np.round(y)):
-        return Records(torch.from_numpy(x), _targets(y))
-    return Records(torch.from_numpy(x), *classes(y))
+        return SourceRecords(torch.from_numpy(x), _targets(y))
+    return SourceRecords(torch.from_numpy(x), *classes(y))
 
 
 def _table(path: Path) -> _Table:

@@ -13,7 +13,7 @@ from torch import Generator
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks import _torchvision
-from leakaudit.tasks.data_files import Records, images
+from leakaudit.tasks.data_files import SourceRecords, images
 
 PHOTOS = {
     "astronaut": "astronaut.png",
@@ -33,7 +33,7 @@ _BUNDLE: Any = skimage.data  # its stubs annotate arrays as scalars
 TORCHVISION = {"mnist": "MNIST", "fashion": "FashionMNIST", "cifar10": "CIFAR10"}
 
 
-def faces(detect: bool, download: bool) -> Records:
+def faces(detect: bool, download: bool) -> SourceRecords:
     """Return Labelled Faces in the Wild, 25x25 gray, as scikit-image bundles it, rounded to k/255.
 
     The bundle contains no names: each of its 100 faces is its own class (100 classes, y = row).
@@ -45,11 +45,11 @@ def faces(detect: bool, download: bool) -> Records:
     _bundled("lfw_subset.npy", download)
     x = images(np.round(_BUNDLE.lfw_subset() * 255).astype(np.uint8))
     if detect:
-        return Records(x, torch.arange(200).lt(100).long(), ("other", "face"), 255)
-    return Records(x[:100], torch.arange(100), (), 255)
+        return SourceRecords(x, torch.arange(200).lt(100).long(), ("other", "face"), 255)
+    return SourceRecords(x[:100], torch.arange(100), (), 255)
 
 
-def photos(download: bool) -> Records:
+def photos(download: bool) -> SourceRecords:
     """Cut non-overlapping 32x32 RGB tiles from scikit-image's photographs; y is the photograph.
 
     Each photograph is first scaled to a shorter side of 160 by area; tiles of nearly one colour are
@@ -68,7 +68,7 @@ def photos(download: bool) -> Records:
         rich = cut[cut.std(dim=(1, 2, 3)) > CONTRAST]
         tiles.append(rich)
         y += [label] * len(rich)
-    return Records(torch.cat(tiles), torch.tensor(y), tuple(PHOTOS), 255)
+    return SourceRecords(torch.cat(tiles), torch.tensor(y), tuple(PHOTOS), 255)
 
 
 def _bundled(file: str, download: bool) -> None:
@@ -80,7 +80,7 @@ def _bundled(file: str, download: bool) -> None:
         )
 
 
-def from_torchvision(name: str, root: Path | None, download: bool) -> Records:
+def from_torchvision(name: str, root: Path | None, download: bool) -> SourceRecords:
     """Read the training images of MNIST, Fashion-MNIST or CIFAR-10 in torchvision's layout."""
     if root is None:
         raise LeakauditError(
@@ -96,10 +96,10 @@ def from_torchvision(name: str, root: Path | None, download: bool) -> Records:
             f"{name} cannot be read in {root} ({first}); check --data-root, or add --download"
         ) from error
     y = torch.as_tensor(got.targets).long()
-    return Records(images(np.asarray(got.data)), y, tuple(got.classes), 255)
+    return SourceRecords(images(np.asarray(got.data)), y, tuple(got.classes), 255)
 
 
-def text(length: int) -> Records:
+def text(length: int) -> SourceRecords:
     """Cut the documentation that Python's help() displays into sequences of bytes.
 
     It is part of every Python (PSF licence) and differs between versions. Runs of spaces and line
@@ -121,17 +121,17 @@ def text(length: int) -> Records:
     # Equal sequences would be one record with two owners.
     _, first = np.unique(x, axis=0, return_index=True)
     kept = np.sort(first)
-    return Records(
+    return SourceRecords(
         torch.from_numpy(x[kept].astype(np.float32)),
         torch.from_numpy(y[kept].astype(np.int64)),
         tokens=BYTES,
     )
 
 
-def gaussians(count: int, generator: Generator | None) -> Records:
+def gaussians(count: int, generator: Generator | None) -> SourceRecords:
     """Draw two unit-variance Gaussians in the plane: label 0 at (-1, -1), label 1 at (1, 1)."""
     if generator is None:
         raise LeakauditError("gaussians are drawn at random: pass a torch.Generator to load()")
     y = torch.arange(count) % 2
     noise = torch.randn(count, 2, generator=generator, device=generator.device).cpu()
-    return Records(noise + (2.0 * y - 1).unsqueeze(1), y)
+    return SourceRecords(noise + (2.0 * y - 1).unsqueeze(1), y)

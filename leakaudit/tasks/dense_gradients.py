@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from leakaudit.tasks import sequential
 from leakaudit.tasks.activations import ACTIVATIONS
-from leakaudit.tasks.sequential import Role
+from leakaudit.tasks.sequential import ModuleRole
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Stack:
         if parts is None or [p.module for p in parts] != list(module.children()):
             return None
         blocks = sequential.blocks(parts)
-        if not blocks or any(p.role is Role.IDENTITY for p in parts):
+        if not blocks or any(p.role is ModuleRole.IDENTITY for p in parts):
             return None
         uses = [p for _, p in module.named_parameters(remove_duplicate=False)]
         if len(set(uses)) != len(uses) or not all(p.requires_grad for p in uses):

@@ -15,7 +15,7 @@ from torch.func import functional_call, vjp
 from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks import sequential
 from leakaudit.tasks.activations import ACTIVATIONS
-from leakaudit.tasks.sequential import Part, Role
+from leakaudit.tasks.sequential import ChainModule, ModuleRole
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -103,7 +103,7 @@ def unfit(task: Task) -> str | None:
         if any(f"{name}.{n}" not in task.layout.names for n, _ in m.named_parameters()):
             return f"{name} is not trained, so it has no gradient"
     for one, next_one in pairwise(parts):
-        if one.role is next_one.role is Role.ACTIVATION:
+        if one.role is next_one.role is ModuleRole.ACTIVATION:
             return "one activation follows another"
     last = parts[-1].module if parts else None
     if not isinstance(last, nn.Linear) or last.bias is None:
@@ -117,10 +117,10 @@ def unfit(task: Task) -> str | None:
     return None
 
 
-def _can_be_undone(part: Part) -> bool:
-    if part.role is Role.ACTIVATION:
+def _can_be_undone(part: ChainModule) -> bool:
+    if part.role is ModuleRole.ACTIVATION:
         return ACTIVATIONS[type(part.module)].undo is not None
-    return part.role is not Role.OTHER
+    return part.role is not ModuleRole.OTHER
 
 
 def layers(task: Task, theta: Tensor) -> list[Layer]:
@@ -168,7 +168,7 @@ def before(
         output, or of the input of the chain; and the slope of the loss in it.
     """
     out = Output(h, torch.ones_like(h, dtype=torch.bool), torch.ones_like(h))
-    while k and sequential.ROLES[type(chain[k - 1].module)] is not Role.LAYER:
+    while k and sequential.ROLES[type(chain[k - 1].module)] is not ModuleRole.LAYER:
         k -= 1
         m = chain[k].module
         if type(m) in ACTIVATIONS:

@@ -260,7 +260,8 @@ class Decoder(nn.Module):
         self.tokens = nn.Embedding(vocabulary, sizes.width)
         self.places = nn.Embedding(length, sizes.width)
         blocks = [
-            Block(sizes.width, sizes.heads, approximate=approximate) for _ in range(sizes.depth)
+            EncoderBlock(sizes.width, sizes.heads, approximate=approximate)
+            for _ in range(sizes.depth)
         ]
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(sizes.width)
@@ -335,7 +336,7 @@ class VisionTransformer(nn.Module):
         self.embed = nn.Conv2d(shape[0], sizes.width, sizes.patch, sizes.patch)
         self.first = nn.Parameter(SPREAD * torch.randn(sizes.width))
         self.places = nn.Parameter(SPREAD * torch.randn(1 + patches, sizes.width))
-        blocks = [Block(sizes.width, sizes.heads, causal=False) for _ in range(sizes.depth)]
+        blocks = [EncoderBlock(sizes.width, sizes.heads, causal=False) for _ in range(sizes.depth)]
         self.blocks = nn.ModuleList(blocks)
         self.norm = nn.LayerNorm(sizes.width)
         self.head = nn.Linear(sizes.width, outputs)
@@ -355,7 +356,7 @@ class VisionTransformer(nn.Module):
         return outputs
 
 
-class Block(nn.Module):
+class EncoderBlock(nn.Module):
     """Attention and two fully connected layers, each added to the stream (b, length, h)."""
 
     def __init__(

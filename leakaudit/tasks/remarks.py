@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from leakaudit.tasks.build_task import BatchNorm
-from leakaudit.tasks.exported.program import Program
+from leakaudit.tasks.exported.program import ExportedProgram
 from leakaudit.tasks.models import MODELS
 from leakaudit.tasks.task import Task
 
@@ -59,14 +59,14 @@ def of(task: Task) -> tuple[str, ...]:
 
 def _couples(module: nn.Module) -> bool:
     """Return whether batch normalisation uses the statistics of the batch."""
-    if isinstance(module, Program):
+    if isinstance(module, ExportedProgram):
         return module.exported_graph.normalises
     norms = [m for m in module.modules() if isinstance(m, BatchNorm)]
     return any(norm.running_mean is None for norm in norms)
 
 
 def _attends(module: nn.Module) -> bool:
-    if isinstance(module, Program):
+    if isinstance(module, ExportedProgram):
         return module.exported_graph.attends
     return any("attention" in type(m).__name__.lower() for m in module.modules())
 

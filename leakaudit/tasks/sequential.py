@@ -15,7 +15,7 @@ from torch import nn
 from leakaudit.tasks.activations import ACTIVATIONS
 
 
-class Role(Enum):
+class ModuleRole(Enum):
     """The effect of a module on the values that pass through it."""
 
     LAYER = "a linear layer or a convolution"
@@ -25,36 +25,36 @@ class Role(Enum):
     OTHER = "anything else"
 
 
-ROLES: dict[type[nn.Module], Role] = {
-    nn.Linear: Role.LAYER,
-    nn.Conv2d: Role.LAYER,
-    nn.Flatten: Role.FLATTEN,
-    nn.Identity: Role.IDENTITY,
-    nn.Dropout: Role.IDENTITY,
-    nn.Dropout2d: Role.IDENTITY,
-    **dict.fromkeys(ACTIVATIONS, Role.ACTIVATION),
+ROLES: dict[type[nn.Module], ModuleRole] = {
+    nn.Linear: ModuleRole.LAYER,
+    nn.Conv2d: ModuleRole.LAYER,
+    nn.Flatten: ModuleRole.FLATTEN,
+    nn.Identity: ModuleRole.IDENTITY,
+    nn.Dropout: ModuleRole.IDENTITY,
+    nn.Dropout2d: ModuleRole.IDENTITY,
+    **dict.fromkeys(ACTIVATIONS, ModuleRole.ACTIVATION),
 }
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ChainModule:
     """One module of a chain."""
 
     name: str  # the module's qualified name, which prefixes the names of its parameters
     module: nn.Module
-    role: Role
+    role: ModuleRole
 
 
 @dataclass(frozen=True, eq=False)
 class ActivatedLayer:
     """A layer with weights and the activation that follows it."""
 
-    layer: Part
+    layer: ChainModule
     activation: nn.Module | None  # the activation's module, None if there is none
     flat: bool  # whether an `nn.Flatten` comes before the layer
 
 
-def parts(module: nn.Module) -> list[Part] | None:
+def parts(module: nn.Module) -> list[ChainModule] | None:
     """List the modules of a plain ``Sequential`` in order, including those of nested ones.
 
     Returns:
@@ -66,12 +66,12 @@ def parts(module: nn.Module) -> list[Part] | None:
     found = []
     for name, inner in module.named_modules(remove_duplicate=False):
         if type(inner) is not nn.Sequential:
-            role = ROLES.get(type(inner), Role.OTHER)
-            found.append(Part(name, inner, role))
+            role = ROLES.get(type(inner), ModuleRole.OTHER)
+            found.append(ChainModule(name, inner, role))
     return found
 
 
-def blocks(chain: Iterable[Part]) -> list[ActivatedLayer] | None:
+def blocks(chain: Iterable[ChainModule]) -> list[ActivatedLayer] | None:
     """Pair every layer with the activation that follows it.
 
     Args:
@@ -84,15 +84,15 @@ def blocks(chain: Iterable[Part]) -> list[ActivatedLayer] | None:
     found: list[ActivatedLayer] = []
     flat = False
     for part in chain:
-        if part.role is Role.LAYER:
+        if part.role is ModuleRole.LAYER:
             found.append(ActivatedLayer(part, None, flat))
-        elif part.role is Role.ACTIVATION:
+        elif part.role is ModuleRole.ACTIVATION:
             if not found or found[-1].activation is not None:
                 return None
             found[-1] = replace(found[-1], activation=part.module)
-        elif part.role is Role.FLATTEN:
+        elif part.role is ModuleRole.FLATTEN:
             flat = True
-        elif part.role is Role.OTHER:
+        elif part.role is ModuleRole.OTHER:
             return None
     return found
 

@@ -17,7 +17,7 @@ TASKS = 8  # tasks that are held: a run needs two, and two models or victims may
 
 
 @dataclass
-class Shared:
+class SharedData:
     """The last data set, and the last tasks; nothing changes them."""
 
     # the last data set, by what it was loaded from

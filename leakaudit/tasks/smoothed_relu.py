@@ -46,7 +46,7 @@ class Rounding:
         self.share = self.first * SHARPER**-done
 
 
-class Rounded(nn.Module):
+class SmoothedReLU(nn.Module):
     """The activation (z + sqrt(z^2 + e^2)) / 2 (squareplus, Barron 2021), which is ReLU for e = 0.
 
     The width e is a fraction of the root mean square of z. Derivatives treat it as constant.
@@ -87,5 +87,5 @@ def rounded(module: nn.Module, rounding: Rounding) -> nn.Module:
     for parent in parents:
         for name, child in list(parent.named_children()):
             if type(child) is nn.ReLU:
-                setattr(parent, name, Rounded(rounding))
+                setattr(parent, name, SmoothedReLU(rounding))
     return found

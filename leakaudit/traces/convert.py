@@ -12,7 +12,7 @@ import torch
 
 from leakaudit._util import files
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.payload import Kept
+from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import step
 from leakaudit.core.trace import Messages, Trace
 from leakaudit.traces import trace_file
@@ -80,7 +80,7 @@ def _record(
         messages=len(trace),
         rows=sum(len(m.payload) for m in trace.messages),
         dtype=trace.dtype,
-        layers=trace.kept or Kept(trace.layout.size, (trace.columns,)),
+        layers=trace.kept or StoredColumns(trace.layout.size, (trace.columns,)),
         public=trace.public,
         id=trace.id,
         truth=False,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from leakaudit.core.errors import LeakauditError, suggest
-from leakaudit.core.payload import Kept
+from leakaudit.core.payload import StoredColumns
 from leakaudit.core.trace import Layout
 
 ALL = "all"
@@ -20,7 +20,7 @@ def kept(
     layout: Layout,
     first: Sequence[str | None] | None = None,
     last: Sequence[str | None] | None = None,
-) -> Kept:
+) -> StoredColumns:
     """Return what is recorded of a message.
 
     Args:
@@ -49,7 +49,7 @@ def kept(
             "name some to record, e.g. first,last,sketch"
         )
     spans = [(layout.slices[name].start, layout.slices[name].stop) for name in names]
-    return Kept.joined(layout.size, [span for span in spans if span[0] < span[1]], seed)
+    return StoredColumns.joined(layout.size, [span for span in spans if span[0] < span[1]], seed)
 
 
 def _seed(text: str) -> int:

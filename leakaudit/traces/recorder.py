@@ -22,7 +22,7 @@ from leakaudit._util.files import replacing
 from leakaudit._util.untrusted.safe_reader import STORAGES
 from leakaudit.core import mapping, registry
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.payload import Kept
+from leakaudit.core.payload import StoredColumns
 from leakaudit.core.trace import RECORDING, Graph, Json, Layout, TaskSpec, Trace, Truth
 from leakaudit.core.version import VERSION
 from leakaudit.tasks import build_task
@@ -68,7 +68,7 @@ class Recorder:
         columns: (start, stop) of the recorded part of the flat vector; by default all of it.
         layers: What is recorded of each message, in place of `columns`: ``all``, ``first``,
             ``last``, names of parameters or modules, and ``sketch`` for a sketch of all columns and
-            the norm (`leakaudit.traces.layers`); or a `Kept`.
+            the norm (`leakaudit.traces.layers`); or a `StoredColumns`.
         public: Tensors that are known to everybody, by name.
         secure_kinds: Kinds of messages that are sent encrypted.
         id: Identifier of the recording, equal in trace and truth; random if None. Runs with the
@@ -112,7 +112,7 @@ class Recorder:
         rows: int | None = None,
         dtype: torch.dtype = torch.float32,
         columns: tuple[int, int] | None = None,
-        layers: str | Sequence[str] | Kept | None = None,
+        layers: str | Sequence[str] | StoredColumns | None = None,
         public: Mapping[str, Any] | None = None,
         secure_kinds: Sequence[str] = (),
         id: str | None = None,
@@ -537,17 +537,17 @@ def _kept(
     task: TaskSpec | Task,
     layout: Layout,
     columns: tuple[int, int] | None,
-    chosen: str | Sequence[str] | Kept | None,
-) -> Kept:
+    chosen: str | Sequence[str] | StoredColumns | None,
+) -> StoredColumns:
     """Return what is recorded of each message."""
     if chosen is None:
         span = columns or (0, layout.size)
         if len(span) != 2:
             raise LeakauditError(f"columns: expected (start, stop), got {columns}")
-        return Kept(layout.size, (span,))
+        return StoredColumns(layout.size, (span,))
     if columns is not None:
         raise LeakauditError("columns and layers both choose what is recorded; give one of them")
-    if isinstance(chosen, Kept):
+    if isinstance(chosen, StoredColumns):
         if chosen.size != layout.size:
             raise LeakauditError(
                 f"layers: expected vectors of {layout.size} numbers, got {chosen.size}"
@@ -558,7 +558,7 @@ def _kept(
     return layers.kept(chosen, layout)
 
 
-def _check(dtype: torch.dtype, kept: Kept, sizes: Mapping[str, int | None]) -> None:
+def _check(dtype: torch.dtype, kept: StoredColumns, sizes: Mapping[str, int | None]) -> None:
     """Raise LeakauditError for a type, a sketch or sizes that a recording cannot have."""
     if str(dtype).removeprefix("torch.") not in FLOATS:
         raise LeakauditError(f"dtype: expected {', '.join(FLOATS)}, got {dtype}")

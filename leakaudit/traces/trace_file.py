@@ -88,7 +88,7 @@ def _check_rounds(path: Path, trace: Trace, messages: int) -> None:
     """Raise LeakauditError if a trace has far more rounds than messages."""
     try:
         wellformed.rounds(trace.rounds, messages)
-    except wellformed.Bad as why:
+    except wellformed.TraceFault as why:
         raise LeakauditError(f"{path} is rejected: {why}") from None
 
 

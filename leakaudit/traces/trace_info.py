@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.payload import Kept
+from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import step
 from leakaudit.core.sketch import NUMBERS
 from leakaudit.core.trace import Json, Trace
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from leakaudit.core.trace import Messages
-    from leakaudit.traces._storage.wellformed import Committed
+    from leakaudit.traces._storage.wellformed import CommittedTable
 
 CHUNK = 32 << 20  # bytes of payload that are checked at once: a choice
 
@@ -81,7 +81,7 @@ def _missing(trace: Trace) -> dict[str, Json]:
     return {"missing": said} if said else {}
 
 
-def _kinds(tables: Sequence[Committed]) -> dict[str, dict[str, int]]:
+def _kinds(tables: Sequence[CommittedTable]) -> dict[str, dict[str, int]]:
     """Count messages and secure messages of each kind."""
     counts = {kind: {"messages": 0, "secure": 0} for table in tables for kind in table.kinds}
     for table in tables:
@@ -130,7 +130,7 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
     }
 
 
-def _check_kept(kept: Kept, stored: Tensor, first: int, path: Path) -> None:
+def _check_kept(kept: StoredColumns, stored: Tensor, first: int, path: Path) -> None:
     """Raise LeakauditError for numbers beside the first span that no message can have.
 
     Args:

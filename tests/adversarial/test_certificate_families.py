@@ -20,7 +20,7 @@ import leakaudit as la
 from leakaudit.core.reconstruction import Certificate
 from leakaudit.inversion.exact import certify, proof, slopes, uniqueness
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
-from leakaudit.inversion.exact.uniqueness import Rows
+from leakaudit.inversion.exact.uniqueness import WindowRows
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 
@@ -151,7 +151,7 @@ def test_activity_near_the_noise_proves_nothing(loud: float, certain: bool) -> N
     g = Generator().manual_seed(0)
     active = torch.rand(80, 1, 3, generator=g) < 0.7
     slopes = gaussian(80, 6, 3).sign() * active * loud
-    rows = Rows(slopes + gaussian(80, 6, 3, seed=1), 1.0, torch.arange(80))
+    rows = WindowRows(slopes + gaussian(80, 6, 3, seed=1), 1.0, torch.arange(80))
     found = uniqueness.companions(rows, torch.eye(3, dtype=D), 9, g)
     assert (not any(found)) is certain
 
@@ -164,7 +164,7 @@ def test_a_ratio_of_slopes_at_three_neurons_is_no_coincidence(
     """Slopes in general position, but for one neuron and its copies, of any size and sign."""
     slopes = 1e6 * gaussian(40, 1, 3).expand(-1, rounds, -1).clone()
     slopes[:copies, :, :2] = slopes[:1, :, :2] * torch.tensor([1, -0.3, 2])[:copies, None, None]
-    rows = Rows(slopes + gaussian(*slopes.shape, seed=1), 1.0, torch.arange(40))
+    rows = WindowRows(slopes + gaussian(*slopes.shape, seed=1), 1.0, torch.arange(40))
     near = uniqueness.repeating(rows, torch.eye(3, dtype=D))
     assert near == [frozenset({1} if found else {}), frozenset({0} if found else {}), frozenset()]
 
@@ -172,7 +172,7 @@ def test_a_ratio_of_slopes_at_three_neurons_is_no_coincidence(
 def test_a_ratio_of_slopes_that_changes_over_time_is_no_other_dual() -> None:
     slopes = 1e6 * gaussian(40, 4, 2)
     slopes[:8] = slopes[:1]
-    rows = Rows(slopes + gaussian(*slopes.shape, seed=1), 1.0, torch.arange(40))
+    rows = WindowRows(slopes + gaussian(*slopes.shape, seed=1), 1.0, torch.arange(40))
     assert not any(uniqueness.repeating(rows, torch.eye(2, dtype=D)))
 
 
@@ -289,5 +289,5 @@ def test_a_saturated_round_does_not_contradict_a_photograph() -> None:
 
 def test_rows_that_do_not_determine_a_dual_do_not_fit_it() -> None:
     """All neurons are active for both: no rows where a dual vanishes are left to fit it to."""
-    rows = Rows(gaussian(40, 6, 2), 1e-9, torch.arange(40))
+    rows = WindowRows(gaussian(40, 6, 2), 1e-9, torch.arange(40))
     assert uniqueness.refined(rows, torch.eye(2, dtype=D)) is None

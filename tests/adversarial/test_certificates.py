@@ -25,7 +25,7 @@ from leakaudit.core.reconstruction import Certificate
 from leakaudit.inversion.attacking import attack_one
 from leakaudit.inversion.exact import uniqueness
 from leakaudit.inversion.exact.pixel_grid import others_between
-from leakaudit.inversion.exact.uniqueness import Rows
+from leakaudit.inversion.exact.uniqueness import WindowRows
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.reporting.rendering import gallery
@@ -285,11 +285,11 @@ def test_intervals_hold_the_truth(
         assert bool((apart[torch.arange(len(nearest)), nearest] <= one.interval).all())
 
 
-def planted(active: Tensor, rounds: int, generator: Generator, noise: float = 1e-12) -> Rows:
+def planted(active: Tensor, rounds: int, generator: Generator, noise: float = 1e-12) -> WindowRows:
     """Rows of a batch of unit vectors that fires as `active` (units, b) says."""
     units, b = active.shape
     slopes = torch.randn(units, rounds, b, generator=generator, dtype=D) * active[:, None]
-    return Rows(
+    return WindowRows(
         slopes + noise * torch.randn(slopes.shape, generator=generator, dtype=D),
         noise,
         torch.arange(units),
@@ -338,7 +338,7 @@ def test_two_classes_in_one_round_prove_nothing(generator: Generator) -> None:
         * torch.tensor([0.4, 0.6], dtype=D)
         * active[:, None]
     )
-    data = Rows(
+    data = WindowRows(
         slopes + 1e-12 * torch.randn(slopes.shape, generator=generator, dtype=D),
         1e-12,
         torch.arange(200),

@@ -18,7 +18,7 @@ from quadratics import path, problem, protocol
 
 from leakaudit.capture.gloo import engine
 from leakaudit.capture.gloo.faults import Fault
-from leakaudit.capture.gloo.setup import Spread
+from leakaudit.capture.gloo.setup import ProcessLayout
 from leakaudit.cli import main
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
@@ -200,7 +200,9 @@ def scenario(victim: str, **constants: Any) -> Scenario:
 def faulty(victim: str, fault: str, file: Path | None, **constants: Any) -> Trace:
     """Record a run in which something goes wrong."""
     plan = recording.plan(scenario(victim, **constants))
-    return engine.record(plan, file, Spread(4, 30.0, (Fault.parse(fault),)), threads=True).trace
+    return engine.record(
+        plan, file, ProcessLayout(4, 30.0, (Fault.parse(fault),)), threads=True
+    ).trace
 
 
 @pytest.mark.parametrize("fault", ["drop:0-1@3", "stop:2@4", "drop:1-2@1"])

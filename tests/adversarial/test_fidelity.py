@@ -17,12 +17,12 @@ from leakaudit.core.trace import Trace
 from leakaudit.judging.gate.config import Check
 from leakaudit.judging.gate.fidelity import Fidelity
 from leakaudit.judging.gate.rule import Rule
-from leakaudit.judging.gate.runs import Recorded
+from leakaudit.judging.gate.runs import SeedResults
 from leakaudit.protocols import premises
 from leakaudit.reporting.results.model import RuleStatus
 
 
-def judged(runs: list[Recorded], **named: Any) -> list[Rule]:
+def judged(runs: list[SeedResults], **named: Any) -> list[Rule]:
     """Judge recordings as if a program of somebody else's had made them."""
     shown = Fidelity(Check("c", **(named or {"run": "a:b"})))
     for one in runs:
@@ -45,15 +45,15 @@ def payloads(trace: Trace, change: Callable[[torch.Tensor], torch.Tensor]) -> Tr
     )
 
 
-def other_truth(one: Recorded) -> Recorded:
+def other_truth(one: SeedResults) -> SeedResults:
     return replace(one, truth=replace(one.truth, x=one.truth.x.flip(0)))
 
 
-def other_labels(one: Recorded) -> Recorded:
+def other_labels(one: SeedResults) -> SeedResults:
     return replace(one, truth=replace(one.truth, y=(one.truth.y + 1) % one.trace.task.classes))
 
 
-def last_half_zero(one: Recorded) -> Recorded:
+def last_half_zero(one: SeedResults) -> SeedResults:
     def change(payload: torch.Tensor) -> torch.Tensor:
         payload[len(payload) // 2 :] = 0
         return payload
@@ -61,7 +61,7 @@ def last_half_zero(one: Recorded) -> Recorded:
     return replace(one, trace=payloads(one.trace, change))
 
 
-def one_infinite(one: Recorded) -> Recorded:
+def one_infinite(one: SeedResults) -> SeedResults:
     def change(payload: torch.Tensor) -> torch.Tensor:
         payload[-1, -1] = torch.inf
         return payload
@@ -69,7 +69,7 @@ def one_infinite(one: Recorded) -> Recorded:
     return replace(one, trace=payloads(one.trace, change))
 
 
-def other_step(one: Recorded) -> Recorded:
+def other_step(one: SeedResults) -> SeedResults:
     name = next(n for n in ("alpha", "lr", "rho") if n in one.trace.params)
     return replace(
         one,
@@ -77,7 +77,7 @@ def other_step(one: Recorded) -> Recorded:
     )
 
 
-def one_message_less(one: Recorded) -> Recorded:
+def one_message_less(one: SeedResults) -> SeedResults:
     keep = torch.arange(len(one.trace.messages[0])) != len(one.trace.messages[0]) - 1
     columns = ("round", "src", "dst", "kind", "row", "secure")
     less = replace(
@@ -94,7 +94,7 @@ CHANGES = [other_truth, other_labels, last_half_zero, one_infinite, other_step, 
     "name", ["dpsgd", "fedsgd", "fedavg", "gossip", "pdmm", "nids", "tracking", "fedsplit"]
 )
 def test_one_thing_exchanged_in_a_recording_without_noise_is_told(
-    name: str, change: Callable[[Recorded], Recorded]
+    name: str, change: Callable[[SeedResults], SeedResults]
 ) -> None:
     rules = judged([change(run(name, {}, 3))])
     assert [r.status for r in rules] == [RuleStatus.VOID], [r.says for r in rules]

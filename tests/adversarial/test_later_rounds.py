@@ -17,7 +17,7 @@ from leakaudit.core.trace import Trace
 from leakaudit.core.verdict import Verdict
 from leakaudit.judging.gate.config import Check
 from leakaudit.judging.gate.fidelity import Fidelity
-from leakaudit.judging.gate.runs import Recorded
+from leakaudit.judging.gate.runs import SeedResults
 from leakaudit.judging.lint.checks import Lint, lint
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import protocol_of
@@ -223,7 +223,7 @@ def test_a_gate_states_which_rounds_it_compared(rounds: int) -> None:
     plan = recording.plan(replace(SMALL, rounds=rounds))
     made = recording.record(plan, None)
     fidelity = Fidelity(Check("c", scenario={"protocol": "pdmm"}))
-    fidelity.look(Recorded(0, made.trace, made.truth_record, plan.task))
+    fidelity.look(SeedResults(0, made.trace, made.truth_record, plan.task))
     (rule,) = fidelity.rules()
     assert rule.status is RuleStatus.OK
     assert ("after round 64 were not compared" in rule.says) == (rounds > 64)

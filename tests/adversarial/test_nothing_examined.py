@@ -19,7 +19,7 @@ from invoked import SWEEP
 
 import leakaudit as la
 from leakaudit.cli import main
-from leakaudit.judging.gate.cells import Cell
+from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Check
 from leakaudit.judging.gate.rules import attacked
 from leakaudit.reporting.findings.wording import refusal
@@ -232,9 +232,9 @@ def test_a_gate_says_which_nodes_were_not_attacked() -> None:
     ):
         reasons = {0: "why", 2: "because"}
         some = {"reasons": reasons, "not_understood": known, "tried": 3}
-        (rule,) = attacked([Cell(check, "node:1", "analytic", [0], **some)])
+        (rule,) = attacked([GateCell(check, "node:1", "analytic", [0], **some)])
         assert (rule.status, rule.says) == (status, says)
-    assert not attacked([Cell(check, "node:1", "analytic", [0], tried=4)])
+    assert not attacked([GateCell(check, "node:1", "analytic", [0], tried=4)])
 
 
 def test_a_sweep_counts_nothing_of_a_cell_that_is_not_understood(
@@ -261,6 +261,6 @@ def test_a_gate_does_not_excuse_what_is_not_understood() -> None:
     who = ("node:1",)
     check = Check("ring", "m:f", adversaries=who, undetermined=who)
     for known, status in ((set(), RuleStatus.UNTESTED), ({0}, RuleStatus.VOID)):
-        cell = Cell(check, "node:1", "analytic", [0], reasons={0: "why"}, not_understood=known)
+        cell = GateCell(check, "node:1", "analytic", [0], reasons={0: "why"}, not_understood=known)
         (rule,) = attacked([cell])
         assert rule.status is status

@@ -29,10 +29,10 @@ from leakaudit.judging.auditing import panels
 from leakaudit.judging.auditing.canary import Guesses
 from leakaudit.judging.auditing.evidence import Successes
 from leakaudit.judging.auditing.levels import levels
-from leakaudit.judging.auditing.measure import Blind, Measured, _attacked
+from leakaudit.judging.auditing.measure import Blind, ViewMeasurements, _attacked
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.replays import Replays
-from leakaudit.judging.auditing.simulate import Simulated, simulate
+from leakaudit.judging.auditing.simulate import SimulationResults, simulate
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.reporting.results import record_file
 from leakaudit.runs.sweeping import work
@@ -63,7 +63,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, refuse: Refuse) -> None:
     monkeypatch.setattr(attacking, "attack_one", chosen)
 
 
-def made(plan: AuditPlan = PLAN) -> Simulated:
+def made(plan: AuditPlan = PLAN) -> SimulationResults:
     return simulate(plan, levels(plan), plan.nodes)
 
 
@@ -145,7 +145,7 @@ def test_a_seed_that_was_refused_is_a_trial_that_failed(monkeypatch: pytest.Monk
     refusing(monkeypatch, lambda before, _: before % 2 == 0)
     part = made(plan)
     none = Replays(torch.empty(0), torch.empty(0, 0))
-    view = Measured(0, Adversary(), 0, none, none, Guesses(0, 0, 0, ""), 0.0)
+    view = ViewMeasurements(0, Adversary(), 0, none, none, Guesses(0, 0, 0, ""), 0.0)
     counted = [
         evidence for _, _, evidence, _ in _attacked(plan, Blind(97, 1, 0.01, 0.01, ""), view, part)
     ]

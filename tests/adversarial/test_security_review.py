@@ -519,7 +519,7 @@ def test_what_cannot_be_isolated_is_said(
 
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(sandbox, "_limit", lambda largest: None)
-    missing = sandbox.enter(sandbox.Allowed([], [], [], 0))
+    missing = sandbox.enter(sandbox.Permissions([], [], [], 0))
     assert missing == ["the network", "files", "other processes"]
 
 

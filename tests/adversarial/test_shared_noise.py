@@ -15,8 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from leakaudit.views.conformance import draws
-from leakaudit.views.conformance.draws import Draws, Run
-from leakaudit.views.conformance.substitute import Noise
+from leakaudit.views.conformance.draws import Draws, ProgramRun
+from leakaudit.views.conformance.substitute import NormalisedNoise
 
 Floats = NDArray[np.float64]
 SIGNAL, WRONG = 0.4, 0.005  # norm of the gradients, and part of it by which honest ones differ
@@ -53,15 +53,15 @@ def drawn(
             _noise(node, run[node] + WRONG * signal[node], signal[node])
             for node in range(shape.nodes)
         ]
-        name = Run(k) if k < shape.runs else Run(shape.runs - 1, process=1)
+        name = ProgramRun(k) if k < shape.runs else ProgramRun(shape.runs - 1, process=1)
         found.add(name, of_nodes, layers, dict.fromkeys(range(shape.nodes), 1e-7))
     return found
 
 
-def _noise(node: int, rest: Floats, signal: Floats) -> Noise:
+def _noise(node: int, rest: Floats, signal: Floats) -> NormalisedNoise:
     rounds = tuple(range(1, len(rest) + 1))
     labels = tuple(f"x[{node},{t}]" for t in rounds)
-    return Noise(
+    return NormalisedNoise(
         node=node,
         labels=labels,
         rounds=rounds,
@@ -253,7 +253,7 @@ def test_noise_on_a_grid_is_no_alarm(random: np.random.Generator) -> None:
         of_nodes = [
             _noise(node, run[node], np.zeros_like(run[node])) for node in range(shape.nodes)
         ]
-        found.add(Run(k), of_nodes, layers, dict.fromkeys(range(shape.nodes), grid))
+        found.add(ProgramRun(k), of_nodes, layers, dict.fromkeys(range(shape.nodes), grid))
     assert not told(found)
 
 
@@ -270,6 +270,6 @@ def test_ctrl_c_leaves_draws_that_can_be_tested(monkeypatch: pytest.MonkeyPatch)
     noise = _noise(0, random.normal(size=(4, 60)), np.zeros((4, 60)))
     monkeypatch.setattr(np.fft, "rfft", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        found.add(Run(0), [noise], {}, {0: 1e-7})
+        found.add(ProgramRun(0), [noise], {}, {0: 1e-7})
     assert not told(found)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

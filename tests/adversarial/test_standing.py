@@ -20,9 +20,9 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.evidence import Evidence, Origin
 from leakaudit.core.verdict import Holds, Verdict
 from leakaudit.judging.gate import rules
-from leakaudit.judging.gate.cells import Cell
+from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Budget, Check
-from leakaudit.judging.gate.priced import Epsilon, Priced
+from leakaudit.judging.gate.priced import Epsilon, PricedView
 from leakaudit.judging.papers import dpnorm
 from leakaudit.judging.papers.runs import exact_mu, protocol
 from leakaudit.reporting.rendering import cards
@@ -66,9 +66,9 @@ def noisy(tmp_path: Path) -> la.Trace:
 
 @pytest.mark.parametrize("holds", SAYS)
 def test_the_budget_line_of_a_gate(holds: Holds) -> None:
-    cell = Cell(Check("ring", "m:f"), "node:1", "analytic", [0])
+    cell = GateCell(Check("ring", "m:f"), "node:1", "analytic", [0])
     for most in (8.0, 1.0):
-        priced = Priced(Epsilon(3.2, 2, 1.0, holds))
+        priced = PricedView(Epsilon(3.2, 2, 1.0, holds))
         (rule,) = rules.budgets(cell, [Budget("epsilon", most)], priced)
         assert rule.says.startswith(f"epsilon of one record: {SAYS[holds]}, at most {most:g}")
 

@@ -22,7 +22,7 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.gate import files, judge, linted, rules
 from leakaudit.judging.gate.fidelity import Fidelity
 from leakaudit.judging.gate.rule import UNSOUND
-from leakaudit.judging.gate.runs import Recorded, Runner
+from leakaudit.judging.gate.runs import Runner, SeedResults
 from leakaudit.reporting.results.model import RuleStatus
 from leakaudit.tasks.task import Task
 
@@ -245,16 +245,16 @@ def changed(way: Way) -> str:
     return text
 
 
-def recorder(text: str, folder: Path) -> Callable[[int], Recorded]:
+def recorder(text: str, folder: Path) -> Callable[[int], SeedResults]:
     """Return what runs a program with a seed and loads its recording."""
     module = types.ModuleType("train")
     exec(compile(text, "train.py", "exec"), vars(module))
 
-    def record(seed: int) -> Recorded:
+    def record(seed: int) -> SeedResults:
         path = folder / f"{seed}.pt"
         module.train(seed, path)
         trace, truth = la.load(path), la.load_truth(folder / f"{seed}.truth.pt")
-        return Recorded(seed, trace, truth, Task.build(trace.task))
+        return SeedResults(seed, trace, truth, Task.build(trace.task))
 
     return record
 
@@ -306,7 +306,7 @@ class Slow:
         self.record = recorder(changed(Way(())), folder)
         self.fails = fails
 
-    def __call__(self, seed: int) -> Recorded:
+    def __call__(self, seed: int) -> SeedResults:
         if self.fails:
             raise LeakauditError(f"seed {seed} is not supported")
         return self.record(seed)

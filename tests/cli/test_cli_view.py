@@ -37,9 +37,9 @@ from leakaudit.reporting.results import progress_file
 from leakaudit.reporting.viewing import files, reports, server, summaries
 from leakaudit.reporting.viewing.export import export
 from leakaudit.reporting.viewing.filters import FIELDS, SORTS, Query
-from leakaudit.reporting.viewing.index import Index
+from leakaudit.reporting.viewing.index import RunIndex
 from leakaudit.reporting.viewing.reports import Reports
-from leakaudit.reporting.viewing.strangers import Strangers
+from leakaudit.reporting.viewing.strangers import UntrustedConnections
 from leakaudit.reporting.viewing.summaries import identifier
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -175,7 +175,7 @@ def test_the_server_listens_on_the_loopback_interface_only(viewer: Viewer) -> No
 @pytest.fixture(scope="module")
 def narrow(folder: Path) -> Iterator[Viewer]:
     """A viewer with few places for connections without the token."""
-    with viewing(folder, Strangers(seconds=2, places=4)) as started:
+    with viewing(folder, UntrustedConnections(seconds=2, places=4)) as started:
         yield started
 
 
@@ -310,7 +310,7 @@ def test_a_file_is_read_again_only_if_it_changed(
 ) -> None:
     put(tmp_path / "a", RECORDS["attack"])
     put(tmp_path / "b", RECORDS["audit"])
-    index = Index(tmp_path)
+    index = RunIndex(tmp_path)
     read = []
     plain = files.head
 
@@ -337,7 +337,7 @@ def test_a_large_record_is_listed_from_its_two_ends(tmp_path: Path) -> None:
     large["findings"] *= 1200
     put(tmp_path / "large", large)
     assert (tmp_path / "large/results.json").stat().st_size > summaries.WHOLE
-    run = Index(tmp_path).listing().runs[0]
+    run = RunIndex(tmp_path).listing().runs[0]
     assert (run.kind, run.protocol, run.verdict) == ("attack", "pdmm", "not read")
     assert run.started == "2030-01-31T12:00:00+00:00"
     assert run.says[:100] == large["summary"][:100]
@@ -425,7 +425,7 @@ def test_the_list_of_a_malicious_folder_is_shown_and_inert(trapped: Viewer) -> N
 
 
 def test_links_are_not_followed(trap: Path) -> None:
-    listing = Index(trap).listing()
+    listing = RunIndex(trap).listing()
     assert {"link", "loop", "link-file"}.isdisjoint({run.place for run in listing.runs})
     for path in listing.paths.values():
         assert path.resolve() == path
@@ -458,7 +458,7 @@ def test_a_report_of_malicious_names_is_inert_and_the_others_still_work(trapped:
 def test_a_folder_replaced_by_a_link_is_not_read(folder: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(folder / "faces/all", root / "run")
-    listing = Index(root).listing()
+    listing = RunIndex(root).listing()
     shutil.move(root / "run", tmp_path / "moved")
     (root / "run").symlink_to(tmp_path / "moved")
     with pytest.raises(LeakauditError, match="is outside"):
@@ -568,7 +568,7 @@ def test_a_running_sweep_is_watched(viewer: Viewer, folder: Path, tmp_path: Path
 def test_a_sweep_of_an_older_version_shows_its_count(folder: Path, tmp_path: Path) -> None:
     sweep = shutil.copytree(folder / "swept", tmp_path / "part")
     (sweep / "results.json").unlink()
-    one = Index(tmp_path).listing().progress[0]
+    one = RunIndex(tmp_path).listing().progress[0]
     assert [(stage.done, stage.total) for stage in one.stages] == [(8, 0)]
     assert one.left is None
 
@@ -602,7 +602,7 @@ def test_a_run_writes_its_progress_and_removes_it(
     with progress.watching(lambda *step: told.append(step)), progress_file.kept(tmp_path):
         progress.step("attacks", 1, 4)
         progress.step("replays", 2, 6)
-        stages = Index(tmp_path).listing().progress[0].stages
+        stages = RunIndex(tmp_path).listing().progress[0].stages
         assert [(one.what, one.done, one.total) for one in stages] == [
             ("attacks", 1, 4),
             ("replays", 2, 6),

@@ -15,10 +15,10 @@ from records import RECORDS, Record
 from records import column as measured
 from records import finding as entry
 
-from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.rendering import html
 from leakaudit.reporting.rendering.html import curves, heat, topology
-from leakaudit.reporting.rendering.html.shades import STEPS, Scene, shaded, step
+from leakaudit.reporting.rendering.html.shades import STEPS, NetworkScene, shaded, step
 from leakaudit.reporting.results.model import AuditRecord, Finding, TraceSummary, fitted
 
 RING: Record = {"nodes": 5, "edges": 5, "links": [[k, (k + 1) % 5] for k in range(5)]}
@@ -29,9 +29,9 @@ def network(**sizes: Any) -> TraceSummary:
     return fitted({**rest, "classes": 2, **sizes}, TraceSummary)
 
 
-def scene(rounds: int, *findings: Finding) -> Scene:
+def scene(rounds: int, *findings: Finding) -> NetworkScene:
     shades = tuple(shade for one in findings for shade in shaded(one))
-    return Scene(network(nodes=1000, edges=0, rounds=rounds), shades, ())
+    return NetworkScene(network(nodes=1000, edges=0, rounds=rounds), shades, ())
 
 
 def parts(drawing: Markup | None, tag: str, word: str = "") -> list[Tree.Element]:
@@ -152,7 +152,7 @@ def test_many_nodes_and_rounds_share_cells() -> None:
 
 
 def test_a_heat_map_is_a_table_that_says_what_its_shades_show() -> None:
-    shown = html.page(Shown.of(RECORDS["attack"]))
+    shown = html.page(DisplayRecord.of(RECORDS["attack"]))
     found = re.search(r'<table class="heat".*?</table>', shown, re.DOTALL)
     assert found is not None
     table = Tree.fromstring(found[0])
@@ -179,7 +179,7 @@ CURVES: list[Record] = [
 ]
 
 
-def panels(*attacks: str) -> list[curves.Drawn]:
+def panels(*attacks: str) -> list[curves.HeadedFigure]:
     rows = [{**row, "attack": attack} for attack in attacks for row in CURVES]
     audit = {**RECORDS["audit"]["audit"], "curves": rows, "verdicts": []}
     ((who, found),) = curves.panels(fitted({**RECORDS["audit"], "audit": audit}, AuditRecord))
@@ -213,7 +213,7 @@ def test_every_point_lies_where_the_axis_says() -> None:
 def test_pictures_of_a_page_share_no_ids_and_no_styles() -> None:
     rows = [*CURVES, *({**row, "adversary": "b"} for row in CURVES)]
     audit = {**RECORDS["audit"]["audit"], "curves": rows}
-    found: list[curves.Drawn] = []
+    found: list[curves.HeadedFigure] = []
     for _, some in curves.panels(fitted({**RECORDS["audit"], "audit": audit}, AuditRecord)):
         found += some
     assert len(found) > 1

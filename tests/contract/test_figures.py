@@ -14,12 +14,12 @@ from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.auditing import panels as screen
 from leakaudit.reporting.figures import audit_panels, paper, plots, record_figure, sweep_figure
-from leakaudit.reporting.figures.paper_curves import Curves, _Scale
-from leakaudit.reporting.figures.paper_strips import Strip, Strips
+from leakaudit.reporting.figures.paper_curves import CurveFigure, _Scale
+from leakaudit.reporting.figures.paper_strips import StripPanel, Strips
 from leakaudit.reporting.rendering.html import curves
 from leakaudit.reporting.results.model import AuditRecord, SweepPart, fitted
 
-Lines = dict[tuple[str, str], plots.Line]
+Lines = dict[tuple[str, str], plots.PlotLine]
 
 
 def rendered(format: str, of: Record, **options: Any) -> Any:
@@ -228,12 +228,12 @@ def test_names_of_a_record_are_drawn_as_text() -> None:
 
 
 def test_many_rows_take_several_pages() -> None:
-    panel = plots.Panel("SSIM", (plots.Line("a", "rate", [0.5]),), points=("1",))
+    panel = plots.Panel("SSIM", (plots.PlotLine("a", "rate", [0.5]),), points=("1",))
     rows = [(f"row {k}", [panel]) for k in range(12)]
-    made = paper.pdf(Curves(rows, {"a": "a"}, {}), 84, "many")
+    made = paper.pdf(CurveFigure(rows, {"a": "a"}, {}), 84, "many")
     assert len(re.findall(rb"/MediaBox", made)) == 3
     names = [f"node {k}" for k in range(120)]
-    strips = Strips(names, [Strip("PSNR, dB", [[1.0]] * 120)])
+    strips = Strips(names, [StripPanel("PSNR, dB", [[1.0]] * 120)])
     assert len(re.findall(rb"/MediaBox", paper.pdf(strips, 84, "many"))) == 3
     assert paper.png(strips, 84).startswith(b"\x89PNG")
 

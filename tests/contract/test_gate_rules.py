@@ -19,10 +19,10 @@ from scipy.stats import binom, fisher_exact
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.gate import baseline, compare, files, judge, measures, record, rules
-from leakaudit.judging.gate.baseline import Baseline, Block
-from leakaudit.judging.gate.cells import Cell
+from leakaudit.judging.gate.baseline import Baseline, CellMeasurements
+from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Acceptance, Budget, Check, Gate
-from leakaudit.judging.gate.priced import Epsilon, Priced
+from leakaudit.judging.gate.priced import Epsilon, PricedView
 from leakaudit.judging.gate.rule import Rule
 from leakaudit.reporting.findings.wording import untried
 from leakaudit.reporting.results.model import NodeBest, NotTried, RuleKind, RuleStatus
@@ -42,14 +42,14 @@ WORST = NodeBest(
 )
 
 
-def cell(seeds: int = 8, **samples: float | list[float]) -> Cell:
-    made = Cell(Check("ring", "m:f"), "node:1", "analytic", list(range(seeds)), worst=WORST)
+def cell(seeds: int = 8, **samples: float | list[float]) -> GateCell:
+    made = GateCell(Check("ring", "m:f"), "node:1", "analytic", list(range(seeds)), worst=WORST)
     made.samples = {m: list(v) if isinstance(v, list) else [v] * seeds for m, v in samples.items()}
     return made
 
 
-def base(of: Cell, digest: str | None = None, **samples: float) -> Baseline:
-    block = Block(
+def base(of: GateCell, digest: str | None = None, **samples: float) -> Baseline:
+    block = CellMeasurements(
         of.check.name,
         digest or of.digest(),
         tuple(of.seeds),
@@ -173,7 +173,7 @@ def test_a_budget_that_cannot_be_judged_is_no_pass() -> None:
 
 def test_epsilon_has_a_budget_too() -> None:
     assert [
-        rules.budgets(cell(), [Budget("epsilon", 8.0)], Priced(Epsilon(e, 3, 1.0)))[0].status
+        rules.budgets(cell(), [Budget("epsilon", 8.0)], PricedView(Epsilon(e, 3, 1.0)))[0].status
         for e in (7.9, 8.1, float("inf"))
     ] == [
         RuleStatus.OK,
@@ -198,7 +198,7 @@ def test_the_nodes_that_a_sentence_names_are_there_as_numbers() -> None:
     unattacked.reasons = {7: "nothing", 4: "no gradient"}
     (found,) = rules.attacked([unattacked])
     assert ("node 4: no gradient" in found.says, found.nodes) == (True, (1, 4))
-    priced = Priced(Epsilon(9.0, 3, 1.0))
+    priced = PricedView(Epsilon(9.0, 3, 1.0))
     (found,) = rules.budgets(cell(), [Budget("epsilon", 8.0)], priced)
     assert found.nodes == (1, 3)
 
@@ -206,7 +206,7 @@ def test_the_nodes_that_a_sentence_names_are_there_as_numbers() -> None:
 # --- growth -----------------------------------------------------------------------------------------------------------
 
 
-def statuses(of: Cell, against: Baseline, **gate: Any) -> list[RuleStatus]:
+def statuses(of: GateCell, against: Baseline, **gate: Any) -> list[RuleStatus]:
     return [
         r.status for r in rules.growth([of], against, Gate(alpha=0.01, compare=("gain",), **gate))
     ]
@@ -271,7 +271,7 @@ def labels(found: Sequence[float], before: Sequence[float], **gate: Any) -> Rule
     """Compare the shares of labels that were found of four records, with other seeds."""
     one = cell(seeds=len(found), labels=list(found))
     one.records = 4
-    other = Block(
+    other = CellMeasurements(
         "ring", one.digest(), tuple(range(100, 100 + len(before))), {"labels": tuple(before)}
     )
     (rule,) = rules.growth([one], Baseline({one.name: other}), Gate(compare=("labels",), **gate))
@@ -321,16 +321,16 @@ def test_other_seeds_may_differ_by_chance_and_the_same_seeds_may_not() -> None:
     gains = [0.0, 8.0, 1.0, 7.0, 2.0, 9.0, 3.0, 6.0] * 2
     more = [gain + 1.5 for gain in gains]
     one = cell(seeds=16, gain=more)
-    other = Block("ring", one.digest(), tuple(range(100, 116)), {"gain": tuple(gains)})
+    other = CellMeasurements("ring", one.digest(), tuple(range(100, 116)), {"gain": tuple(gains)})
     gate = Gate(compare=("gain",))
     (rule,) = rules.growth([one], Baseline({one.name: other}), gate)
     assert rule.status is RuleStatus.OK
     assert "other seeds differ as much by chance" in rule.says
-    same = Block("ring", one.digest(), tuple(one.seeds), {"gain": tuple(gains)})
+    same = CellMeasurements("ring", one.digest(), tuple(one.seeds), {"gain": tuple(gains)})
     (rule,) = rules.growth([one], Baseline({one.name: same}), gate)
     assert rule.status is RuleStatus.REGRESSION
     bits = cell(seeds=16, exact=[0.0] * 15 + [0.25])
-    other = Block("ring", bits.digest(), tuple(range(100, 116)), {"exact": (0.0,) * 16})
+    other = CellMeasurements("ring", bits.digest(), tuple(range(100, 116)), {"exact": (0.0,) * 16})
     (rule,) = rules.growth([bits], Baseline({bits.name: other}), Gate(compare=("exact",)))
     assert rule.status is RuleStatus.INCONCLUSIVE
 
@@ -354,7 +354,7 @@ def test_all_comparisons_share_alpha() -> None:
 
 def test_other_seeds_are_compared_as_independent_samples() -> None:
     one = cell(gain=[5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5])
-    other = Block(
+    other = CellMeasurements(
         "ring",
         one.digest(),
         tuple(range(100, 108)),
@@ -376,7 +376,7 @@ def test_another_way_of_measuring_is_never_compared() -> None:
 
 def test_the_digest_depends_on_how_is_measured_and_not_on_what() -> None:
     plain = cell()
-    assert plain.digest() == Cell(Check("other", "x:y"), "nodes:1", "analytic").digest()
+    assert plain.digest() == GateCell(Check("other", "x:y"), "nodes:1", "analytic").digest()
     for check, who, attack in (
         (Check("ring", "m:f"), "node:2", "analytic"),
         (Check("ring", "m:f"), "node:1", "exact"),
@@ -388,7 +388,7 @@ def test_the_digest_depends_on_how_is_measured_and_not_on_what() -> None:
             "analytic",
         ),
     ):
-        assert Cell(check, who, attack).digest() != plain.digest()
+        assert GateCell(check, who, attack).digest() != plain.digest()
 
 
 # --- acceptances and codes --------------------------------------------------------------------------------------------
@@ -455,7 +455,7 @@ def test_exit_codes(found: list[Rule], complete: bool, code: int) -> None:
 
 
 def example(**changes: Any) -> Baseline:
-    block = Block("ring", "ab" * 32, (0, 1), {"psnr": (1.5, 2.0), "exact": (0.0, 1.0)})
+    block = CellMeasurements("ring", "ab" * 32, (0, 1), {"psnr": (1.5, 2.0), "exact": (0.0, 1.0)})
     return Baseline(
         {"ring/eavesdropper/exact": block, **changes},
         "first",
@@ -513,21 +513,23 @@ def test_a_run_replaces_the_cells_of_its_checks_and_knows_which_are_stale(tmp_pa
         **checks,
     }
     gate = Gate((Check("ring", "m:f", attacks=("exact",)),))
-    judged = judge.Judged(gate, judge.Options())
+    judged = judge.GateResults(gate, judge.GateOptions())
     judge.conclude(judged, old)
     assert judged.stale == ["ring/node:1/exact"]
     assert set(judge.update(judged, old, "why").cells) == set(names[1:])
 
 
 def test_a_baseline_of_many_cells_is_known_as_one(tmp_path: Path) -> None:
-    block = Block("ring", "ab" * 32, (0, 1), {"psnr": (1.5, 2.0)})
+    block = CellMeasurements("ring", "ab" * 32, (0, 1), {"psnr": (1.5, 2.0)})
     large = example(**{f"ring/node:{node}/exact": block for node in range(200)})
     large.write(tmp_path / "b.json")
     assert files.from_results(tmp_path / "b.json") == large
 
 
 def test_a_baseline_changes_for_a_reason_and_keeps_other_cells() -> None:
-    new = {"ring/eavesdropper/labels": Block("ring", "cd" * 32, (0,), {"labels": (0.5,)})}
+    new = {
+        "ring/eavesdropper/labels": CellMeasurements("ring", "cd" * 32, (0,), {"labels": (0.5,)})
+    }
     with pytest.raises(LeakauditError, match="--reason TEXT"):
         example().merged(new, "  ", {})
     merged = example().merged(new, "labels too", {"torch": "3"})
@@ -536,7 +538,7 @@ def test_a_baseline_changes_for_a_reason_and_keeps_other_cells() -> None:
 
 
 def test_a_difference_names_what_changed() -> None:
-    more = Block("ring", "ab" * 32, (0, 1), {"psnr": (2.5, 3.0), "exact": (0.0, 1.0)})
+    more = CellMeasurements("ring", "ab" * 32, (0, 1), {"psnr": (2.5, 3.0), "exact": (0.0, 1.0)})
 
     def lines(old: Baseline, new: Baseline) -> list[str]:
         return [str(one) for one in baseline.changes(old, new)]
@@ -547,6 +549,6 @@ def test_a_difference_names_what_changed() -> None:
     ]
     assert lines(example(), Baseline()) == ["- ring/eavesdropper/exact"]
     assert lines(Baseline(), example()) == ["+ ring/eavesdropper/exact"]
-    other = Block("ring", "cd" * 32, more.seeds, more.samples)
+    other = CellMeasurements("ring", "cd" * 32, more.seeds, more.samples)
     (found,) = lines(example(), Baseline({"ring/eavesdropper/exact": other}))
     assert "not comparable" in found

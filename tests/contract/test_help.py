@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from leakaudit._util.settings import SETTINGS
-from leakaudit.capture.gloo.setup import Spread
+from leakaudit.capture.gloo.setup import ProcessLayout
 from leakaudit.cli import main, parser, tapped
 from leakaudit.cli._main import GROUPS
 from leakaudit.cli._parser import EXAMPLES
@@ -92,7 +92,7 @@ REPEATABLE = ("attack", "audit", "check", "sweep")  # verbs that write several f
 # Defaults that a verb fills in after parsing, besides settings and the choices of a scenario.
 LATER: dict[tuple[str, str], object] = {
     **{(f"leakaudit {verb}", "format"): "text" for verb in REPEATABLE},
-    ("leakaudit record", "timeout"): Spread.timeout,
+    ("leakaudit record", "timeout"): ProcessLayout.timeout,
     ("leakaudit report", "location"): sarif.LOCATION,
     ("leakaudit bound", "coalitions"): 1,
     ("leakaudit trace lint", "truth"): "none",

@@ -970,7 +970,7 @@ def test_a_topology_may_be_as_large_as_its_limit(monkeypatch: pytest.MonkeyPatch
     edges = torch.tensor([[0, 1], [0, 2], [0, 3], [1, 2], [1, 3]])
     assert wellformed.graph(5, edges[:4]).nodes == 5
     for nodes, count in ((6, 4), (5, 5)):
-        with pytest.raises(wellformed.Bad, match=f"has {nodes} nodes and edges of shape"):
+        with pytest.raises(wellformed.TraceFault, match=f"has {nodes} nodes and edges of shape"):
             wellformed.graph(nodes, edges[:count])
 
 

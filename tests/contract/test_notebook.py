@@ -23,10 +23,10 @@ from leakaudit.core import progress
 from leakaudit.core.reconstruction import Reconstruction, Reconstructions
 from leakaudit.core.trace import Layout, Messages
 from leakaudit.judging.gate.config import Check, Gate
-from leakaudit.judging.gate.judge import Judged, Options
+from leakaudit.judging.gate.judge import GateOptions, GateResults
 from leakaudit.reporting.rendering import cards
 from leakaudit.reporting.results import model
-from leakaudit.runs.sweeping.run import Swept
+from leakaudit.runs.sweeping.run import SweepOutcome
 from leakaudit.scoring.scoring import ScoreTable
 from leakaudit.views.accounting.compare import Comparison, Comparisons
 
@@ -123,8 +123,8 @@ VALUES: dict[str, Callable[[], Any]] = {
     "comparisons": bounds,
     "verdict": lambda: la.Verdict.REFUTED,
     "claim": lambda: la.claims(rows=[1])[0],
-    "interrupted gate": lambda: Judged(Gate((Check("main", "train:record"),)), Options()),
-    "interrupted sweep": lambda: Swept(3, 0),
+    "interrupted gate": lambda: GateResults(Gate((Check("main", "train:record"),)), GateOptions()),
+    "interrupted sweep": lambda: SweepOutcome(3, 0),
     **{kind: lambda kind=kind: record(kind) for kind in RECORDS},  # type: ignore[misc]
 }
 MORE: dict[str, Callable[[], Any]] = {  # a repr, but no card

@@ -30,9 +30,9 @@ HOSTILE = (
 
 def chart(text: str = "plain", log: bool | None = False) -> Figure:
     lines = (
-        plots.Line(text, "median", [1.0, None, 30.0, 4.0]),
-        plots.Line(text, "best", [2.0, float("inf"), 300.0, 5.0]),
-        plots.Line("not in the legend", "ceiling", [None, 3.0, None, None]),
+        plots.PlotLine(text, "median", [1.0, None, 30.0, 4.0]),
+        plots.PlotLine(text, "best", [2.0, float("inf"), 300.0, 5.0]),
+        plots.PlotLine("not in the legend", "ceiling", [None, 3.0, None, None]),
     )
     panel = plots.Panel(text, lines, text, (text, "b", "c", "d"), log=log)
     rows = [(text, [panel, panel]), ("", [plots.Panel(text, ())])]
@@ -108,7 +108,7 @@ def test_another_suffix_is_refused_before_anything_is_written(tmp_path: Path) ->
 
 def test_every_point_is_seen_and_every_name_told_apart() -> None:
     names = [f"line {k}" for k in range(12)]
-    panel = plots.Panel("", tuple(plots.Line(n, "rate", [k, k]) for k, n in enumerate(names)))
+    panel = plots.Panel("", tuple(plots.PlotLine(n, "rate", [k, k]) for k, n in enumerate(names)))
     figure = plots.curves([("", [panel])], dict(zip(names, names, strict=True)))
     (place,) = figure.axes
     drawn = [(line.get_color(), line.get_marker()) for line in place.lines]
@@ -136,7 +136,7 @@ def test_an_axis_holds_all_values_and_numbers_some_of_them(
     log: bool,
     limits: tuple[float, float],
 ) -> None:
-    panel = plots.Panel("", (plots.Line("a", "rate", values),), low=low, high=high, log=log)
+    panel = plots.Panel("", (plots.PlotLine("a", "rate", values),), low=low, high=high, log=log)
     (place,) = plots.curves([("", [panel])], {"a": "a"}).axes
     bottom, top = place.get_ylim()
     assert bottom <= limits[0] <= limits[1] <= top
@@ -148,7 +148,7 @@ def test_an_axis_holds_all_values_and_numbers_some_of_them(
 
 def test_many_points_are_named_with_room_between_them() -> None:
     points = tuple(f"{10**k:g}" for k in range(12))
-    panel = plots.Panel("", (plots.Line("a", "rate", [1.0] * 12),), points=points)
+    panel = plots.Panel("", (plots.PlotLine("a", "rate", [1.0] * 12),), points=points)
     figure = plots.curves([("", [panel])], {"a": "a"})
     plots.svg(figure, "drawn")
     (place,) = figure.axes
@@ -161,7 +161,11 @@ def test_many_points_are_named_with_room_between_them() -> None:
 @pytest.mark.parametrize("values", [[1e-5, 1.2e-5], [-3e5, 1.2e6], [1234567, 1234570], [0, 9e99]])
 def test_nothing_covers_anything_else(values: list[float], log: bool) -> None:
     panel = plots.Panel(
-        "a rather long title " * 9, (plots.Line("a", "rate", values),), "axis", ("x", "y"), log=log
+        "a rather long title " * 9,
+        (plots.PlotLine("a", "rate", values),),
+        "axis",
+        ("x", "y"),
+        log=log,
     )
     rows = [("first", [panel, panel]), ("", [panel, panel]), ("third", [panel])]
     figure = plots.curves(rows, {"a": "a long name of this line " * 9, "b": "b"}, note="note")

@@ -9,7 +9,7 @@ import pytest
 from records import RECORDS, column, finding, record
 
 from leakaudit.reporting.findings.overview import overview
-from leakaudit.reporting.findings.worst_case import Outcome, WorstCase, who, worst_case
+from leakaudit.reporting.findings.worst_case import WorstCase, WorstOutcome, who, worst_case
 from leakaudit.reporting.results import model
 
 
@@ -75,11 +75,11 @@ def test_a_record_that_only_the_truth_shows_to_be_exact_is_not_called_certain() 
 def test_a_wrong_certificate_is_never_counted_as_exact() -> None:
     case = of(batch(0, [True, False], 2))
     assert "1 of the 2 training images" in case.says
-    assert case.outcome is Outcome.EXACT
+    assert case.outcome is WorstOutcome.EXACT
     assert "the attack is wrong" in case.certainty
     assert not case.proven
     alone = of(batch(0, [False], 1))
-    assert alone.outcome is Outcome.CONTRADICTED
+    assert alone.outcome is WorstOutcome.CONTRADICTED
     assert "none of them equals its original" in alone.says
     view = overview(model.of_run(record(batch(0, [False], 1))))
     assert (view.level, view.badge) == ("warning", "Inconclusive")
@@ -90,7 +90,7 @@ def test_the_grid_decides_where_there_is_one() -> None:
     """A certified image that is off by one grey level is not exact, however small the error."""
     one = batch(0, [False], 1)
     one["scores"]["relative_error"] = column(5e-4)
-    assert of(one).outcome is Outcome.CONTRADICTED
+    assert of(one).outcome is WorstOutcome.CONTRADICTED
 
 
 def test_a_certified_record_without_a_grid_may_differ_by_rounding() -> None:
@@ -206,28 +206,28 @@ def vectors(node: int, error: float, **changes: Any) -> dict[str, Any]:
 def test_a_failed_attack_on_a_table_recovered_nothing(error: float) -> None:
     made = model.of_run(record(vectors(0, error)))
     case = worst_case(made.findings, made.undetermined, (2,))
-    assert case.outcome is Outcome.NOTHING
+    assert case.outcome is WorstOutcome.NOTHING
     assert "recovered no training record" in case.says
 
 
 def test_intervals_that_the_truth_contradicts_are_not_certain() -> None:
     case = of(finding(0, 5.0, certificate="INTERVAL"))
     assert "interval" not in case.says
-    assert of(finding(0, 40.0, certificate="INTERVAL")).outcome is Outcome.INTERVAL
+    assert of(finding(0, 40.0, certificate="INTERVAL")).outcome is WorstOutcome.INTERVAL
 
 
 def test_unscored_intervals_come_before_a_scored_failure() -> None:
     case = of(
         finding(0, 5.0, certificate="FAILED"), finding(1, scores=None, certificate="INTERVAL")
     )
-    assert case.outcome is Outcome.INTERVAL
+    assert case.outcome is WorstOutcome.INTERVAL
 
 
 def test_labels_are_named_if_no_input_was_recovered() -> None:
     labels = finding(0, None, attack="labels")
     labels["scores"]["labels_found"] = 1.0
     case = of(finding(0, 8.0, certificate="FAILED"), labels)
-    assert case.outcome is not Outcome.NOTHING
+    assert case.outcome is not WorstOutcome.NOTHING
 
 
 def test_what_is_not_understood_is_named_beside_a_failure() -> None:
@@ -235,7 +235,7 @@ def test_what_is_not_understood_is_named_beside_a_failure() -> None:
     one = finding(0, 5.0, certificate="FAILED")
     one["scores"]["identified"] = column(False)
     case = of(one, undetermined=(strange,))
-    assert case.outcome is Outcome.NOT_UNDERSTOOD
+    assert case.outcome is WorstOutcome.NOT_UNDERSTOOD
     assert "not understood" in case.certainty
 
 

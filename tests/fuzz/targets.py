@@ -40,7 +40,7 @@ from leakaudit.protocols.scenario import Scenario
 from leakaudit.reporting.results import record_file
 from leakaudit.reporting.viewing import pages, running
 from leakaudit.reporting.viewing.filters import Query
-from leakaudit.reporting.viewing.index import Index
+from leakaudit.reporting.viewing.index import RunIndex
 from leakaudit.runs.sweeping import tables
 from leakaudit.scoring import lpips_weights
 from leakaudit.tasks import data_files
@@ -62,7 +62,7 @@ def _logs(path: Path) -> None:
 
 def _listing(path: Path) -> str:
     """The pages of the viewer: the list, a comparison, and every run in progress."""
-    listing = Index(path).listing()
+    listing = RunIndex(path).listing()
     found = [pages.listed(listing, Query(), path.name), pages.compared(listing.runs[:2], None, "")]
     for one in listing.progress:
         cells = running.latest(listing.paths[one.id])

@@ -36,7 +36,7 @@ from safetensors.torch import load_file, save_file
 
 from leakaudit._util import config
 from leakaudit._util.assignment import match, match_labels
-from leakaudit._util.decoding import Misfit, decoded
+from leakaudit._util.decoding import TypeMismatch, decoded
 from leakaudit._util.plain import is_number
 from leakaudit._util.seeds import nth_generator
 from leakaudit._util.uncollected import CONTAINERS, read_json
@@ -55,17 +55,17 @@ from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import Graph, Layout, TaskSpec
 from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.search import batched_search
-from leakaudit.inversion.search.lbfgs import Memory
+from leakaudit.inversion.search.lbfgs import LbfgsMemory
 from leakaudit.inversion.search.objectives import missing
-from leakaudit.judging.gate.baseline import Change
+from leakaudit.judging.gate.baseline import BaselineChange
 from leakaudit.protocols import declared
 from leakaudit.protocols.declared import protocol_of
-from leakaudit.protocols.expected import Expected
+from leakaudit.protocols.expected import ExpectedMessages
 from leakaudit.reporting.findings import redaction, wording
 from leakaudit.reporting.rendering.gallery import image
 from leakaudit.reporting.results import record_file
 from leakaudit.reporting.results.model import NumberColumn, VerdictEntry
-from leakaudit.reporting.viewing.running import Stage
+from leakaudit.reporting.viewing.running import StageProgress
 from leakaudit.runs.pipeline.checkpoint import Checkpoint
 from leakaudit.runs.sweeping import tables
 from leakaudit.scoring import lpips_weights
@@ -74,7 +74,7 @@ from leakaudit.tasks import data_files
 from leakaudit.tasks.exported import archive
 from leakaudit.tasks.task import Task
 from leakaudit.theory.relations import Relations, Vector
-from leakaudit.theory.relations.declare import OUTLINED, TERMS, Most, at_most
+from leakaudit.theory.relations.declare import OUTLINED, TERMS, DeclarationLimits, at_most
 from leakaudit.theory.relations.estimate import recorded
 from leakaudit.theory.relations.semidefinite import supremum
 from leakaudit.traces import trace_file, vocabulary
@@ -252,9 +252,9 @@ class Part(Struct):
 
 def test_values_of_another_shape_are_not_searched_for_infinity() -> None:
     """Writing 28 MB of JSON again took 4 s, although the first key was wrong."""
-    with patch.object(json, "dumps", side_effect=AssertionError), pytest.raises(Misfit):
+    with patch.object(json, "dumps", side_effect=AssertionError), pytest.raises(TypeMismatch):
         decoded({"known": "text", "free": 1}, Part)
-    with pytest.raises(Misfit):
+    with pytest.raises(TypeMismatch):
         decoded({"known": 1, "free": math.inf}, Part)
     assert decoded({"known": 1, "free": [2]}, Part) == Part(1, [2])
 
@@ -290,7 +290,7 @@ def test_steps_of_a_protocol_without_messages(here: Path) -> None:
     assert main(["record", "single", "-o", "i.pt", *SMALL]) == 0
     edit(here / "i.pt", lambda tree, about: about["params"].update(inner=10**6))
     with pytest.raises(LeakauditError, match=rf"more than {OUTLINED * 5_000} vectors"):
-        Expected.outlined(trace_file.load(here / "i.pt"))
+        ExpectedMessages.outlined(trace_file.load(here / "i.pt"))
 
 
 def test_a_million_local_steps_are_refused_before_they_are_declared(
@@ -466,7 +466,7 @@ def test_a_record_of_countless_nodes_is_not_redacted(here: Path) -> None:
 
 
 def test_a_difference_of_baselines_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    _write([Change("removed", "\u202eCANARY\u202c\n::error::x")], "text", "")
+    _write([BaselineChange("removed", "\u202eCANARY\u202c\n::error::x")], "text", "")
     assert capsys.readouterr().out == "- CANARY : :error::x\n"
 
 
@@ -609,8 +609,8 @@ def test_a_sparse_table_of_gigabytes_of_zeros(tmp_path: Path) -> None:
 
 
 def test_the_share_of_a_sweep_of_astronomic_length() -> None:
-    assert Stage("cells", 10**400, 3).share == "100%"
-    assert Stage("cells", 3, 10**400).share == "0%"
+    assert StageProgress("cells", 10**400, 3).share == "100%"
+    assert StageProgress("cells", 3, 10**400).share == "0%"
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2,), (0,)])
@@ -791,7 +791,7 @@ def test_a_declaration_of_many_terms() -> None:
 
     growing(200)
     with (
-        at_most(Most(200, 200, frozenset())),
+        at_most(DeclarationLimits(200, 200, frozenset())),
         pytest.raises(LeakauditError, match=f"more than {TERMS * 200} terms"),
     ):
         growing(200)
@@ -957,7 +957,7 @@ def test_pairs_of_a_search_fit_in_memory() -> None:
     """A hundred pairs of two million unknowns are 3 GB; as many as fit are kept."""
     kept = []
 
-    class Noted(Memory):
+    class Noted(LbfgsMemory):
         def __init__(self, like: torch.Tensor, m: int) -> None:
             kept.append((like.shape, m))
             super().__init__(like, m)
@@ -978,7 +978,7 @@ def test_pairs_of_a_search_fit_in_memory() -> None:
         batch=4,
     )
     with (
-        patch.object(batched_search, "Memory", Noted),
+        patch.object(batched_search, "LbfgsMemory", Noted),
         patch.object(batched_search, "MEMORY", 1000),
     ):
         registry.get("attacks", "dlg")(steps=1, restarts=1)(leak, task, nth_generator(0, 0))
@@ -1079,7 +1079,7 @@ def test_the_expected_messages_of_many_rounds_with_many_steps_are_refused(
     edit(here / "steps.pt", many)
     trace = trace_file.load(here / "steps.pt")
     with pytest.raises(LeakauditError, match="far more than a recording of this size can have"):
-        Expected.outlined(trace)
+        ExpectedMessages.outlined(trace)
 
 
 def test_a_score_without_a_median_is_shown_by_its_range() -> None:

@@ -39,7 +39,7 @@ from leakaudit.reporting.figures import paper_curves, paper_strips, plots
 from leakaudit.reporting.rendering import gallery, passages
 from leakaudit.reporting.results import record_file
 from leakaudit.reporting.viewing import running
-from leakaudit.reporting.viewing.index import Index
+from leakaudit.reporting.viewing.index import RunIndex
 from leakaudit.scoring import lpips_weights
 from leakaudit.tasks import data_files
 from leakaudit.traces import trace_file
@@ -252,10 +252,10 @@ def test_scores_of_any_size_are_shown(number: float, attacked: Path) -> None:
 @pytest.mark.parametrize("log", [True, False, None])
 def test_axes_of_any_numbers(number: float, log: bool | None) -> None:
     assert plots.is_drawn(number, log=False) == (abs(number) <= 1e250)
-    line = plots.Line("a", "rate", [number, 1.0, number], [(number, 1.0), None, (0.5, number)])
+    line = plots.PlotLine("a", "rate", [number, 1.0, number], [(number, 1.0), None, (0.5, number)])
     panel = plots.Panel("title", (line,), low=-abs(number), high=abs(number), log=log)
     assert "<svg" in plots.svg(plots.curves([("", [panel])], {"a": "a"}), "x")
-    content = paper_curves.Curves([("", [panel])], {"a": "a"}, {"rate": "value"})
+    content = paper_curves.CurveFigure([("", [panel])], {"a": "a"}, {"rate": "value"})
     for figure in paper_curves.draw(content, 174.0, math.inf):
         assert "<svg" in plots.svg(figure, "x")
 
@@ -297,7 +297,7 @@ def test_one_record_with_a_long_number_does_not_hide_the_others(attacked: Path) 
     values = json.loads(bad.read_text())
     values["findings"][0]["seconds"] = int("9" * 400)
     bad.write_text(json.dumps(values))
-    listing = Index(Path("runs")).listing()
+    listing = RunIndex(Path("runs")).listing()
     assert [run.place for run in listing.runs] == ["good"]
     (broken,) = listing.broken
     assert broken.place == "bad"
@@ -410,7 +410,7 @@ def test_units_of_a_task_at_the_ends_of_all_floats(std: float) -> None:
 
 @pytest.mark.parametrize("value", [0.0, math.nan, 1e300])
 def test_rays_of_columns_without_a_finite_energy(value: float) -> None:
-    cone = extreme_rays.Cone(np.full((2, 3), value), np.ones(2), np.ones(2), 0.0)
+    cone = extreme_rays.ConvexCone(np.full((2, 3), value), np.ones(2), np.ones(2), 0.0)
     with np.errstate(all="ignore"):
         assert extreme_rays._direction(cone, [], np.random.default_rng(0)) is None
 

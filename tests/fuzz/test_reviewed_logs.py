@@ -29,7 +29,7 @@ from leakaudit.capture.tap.log.event import TYPES
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.wire import payloads
-from leakaudit.capture.wire.lines import Line
+from leakaudit.capture.wire.lines import MessageLine
 from leakaudit.cli import main
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.reconstruction import check_stored
@@ -343,7 +343,7 @@ def test_headers_of_python_2(tmp_path: Path) -> None:
         assert file.length("x") == 6
         assert np.array_equal(file["x"], content)
     (tmp_path / "a.npy").write_bytes(python2(content))
-    line = Line(0, 0, (1,), "w", 0, "a.npy", (), None, None, None)
+    line = MessageLine(0, 0, (1,), "w", 0, "a.npy", (), None, None, None)
     (read,) = payloads.find(tmp_path, line).read()
     assert torch.equal(read, torch.from_numpy(content).float())
 

@@ -23,7 +23,7 @@ import leakaudit as la
 from leakaudit.capture.tap import merge
 from leakaudit.capture.tap.exchanges.conversation import Conversation
 from leakaudit.capture.tap.flower import wrappers as flower
-from leakaudit.capture.tap.flower.server import ServerTap
+from leakaudit.capture.tap.flower.server import FlowerServerTap
 from leakaudit.capture.tap.guessing.confirm import contradictions
 from leakaudit.capture.tap.guessing.guess import guess
 from leakaudit.capture.tap.log.capture import Capture
@@ -100,7 +100,7 @@ def talk(
     **capture: Any,
 ) -> tuple[RankLog, ...]:
     """Log the rounds of a server whose clients take steps of SGD on their records."""
-    tap = ServerTap(Capture(str(folder), **capture))
+    tap = FlowerServerTap(Capture(str(folder), **capture))
     w = TASK.init(Generator().manual_seed(1))
     for t in range(1, rounds + 1):
         config = {"server-round": t} if noted else {}
@@ -265,7 +265,7 @@ def test_a_state_without_names_is_read_by_the_models_own_state(
     monkeypatch.syspath_prepend(str(tmp_path))
     spec = la.TaskSpec("normed:net", {"bn": "eval"}, shape=(1, 4, 4), classes=3)
     task = Task.build(spec, trusted=True)
-    tap = ServerTap(Capture(str(tmp_path / "log")))
+    tap = FlowerServerTap(Capture(str(tmp_path / "log")))
     held = task.module.state_dict()
     arrays = {str(k): value.numpy() for k, value in enumerate(held.values())}
     tap.instruct([FakeMessage(1, arrays)])
@@ -322,7 +322,7 @@ def test_parameters_are_found_by_name_wherever_they_stand(tmp_path: Path) -> Non
 
 def test_a_state_without_names_is_read_by_the_models_state(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    tap = ServerTap(Capture(str(tmp_path)))
+    tap = FlowerServerTap(Capture(str(tmp_path)))
     arrays = {str(k): value.numpy() for k, value in enumerate(net.state_dict().values())}
     tap.instruct([FakeMessage(1, arrays)])
     tap.capture.end()
@@ -333,7 +333,7 @@ def test_a_state_without_names_is_read_by_the_models_state(tmp_path: Path) -> No
 
 
 def test_answers_without_arrays_are_not_understood(tmp_path: Path) -> None:
-    tap = ServerTap(Capture(str(tmp_path)))
+    tap = FlowerServerTap(Capture(str(tmp_path)))
     tap.instruct([FakeMessage(1, {"0": np.zeros(3, np.float32)}, number="a")])
     tap.receive([FakeMessage(1, config={"masked_params": b"", "nids": [1]})])
     tap.capture.end()
@@ -343,7 +343,7 @@ def test_answers_without_arrays_are_not_understood(tmp_path: Path) -> None:
 
 
 def test_answers_that_are_all_errors_are_not_understood(tmp_path: Path) -> None:
-    tap = ServerTap(Capture(str(tmp_path)))
+    tap = FlowerServerTap(Capture(str(tmp_path)))
     tap.instruct([FakeMessage(1, {"0": np.zeros(3, np.float32)}, number="a")])
     tap.receive([FakeMessage(1, error=SimpleNamespace(reason="no data"))])
     tap.capture.end()
@@ -356,7 +356,7 @@ def test_answers_that_are_all_errors_are_not_understood(tmp_path: Path) -> None:
 def test_trouble_of_the_tap_does_not_reach_the_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tap = ServerTap(Capture(str(tmp_path)))
+    tap = FlowerServerTap(Capture(str(tmp_path)))
     messages = [object()]
     assert tap.push(lambda grid, sent: ["number"], None, messages) == ["number"]
     assert tap.pull(lambda grid: messages, None) == messages
@@ -364,7 +364,7 @@ def test_trouble_of_the_tap_does_not_reach_the_program(
 
 
 def test_a_grid_inside_another_one_is_logged_once(tmp_path: Path) -> None:
-    tap = ServerTap(Capture(str(tmp_path)))
+    tap = FlowerServerTap(Capture(str(tmp_path)))
     message = FakeMessage(1, state(TASK.init(Generator().manual_seed(1))))
 
     def inner(grid: Any, messages: Any) -> list[str]:

@@ -30,7 +30,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def sent(results: Path, **options: bool) -> content.Content:
+def sent(results: Path, **options: bool) -> content.TrackerContent:
     chosen = {"pictures": True, "redact": False, **options}
     return content.gather(
         record_file.read(results / "results.json"),

@@ -18,7 +18,7 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.protocols import topology
 from leakaudit.protocols.declared import DECLARED, Protocol
 from leakaudit.theory.relations import Relations, account, know
-from leakaudit.theory.relations.forward import Forward
+from leakaudit.theory.relations.forward import ForwardModel
 from leakaudit.theory.relations.recursion import LongView
 from leakaudit.theory.relations.repeat import steady
 from leakaudit.theory.relations.shared import SharedView
@@ -299,7 +299,7 @@ def test_a_channel_that_reveals_a_gradient_is_left_to_exact_methods() -> None:
             sent[i] = p.send(i, (i + 1) % 3, content)
         for i in range(3):
             state[i] = p.state("w", i, eq=(sent[i] + sent[(i + 1) % 3]) / 2)
-    model = Forward.of(p)
+    model = ForwardModel.of(p)
     assert model is not None
     watches = Adversary(hears=frozenset({(0, 1)}))
     assert LongView.of(model, steady(p, 3), know(p, watches).known, 50) is None
@@ -338,7 +338,7 @@ def test_a_network_that_grows_has_no_closed_form() -> None:
         for i in range(2):
             content = old[i] + old[1 - i] / 2 - p.grad(i, at=old[i]) + p.noise("n", 1.0, i)
             sent[i] = p.send(i, 1 - i, content)
-    model = Forward.of(p)
+    model = ForwardModel.of(p)
     assert model is not None
     assert SymmetricNetwork.of(model, steady(p, 3), 30) is None
     known = know(p, Adversary(hears=frozenset({(0, 1)}))).known

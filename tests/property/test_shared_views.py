@@ -12,7 +12,7 @@ from noisy_protocols import NOISY, made, same
 
 from leakaudit.protocols.declared import Protocol
 from leakaudit.theory.relations import Relations
-from leakaudit.theory.relations.forward import Echelon, Forward, product
+from leakaudit.theory.relations.forward import Echelon, ForwardModel, product
 from leakaudit.theory.relations.shared import PRIMES, SharedView
 from leakaudit.views.accounting.adversaries import around
 from leakaudit.views.accounting.compare import Comparison, compare, worst
@@ -80,7 +80,7 @@ def test_a_closed_form_of_a_curious_neighbour_is_met() -> None:
 
 def test_a_forward_model_solves_the_relations() -> None:
     protocol = made("dpnorm, noise of steps", "er", 6, 3, 1)
-    model = Forward.of(protocol.whole)
+    model = ForwardModel.of(protocol.whole)
     assert model is not None
     rows = np.arange(len(model.defined))
     noise, gradients = model.responses(
@@ -108,7 +108,7 @@ def test_a_declaration_that_defines_two_vectors_at_once_has_no_forward_model() -
     p = Relations()
     a, b = p.state("a", 0), p.state("b", 0)
     p.relate(a + b, p.noise("n", 1.0, 0) + p.grad(0, at=p.public("w")))
-    assert Forward.of(p) is None
+    assert ForwardModel.of(p) is None
 
 
 @pytest.mark.parametrize("prime", PRIMES)

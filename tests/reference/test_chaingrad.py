@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Layout, TaskSpec
 from leakaudit.tasks.chain_gradients import Chain
-from leakaudit.tasks.smoothed_relu import Rounded, Rounding
+from leakaudit.tasks.smoothed_relu import Rounding, SmoothedReLU
 from leakaudit.tasks.task import Task
 
 D = torch.float64
@@ -135,7 +135,7 @@ def test_rounded_networks_have_the_same_two_ways_and_end_at_the_network_itself(
 
 def test_a_rounded_unit_is_squareplus_of_its_own_width() -> None:
     z = torch.randn(2, 3, 5, dtype=D, generator=Generator().manual_seed(5))
-    unit = Rounded(Rounding(0.3))
+    unit = SmoothedReLU(Rounding(0.3))
     values, first, second = unit.bends(z)
     for k in range(2):
         one = z[k].clone().requires_grad_()
@@ -155,7 +155,7 @@ def test_networks_without_relu_are_left_as_they_are_and_shortcuts_are_rounded() 
     assert smooth.rounded(rounding) is smooth
     task = Task.build(TaskSpec("resnet10", shape=(3, 16, 16), classes=4)).rounded(rounding)
     kinds = {type(m) for m in task.module.modules()}
-    assert Rounded in kinds
+    assert SmoothedReLU in kinds
     assert nn.ReLU not in kinds
 
 

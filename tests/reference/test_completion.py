@@ -18,7 +18,7 @@ from leakaudit.core.errors import AttackError, LeakauditError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.exact import completion, gluing
-from leakaudit.inversion.exact.completion import Completed
+from leakaudit.inversion.exact.completion import CompletedInput
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.traces.recorder import Recorder
@@ -228,7 +228,7 @@ def test_the_stated_error_of_a_pixel_is_its_error() -> None:
         stack = (slopes[:, :, None] * row + noise) * seen
         std = torch.full((2,), 1e-4, dtype=D)
         found = completion.single(stack, seen, std, torch.full((60,), 1 / 255, dtype=D))
-        assert isinstance(found, Completed)
+        assert isinstance(found, CompletedInput)
         good = found.known[:-1]
         off.append(((found.row - row)[:-1] / found.error[:-1])[good])
     size = float(torch.cat(off).square().mean().sqrt())

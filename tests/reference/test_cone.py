@@ -221,7 +221,7 @@ def board(rng: np.random.Generator, equations: int, error: float) -> tuple[np.nd
     right = matrix @ truth + error * rng.standard_normal(equations)
     place = np.zeros(equations, dtype=np.intp)
     pixels = np.arange(9).reshape(1, 1, 9)
-    return truth, open_pixels.Equations(
+    return truth, open_pixels.PixelEquations(
         csr_array(matrix / error), right / error, place, pixels, 255
     )
 
@@ -229,7 +229,7 @@ def board(rng: np.random.Generator, equations: int, error: float) -> tuple[np.nd
 @pytest.mark.parametrize("equations", [4, 6, 12])
 def test_fewer_equations_than_pixels_determine_whole_levels(equations: int) -> None:
     truth, known = board(np.random.default_rng(equations), equations, 1e-6)
-    found = open_pixels.Board(known)
+    found = open_pixels.ProvenPixels(known)
     found.fill()
     assert found.known.all()
     assert (found.value == truth).all()
@@ -239,18 +239,18 @@ def test_fewer_equations_than_pixels_determine_whole_levels(equations: int) -> N
 def test_too_few_equations_prove_nothing() -> None:
     """Two equations of nine pixels, each known to a tenth of a level, have many solutions."""
     _, known = board(np.random.default_rng(0), 2, 0.1)
-    found = open_pixels.Board(known)
+    found = open_pixels.ProvenPixels(known)
     found.fill()
     assert not found.known.any()
 
 
 def test_equations_without_a_solution_on_the_grid_are_noticed() -> None:
     truth, known = board(np.random.default_rng(1), 12, 1e-6)
-    wrong = open_pixels.Equations(
+    wrong = open_pixels.PixelEquations(
         known.matrix, known.matrix @ (truth + 0.5), known.place, known.pixels, 255
     )
-    with pytest.raises(open_pixels.Contradiction):
-        open_pixels.Board(wrong).fill()
+    with pytest.raises(open_pixels.UnsatisfiableEquations):
+        open_pixels.ProvenPixels(wrong).fill()
 
 
 def test_all_integer_points_of_an_ellipsoid_are_found() -> None:
@@ -326,14 +326,14 @@ def test_stated_errors_of_two_weak_samples_hold_in_every_entry() -> None:
 # ------------------------------------------------------------------------------------------------
 
 
-def sparse(count: int) -> tuple[np.ndarray, np.ndarray, extreme_rays.Cone]:
+def sparse(count: int) -> tuple[np.ndarray, np.ndarray, extreme_rays.ConvexCone]:
     """Half-empty samples (count, 400), a basis of their space, and their cone."""
     rng = np.random.default_rng(0)
     samples = rng.random((count, 400)) * (rng.random((count, 400)) < 0.5)
     samples[:, -1] = 1
     _, sizes, right = np.linalg.svd(samples, full_matrices=False)
     rows = torch.from_numpy(right)
-    cone = extreme_rays.Cone.of(rows[:, :-1], rows[:, -1], torch.from_numpy(sizes), 1e-13)
+    cone = extreme_rays.ConvexCone.of(rows[:, :-1], rows[:, -1], torch.from_numpy(sizes), 1e-13)
     return samples, right, cone
 
 
@@ -415,7 +415,7 @@ def test_a_small_entry_among_the_zeros_does_not_lose_a_ray() -> None:
     samples[0, np.flatnonzero(samples[0] > 0)[0]] = 3e-7
     _, sizes, right = np.linalg.svd(samples, full_matrices=False)
     rows = torch.from_numpy(right)
-    cone = extreme_rays.Cone.of(rows[:, :-1], rows[:, -1], torch.from_numpy(sizes), 1e-15)
+    cone = extreme_rays.ConvexCone.of(rows[:, :-1], rows[:, -1], torch.from_numpy(sizes), 1e-15)
     truth = samples @ right.T
     ray = extreme_rays._polished(cone, truth[0] + 1e-8 * truth[1])
     assert ray is not None

@@ -20,7 +20,7 @@ from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import TaskSpec, Truth
 from leakaudit.inversion.labels import label_counts, read_labels
-from leakaudit.inversion.labels.label_counts import Head
+from leakaudit.inversion.labels.label_counts import LastLayer
 from leakaudit.scoring import scoring
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
@@ -52,7 +52,9 @@ def gradient_leak(task: Task, theta: Tensor, x: Tensor, y: Tensor) -> GradientLe
     )
 
 
-def planted(n: list[int], same: bool, seed: int = 0, spread: float = 0.0) -> tuple[Head, Tensor]:
+def planted(
+    n: list[int], same: bool, seed: int = 0, spread: float = 0.0
+) -> tuple[LastLayer, Tensor]:
     """A last layer of six classes and eight features; samples of a class have equal features, all samples where `same`."""
     g = torch.Generator().manual_seed(seed)
     classes, width = len(n), 8
@@ -64,7 +66,7 @@ def planted(n: list[int], same: bool, seed: int = 0, spread: float = 0.0) -> tup
     y = torch.arange(classes).repeat_interleave(torch.tensor(n))
     h = centre[y] + spread * torch.randn(len(y), width, generator=g, dtype=D)
     q = (h @ matrix.T + shift).softmax(1) - torch.eye(classes, dtype=D)[y]
-    return Head(q.T @ h / len(y), q.mean(0), matrix, shift), torch.tensor(n)
+    return LastLayer(q.T @ h / len(y), q.mean(0), matrix, shift), torch.tensor(n)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_llg_is_its_algorithm_in_plain_words_and_repeats_classes() -> None:
             said.append(low)
             g[low] -= impact
         assert (
-            label_counts.llg(Head(torch.from_numpy(weight)), batch).tolist()
+            label_counts.llg(LastLayer(torch.from_numpy(weight)), batch).tolist()
             == np.bincount(said, minlength=classes).tolist()
         )
 
@@ -124,7 +126,7 @@ def test_llg_counts_large_impacts_right() -> None:
 
 
 def test_yin_takes_the_lowest_entries_and_no_class_twice() -> None:
-    head = Head(torch.tensor([[0.0, -3.0], [1.0, 2.0], [-1.0, 5.0], [-2.0, 0.5]]))
+    head = LastLayer(torch.tensor([[0.0, -3.0], [1.0, 2.0], [-1.0, 5.0], [-2.0, 0.5]]))
     assert label_counts.yin(head, 2).tolist() == [1, 0, 0, 1]
     assert label_counts.yin(head, 9).tolist() == [1, 1, 1, 1]
 
@@ -136,7 +138,7 @@ def test_rlg_finds_the_classes_of_a_few_samples_and_leaves_none_out() -> None:
         y = torch.randint(12, (4,), generator=g)
         h = torch.rand(4, 40, generator=g, dtype=D)
         q = (h @ matrix.T).softmax(1) - torch.eye(12, dtype=D)[y]
-        found = label_counts.rlg(Head(q.T @ h / 4))
+        found = label_counts.rlg(LastLayer(q.T @ h / 4))
         assert bool(found[y].all())
         exact += int(found.sum()) == len(y.unique())
     assert exact >= 9

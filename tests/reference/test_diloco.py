@@ -163,7 +163,7 @@ def test_what_cannot_be_decided_is_not_known() -> None:
     sent = (change / cell).round() * cell
     sent[3] = sent[3].clamp(-127 * cell, 127 * cell)
 
-    def decided(one: Tensor, training: Training = TRAINING) -> row_moves.Moves:
+    def decided(one: Tensor, training: Training = TRAINING) -> row_moves.RowMoves:
         return row_moves.decide(one, weights, training, wire=1e-7, noise=0.0, before=0)
 
     assert decided(sent).moved.tolist() == [3]

@@ -21,7 +21,7 @@ from leakaudit.inversion import attacking
 from leakaudit.inversion.search import batched_search, evaluate, objectives
 from leakaudit.inversion.search.batched_search import FORMATS, SearchSchedule
 from leakaudit.inversion.search.evaluate import Problems
-from leakaudit.inversion.search.lbfgs import Memory
+from leakaudit.inversion.search.lbfgs import LbfgsMemory
 from leakaudit.inversion.search.line_search import FALL, FLATTER, Brackets
 from leakaudit.inversion.search.optimise import SearchRun
 from leakaudit.tasks import data
@@ -50,7 +50,7 @@ def test_directions_are_those_of_the_two_loop_recursion(dtype: torch.dtype, clos
     """Each search with pairs of its own: some accept, one meets negative curvature, one forgets, and the oldest pairs fall out."""
     g, m = torch.Generator().manual_seed(0), 5
     curvature = torch.rand(4, 12, generator=g, dtype=D) + 0.1
-    memory = Memory(torch.zeros(4, 12, dtype=dtype), m)
+    memory = LbfgsMemory(torch.zeros(4, 12, dtype=dtype), m)
     pairs: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(4)]
     for turn in range(14):
         if turn == 11:
@@ -74,10 +74,10 @@ def test_directions_are_those_of_the_two_loop_recursion(dtype: torch.dtype, clos
 def test_memories_of_different_capacity_are_joined_and_take_slopes_of_more_digits() -> None:
     """One search has 20 pairs, another 3, in float32; their directions in float64 are those of the two-loop recursion."""
     g = torch.Generator().manual_seed(1)
-    parts: list[Memory] = []
+    parts: list[LbfgsMemory] = []
     pairs: list[list[tuple[Tensor, Tensor]]] = []
     for count in (20, 3):
-        memory, mine = Memory(torch.zeros(1, 30), 100), []
+        memory, mine = LbfgsMemory(torch.zeros(1, 30), 100), []
         for _ in range(count):
             step = torch.randn(1, 30, generator=g)
             change = step * torch.linspace(0.5, 2, 30)
@@ -86,7 +86,7 @@ def test_memories_of_different_capacity_are_joined_and_take_slopes_of_more_digit
         parts.append(memory)
         pairs.append(mine)
     assert parts[0].s.shape[1] > parts[1].s.shape[1]
-    whole = Memory.joined(parts)
+    whole = LbfgsMemory.joined(parts)
     slope, none = torch.randn(2, 30, generator=g, dtype=D), torch.zeros(2, 30, dtype=D)
     found = whole.update(torch.tensor([False, False]), none, none, slope)
     assert found.dtype == D
@@ -197,12 +197,12 @@ def test_searches_whose_pairs_do_not_fit_in_memory_go_in_parts(
     problems, start = bananas(7)
     schedule, sizes = SearchSchedule(20, history=6, formats=FORMATS["float64"]), []
 
-    class Counted(Memory):
+    class Counted(LbfgsMemory):
         def __init__(self, like: Tensor, m: int) -> None:
             sizes.append(like.numel() * m * 2 * like.itemsize)
             super().__init__(like, m)
 
-    monkeypatch.setattr(batched_search, "Memory", Counted)
+    monkeypatch.setattr(batched_search, "LbfgsMemory", Counted)
     whole = dict(batched_search.search(problems, start, schedule, "test", lambda place: place == 6))
     monkeypatch.setattr(batched_search, "MEMORY", sizes[0] // 3)
     parts = dict(batched_search.search(problems, start, schedule, "test", lambda place: place == 6))

@@ -16,7 +16,7 @@ from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.exact import duals_to_inputs, first_layer_rows
 from leakaudit.inversion.exact.activation_patterns import Groups
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import batch_labels
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
@@ -56,8 +56,8 @@ def planted(
     return delta @ torch.cat([x, torch.ones(b, 1, dtype=D)], dim=1), active, x
 
 
-def grid(pixels: int) -> Grid:
-    return Grid(255, torch.zeros(pixels, dtype=D), torch.ones(pixels, dtype=D))
+def grid(pixels: int) -> PixelGrid:
+    return PixelGrid(255, torch.zeros(pixels, dtype=D), torch.ones(pixels, dtype=D))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -18,7 +18,7 @@ import leakaudit as la
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.exact import first_layer_rows, likelihood, noisy_duals
 from leakaudit.inversion.exact.noisy_duals import NeuronRows
-from leakaudit.inversion.exact.pixel_grid import NEAR, OFF, Grid
+from leakaudit.inversion.exact.pixel_grid import NEAR, OFF, PixelGrid
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.scoring.scoring import Score
@@ -216,7 +216,7 @@ def test_the_space_around_a_known_input_is_nearer_to_the_truth() -> None:
 def test_what_the_grid_calls_exact_is_exact_in_gaussian_noise() -> None:
     """At the largest distance that is accepted, one pixel in 3e7 is rounded wrongly."""
     g = Generator().manual_seed(0)
-    grid = Grid(255, torch.zeros(784, dtype=D), torch.ones(784, dtype=D))
+    grid = PixelGrid(255, torch.zeros(784, dtype=D), torch.ones(784, dtype=D))
     x = torch.randint(256, (300, 784), generator=g).double() / 255
     for rms in (0.5 * OFF, 0.98 * OFF, 1.02 * OFF, 0.5 * NEAR + 0.5 * OFF, 2 * NEAR):
         seen = x + rms / 255 * torch.randn(300, 784, generator=g, dtype=D)

@@ -21,10 +21,10 @@ from leakaudit.core.registry import get
 from leakaudit.core.trace import Truth
 from leakaudit.judging.gate import controls, judge
 from leakaudit.judging.gate import record as record_of
-from leakaudit.judging.gate.cells import Cell, attack_all
+from leakaudit.judging.gate.cells import GateCell, attack_all
 from leakaudit.judging.gate.config import Budget, Check, Gate
-from leakaudit.judging.gate.judge import Options
-from leakaudit.judging.gate.runs import Recorded, ready
+from leakaudit.judging.gate.judge import GateOptions
+from leakaudit.judging.gate.runs import SeedResults, ready
 from leakaudit.reporting.results import model
 from leakaudit.reporting.results.model import RuleStatus
 from leakaudit.tasks.task import Task
@@ -34,12 +34,12 @@ QUIET = Gate((Check("fed", scenario=FEDSGD, attacks=("analytic",)),), seeds=2, b
 
 
 @pytest.fixture(scope="module")
-def run() -> Recorded:
+def run() -> SeedResults:
     return ready(QUIET.checks[0], Path())(0)
 
 
-def attacked(run: Recorded, attack: str = "analytic") -> Cell:
-    cell = Cell(QUIET.checks[0], "eavesdropper", attack)
+def attacked(run: SeedResults, attack: str = "analytic") -> GateCell:
+    cell = GateCell(QUIET.checks[0], "eavesdropper", attack)
     attack_all([cell], run)
     return cell
 
@@ -51,7 +51,9 @@ def patched(monkeypatch: pytest.MonkeyPatch, made: Any, name: str = "analytic") 
 # --- the planted leak -------------------------------------------------------------------------------------------------
 
 
-def test_planted_gradients_are_those_of_autograd_at_the_models_of_the_leak(run: Recorded) -> None:
+def test_planted_gradients_are_those_of_autograd_at_the_models_of_the_leak(
+    run: SeedResults,
+) -> None:
     like = attacked(run).leak
     assert like is not None
     leak, truth = controls.planted(like, run, 0)
@@ -74,7 +76,7 @@ def test_planted_gradients_are_those_of_autograd_at_the_models_of_the_leak(run: 
         )
 
 
-def test_the_planted_record_is_scored_among_all_records(run: Recorded) -> None:
+def test_the_planted_record_is_scored_among_all_records(run: SeedResults) -> None:
     _, truth = controls.planted(None, run, 2)
     everything = torch.cat([run.truth.x, run.truth.pool])
     assert truth.node.tolist() == [2]
@@ -83,7 +85,7 @@ def test_the_planted_record_is_scored_among_all_records(run: Recorded) -> None:
 
 
 @pytest.mark.parametrize("attack", ["analytic", "exact", "labels"])
-def test_exact_attacks_pass_their_controls(run: Recorded, attack: str) -> None:
+def test_exact_attacks_pass_their_controls(run: SeedResults, attack: str) -> None:
     cell = attacked(run, attack)
     assert controls.positive(cell, run, (0, 1, 2)).ok
     tested = controls.negative(cell)
@@ -92,7 +94,7 @@ def test_exact_attacks_pass_their_controls(run: Recorded, attack: str) -> None:
     )  # labels alone can be scored against no other record
 
 
-def test_what_is_planted_differs_in_record_and_label(run: Recorded) -> None:
+def test_what_is_planted_differs_in_record_and_label(run: SeedResults) -> None:
     made = [controls.planted(None, run, 0, number)[1] for number in range(controls.MOST)]
     assert len({tuple(truth.x.flatten().tolist()) for truth in made}) == controls.MOST
     assert {int(truth.y) for truth in made} <= set(range(100))
@@ -120,8 +122,8 @@ def test_differences_are_planted_where_the_leak_holds_differences() -> None:
     assert found.ok, found.says
 
 
-def test_an_adversary_that_learns_nothing_still_has_its_attack_tested(run: Recorded) -> None:
-    empty = Cell(QUIET.checks[0], "node:1", "analytic")
+def test_an_adversary_that_learns_nothing_still_has_its_attack_tested(run: SeedResults) -> None:
+    empty = GateCell(QUIET.checks[0], "node:1", "analytic")
     attack_all([empty], run)
     assert empty.found == []
     assert set(empty.reasons) == {0, 2}
@@ -137,7 +139,7 @@ def test_a_negative_control_without_a_reconstruction_is_no_pass() -> None:
         seeds=2,
         baseline="",
     )
-    judged = judge.run(gate, Options(strict=True), None)
+    judged = judge.run(gate, GateOptions(strict=True), None)
     assert {r.kind: r.status for r in judged.rules if r.kind in ("positive", "negative")} == {
         "positive": RuleStatus.OK,
         "negative": RuleStatus.UNTESTED,
@@ -154,10 +156,10 @@ def test_a_negative_control_without_a_reconstruction_is_no_pass() -> None:
 
 
 def test_where_a_program_gives_nothing_away_planted_reconstructions_are_scored(
-    run: Recorded,
+    run: SeedResults,
 ) -> None:
     """The negative control of an adversary that learns nothing rests on what was planted, and fails where both plants give one record."""
-    empty = Cell(QUIET.checks[0], "node:1", "analytic")
+    empty = GateCell(QUIET.checks[0], "node:1", "analytic")
     attack_all([empty], run)
     assert controls.negative(empty).ok is None
     assert controls.positive(empty, run, (0, 2)).ok
@@ -189,10 +191,10 @@ def test_a_broken_attack_gives_code_3_and_never_0(
     monkeypatch: pytest.MonkeyPatch, broken: Any
 ) -> None:
     gate = Gate(QUIET.checks, (Budget("exact", 1.0), Budget("psnr", 500.0)), seeds=2, baseline="")
-    assert judge.run(gate, Options(), None).code == 0
+    assert judge.run(gate, GateOptions(), None).code == 0
     patched(monkeypatch, broken)
     for seed in range(0, 20, 2):
-        judged = judge.run(gate, Options(seed), None)
+        judged = judge.run(gate, GateOptions(seed), None)
         assert judged.code == 3
         assert [r.kind for r in judged.rules if r.status is RuleStatus.VOID] == ["positive"]
 
@@ -224,13 +226,15 @@ def test_labels_that_are_guessed_fail_the_planted_leaks(
         seeds=1,
         baseline="",
     )
-    assert [judge.run(gate, Options(seed), None).code for seed in range(20)] == [3] * 20
+    assert [judge.run(gate, GateOptions(seed), None).code for seed in range(20)] == [3] * 20
 
 
 def test_an_attack_that_cannot_use_the_leak_gives_code_3() -> None:
     scenario = {**FEDSGD, "model": "lenet"}
     judged = judge.run(
-        Gate((Check("conv", scenario=scenario, attacks=("analytic",)),), seeds=2), Options(), None
+        Gate((Check("conv", scenario=scenario, attacks=("analytic",)),), seeds=2),
+        GateOptions(),
+        None,
     )
     assert judged.code == 3
     assert any("the first layer of lenet is not fully connected" in r.says for r in judged.rules)
@@ -251,17 +255,17 @@ def test_an_attack_that_returns_one_record_whatever_leaks_fails_both_controls(
 
     patched(monkeypatch, memorised)
     gate = Gate(QUIET.checks, (Budget("exact", 0.0),), seeds=2, baseline="")
-    judged = judge.run(gate, Options(), None)
+    judged = judge.run(gate, GateOptions(), None)
     assert {r.kind for r in judged.rules if r.status is RuleStatus.VOID} == {"positive", "negative"}
     assert judged.code == 3
 
 
-def test_matches_by_chance_alone_pass_the_negative_control(run: Recorded) -> None:
+def test_matches_by_chance_alone_pass_the_negative_control(run: SeedResults) -> None:
     """Of 200 guesses at 100 candidates, two hits are chance and twenty are not."""
     others = torch.cat([run.truth.pool, run.truth.x])
 
-    def guessed(hits: int) -> Cell:
-        cell = Cell(QUIET.checks[0], "eavesdropper", "analytic")
+    def guessed(hits: int) -> GateCell:
+        cell = GateCell(QUIET.checks[0], "eavesdropper", "analytic")
         for k in range(200):
             own, pool = others[[k % 100]], torch.cat([others[: k % 100], others[k % 100 + 1 :]])
             truth = Truth(
@@ -314,7 +318,7 @@ def test_a_function_of_the_test_is_a_program_too(tmp_path: Path) -> None:
         seeds=3,
         folder=tmp_path,
     )
-    judged = judge.run(gate, Options(), None)
+    judged = judge.run(gate, GateOptions(), None)
     assert judged.code == 1
     (over,) = [r for r in judged.rules if r.status is RuleStatus.OVER]
     assert "eavesdropper reconstructs the training input of node 0" in over.says
@@ -330,7 +334,7 @@ def test_a_function_of_the_test_is_a_program_too(tmp_path: Path) -> None:
 )
 def test_a_program_that_records_nothing_is_refused(function: Any, message: str) -> None:
     with pytest.raises(la.LeakauditError, match=message):
-        judge.run(Gate((Check("own", function),), seeds=1), Options(), None)
+        judge.run(Gate((Check("own", function),), seeds=1), GateOptions(), None)
 
 
 def test_epsilon_is_that_of_the_exact_view() -> None:
@@ -355,7 +359,7 @@ def test_epsilon_is_that_of_the_exact_view() -> None:
     )
     for most, code in ((worst * 1.001, 0), (worst * 0.999, 1)):
         judged = judge.run(
-            Gate((check,), (Budget("epsilon", most),), seeds=1, baseline=""), Options(), None
+            Gate((check,), (Budget("epsilon", most),), seeds=1, baseline=""), GateOptions(), None
         )
         epsilon = judged.priced["eps", "eavesdropper"].epsilon
         assert epsilon is not None

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.gloo import engine, setup
-from leakaudit.capture.gloo.route import Route
-from leakaudit.capture.gloo.setup import Setup, Spread
+from leakaudit.capture.gloo.route import ExchangeRoute
+from leakaudit.capture.gloo.setup import ProcessLayout, Setup
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
@@ -74,7 +74,7 @@ def messages(trace: Trace) -> dict[Key, Tensor]:
 
 
 def apart(chosen: Scenario, procs: int) -> Recorder:
-    return engine.record(recording.plan(chosen), None, Spread(procs), threads=True)
+    return engine.record(recording.plan(chosen), None, ProcessLayout(procs), threads=True)
 
 
 def worst(found: dict[Key, Tensor], wanted: dict[Key, Tensor]) -> float:
@@ -225,7 +225,7 @@ def test_a_value_that_never_came_over_a_wire_is_nan(monkeypatch: pytest.MonkeyPa
 
 def test_no_process_is_given_the_data_of_another(tmp_path: Path) -> None:
     plan = recording.plan(scenario("dpsgd"))
-    setup.write(tmp_path, plan, recording.public(plan), Spread(2), trusted=False)
+    setup.write(tmp_path, plan, recording.public(plan), ProcessLayout(2), trusted=False)
     made = Setup.read(tmp_path)
     x, y = made.data(1)
     assert torch.equal(x, plan.source.x[plan.rows[2:]].to(x.dtype))
@@ -239,7 +239,7 @@ def test_no_process_is_given_the_data_of_another(tmp_path: Path) -> None:
 
 def test_a_payload_goes_once_to_a_process_that_hosts_several_receivers() -> None:
     src, dst = torch.tensor([0, 0, 0, 1, 2, 3]), torch.tensor([1, 2, 3, 0, 0, 0])
-    route = Route.of(
+    route = ExchangeRoute.of(
         Arcs(src, dst, src, torch.tensor([True, True, False, True, True, True])), [0, 1, 1, 2], 0
     )
     assert {p: rows.tolist() for p, (_, rows) in route.out.items()} == {1: [0], 2: [0]}
@@ -250,7 +250,7 @@ def test_a_payload_goes_once_to_a_process_that_hosts_several_receivers() -> None
 
 def test_a_row_that_ends_elsewhere_is_foreign_and_not_wanted() -> None:
     src, dst = torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 2, 1])
-    route = Route.of(Arcs(src, dst, src, torch.ones(4, dtype=torch.bool)), [0, 1, 2], 0)
+    route = ExchangeRoute.of(Arcs(src, dst, src, torch.ones(4, dtype=torch.bool)), [0, 1, 2], 0)
     assert (route.foreign.tolist(), route.wanted.tolist(), list(route.out)) == ([1, 2], [1], [1])
 
 
@@ -266,7 +266,7 @@ def by_gloo() -> Callable[[str], tuple[Recorder, Recorder]]:
         if victim not in kept:
             chosen = scenario(victim)
             inline = recording.record(recording.plan(chosen), None)
-            kept[victim] = inline, engine.record(recording.plan(chosen), None, Spread(4))
+            kept[victim] = inline, engine.record(recording.plan(chosen), None, ProcessLayout(4))
         return kept[victim]
 
     return run
@@ -328,5 +328,5 @@ def test_processes_that_cannot_begin_are_one_line(
         LeakauditError,
         match=r"the processes could not connect on 127\.0\.0\.1: FileNotFoundError.*see --engine threads",
     ):
-        engine.record(recording.plan(scenario("dpsgd")), tmp_path / "t.pt", Spread(4))
+        engine.record(recording.plan(scenario("dpsgd")), tmp_path / "t.pt", ProcessLayout(4))
     assert list(tmp_path.iterdir()) == []

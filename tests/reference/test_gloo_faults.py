@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.gloo import engine
-from leakaudit.capture.gloo.board import DONE, STARTING, WAITING, WORKING, Board
+from leakaudit.capture.gloo.board import DONE, STARTING, WAITING, WORKING, ProcessBoard
 from leakaudit.capture.gloo.faults import Fault
 from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
-from leakaudit.capture.gloo.setup import Spread
+from leakaudit.capture.gloo.setup import ProcessLayout
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph, Trace, Truth
@@ -61,7 +61,7 @@ def faulty(
 ) -> Recorder:
     plan = recording.plan(scenario(victim, **constants))
     return engine.record(
-        plan, path, Spread(plan.graph.nodes, timeout, (Fault.parse(fault),)), threads=True
+        plan, path, ProcessLayout(plan.graph.nodes, timeout, (Fault.parse(fault),)), threads=True
     )
 
 
@@ -80,15 +80,15 @@ class Still:
         self.states: dict[int, int] = {}
         self.looked: set[int] = set()
         self.given_up: Counter[int] = Counter()
-        tell, silent = Board.tell, Board.silent
+        tell, silent = ProcessBoard.tell, ProcessBoard.silent
 
-        def told(board: Board, rank: int, state: int, round: int | None = None) -> None:
+        def told(board: ProcessBoard, rank: int, state: int, round: int | None = None) -> None:
             with self.lock:
                 tell(board, rank, state, round)
                 self.states[rank] = state
                 self.looked.clear()
 
-        def asked(board: Board, rank: int, seconds: float) -> bool:
+        def asked(board: ProcessBoard, rank: int, seconds: float) -> bool:
             with self.lock:
                 gone = silent(board, rank, seconds)
                 if gone:
@@ -99,8 +99,8 @@ class Still:
                     self.looked.clear()
                 return gone
 
-        patch.setattr(Board, "tell", told)
-        patch.setattr(Board, "silent", asked)
+        patch.setattr(ProcessBoard, "tell", told)
+        patch.setattr(ProcessBoard, "silent", asked)
         patch.setattr("leakaudit.capture.gloo.board.time", self)
         patch.setattr("leakaudit.capture.gloo.node.time", self)
 
@@ -439,7 +439,7 @@ def test_a_fault_must_fit_the_run(text: str, why: str) -> None:
 def test_faults_ask_for_a_process_a_node() -> None:
     with pytest.raises(LeakauditError, match=r"expected one process per node \(--procs 4\), got 2"):
         engine.check(
-            recording.plan(scenario("dpsgd")), Spread(2, faults=(Fault.parse("stop:1@1"),))
+            recording.plan(scenario("dpsgd")), ProcessLayout(2, faults=(Fault.parse("stop:1@1"),))
         )
 
 
@@ -467,7 +467,7 @@ def test_who_waits_is_not_silent_and_who_keeps_all_waiting_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Still(monkeypatch, 3)
-    board = Board(tmp_path / "board", 3, new=True)
+    board = ProcessBoard(tmp_path / "board", 3, new=True)
     assert not board.started
     for rank, state in enumerate((WORKING, WAITING, WAITING)):
         board.tell(rank, state)

@@ -14,7 +14,7 @@ import leakaudit as la
 from leakaudit.cli import main
 from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols import declared, recording
-from leakaudit.protocols.optimiser import Memory, Optimiser
+from leakaudit.protocols.optimiser import Optimiser, OptimiserState
 from leakaudit.tasks.task import Task
 
 OPTIMISERS = {
@@ -43,7 +43,7 @@ def test_the_steps_are_those_of_torch(name: str) -> None:
     w = torch.randn(3, 7, generator=generator, dtype=torch.float64)
     expected = [torch.nn.Parameter(row.clone()) for row in w]
     optimisers = [theirs([row], lr=0.03, **constants) for row in expected]
-    memory = Memory()
+    memory = OptimiserState()
     for _ in range(6):
         g = torch.randn(3, 7, generator=generator, dtype=torch.float64)
         for row, optimiser, gradient in zip(expected, optimisers, g, strict=True):

@@ -8,15 +8,15 @@ from torch import nn
 
 from leakaudit.tasks import sequential
 from leakaudit.tasks.activations import ACTIVATIONS
-from leakaudit.tasks.sequential import Role
-from leakaudit.tasks.smoothed_relu import Rounded, Rounding
+from leakaudit.tasks.sequential import ModuleRole
+from leakaudit.tasks.smoothed_relu import Rounding, SmoothedReLU
 
 
 class Doubled(nn.Linear):
     """A subclass, which may compute anything."""
 
 
-def roles(*modules: nn.Module) -> list[tuple[str, Role]]:
+def roles(*modules: nn.Module) -> list[tuple[str, ModuleRole]]:
     return [(p.name, p.role) for p in sequential.parts(nn.Sequential(*modules)) or []]
 
 
@@ -24,17 +24,17 @@ def test_parts_come_in_order_without_containers_and_as_often_as_they_run() -> No
     act = nn.Tanh()
     inner = nn.Sequential(nn.Linear(4, 3), act, nn.Sequential())
     assert roles(nn.Flatten(), inner, nn.Dropout(), act) == [
-        ("0", Role.FLATTEN),
-        ("1.0", Role.LAYER),
-        ("1.1", Role.ACTIVATION),
-        ("2", Role.IDENTITY),
-        ("3", Role.ACTIVATION),
+        ("0", ModuleRole.FLATTEN),
+        ("1.0", ModuleRole.LAYER),
+        ("1.1", ModuleRole.ACTIVATION),
+        ("2", ModuleRole.IDENTITY),
+        ("3", ModuleRole.ACTIVATION),
     ]
 
 
 def test_roles_go_by_the_exact_type() -> None:
     unknown = [Doubled(2, 2), nn.GELU(), nn.BatchNorm2d(2), nn.MaxPool2d(2), nn.Conv1d(1, 1, 1)]
-    assert [role for _, role in roles(*unknown)] == [Role.OTHER] * 5
+    assert [role for _, role in roles(*unknown)] == [ModuleRole.OTHER] * 5
     assert sequential.parts(nn.Linear(2, 2)) is None
     assert sequential.parts(nn.ModuleList([nn.Linear(2, 2)])) is None
 
@@ -59,7 +59,7 @@ def test_the_formulas_of_an_activation_agree_with_autograd_and_with_each_other(
     kind: type[nn.Module],
 ) -> None:
     formulas = ACTIVATIONS[kind]
-    module = Rounded(Rounding(0.0)) if kind is Rounded else kind()
+    module = SmoothedReLU(Rounding(0.0)) if kind is SmoothedReLU else kind()
     z = torch.linspace(-2.0, 2.0, 41, dtype=torch.float64)[None]
     z = z[z != 0][None].requires_grad_()  # ReLU has no slope at 0
     a = module(z)

@@ -18,10 +18,10 @@ import torch
 
 import leakaudit as la
 from leakaudit.capture.gloo import engine
-from leakaudit.capture.gloo.setup import Spread
+from leakaudit.capture.gloo.setup import ProcessLayout
 from leakaudit.capture.tap import merge
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.payload import Kept
+from leakaudit.core.payload import StoredColumns
 from leakaudit.core.sketch import NUMBERS, ROWS, WIDTH, Sketch
 from leakaudit.core.trace import Graph, Layout, Messages, TaskSpec, Trace
 from leakaudit.protocols import recording
@@ -116,7 +116,7 @@ def test_layers_are_chosen_by_name() -> None:
     assert spans("first,last") == spans("c,a") == ((0, 330), (2130, 2435))
     assert spans("b.weight,c.weight") == ((330, 2430),)  # neighbours are one span
     assert spans("*.bias") == ((300, 330), (2430, 2435))
-    assert layers.kept("first,sketch:5", LAYOUT) == Kept(LAYOUT.size, ((0, 330),), 5)
+    assert layers.kept("first,sketch:5", LAYOUT) == StoredColumns(LAYOUT.size, ((0, 330),), 5)
     assert layers.kept("b,sketch", LAYOUT).seed is None  # the rest is smaller than a sketch
     for wrong in ("d", "sketch", "first,sketch:x"):
         with pytest.raises(LeakauditError, match="layers: "):
@@ -185,7 +185,7 @@ def test_leaks_of_the_sketch_are_sketches_of_leaks() -> None:
 @pytest.mark.parametrize("victim", ["pdmm", "dpsgd"])
 def test_nodes_in_threads_record_the_same(victim: str) -> None:
     chosen = replace(SMALL, victim=victim)
-    apart = engine.record(recording.plan(chosen), None, Spread(2), threads=True).trace
+    apart = engine.record(recording.plan(chosen), None, ProcessLayout(2), threads=True).trace
     together, _ = la.record(chosen)
     assert apart.kept == together.kept
     for first, second in zip(by_message(apart), by_message(together), strict=True):

@@ -14,7 +14,7 @@ from leakaudit.protocols.declared import protocol_of
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Task
 from leakaudit.views.conformance import conformance, substitute
-from leakaudit.views.conformance.substitute import Left, left
+from leakaudit.views.conformance.substitute import RecordingRemainder, left
 from leakaudit.views.conformance.values import Values
 
 SIGMA = 0.5
@@ -43,7 +43,7 @@ def recorded(**constants: float) -> Recording:
     return Recording(run.trace, run.truth_record, Task.build(run.trace.task))
 
 
-def remainder(made: Recording) -> Left:
+def remainder(made: Recording) -> RecordingRemainder:
     found = left(made, protocol_of(made.trace).whole)
     assert found is not None
     return found

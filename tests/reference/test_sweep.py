@@ -36,7 +36,7 @@ from leakaudit.runs.sweeping import merge, points, tables
 from leakaudit.runs.sweeping.cells import PlannedCell, expand, versions
 from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.run import SweepOptions, part, sweep
-from leakaudit.runs.sweeping.store import Planned, Store
+from leakaudit.runs.sweeping.store import Store, StoredPlan
 from leakaudit.runs.sweeping.work import Job
 
 HERE = SweepOptions(workers=0)
@@ -237,7 +237,7 @@ def test_two_values_of_an_axis_have_two_words() -> None:
 def test_parts_in_several_folders_give_the_same_file_as_one_run(tmp_path: Path) -> None:
     p = plan()
     sweep(p, tmp_path / "one", HERE)
-    keyed = Planned(p, versions()).keyed
+    keyed = StoredPlan(p, versions()).keyed
     shares = [{*part(keyed, (i, 3))} for i in (1, 2, 3)]
     assert {*keyed} == set.union(*shares)
     assert sum(map(len, shares)) == len(keyed)

@@ -48,7 +48,7 @@ def logged(folder: Path, ranks: int, write: Write) -> tuple[RankLog, ...]:
     return read_logs(folder)
 
 
-def trace_of(found: description.Description, logs: Sequence[RankLog], path: Path) -> Trace:
+def trace_of(found: description.MessageDescription, logs: Sequence[RankLog], path: Path) -> Trace:
     """The trace of a log, as written to the disk."""
     merge.write(wires.plan(found, logs), logs, path)
     return la.load(path)

@@ -29,7 +29,7 @@ from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.tap.messages import description, wires
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
-from leakaudit.protocols.optimiser import Kind, Memory, Optimiser
+from leakaudit.protocols.optimiser import Kind, Optimiser, OptimiserState
 from leakaudit.tasks.task import Task
 from leakaudit.traces import trace_file
 
@@ -42,7 +42,7 @@ PLAIN = Optimiser()
 Write = Callable[[Sequence[Log]], None]
 
 
-def described(**values: Any) -> description.Description:
+def described(**values: Any) -> description.MessageDescription:
     return description.of(
         {"payload": "weights", "params": {"alpha": 0.1}, "model": MODEL, **values}
     )
@@ -90,7 +90,7 @@ def averaging(
             if own_start
             else w
         )
-        memory = Memory()
+        memory = OptimiserState()
         for _ in range(rounds):
             mean = w.mean(0, keepdim=True).expand(3, -1)
             if order == "combine":

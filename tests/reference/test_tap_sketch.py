@@ -19,8 +19,8 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.capture.fitting.part import Part
-from leakaudit.capture.fitting.sketch import ROWS, WIDTH, RunningSketch, Sketch
+from leakaudit.capture.fitting.part import RecordedPart
+from leakaudit.capture.fitting.sketch import ROWS, WIDTH, ModelSketch, RunningSketch
 from leakaudit.capture.tap.guessing.guess import guess, named
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.layers import LARGE, REST, SKETCHED, select
@@ -41,7 +41,7 @@ def vectors(count: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 def sketched(vector: Tensor, seed: int = 0) -> Tensor:
     """The sketch of all parameters."""
-    running = RunningSketch(Sketch(SIZES, seed))
+    running = RunningSketch(ModelSketch(SIZES, seed))
     for place, part in enumerate(vector.split(SIZES)):
         running.add(place, part)
     taken = running.take()
@@ -99,7 +99,7 @@ def test_sums_are_rounded_little(dtype: torch.dtype) -> None:
 
 def test_parameters_may_come_in_any_order() -> None:
     x = vectors(1)[0]
-    running = RunningSketch(Sketch(SIZES, 0))
+    running = RunningSketch(ModelSketch(SIZES, 0))
     parts = x.split(SIZES)
     for place in (4, 0, 2, 3, 1):
         running.add(place, parts[place])
@@ -116,8 +116,8 @@ def test_a_small_difference_in_the_middle_is_found_and_rounding_is_not() -> None
     kept[:600] = True
     begin = 640
     others = {2: slice(begin, begin + SIZES[2]), 4: slice(begin + SIZES[2] + 1, len(x))}
-    part = Part(kept, others, Sketch(SIZES, 3), torch.zeros(ROWS, WIDTH))
-    part = Part(kept, others, part.sketch, part.of(x))
+    part = RecordedPart(kept, others, ModelSketch(SIZES, 3), torch.zeros(ROWS, WIDTH))
+    part = RecordedPart(kept, others, part.sketch, part.of(x))
     rounded = part.compare(0.5 * x, (0.5 * x).float())
     assert rounded.kept < 1e-6
     wrong = x.clone()
@@ -199,7 +199,7 @@ def test_a_model_that_is_sent_one_parameter_at_a_time_has_one_sketch(tmp_path: P
         (2, "sketch"),
     ]
     assert torch.equal(log.tensor(rest[0]), messages[0][1])
-    running = RunningSketch(Sketch(sizes, 5))
+    running = RunningSketch(ModelSketch(sizes, 5))
     running.add(1, messages[1][1])
     running.add(2, messages[1][2])
     taken = running.take()

@@ -20,7 +20,7 @@ def flat(tensors: Iterable[Tensor]) -> Tensor:
 
 def trained(
     make: Make, rounds: int, clip: float = 0.0, cosine: bool = False, seed: int = 0
-) -> stepping.Moves:
+) -> stepping.ModelMoves:
     """A program of torch.optim: a small network on four records, in float32."""
     generator = torch.Generator().manual_seed(seed)
     network = nn.Sequential(nn.Linear(100, 16), nn.Tanh(), nn.Linear(16, 10))

@@ -18,7 +18,7 @@ from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.exact import vision_tokens
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.tasks.models import Block
+from leakaudit.tasks.models import EncoderBlock
 from leakaudit.tasks.task import Task
 
 D = torch.float64
@@ -136,7 +136,7 @@ def test_the_search_finds_tokens_only() -> None:
     net = made.module
     seen: list[Tensor] = []
     block = net.get_submodule("blocks.0")
-    assert isinstance(block, Block)
+    assert isinstance(block, EncoderBlock)
     hook = block.up.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     made.logits(leak.theta[0], x)
     hook.remove()

@@ -15,9 +15,9 @@ from torch import Generator, Tensor, nn
 from leakaudit.attacks import Cone
 from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.exact import chain_pieces, whole_chain
-from leakaudit.inversion.exact.chain_pieces import Composed
-from leakaudit.inversion.exact.pixel_grid import Grid
-from leakaudit.inversion.exact.whole_chain import Equations, System
+from leakaudit.inversion.exact.chain_pieces import ComposedFunction
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.exact.whole_chain import ChainEquations, ChainSystem
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import layer_chain
 from leakaudit.tasks.layer_chain import Layer
@@ -38,17 +38,17 @@ def convolutions(task: Task, theta: Tensor) -> list[Layer]:
     return chain_pieces.folded(chain[:at])
 
 
-def equations(task: Task, x: Tensor, error: float = 1e-9) -> Equations:
+def equations(task: Task, x: Tensor, error: float = 1e-9) -> ChainEquations:
     """The features of images."""
     theta = task.init(Generator().manual_seed(0))
     chain = convolutions(task, theta)
     values = layer_chain.run(chain, task.normalise(x)).flatten(1)
-    whole = Composed.of(chain)
-    assert isinstance(whole, Composed)
-    grid = Grid.of(task)
+    whole = ComposedFunction.of(chain)
+    assert isinstance(whole, ComposedFunction)
+    grid = PixelGrid.of(task)
     level = (1 / (grid.levels * grid.std)).reshape(1, *task.spec.shape)
     errors = torch.full((len(x),), error, dtype=torch.float64)
-    return Equations(whole, values, errors, [], values[:0], 0.0, level)
+    return ChainEquations(whole, values, errors, [], values[:0], 0.0, level)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -127,7 +127,7 @@ def test_the_weakest_change_is_that_of_the_whole_matrix() -> None:
     task = task_of("cnn", channels=(16, 64), hidden=(48,))
     x = faces(1, seed=6)
     known = equations(task, x)
-    line = System((known,)).linearised(task.normalise(x))
+    line = ChainSystem((known,)).linearised(task.normalise(x))
     line = replace(line, parts=[replace(line.parts[0], rows=known.shown.to(x))])
     pixels = math.prod(task.spec.shape)
     every = torch.eye(pixels, dtype=x.dtype).reshape(pixels, 1, *task.spec.shape)
@@ -143,7 +143,7 @@ def test_an_image_with_an_invisible_part_is_not_unique() -> None:
     task = task_of("cnn", channels=(16, 64), hidden=(48,))
     x = faces(2, seed=7)
     known = equations(task, x)
-    clear = whole_chain.unique(System((known,)), task.normalise(x))
+    clear = whole_chain.unique(ChainSystem((known,)), task.normalise(x))
     assert clear.all()
     first = known.chain.layers[0]
     dark = {"weight": first.parameters["weight"], "bias": first.parameters["bias"] - 0.6}
@@ -151,7 +151,7 @@ def test_an_image_with_an_invisible_part_is_not_unique() -> None:
     values = blind.piece(task.normalise(x)).out.relu()
     assert float((values > 0).double().mean()) > 0.2
     seen = replace(known, chain=blind, values=values)
-    assert not whole_chain.unique(System((seen,)), task.normalise(x)).any()
+    assert not whole_chain.unique(ChainSystem((seen,)), task.normalise(x)).any()
 
 
 @pytest.mark.parametrize(

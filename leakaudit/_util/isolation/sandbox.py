@@ -108,7 +108,7 @@ ALLOW, DENY = 0x7FFF0000, 0x00050000 | 1  # the latter with EPERM
 
 
 @dataclass(frozen=True)
-class Allowed:
+class Permissions:
     """What an isolated process may use."""
 
     listed: Sequence[Path]  # folders whose own entries can be listed, but not read
@@ -117,7 +117,7 @@ class Allowed:
     largest: int  # the largest file that can be written, in bytes
 
 
-def enter(allowed: Allowed) -> list[str]:
+def enter(allowed: Permissions) -> list[str]:
     """Isolate this process, and continue in a child of it if namespaces of processes are allowed.
 
     Call it before anything of a stranger is read, and in a process without threads.
@@ -196,7 +196,7 @@ def _unshared(libc: ctypes.CDLL) -> bool:
     return True
 
 
-def _mounts(libc: ctypes.CDLL, allowed: Allowed) -> list[str]:
+def _mounts(libc: ctypes.CDLL, allowed: Permissions) -> list[str]:
     """Make all file systems read-only, but for what may be written; return what did not work.
 
     Landlock does not deny a change of permissions, owners and times; a read-only file system does.
@@ -240,7 +240,7 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
     libc.capset(struct.pack("=Ii", CAPABILITIES, 0), bytes(24))
 
 
-def _landlock(libc: ctypes.CDLL, version: int, allowed: Allowed) -> bool:
+def _landlock(libc: ctypes.CDLL, version: int, allowed: Permissions) -> bool:
     """Limit the files that can be read or written; return whether that works."""
     rights = (1 << 13) - 1
     for since, right in ((2, 1 << 13), (3, TRUNCATE), (5, IOCTL)):

@@ -44,7 +44,7 @@ _LOCATOR = 20
 _WIDE_END = 56  # bytes of the 64-bit end record
 
 
-class Refused(Exception):
+class ArchiveFault(Exception):
     """Describes what is wrong with a file."""
 
 
@@ -57,8 +57,8 @@ class Record(NamedTuple):
 
 
 def refuse(why: str) -> NoReturn:
-    """Raise `Refused`."""
-    raise Refused(why)
+    """Raise `ArchiveFault`."""
+    raise ArchiveFault(why)
 
 
 def short(text: object) -> str:
@@ -185,7 +185,7 @@ def _data(fd: int, header: int, name: str, size: int) -> int:
     return header + _LOCAL + int(n) + int(e)
 
 
-class Writer:
+class ArchiveWriter:
     """Lays out records one after another, each aligned to 64 bytes; their data are holes.
 
     Attributes:

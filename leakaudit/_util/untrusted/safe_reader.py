@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from leakaudit._util.untrusted.archive import Record, Refused, directory, refuse, short
+from leakaudit._util.untrusted.archive import ArchiveFault, Record, directory, refuse, short
 from leakaudit.core import mapping
 from leakaudit.core.errors import LeakauditError
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Numbers(NamedTuple):
+class NumberType(NamedTuple):
     """A type of numbers."""
 
     name: str
@@ -42,16 +42,16 @@ class Numbers(NamedTuple):
 
 
 STORAGES = {
-    "HalfStorage": Numbers("float16", 2),
-    "BFloat16Storage": Numbers("bfloat16", 2),
-    "FloatStorage": Numbers("float32", 4),
-    "DoubleStorage": Numbers("float64", 8),
-    "ByteStorage": Numbers("uint8", 1),
-    "CharStorage": Numbers("int8", 1),
-    "ShortStorage": Numbers("int16", 2),
-    "IntStorage": Numbers("int32", 4),
-    "LongStorage": Numbers("int64", 8),
-    "BoolStorage": Numbers("bool", 1),
+    "HalfStorage": NumberType("float16", 2),
+    "BFloat16Storage": NumberType("bfloat16", 2),
+    "FloatStorage": NumberType("float32", 4),
+    "DoubleStorage": NumberType("float64", 8),
+    "ByteStorage": NumberType("uint8", 1),
+    "CharStorage": NumberType("int8", 1),
+    "ShortStorage": NumberType("int16", 2),
+    "IntStorage": NumberType("int32", 4),
+    "LongStorage": NumberType("int64", 8),
+    "BoolStorage": NumberType("bool", 1),
 }
 _CONTAINERS = (
     "PROTO STOP MARK EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
@@ -76,7 +76,7 @@ NORESERVE = getattr(mmap, "MAP_NORESERVE", _LINUX_NORESERVE)
 
 
 @dataclass(frozen=True)
-class Mapped:
+class MappedTensor:
     """A tensor of a file, whose bytes are mapped copy-on-write, but have not been read."""
 
     dtype: str  # name of the type of its numbers
@@ -106,7 +106,7 @@ class Mapped:
 
 
 class _Store(NamedTuple):
-    dtype: Numbers
+    dtype: NumberType
     key: str
     numel: int
 
@@ -137,14 +137,14 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def outline(path: Path) -> dict[str, Any]:
-    """Return the file's dictionary as `read` does, with `Mapped` in place of tensors."""
+    """Return the file's dictionary as `read` does, with `MappedTensor` in place of tensors."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe must not block
     except OSError as error:
         raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
     try:
         return _read(fd, path)
-    except Refused as why:
+    except ArchiveFault as why:
         raise LeakauditError(f"{path} is rejected: {why}") from None
     except OSError as error:
         raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
@@ -191,7 +191,7 @@ def _tensors(tree: Any) -> Any:
         return {key: _tensors(part) for key, part in tree.items()}
     if isinstance(tree, list):
         return [_tensors(part) for part in tree]
-    return tree.tensor() if isinstance(tree, Mapped) else tree
+    return tree.tensor() if isinstance(tree, MappedTensor) else tree
 
 
 def _parse(index: bytes) -> Any:
@@ -208,14 +208,14 @@ def _parse(index: bytes) -> Any:
         if index[end:].strip(b"\0"):
             refuse("there are data after its index")
         return _Unpickler(io.BytesIO(index)).load()
-    except Refused:
+    except ArchiveFault:
         raise
     except Exception:  # a damaged pickle raises anything
         refuse("its index is damaged")
 
 
 def _allow(opcode: str, arg: Any, count: int) -> None:
-    """Raise `Refused` unless a trace may contain this step of a pickle."""
+    """Raise `ArchiveFault` unless a trace may contain this step of a pickle."""
     if opcode not in OPCODES:
         refuse(f"its index uses {opcode}, which a trace does not need")
     if opcode == "GLOBAL" and arg not in _NAMES:
@@ -280,7 +280,7 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, described: Any) -> _Store:
         kind, dtype, key, _, numel = described
-        sound = kind == "storage" and isinstance(dtype, Numbers) and type(key) is str
+        sound = kind == "storage" and isinstance(dtype, NumberType) and type(key) is str
         if not sound or not _is_count(numel):
             refuse("its index describes a storage differently from torch")
         return _Store(dtype, key, numel)
@@ -314,7 +314,7 @@ class _Builder:
             refuse("it contains something other than plain values and tensors")
         return value
 
-    def _tensor(self, shell: _Shell) -> Mapped:
+    def _tensor(self, shell: _Shell) -> MappedTensor:
         dtype, key, numel = shell.store
         record = self.records.get(f"data/{key}")
         if record is None or numel * dtype.itemsize > record.size:
@@ -322,4 +322,4 @@ class _Builder:
         if record.start % dtype.itemsize:
             refuse(f"record {short(key)} is not aligned")
         start = record.start + shell.offset * dtype.itemsize
-        return Mapped(dtype.name, shell.shape, self.data, start)
+        return MappedTensor(dtype.name, shell.shape, self.data, start)

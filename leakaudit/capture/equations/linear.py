@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.equations.streams import Streams, Term
+from leakaudit.capture.equations.streams import SenderStreams, Term
 from leakaudit.capture.fitting import min_rank
 from leakaudit.capture.fitting.min_rank import Blocks, Combination
 from leakaudit.core.errors import LeakauditError
@@ -22,7 +22,7 @@ COMPARED = 16  # rounds that are compared: also a choice
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearEquation:
     """An equation whose coefficients are the same in all rounds."""
 
     kind: str  # kind of the messages that it defines
@@ -33,7 +33,7 @@ class Linear:
     rounds: tuple[int, ...]
     miss: float  # largest norm beyond the rank, in units of rounding
 
-    def of(self, streams: Streams, node: int, t: int) -> Tensor | None:
+    def of(self, streams: SenderStreams, node: int, t: int) -> Tensor | None:
         """Return the combination of earlier messages (d,) in the equation of one node.
 
         Returns:
@@ -55,7 +55,7 @@ class Linear:
 
 
 def columns(
-    streams: Streams, terms: tuple[Term, ...], node: int
+    streams: SenderStreams, terms: tuple[Term, ...], node: int
 ) -> list[tuple[Term, int, tuple[int, ...]]]:
     """Return the unknown coefficients of a node: term, sender, and the messages that are added."""
     found: list[tuple[Term, int, tuple[int, ...]]] = []
@@ -69,7 +69,10 @@ def columns(
 
 
 def column_value(
-    streams: Streams, column: tuple[Term, int, tuple[int, ...]], t: int, recorded: bool = False
+    streams: SenderStreams,
+    column: tuple[Term, int, tuple[int, ...]],
+    t: int,
+    recorded: bool = False,
 ) -> Tensor | None:
     """Return what one coefficient multiplies in a round."""
     term, _, nodes = column
@@ -84,7 +87,7 @@ def column_value(
     return total
 
 
-def search(streams: Streams, task: Task, kind: str, rank: int) -> Linear | None:
+def search(streams: SenderStreams, task: Task, kind: str, rank: int) -> LinearEquation | None:
     """Return the equation with the fewest terms that leaves blocks of a rank.
 
     Args:
@@ -102,7 +105,7 @@ def search(streams: Streams, task: Task, kind: str, rank: int) -> Linear | None:
     return None
 
 
-def candidates(streams: Streams, kind: str) -> Iterator[tuple[Term, ...]]:
+def candidates(streams: SenderStreams, kind: str) -> Iterator[tuple[Term, ...]]:
     """Yield the terms that an equation may have, those with fewer coefficients first."""
     own = Term(kind, 1, "own")
     near = Term(kind, 1, "near")
@@ -122,7 +125,9 @@ def candidates(streams: Streams, kind: str) -> Iterator[tuple[Term, ...]]:
         yield (own, near, Term(other, 1, "own"), Term(other, 1, "near"))
 
 
-def _of_star(streams: Streams, kind: str, others: tuple[str, ...]) -> Iterator[tuple[Term, ...]]:
+def _of_star(
+    streams: SenderStreams, kind: str, others: tuple[str, ...]
+) -> Iterator[tuple[Term, ...]]:
     """Yield the terms of equations of a server or its clients."""
     own = Term(kind, 1, "own")
     if streams.senders(kind) == (streams.server,):
@@ -138,8 +143,8 @@ def _of_star(streams: Streams, kind: str, others: tuple[str, ...]) -> Iterator[t
 
 
 def _for_all(
-    streams: Streams, task: Task, kind: str, rank: int, terms: tuple[Term, ...]
-) -> Linear | None:
+    streams: SenderStreams, task: Task, kind: str, rank: int, terms: tuple[Term, ...]
+) -> LinearEquation | None:
     """Return the equation with these terms if it holds for every sender of its kind."""
     weights: dict[tuple[Term, int, int], Fraction] = {}
     tested: set[int] = set()
@@ -157,10 +162,10 @@ def _for_all(
         tested.update(rounds)
         for column, value in zip(columns(streams, terms, node), values, strict=True):
             weights[column[0], node, column[1]] = value
-    return Linear(kind, rank, terms, weights, tuple(sorted(tested)), worst)
+    return LinearEquation(kind, rank, terms, weights, tuple(sorted(tested)), worst)
 
 
-def _rounds(streams: Streams, kind: str, terms: tuple[Term, ...], node: int) -> list[int]:
+def _rounds(streams: SenderStreams, kind: str, terms: tuple[Term, ...], node: int) -> list[int]:
     """Return the rounds in which a message and all terms of its equation were recorded."""
     found: list[int] = []
     for t in sorted(streams.sent[kind, node]):
@@ -171,7 +176,7 @@ def _rounds(streams: Streams, kind: str, terms: tuple[Term, ...], node: int) -> 
 
 
 def _blocks(
-    streams: Streams,
+    streams: SenderStreams,
     task: Task,
     kind: str,
     terms: tuple[Term, ...],
@@ -210,7 +215,7 @@ def block(task: Task, value: Tensor) -> np.ndarray:
     return joined
 
 
-def starts(streams: Streams, terms: tuple[Term, ...], node: int) -> list[np.ndarray]:
+def starts(streams: SenderStreams, terms: tuple[Term, ...], node: int) -> list[np.ndarray]:
     """Return coefficients from which to search: averages, and the node's own message."""
     some = columns(streams, terms, node)
     count = len(some)

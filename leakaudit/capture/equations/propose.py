@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from leakaudit.capture.equations import linear, steps
-from leakaudit.capture.equations.streams import Streams
-from leakaudit.capture.equations.written import Equation, Writer
+from leakaudit.capture.equations.streams import SenderStreams
+from leakaudit.capture.equations.written import Equation, EquationWriter
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.tasks.task import Task
@@ -35,7 +35,7 @@ def propose(trace: Trace, task: Task, name: str) -> Proposal:
     if why:
         return Proposal(None, (why,))
     try:
-        streams = Streams.of(trace)
+        streams = SenderStreams.of(trace)
     except LeakauditError as error:
         return Proposal(None, (str(error),))
     if not streams.kinds:
@@ -50,7 +50,7 @@ def propose(trace: Trace, task: Task, name: str) -> Proposal:
     if len(found) < len(streams.kinds):
         return Proposal(None, tuple(said))
     try:
-        text = Writer(streams, task, found).text(name)
+        text = EquationWriter(streams, task, found).text(name)
     except LeakauditError as error:
         return Proposal(None, (*said, f"not known: {error}"))
     nodes: list[str] = []
@@ -77,7 +77,7 @@ def _incomplete(trace: Trace) -> str:
     return ""
 
 
-def _equation(streams: Streams, task: Task, kind: str) -> tuple[Equation | None, str]:
+def _equation(streams: SenderStreams, task: Task, kind: str) -> tuple[Equation | None, str]:
     """Return the proved equation of a kind of messages, and a line about it."""
     silent = _silent(streams, kind)
     if silent:
@@ -104,7 +104,7 @@ def _equation(streams: Streams, task: Task, kind: str) -> tuple[Equation | None,
     return None, f"{kind}: not known: no combination of messages leaves gradients of few records"
 
 
-def _silent(streams: Streams, kind: str) -> list[int]:
+def _silent(streams: SenderStreams, kind: str) -> list[int]:
     """Return the nodes whose messages are missing, so that their equations are unknown.
 
     What a server alone sends looks as if it computed the gradients of all clients itself.
@@ -116,7 +116,7 @@ def _silent(streams: Streams, kind: str) -> list[int]:
     return sorted(others - set(senders))
 
 
-def _of_nodes(streams: Streams, one: Equation) -> Iterator[str]:
+def _of_nodes(streams: SenderStreams, one: Equation) -> Iterator[str]:
     """Yield the equation of every node that sends messages of a kind."""
     kind = one.linear.kind
     for node in streams.senders(kind):
@@ -130,11 +130,11 @@ def _of_nodes(streams: Streams, one: Equation) -> Iterator[str]:
         yield f"node {node}, rounds {first} to {last}: {kind}[t] = {' + '.join(terms)}"
 
 
-def _tested(found: linear.Linear) -> str:
+def _tested(found: linear.LinearEquation) -> str:
     return f" in rounds {found.rounds[0]} to {found.rounds[-1]}"
 
 
-def _weights(found: linear.Linear, node: int) -> Iterator[str]:
+def _weights(found: linear.LinearEquation, node: int) -> Iterator[str]:
     """Yield the terms of the equation of one node."""
     for (term, owner, sender), weight in found.weights.items():
         if owner != node or not weight:

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.capture.equations.linear import FITTED, HELD, Linear, block
-from leakaudit.capture.equations.streams import Streams, Term
+from leakaudit.capture.equations.linear import FITTED, HELD, LinearEquation, block
+from leakaudit.capture.equations.streams import SenderStreams, Term
 from leakaudit.capture.fitting import min_rank
 from leakaudit.capture.fitting.fit import recomputed
 from leakaudit.core import registry
 from leakaudit.core.leak import GradientLeak
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.tasks.task import Task
 
 Form: TypeAlias = Literal["single", "momentum", "difference"]
@@ -58,7 +58,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Left:
+class EquationRemainder:
     """What an equation leaves of the messages of one node."""
 
     values: Mapping[int, Tensor]  # round -> (d,) float64
@@ -67,7 +67,9 @@ class Left:
     inputs: tuple[Tensor, ...] = ()
 
 
-def left(streams: Streams, linear: Linear, node: int, rounds: tuple[int, ...]) -> Left:
+def left(
+    streams: SenderStreams, linear: LinearEquation, node: int, rounds: tuple[int, ...]
+) -> EquationRemainder:
     """Return what an equation leaves in some rounds."""
     values: dict[int, Tensor] = {}
     noise: dict[int, float] = {}
@@ -82,10 +84,10 @@ def left(streams: Streams, linear: Linear, node: int, rounds: tuple[int, ...]) -
             continue
         values[t] = rest
         noise[t] = streams.eps * float(message.norm() + combined.norm()) / size
-    return Left(values, noise)
+    return EquationRemainder(values, noise)
 
 
-def prove(streams: Streams, task: Task, linear: Linear) -> Step | None:
+def prove(streams: SenderStreams, task: Task, linear: LinearEquation) -> Step | None:
     """Return the step that recomputed gradients prove for every node.
 
     Returns:
@@ -93,7 +95,7 @@ def prove(streams: Streams, task: Task, linear: Linear) -> Step | None:
     """
     if not linear.rank or task.spec.loss not in ("cross_entropy", "binary"):
         return None
-    rests: dict[int, Left] = {}
+    rests: dict[int, EquationRemainder] = {}
     for node in streams.senders(linear.kind):
         rest = left(streams, linear, node, linear.rounds)
         inputs = _inputs(task, rest, linear.rank, streams.eps)
@@ -116,7 +118,7 @@ def prove(streams: Streams, task: Task, linear: Linear) -> Step | None:
     return None
 
 
-def points(streams: Streams, linear: Linear) -> Iterator[Term | None]:
+def points(streams: SenderStreams, linear: LinearEquation) -> Iterator[Term | None]:
     """Yield the models at which gradients may have been computed."""
     if len(linear.terms) > 1:
         yield None
@@ -131,7 +133,9 @@ def points(streams: Streams, linear: Linear) -> Iterator[Term | None]:
             yield Term(kind, 0, "own")
 
 
-def model(streams: Streams, linear: Linear, point: Term | None, node: int, t: int) -> Tensor | None:
+def model(
+    streams: SenderStreams, linear: LinearEquation, point: Term | None, node: int, t: int
+) -> Tensor | None:
     """Return the model (d,) at which a gradient may have been computed.
 
     Args:
@@ -144,10 +148,10 @@ def model(streams: Streams, linear: Linear, point: Term | None, node: int, t: in
 
 
 def _at(
-    streams: Streams,
+    streams: SenderStreams,
     task: Task,
-    linear: Linear,
-    rests: Mapping[int, Left],
+    linear: LinearEquation,
+    rests: Mapping[int, EquationRemainder],
     form: Form,
     point: Term | None,
 ) -> Step | None:
@@ -179,7 +183,7 @@ def _at(
     return Step(form, point, exact[0], other[form], records, max(row.miss(used) for row in every))
 
 
-def _inputs(task: Task, rest: Left, rank: int, eps: float) -> tuple[Tensor, ...]:
+def _inputs(task: Task, rest: EquationRemainder, rank: int, eps: float) -> tuple[Tensor, ...]:
     """Return the records that all rounds have in common, as a program may have stored them."""
     if not rest.values:
         return ()
@@ -189,7 +193,7 @@ def _inputs(task: Task, rest: Left, rank: int, eps: float) -> tuple[Tensor, ...]
         x = _batch(task, rest, rank)
     if x is None:
         return ()
-    grid = Grid.of(task)
+    grid = PixelGrid.of(task)
     shape = (rank, *task.spec.shape)
     if not bool(grid.holds(x).all()):
         return (x.reshape(shape),) if rank == 1 else ()
@@ -199,17 +203,17 @@ def _inputs(task: Task, rest: Left, rank: int, eps: float) -> tuple[Tensor, ...]
     return (x, x.float().double())
 
 
-def _record(task: Task, rest: Left) -> Tensor | None:
+def _record(task: Task, rest: EquationRemainder) -> Tensor | None:
     """Return the one record (1, p) that all rounds have in common."""
     scaled = [block(task, value) / float(value.norm()) for value in rest.values.values()]
     _, sizes, vh = np.linalg.svd(np.concatenate(scaled), full_matrices=False)
     row = torch.from_numpy(vh[:1])
     if (len(sizes) > 1 and sizes[1] > COARSE * sizes[0]) or float(row[0, -1]) == 0:
         return None
-    return Grid.of(task).pixels(row)
+    return PixelGrid.of(task).pixels(row)
 
 
-def _batch(task: Task, rest: Left, rank: int) -> Tensor | None:
+def _batch(task: Task, rest: EquationRemainder, rank: int) -> Tensor | None:
     """Return the records (b, p) that all rounds have in common, if the attack `exact` finds all."""
     rounds = sorted(rest.values)
     values = torch.stack([rest.values[t] / rest.values[t].norm() for t in rounds])
@@ -230,7 +234,7 @@ def _batch(task: Task, rest: Left, rank: int) -> Tensor | None:
     return x
 
 
-def _shared(rests: Mapping[int, Left]) -> bool:
+def _shared(rests: Mapping[int, EquationRemainder]) -> bool:
     """Return whether two nodes reveal the same record.
 
     A node that passes on the average of all gradients seems to hold the records of all nodes.
@@ -242,7 +246,11 @@ def _shared(rests: Mapping[int, Left]) -> bool:
 
 
 def _models(
-    streams: Streams, linear: Linear, point: Term | None, node: int, rest: Left
+    streams: SenderStreams,
+    linear: LinearEquation,
+    point: Term | None,
+    node: int,
+    rest: EquationRemainder,
 ) -> dict[int, Tensor]:
     """Return the models of all rounds, and of those before them, as far as they are known."""
     found: dict[int, Tensor] = {}
@@ -253,7 +261,9 @@ def _models(
     return found
 
 
-def _labels(task: Task, form: Form, rest: Left, thetas: Mapping[int, Tensor], eps: float) -> Tensor:
+def _labels(
+    task: Task, form: Form, rest: EquationRemainder, thetas: Mapping[int, Tensor], eps: float
+) -> Tensor:
     """Return the label of each record whose first layer is nearest to what is left.
 
     Args:
@@ -263,7 +273,7 @@ def _labels(task: Task, form: Form, rest: Left, thetas: Mapping[int, Tensor], ep
         (b,) the labels.
     """
     x = rest.inputs[0]
-    inverse = torch.linalg.pinv(Grid.of(task).rows(x.flatten(1).double()))
+    inverse = torch.linalg.pinv(PixelGrid.of(task).rows(x.flatten(1).double()))
     deltas = {t: torch.from_numpy(block(task, v)) @ inverse for t, v in rest.values.items()}
     rounds = [t for t in rest.values if parts(form, t, deltas, thetas) is not None][:FITTED]
     needed = {t: thetas[t] for t in {*rounds, *(t - 1 for t in rounds)} if t in thetas}
@@ -325,7 +335,9 @@ class _Row:
         return float((self.value - self.parts @ factors).norm())
 
 
-def _rows(form: Form, rest: Left, gradients: Mapping[int, Tensor], eps: float) -> list[_Row]:
+def _rows(
+    form: Form, rest: EquationRemainder, gradients: Mapping[int, Tensor], eps: float
+) -> list[_Row]:
     """Return what is left of all rounds in which the parts of a form are known."""
     found: list[_Row] = []
     for t, value in rest.values.items():

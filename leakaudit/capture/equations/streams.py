@@ -27,7 +27,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Streams:
+class SenderStreams:
     """The messages of a trace, by sender."""
 
     graph: Graph
@@ -41,7 +41,7 @@ class Streams:
     start: Tensor | None  # (d,) the public initial model; None if the trace has none
 
     @classmethod
-    def of(cls, trace: Trace) -> Streams:
+    def of(cls, trace: Trace) -> SenderStreams:
         """Return the messages of a trace whose nodes send the same to all receivers."""
         sent: dict[tuple[str, int], dict[int, Tensor]] = {}
         rows: dict[tuple[str, int, int], tuple[int, int]] = {}

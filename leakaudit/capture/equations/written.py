@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.equations import steps
-from leakaudit.capture.equations.linear import Linear
+from leakaudit.capture.equations.linear import LinearEquation
 from leakaudit.capture.equations.steps import Step
-from leakaudit.capture.equations.streams import Streams, Term
+from leakaudit.capture.equations.streams import SenderStreams, Term
 from leakaudit.capture.fitting import min_rank
 from leakaudit.capture.fitting.fit import recomputed
 from leakaudit.core.errors import LeakauditError
@@ -29,14 +29,14 @@ MATRICES = "ABCDEFGH"
 class Equation:
     """The equation of one kind of messages, with its proof."""
 
-    linear: Linear  # the combination of earlier messages
+    linear: LinearEquation  # the combination of earlier messages
     step: Step | None  # what it leaves; None if it leaves nothing
 
 
-class Writer:
+class EquationWriter:
     """Writes the equations of all kinds."""
 
-    def __init__(self, streams: Streams, task: Task, equations: Sequence[Equation]) -> None:
+    def __init__(self, streams: SenderStreams, task: Task, equations: Sequence[Equation]) -> None:
         self.streams = streams
         self.task = task
         self.equations = _ordered(streams, equations)
@@ -163,7 +163,7 @@ class Writer:
             return term if factor > 0 else f"-{term}"
         return f"{before} {sign} {term}"
 
-    def _combination(self, linear: Linear) -> str:
+    def _combination(self, linear: LinearEquation) -> str:
         """Return the terms of earlier messages, one for every kind and age."""
         groups: dict[tuple[str, int, bool], dict[tuple[int, int], Fraction]] = {}
         for (term, node, sender), weight in linear.weights.items():
@@ -395,7 +395,7 @@ def _confirmed(nodes: Iterable[bool | None]) -> bool:
     return bool(seen) and all(seen)
 
 
-def _ordered(streams: Streams, equations: Sequence[Equation]) -> list[Equation]:
+def _ordered(streams: SenderStreams, equations: Sequence[Equation]) -> list[Equation]:
     """Return the equations in an order in which each uses vectors that exist."""
     waiting = list(equations)
     found: list[Equation] = []

@@ -41,7 +41,7 @@ REASONS = (
 
 
 @dataclass(frozen=True)
-class Compared:
+class GradientComparison:
     """A gradient of one record beside the recomputed one."""
 
     index: int
@@ -63,7 +63,7 @@ class Compared:
 class Factors:
     """What the gradients of a run show of the model, the loss and the factor."""
 
-    compared: tuple[Compared, ...]  # gradients of single records
+    compared: tuple[GradientComparison, ...]  # gradients of single records
     ranks: int = 1  # number of ranks that programs divide by
     # the round of every gradient of the run; all have to be compared if the factor changes
     rounds: Sequence[int] = ()
@@ -149,7 +149,7 @@ class Factors:
     @property
     def by_round(self) -> Mapping[int, float]:
         """Position -> factor, if it changes by powers of two and is the same at all ranks."""
-        of_round: dict[int, list[Compared]] = defaultdict(list)
+        of_round: dict[int, list[GradientComparison]] = defaultdict(list)
         for one in self.compared:
             of_round[one.index].append(one)
         found: dict[int, float] = {}
@@ -259,7 +259,7 @@ def compare(
     clipped: bool = False,
 ) -> Factors:
     """Compare the gradients of single records among some with recomputed ones."""
-    found: list[tuple[float, Compared]] = []
+    found: list[tuple[float, GradientComparison]] = []
     steps = False
     for sample in samples:
         steps = sample.base is not None
@@ -271,13 +271,13 @@ def compare(
     return Factors(clear, ranks, rounds, clipped, steps)
 
 
-def _compared(task: Task, point: str, sample: fit.GradientSample) -> Compared | None:
+def _compared(task: Task, point: str, sample: fit.GradientSample) -> GradientComparison | None:
     """Compare a vector with the gradient at the record that it reveals, for the better sign."""
     value = sample.value.double()
     if point not in sample.thetas or not bool(value.isfinite().all()):
         return None
     rounding = _rounding(task, sample, point)
-    best: Compared | None = None
+    best: GradientComparison | None = None
     for sign in (1.0, -1.0):
         shown = fit.labelled(task, sign * value)
         if shown is None or not _is_single(task, value, shown[0], rounding):
@@ -298,7 +298,7 @@ def _at(
     sample: fit.GradientSample,
     shown: tuple[Tensor, Tensor],
     rounding: float,
-) -> Compared | None:
+) -> GradientComparison | None:
     """Compare a vector with the gradient of one record; None if its slopes are mere rounding."""
     value = sample.value.double()
     theta = sample.thetas[point]
@@ -317,13 +317,13 @@ def _at(
     if sample.part is not None:
         misses = sample.part.compare(value, g)
         miss = max(misses.kept, misses.rest)
-        return Compared(sample.index, misses.step, miss, allowed, seen)
+        return GradientComparison(sample.index, misses.step, miss, allowed, seen)
     factor = float(value @ g / (g @ g))
     miss = float((value - factor * g).norm() / value.norm())
     smoothing = None
     if miss > allowed:
         smoothing = _smoothing(task, theta, value, shown[0], outputs, rounding)
-    return Compared(sample.index, factor, miss, allowed, seen, smoothing)
+    return GradientComparison(sample.index, factor, miss, allowed, seen, smoothing)
 
 
 def _allowed(rounding: float, slope: Tensor) -> float:

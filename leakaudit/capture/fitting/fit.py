@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.fitting.part import Misses, Part
+from leakaudit.capture.fitting.part import FactorDeviation, RecordedPart
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks.models import ACTIVATIONS
@@ -64,7 +64,7 @@ class GradientSample:
     rank: int = 0
     index: int = 0  # its position among the samples of the rank
     rounding: float = 0.0  # distance from 1 to the next number in the number format of the messages
-    part: Part | None = None  # what is recorded of the vector; None if all of it is
+    part: RecordedPart | None = None  # what is recorded of the vector; None if all of it is
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def normalised(task: Task, samples: Sequence[GradientSample]) -> tuple[Task, int
 
 
 def explained(
-    task: Task, value: Tensor, theta: Tensor, part: Part | None = None
+    task: Task, value: Tensor, theta: Tensor, part: RecordedPart | None = None
 ) -> tuple[float, float] | None:
     """Recompute the gradient at the record that a vector reveals, and compare.
 
@@ -296,7 +296,7 @@ def _compared(
     value: Tensor,
     theta: Tensor,
     found: tuple[Tensor, Tensor] | None,
-    part: Part | None,
+    part: RecordedPart | None,
 ) -> tuple[float, float] | None:
     """Return factor and relative miss of the gradient at one record; None without a gradient."""
     if found is None or not _shows(part, task):
@@ -313,7 +313,7 @@ def _compared(
     return step, float((value - step * g).norm() / value.norm())
 
 
-def misses(task: Task, sample: GradientSample, point: str) -> Misses | None:
+def misses(task: Task, sample: GradientSample, point: str) -> FactorDeviation | None:
     """Compare a vector of which a part is recorded with the gradient at the record that it reveals.
 
     Returns:
@@ -322,7 +322,7 @@ def misses(task: Task, sample: GradientSample, point: str) -> Misses | None:
     """
     if sample.part is None or not _shows(sample.part, task):
         return None
-    best: Misses | None = None
+    best: FactorDeviation | None = None
     for value in (sample.value, -sample.value):
         found = labelled(task, value)
         g = None if found is None else recomputed(task, *found, sample.thetas[point])
@@ -334,7 +334,7 @@ def misses(task: Task, sample: GradientSample, point: str) -> Misses | None:
     return best
 
 
-def _shows(part: Part | None, task: Task) -> bool:
+def _shows(part: RecordedPart | None, task: Task) -> bool:
     """Return whether the recorded columns contain the layers that show a record and its label."""
     if part is None:
         return True

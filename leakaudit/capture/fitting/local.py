@@ -21,7 +21,7 @@ from torch import Tensor
 
 from leakaudit.capture.fitting import fit
 from leakaudit.capture.fitting.rank_one import undecayed
-from leakaudit.protocols.optimiser import Memory, Optimiser
+from leakaudit.protocols.optimiser import Optimiser, OptimiserState
 from leakaudit.tasks.task import Task
 
 MOST = 10  # steps to try: a choice that bounds the time
@@ -260,7 +260,7 @@ class _Training:
 
     def moved(self, optimiser: Optimiser, lr: float, steps: int) -> Tensor:
         """Return what some steps subtract."""
-        memory = Memory()
+        memory = OptimiserState()
         w = self.theta
         for _ in range(steps):
             w = optimiser.step(memory, lr, w, self.task.gradient(w, self.x, self.y))

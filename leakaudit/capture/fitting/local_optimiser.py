@@ -79,7 +79,7 @@ def _of_node(task: Task, point: str, samples: Sequence[GradientSample]) -> stepp
 
 def _moves(
     task: Task, point: str, samples: Sequence[GradientSample], most: int = stepping.MOST
-) -> Iterator[stepping.Moves]:
+) -> Iterator[stepping.ModelMoves]:
     """Yield a node's moves with recomputed gradients, for some assumptions about its records.
 
     Either each step uses the record that it reveals, or all use the one that the first step
@@ -95,7 +95,7 @@ def _moves(
 
 def _assumed(
     task: Task, point: str, samples: Sequence[GradientSample], most: int
-) -> Iterator[tuple[float, stepping.Moves]]:
+) -> Iterator[tuple[float, stepping.ModelMoves]]:
     """Yield the moves for every assumption, with the miss of the first one."""
     plain = [sample.value.double() for sample in samples]
     models = [sample.base for sample in samples if sample.base is not None]

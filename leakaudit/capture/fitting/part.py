@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from leakaudit.capture.fitting.sketch import ROWS, WIDTH, Sketch
+from leakaudit.capture.fitting.sketch import ROWS, WIDTH, ModelSketch
 
 
 @dataclass(frozen=True)
-class Misses:
+class FactorDeviation:
     """How a recomputed vector differs from a recorded one, up to one factor."""
 
     step: float  # the factor, by least squares over the recorded columns
@@ -22,13 +22,13 @@ class Misses:
 
 
 @dataclass(frozen=True)
-class Part:
+class RecordedPart:
     """What is recorded of a vector (d,)."""
 
     kept: Tensor  # (d,) bool, the columns whose numbers are recorded
     # place of a parameter among all -> its columns, for the sketched parameters
     others: Mapping[int, slice]
-    sketch: Sketch  # the linear map
+    sketch: ModelSketch  # the linear map
     total: Tensor  # (ROWS, WIDTH) float64, the sketch of these parameters
 
     def of(self, vector: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Part:
             self.sketch.add(total, place, vector[columns])
         return total
 
-    def subtracted_from(self, vector: Tensor) -> Part:
+    def subtracted_from(self, vector: Tensor) -> RecordedPart:
         """Return the part of a vector (d,) less the recorded one.
 
         Args:
@@ -50,7 +50,7 @@ class Part:
         """
         return replace(self, total=self.of(vector) - self.total)
 
-    def compare(self, value: Tensor, vector: Tensor) -> Misses:
+    def compare(self, value: Tensor, vector: Tensor) -> FactorDeviation:
         """Compare with a recomputed vector.
 
         A difference outside the recorded columns shows in the sketch only, so that both have to
@@ -65,7 +65,9 @@ class Part:
         square = float(again @ again)
         step = float(sent @ again) / square if square else 0.0
         difference = self.total - step * self.of(vector)
-        return Misses(step, _miss(sent - step * again, sent), _miss(difference, self.total))
+        return FactorDeviation(
+            step, _miss(sent - step * again, sent), _miss(difference, self.total)
+        )
 
 
 def _miss(difference: Tensor, of: Tensor) -> float:

@@ -18,7 +18,7 @@ from leakaudit.capture.fitting.fit import GradientSample
 from leakaudit.core.leak import GradientLeak
 from leakaudit.inversion import inputs_shown
 from leakaudit.inversion.exact import separation
-from leakaudit.inversion.inputs_shown import Shown
+from leakaudit.inversion.inputs_shown import InputCounts
 from leakaudit.tasks.task import Task
 
 # A gradient in float32 was summed up in another order than ours: it is rounded this many times more
@@ -30,10 +30,10 @@ HIDDEN = 1e-3  # share of a gradient from which on it is said that another recor
 
 
 @dataclass(frozen=True)
-class Records:
+class RecordCounts:
     """Lower bounds on the number of different records behind gradients."""
 
-    ranks: tuple[Shown, ...]  # what the gradients of each rank show
+    ranks: tuple[InputCounts, ...]  # what the gradients of each rank show
     apart: bool  # whether gradients at the models would show that several records are several
 
     @property
@@ -93,12 +93,12 @@ class Records:
         return f"{found}, and {largest.gradients} of a rank at least {several}"
 
     @property
-    def _largest(self) -> Shown:
+    def _largest(self) -> InputCounts:
         """What the rank shows whose gradients contain most records."""
         return max(self.ranks, key=lambda rank: (rank.together, rank.gradients))
 
 
-def shown(task: Task, samples: Sequence[GradientSample], apart: bool) -> Records | None:
+def shown(task: Task, samples: Sequence[GradientSample], apart: bool) -> RecordCounts | None:
     """Count the records that gradients show at least.
 
     Returns:
@@ -111,14 +111,14 @@ def shown(task: Task, samples: Sequence[GradientSample], apart: bool) -> Records
     for sample in samples:
         if sample.part is None and bool(sample.value.isfinite().all()):
             of_rank[sample.rank].append(sample)
-    found: list[Shown] = []
+    found: list[InputCounts] = []
     for rank, some in of_rank.items():
         one = inputs_shown.shown(_leak(rank, some, task), task)
         if one is not None:
             found.append(one)
     if not found or any(0 in one.counts for one in found):
         return None
-    return Records(tuple(found), apart)
+    return RecordCounts(tuple(found), apart)
 
 
 def separated(task: Task, samples: Sequence[GradientSample], point: str) -> bool:

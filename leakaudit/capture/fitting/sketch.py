@@ -29,7 +29,7 @@ WIDTH = 256
 NUMBERS = ROWS * WIDTH
 
 
-class Sketch:
+class ModelSketch:
     """The linear map for one model.
 
     Args:
@@ -78,7 +78,7 @@ class Sketch:
 class RunningSketch:
     """The sketch of one message whose parameters come one after the other."""
 
-    def __init__(self, sketch: Sketch) -> None:
+    def __init__(self, sketch: ModelSketch) -> None:
         self._sketch = sketch
         self._total: Tensor | None = None
         self._places: list[int] = []

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from leakaudit._util.plural import counted
 from leakaudit.capture.fitting.digits import shortest
-from leakaudit.protocols.optimiser import Kind, Memory, Optimiser
+from leakaudit.protocols.optimiser import Kind, Optimiser, OptimiserState
 
 LEAST = 2  # moves without which nothing is named: one to fit the step size, one to predict
 HELD = 2  # moves that are held back, if there are four or more: a choice
@@ -63,7 +63,7 @@ STARTS = {
 
 
 @dataclass(frozen=True)
-class Scaling:
+class StepScaling:
     """How gradients are scaled before a step."""
 
     clip: float = 0.0  # norm to which larger gradients are scaled down; 0 for none
@@ -80,7 +80,7 @@ class Scaling:
 
 
 @dataclass(frozen=True)
-class Moves:
+class ModelMoves:
     """Models, their moves and gradients in successive rounds, at the coordinates that move most."""
 
     models: Tensor  # (T, c) float64, the models from which the steps start
@@ -90,9 +90,9 @@ class Moves:
     floor: float  # the miss that rounding explains, relative to the smallest move
     rounding: float = 0.0  # only that of the number formats
 
-    def before(self, stop: int) -> Moves:
+    def before(self, stop: int) -> ModelMoves:
         """Return the moves of the rounds before one."""
-        return Moves(
+        return ModelMoves(
             models=self.models[:stop],
             moves=self.moves[:stop],
             gradients=self.gradients[:stop],
@@ -113,17 +113,17 @@ class Stepping:
 
     optimiser: Optimiser
     rates: tuple[float, ...]  # the step size of every move
-    scaling: Scaling  # how gradients are scaled before the step
+    scaling: StepScaling  # how gradients are scaled before the step
     miss: float  # largest miss of a move that was held back, relative to the move
 
-    def predicts(self, moves: Moves) -> bool:
+    def predicts(self, moves: ModelMoves) -> bool:
         """Return whether the optimiser and its constants explain the moves of another node."""
         direction = _directions(moves, self.optimiser, self.scaling.factors(moves.norms))
         rates = torch.tensor(self.rates[: len(direction)], dtype=torch.float64)
         misses = (moves.moves - rates[:, None] * direction).norm(dim=1) / moves.moves.norm(dim=1)
         return float(misses.max()) < ROUNDINGS * max(moves.floor, self.miss)
 
-    def first_miss_of(self, moves: Moves) -> int | None:
+    def first_miss_of(self, moves: ModelMoves) -> int | None:
         """Return the first move of a whole run that a constant step size does not explain, if any.
 
         Moves that are rounded more coarsely than `COARSE` show nothing.
@@ -195,7 +195,7 @@ def observed(
     rounding: float,
     of_gradients: float = 0.0,
     most: int = MOST,
-) -> Moves:
+) -> ModelMoves:
     """Return models and gradients at the coordinates that move most, for `identify`.
 
     Args:
@@ -211,7 +211,7 @@ def observed(
     of_gradient = torch.stack([gradient[some].double() for gradient in gradients[:count]])
     size = float(of_model.norm(dim=1).max())
     smallest = float(moved[:, some].norm(dim=1).min().clamp_min(1e-300))
-    return Moves(
+    return ModelMoves(
         models=of_model,
         moves=moved[:, some],
         gradients=of_gradient,
@@ -221,7 +221,7 @@ def observed(
     )
 
 
-def first_miss(moves: Moves) -> float:
+def first_miss(moves: ModelMoves) -> float:
     """Return the miss of the first move as a sum of gradient and weight decay, by least squares.
 
     The first step of every kind of SGD has this form.
@@ -232,7 +232,7 @@ def first_miss(moves: Moves) -> float:
     return float((u - (columns @ fitted)[:, 0]).norm() / u.norm())
 
 
-def identify(moves: Moves, linear: bool = False) -> Stepping | None:
+def identify(moves: ModelMoves, linear: bool = False) -> Stepping | None:
     """Name the optimiser that explains the moves.
 
     Returns:
@@ -264,7 +264,7 @@ def identify(moves: Moves, linear: bool = False) -> Stepping | None:
     return None
 
 
-def untested(moves: Moves) -> str:
+def untested(moves: ModelMoves) -> str:
     """Return the optimisers that so few moves cannot identify, and the rounds that it takes."""
     steps = len(moves.gradients)
     found: list[str] = []
@@ -299,14 +299,14 @@ class _Family:
         """Moves to which its constants and the step size are fitted, at least."""
         return 1 + len(self.names) + (self.kind != "sgd")
 
-    def at(self, values: Sequence[float]) -> tuple[Optimiser, Scaling] | None:
+    def at(self, values: Sequence[float]) -> tuple[Optimiser, StepScaling] | None:
         """Return the optimiser and the scaling of gradients; None if a value is out of range."""
         held = dict(zip(self.names, values, strict=True))
         momentum = held.get("momentum", 0.0)
         if min(values, default=0.0) < 0 or momentum >= 1 or (self.nesterov and not momentum):
             return None
         optimiser = Optimiser(self.kind, momentum, self.nesterov, held.get("decay", 0.0))
-        return optimiser, Scaling(held.get("clip", 0.0), self.normalised)
+        return optimiser, StepScaling(held.get("clip", 0.0), self.normalised)
 
 
 def _families(constant: bool) -> list[_Family]:
@@ -332,7 +332,7 @@ def _families(constant: bool) -> list[_Family]:
     return sorted(found, key=lambda family: (len(family.names), family.normalised))
 
 
-def _fitted(moves: Moves, family: _Family, constant: bool) -> Stepping | None:
+def _fitted(moves: ModelMoves, family: _Family, constant: bool) -> Stepping | None:
     """Return the member of a family that explains the first moves best; None if there is none."""
     many = moves.fitted
     first = moves.before(many)
@@ -365,7 +365,7 @@ def _fitted(moves: Moves, family: _Family, constant: bool) -> Stepping | None:
 
 
 def _searched(
-    moves: Moves, family: _Family, miss: Callable[[Sequence[float]], float]
+    moves: ModelMoves, family: _Family, miss: Callable[[Sequence[float]], float]
 ) -> list[float]:
     """Return the constants of a family with the smallest miss, with as few digits as explain it.
 
@@ -390,7 +390,7 @@ def _searched(
     return best
 
 
-def _starts(moves: Moves, name: str) -> tuple[float, ...]:
+def _starts(moves: ModelMoves, name: str) -> tuple[float, ...]:
     """Return values of a constant from which to search."""
     starts = STARTS[name]
     if name != "clip":
@@ -399,7 +399,7 @@ def _starts(moves: Moves, name: str) -> tuple[float, ...]:
 
 
 def _stepping(
-    moves: Moves, family: _Family, values: Sequence[float], constant: bool, many: int
+    moves: ModelMoves, family: _Family, values: Sequence[float], constant: bool, many: int
 ) -> tuple[Tensor, Tensor] | None:
     """Return the step sizes (T,) of an optimiser and its misses (T,), relative to the moves.
 
@@ -424,9 +424,9 @@ def _stepping(
     return rates, misses
 
 
-def _directions(moves: Moves, optimiser: Optimiser, factors: Tensor) -> Tensor:
+def _directions(moves: ModelMoves, optimiser: Optimiser, factors: Tensor) -> Tensor:
     """Return the directions (T, c) of the steps, for step size 1."""
-    memory = Memory()
+    memory = OptimiserState()
     gradients = factors[:, None] * moves.gradients
     directions = []
     for w, g in zip(moves.models, gradients, strict=True):

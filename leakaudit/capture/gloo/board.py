@@ -17,7 +17,7 @@ _SINCE = 1  # seconds of the monotonic clock
 _ROUND = 2  # the last completed round
 
 
-class Board:
+class ProcessBoard:
     """One row per process: its state, the time since when, and the last round that it completed."""
 
     def __init__(self, path: str | os.PathLike[str], procs: int, new: bool = False) -> None:

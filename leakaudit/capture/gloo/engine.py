@@ -15,9 +15,9 @@ from typing import Any
 
 from leakaudit._util.own_code import Trust
 from leakaudit.capture.gloo import merge, setup
-from leakaudit.capture.gloo.board import Board
+from leakaudit.capture.gloo.board import ProcessBoard
 from leakaudit.capture.gloo.scratch import scratch
-from leakaudit.capture.gloo.setup import Setup, Spread
+from leakaudit.capture.gloo.setup import ProcessLayout, Setup
 from leakaudit.capture.gloo.threads import run as run_threads
 from leakaudit.core import progress, registry
 from leakaudit.core.errors import LeakauditError
@@ -35,7 +35,7 @@ MOST = 64  # processes: a choice, each of them holds its own copy of torch
 GRACE = 2.0
 
 
-class Cut(StrEnum):
+class Termination(StrEnum):
     """Why processes were ended while still running."""
 
     NOT = ""
@@ -47,7 +47,7 @@ class Cut(StrEnum):
 def record(
     plan: Plan,
     path: Path | str | None,
-    options: Spread,
+    options: ProcessLayout,
     max_bytes: int = 4_000_000_000,
     private: Mapping[str, Any] | None = None,
     trusted: Trust = False,
@@ -109,7 +109,7 @@ def record(
     return recorder
 
 
-def check(plan: Plan, options: Spread) -> None:
+def check(plan: Plan, options: ProcessLayout) -> None:
     """Reject a plan that cannot be run in these processes."""
     nodes = plan.graph.nodes
     if not plan.victim.separable:
@@ -141,20 +141,20 @@ def check(plan: Plan, options: Spread) -> None:
         )
 
 
-def _threads(folder: Path) -> Cut:
+def _threads(folder: Path) -> Termination:
     """Run all processes as threads, with the same result as `_run`."""
     try:
         run_threads(Setup.read(folder))
     except KeyboardInterrupt:
-        return Cut.INTERRUPTED
-    return Cut.NOT
+        return Termination.INTERRUPTED
+    return Termination.NOT
 
 
-def _run(folder: Path, plan: Plan, options: Spread) -> Cut:
+def _run(folder: Path, plan: Plan, options: ProcessLayout) -> Termination:
     """Start the processes, wait until they have ended, and return why they were stopped."""
     command = [sys.executable, "-P", "-m", "leakaudit.capture.gloo.supervisor", str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    board = Board(folder / "board", options.procs)
+    board = ProcessBoard(folder / "board", options.procs)
     begun = time.monotonic()
     with (folder / "stderr").open("wb") as errors:
         child = subprocess.Popen(
@@ -169,21 +169,21 @@ def _run(folder: Path, plan: Plan, options: Spread) -> Cut:
         while child.poll() is None:
             progress.step("recording", board.lowest(), plan.scenario.rounds)
             if any(folder.glob("error*")):
-                return Cut.FAILED
+                return Termination.FAILED
             if board.started:
                 hung = board.stuck(GRACE * options.timeout)
             else:
                 hung = time.monotonic() - begun > MEETING
             if hung:
-                return Cut.HUNG
+                return Termination.HUNG
             time.sleep(POLL)
     except KeyboardInterrupt:
-        return Cut.INTERRUPTED
+        return Termination.INTERRUPTED
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-    return Cut.NOT
+    return Termination.NOT
 
 
 def _unwritten(folder: Path) -> str:
@@ -204,6 +204,6 @@ def _said(folder: Path) -> str:
     return "they ended immediately"
 
 
-def _stop(cut: Cut) -> None:
-    if cut is Cut.INTERRUPTED:
+def _stop(cut: Termination) -> None:
+    if cut is Termination.INTERRUPTED:
         raise KeyboardInterrupt

@@ -25,7 +25,7 @@ from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
 FOREVER = timedelta(days=30)
 
 
-class Mail:
+class ProcessConnections:
     """The connections of one process."""
 
     def __init__(self, folder: Path, rank: int, procs: int, dtype: torch.dtype) -> None:

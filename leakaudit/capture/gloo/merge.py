@@ -20,10 +20,10 @@ from leakaudit.traces.recorder import Recorder
 ERROR = "error"  # prefix of the file in which a process leaves its error; its number follows
 
 
-class Lost(NamedTuple):
+class LostMessages(NamedTuple):
     """Messages that are missing in consecutive rounds."""
 
-    missed: Missed  # the missing message in one of these rounds
+    missed: MissedMessage  # the missing message in one of these rounds
     first: int
     last: int
 
@@ -39,7 +39,7 @@ class Lost(NamedTuple):
         }
 
 
-class Missed(NamedTuple):
+class MissedMessage(NamedTuple):
     """A message that is missing in some rounds."""
 
     src: int
@@ -128,16 +128,16 @@ class Logs:
         return cut or "its process failed"
 
 
-def _grouped(events: Iterable[Event]) -> Iterator[Lost]:
+def _grouped(events: Iterable[Event]) -> Iterator[LostMessages]:
     """Combine messages that are missing in consecutive rounds."""
-    rounds: dict[Missed, list[int]] = {}
+    rounds: dict[MissedMessage, list[int]] = {}
     for e in events:
         for src, dst in zip(e.notes["src"], e.notes["dst"], strict=True):
-            missed = Missed(src, dst, e.notes["kind"], e.notes["why"])
+            missed = MissedMessage(src, dst, e.notes["kind"], e.notes["why"])
             rounds.setdefault(missed, []).append(e.notes["round"])
     for missed, found in sorted(rounds.items(), key=lambda item: (min(item[1]), item[0])):
         for first, last in _runs(found):
-            yield Lost(missed, first, last)
+            yield LostMessages(missed, first, last)
 
 
 def _runs(rounds: Iterable[int]) -> Iterator[tuple[int, int]]:

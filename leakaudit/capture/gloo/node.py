@@ -14,10 +14,10 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from leakaudit.capture.gloo.board import WAITING, WORKING, Board
+from leakaudit.capture.gloo.board import WAITING, WORKING, ProcessBoard
 from leakaudit.capture.gloo.faults import Fault
 from leakaudit.capture.gloo.inbox import Inbox
-from leakaudit.capture.gloo.route import Route
+from leakaudit.capture.gloo.route import ExchangeRoute
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.core.errors import LeakauditError
@@ -43,7 +43,7 @@ class Transport(Protocol):
         """Wait until everything has been sent."""
 
 
-class Silence(Exception):
+class MessageTimeout(Exception):
     """A message did not arrive, and the protocol has no substitute for it."""
 
 
@@ -67,7 +67,7 @@ class NodeRecorder:
         rank: int,
         mail: Transport,
         log: Log,
-        board: Board,
+        board: ProcessBoard,
         stop: Callable[[], None],
     ) -> None:
         """Prepare the recorder, before the first exchange."""
@@ -86,7 +86,7 @@ class NodeRecorder:
         self._own = torch.tensor(self.here)
         self._happened = set[Fault]()
         # By identity of the arcs; the route keeps a reference to them, so that the id stays valid.
-        self._routes: dict[int, tuple[Arcs, Route]] = {}
+        self._routes: dict[int, tuple[Arcs, ExchangeRoute]] = {}
 
     def exchange(
         self,
@@ -139,7 +139,7 @@ class NodeRecorder:
         missing = route.wanted[~came[route.wanted]]
         if len(missing):
             if instead is None:
-                raise Silence(f"message {kind!r} of round {round} did not arrive")
+                raise MessageTimeout(f"message {kind!r} of round {round} did not arrive")
             received[missing] = instead()[missing]
         return received
 
@@ -171,13 +171,13 @@ class NodeRecorder:
 
     send_many = send
 
-    def _route(self, arcs: Arcs) -> Route:
+    def _route(self, arcs: Arcs) -> ExchangeRoute:
         """Return the part of this process in an exchange."""
         known = self._routes.get(id(arcs))
         if known is None or known[0] is not arcs:
             if len(self._routes) > ROUTES:
                 self._routes.clear()
-            known = (arcs, Route.of(arcs, self.setup.place, self.rank))
+            known = (arcs, ExchangeRoute.of(arcs, self.setup.place, self.rank))
             self._routes[id(arcs)] = known
         return known[1]
 
@@ -202,7 +202,7 @@ class NodeRecorder:
                 secure=secure,
             )
 
-    def _faults(self, round: int, route: Route, arcs: Arcs) -> Tensor:
+    def _faults(self, round: int, route: ExchangeRoute, arcs: Arcs) -> Tensor:
         """Wait if a fault requires it, and return the arcs with lost messages."""
         lost = [torch.empty(0, dtype=torch.int64)]
         for fault in self.setup.options.faults:

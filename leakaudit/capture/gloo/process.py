@@ -13,9 +13,9 @@ import torch
 
 from leakaudit._util.files import replacing
 from leakaudit.capture.gloo import local
-from leakaudit.capture.gloo.board import DONE, WORKING, Board
-from leakaudit.capture.gloo.mail import Mail
-from leakaudit.capture.gloo.node import NodeRecorder, Silence, Transport
+from leakaudit.capture.gloo.board import DONE, WORKING, ProcessBoard
+from leakaudit.capture.gloo.mail import ProcessConnections
+from leakaudit.capture.gloo.node import MessageTimeout, NodeRecorder, Transport
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.core.errors import LeakauditError
@@ -37,7 +37,7 @@ def _run(setup: Setup, rank: int) -> None:
     dtype = getattr(torch, setup.scenario.dtype)
     task = task_of(setup)
     with Log(setup.folder, rank, engine="gloo", nodes=setup.here(rank)) as log:
-        mail = Mail(setup.folder, rank, setup.options.procs, dtype)
+        mail = ProcessConnections(setup.folder, rank, setup.options.procs, dtype)
         reached = serve(setup, rank, task, mail, log)
         mail.close(setup.options.timeout, reached)
 
@@ -63,7 +63,7 @@ def serve(
     stop: Callable[[], None] = die,
 ) -> int:
     """Run the victim for the nodes of one process that is connected to the others."""
-    board = Board(setup.folder / "board", setup.options.procs)
+    board = ProcessBoard(setup.folder / "board", setup.options.procs)
     board.tell(rank, WORKING)
     victim, _ = setup.scenario.parts()
     x, y = setup.data(rank)
@@ -78,7 +78,7 @@ def serve(
             setup.generator(),
             setup.wires,
         )
-    except Silence as why:
+    except MessageTimeout as why:
         log.write("silence", None, why=str(why))
     board.tell(rank, DONE)
     return recorder.reached

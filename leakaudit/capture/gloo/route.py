@@ -15,7 +15,7 @@ Parts = dict[int, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
-class Route:
+class ExchangeRoute:
     """The part of an exchange that one process has to do."""
 
     out: Parts  # arcs and rows that it sends, by the other process
@@ -25,7 +25,7 @@ class Route:
     told: Tensor  # arcs that start in this process and are recorded
 
     @classmethod
-    def of(cls, arcs: Arcs, place: Sequence[int], rank: int) -> Route:
+    def of(cls, arcs: Arcs, place: Sequence[int], rank: int) -> ExchangeRoute:
         """Determine the part of one process."""
         where = torch.tensor(place)
         start = where[arcs.src]

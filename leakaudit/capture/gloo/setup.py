@@ -13,16 +13,16 @@ from torch import Generator, Tensor
 
 from leakaudit._util.files import write_tensors
 from leakaudit._util.own_code import Trust
-from leakaudit.capture.gloo.board import Board
+from leakaudit.capture.gloo.board import ProcessBoard
 from leakaudit.capture.gloo.faults import Fault
-from leakaudit.core.payload import Kept
+from leakaudit.core.payload import StoredColumns
 from leakaudit.core.trace import Graph, TaskSpec
 from leakaudit.protocols.recording import Plan
 from leakaudit.protocols.scenario import Scenario
 
 
 @dataclass(frozen=True)
-class Spread:
+class ProcessLayout:
     """The distribution of a run over processes."""
 
     procs: int  # number of processes; each gets a block of consecutive nodes
@@ -43,10 +43,10 @@ class Setup:
     spec: TaskSpec
     graph: Graph
     wires: tuple[tuple[int, int], ...]  # undirected edges that are recorded
-    kept: Kept  # what is recorded of each message
+    kept: StoredColumns  # what is recorded of each message
     public: Mapping[str, Tensor]
     random: Tensor  # initial state of the generator, common to all processes
-    options: Spread  # the distribution of the run over processes
+    options: ProcessLayout  # the distribution of the run over processes
     trusted: Trust  # the `package.module:factory` that may execute its code; True for any
 
     @cached_property
@@ -89,10 +89,10 @@ class Setup:
             spec=TaskSpec.from_json(told["spec"]),
             graph=Graph(told["nodes"], _pairs(told["edges"])),
             wires=_pairs(told["wires"]),
-            kept=Kept(told["size"], _pairs(told["spans"]), told["sketch"]),
+            kept=StoredColumns(told["size"], _pairs(told["spans"]), told["sketch"]),
             public=tree["public"],
             random=tree["random"],
-            options=Spread(
+            options=ProcessLayout(
                 told["procs"], told["timeout"], tuple(Fault(**f) for f in told["faults"])
             ),
             trusted=told["trusted"],
@@ -104,7 +104,7 @@ def _pairs(value: list[list[int]]) -> tuple[tuple[int, int], ...]:
 
 
 def write(
-    folder: Path, plan: Plan, public: Mapping[str, Tensor], options: Spread, trusted: Trust
+    folder: Path, plan: Plan, public: Mapping[str, Tensor], options: ProcessLayout, trusted: Trust
 ) -> None:
     """Write the files of the processes: the common setup, the data of each, and an empty board.
 
@@ -136,4 +136,4 @@ def write(
         rows = plan.rows[place == rank]
         own = {"x": plan.source.x[rows].to(plan.task.dtype), "y": plan.source.y[rows]}
         write_tensors(folder / f"data{rank}.pt", own, durable=False)
-    Board(folder / "board", options.procs, new=True)
+    ProcessBoard(folder / "board", options.procs, new=True)

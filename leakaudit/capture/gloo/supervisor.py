@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from leakaudit.capture.gloo import process
-from leakaudit.capture.gloo.board import Board
+from leakaudit.capture.gloo.board import ProcessBoard
 from leakaudit.capture.gloo.setup import Setup
 
 
@@ -30,7 +30,7 @@ def main(folder: Path) -> int:
     torch.set_num_threads(1)
     setup = Setup.read(folder)
     setup.scenario.parts()  # imports the victims, once for all processes
-    board = Board(folder / "board", setup.options.procs)
+    board = ProcessBoard(folder / "board", setup.options.procs)
     ranks: dict[int, int] = {}  # by process id
     for rank in range(setup.options.procs):
         pid = os.fork()

@@ -9,7 +9,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from leakaudit.capture.gloo import process
-from leakaudit.capture.gloo.board import Board
+from leakaudit.capture.gloo.board import ProcessBoard
 from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.writing import Log
@@ -18,18 +18,18 @@ from leakaudit.core import progress
 POLL = 0.02  # seconds between two checks of the threads: a choice
 
 
-class Stopped(BaseException):
+class ThreadStop(BaseException):
     """Ends a thread, as a process ends when it is killed."""
 
 
-class Hand:
+class ThreadConnections:
     """The connections of one thread: packets go directly into the receiver's inbox.
 
     Attributes:
         halted: Whether the run is over; then nothing more is sent.
     """
 
-    def __init__(self, hands: list[Hand], rank: int, procs: int) -> None:
+    def __init__(self, hands: list[ThreadConnections], rank: int, procs: int) -> None:
         """Start with an empty inbox."""
         self.hands = hands
         self.rank = rank
@@ -43,7 +43,7 @@ class Hand:
             rows: (k, d).
         """
         if self.halted:
-            raise Stopped
+            raise ThreadStop
         self.hands[peer].inbox.put(self.rank, number, rows.clone())
 
     def flush(self) -> None:
@@ -62,12 +62,12 @@ def run(setup: Setup) -> None:
     Errors are written to files, as processes do.
     """
     procs = setup.options.procs
-    hands: list[Hand] = []
-    hands += [Hand(hands, rank, procs) for rank in range(procs)]
-    board = Board(setup.folder / "board", procs)
+    hands: list[ThreadConnections] = []
+    hands += [ThreadConnections(hands, rank, procs) for rank in range(procs)]
+    board = ProcessBoard(setup.folder / "board", procs)
     tasks = [process.task_of(setup) for _ in hands]  # a model cannot be shared between threads
 
-    def serve(hand: Hand) -> None:
+    def serve(hand: ThreadConnections) -> None:
         rank = hand.rank
         word = CUT
         reached = 0
@@ -76,7 +76,7 @@ def run(setup: Setup) -> None:
             reached = process.serve(setup, rank, tasks[rank], hand, log, _stop)
             word = GOODBYE
             log.close()
-        except Stopped:
+        except ThreadStop:
             log.abandon()
         except Exception as error:
             process.failed(setup.folder, rank, error)
@@ -98,4 +98,4 @@ def run(setup: Setup) -> None:
 
 
 def _stop() -> NoReturn:
-    raise Stopped
+    raise ThreadStop

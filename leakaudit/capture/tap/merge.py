@@ -18,7 +18,7 @@ from leakaudit._util.untrusted import npz
 from leakaudit.capture.tap.log.layers import module, shortened
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.log.writing import UNRANKED
-from leakaudit.capture.tap.messages.arranged import ArrangedLog, Sent
+from leakaudit.capture.tap.messages.arranged import ArrangedLog, ProtocolMessage
 from leakaudit.capture.tap.messages.wires import CHOSEN
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, NotUnderstood
@@ -123,7 +123,7 @@ def write(
         raise
 
 
-def _widest(sent: Iterable[Sent]) -> torch.dtype:
+def _widest(sent: Iterable[ProtocolMessage]) -> torch.dtype:
     """Return the narrowest number format that holds all messages exactly.
 
     For messages in float16 and in bfloat16, this is float32: neither holds the other's numbers.
@@ -131,10 +131,10 @@ def _widest(sent: Iterable[Sent]) -> torch.dtype:
     return reduce(torch.promote_types, {one.message.dtype for one in sent})
 
 
-def _grouped(sent: Iterable[Sent]) -> list[list[Sent]]:
+def _grouped(sent: Iterable[ProtocolMessage]) -> list[list[ProtocolMessage]]:
     """Group messages of one sender, round and kind with equal bytes, which are stored once."""
 
-    def key(one: Sent) -> tuple[int, int, str, tuple[str, ...]]:
+    def key(one: ProtocolMessage) -> tuple[int, int, str, tuple[str, ...]]:
         return one.round, one.src, one.kind, tuple(map(str, one.message.place))
 
     return [list(group) for _, group in groupby(sorted(sent, key=key), key=key)]
@@ -148,7 +148,7 @@ def _record_truth(recorder: Recorder, truth: Truth) -> None:
 
 
 def _record_group(
-    recorder: Recorder, group: list[Sent], plan: ArrangedLog, dtype: torch.dtype
+    recorder: Recorder, group: list[ProtocolMessage], plan: ArrangedLog, dtype: torch.dtype
 ) -> None:
     """Record messages with equal bytes as one message to all their receivers."""
     first = group[0]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from leakaudit.capture.wire import lines, payloads
-from leakaudit.capture.wire.lines import Line
-from leakaudit.capture.wire.payloads import Payload, Unfinished
+from leakaudit.capture.wire.lines import MessageLine
+from leakaudit.capture.wire.payloads import IncompletePayload, Payload
 from leakaudit.core.errors import LeakauditError
 from leakaudit.traces.recorder import human
 
@@ -23,11 +23,11 @@ SHOWN = 6  # tensors that an error message lists
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class FolderMessage:
     """One message of the folder."""
 
     where: str  # file and line, for messages to the user
-    line: Line  # what the line states, with the receivers as a list
+    line: MessageLine  # what the line states, with the receivers as a list
     payload: Payload
 
     @property
@@ -41,7 +41,7 @@ class Folder:
     """The messages of a folder."""
 
     path: Path
-    messages: tuple[Message, ...]  # all messages, ordered by round, then as written
+    messages: tuple[FolderMessage, ...]  # all messages, ordered by round, then as written
     nodes: int
     cut: Mapping[str, str]  # file -> why it is incomplete
     cut_nodes: frozenset[int]  # nodes of which the last messages may be missing
@@ -53,7 +53,7 @@ class Folder:
         return self.messages[0].line.round
 
     @property
-    def ambiguous(self) -> Message | None:
+    def ambiguous(self) -> FolderMessage | None:
         """A message that follows another of its round on its channel; None if there is none."""
         seen: set[tuple[int, int, int]] = set()
         for message in self.messages:
@@ -72,7 +72,7 @@ def read(path: Path, max_bytes: float) -> Folder:
         LeakauditError: a line or a payload is invalid, or the folder contains no messages; the
             message names file and line.
     """
-    found: list[Message] = []
+    found: list[FolderMessage] = []
     cut: dict[str, str] = {}
     cut_nodes: set[int] = set()
     for file in _files(path):
@@ -113,7 +113,7 @@ def _files(folder: Path) -> list[Path]:
     return found
 
 
-def _read(folder: Path, file: Path, found: list[Message]) -> str:
+def _read(folder: Path, file: Path, found: list[FolderMessage]) -> str:
     """Append the messages of one file.
 
     Only the last line of a program that was killed may be truncated, or lack its payload.
@@ -136,8 +136,8 @@ def _read(folder: Path, file: Path, found: list[Message]) -> str:
             form = (line.file, line.names, line.offset, line.dtype, line.shapes)
             if form not in known:
                 known[form] = payloads.find(folder, line)
-            found.append(Message(where, line, known[form]))
-        except Unfinished as error:
+            found.append(FolderMessage(where, line, known[form]))
+        except IncompletePayload as error:
             pending = f"line {number}: {error}"
         except LeakauditError as error:
             raise LeakauditError(f"{where}: {error}") from None
@@ -165,7 +165,7 @@ def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _nodes(path: Path, found: Iterable[Message]) -> int:
+def _nodes(path: Path, found: Iterable[FolderMessage]) -> int:
     """Return the number of nodes; each must take part."""
     seen: set[int] = set()
     for message in found:
@@ -181,7 +181,7 @@ def _nodes(path: Path, found: Iterable[Message]) -> int:
     return nodes
 
 
-def _addressed(message: Message, nodes: int) -> Message:
+def _addressed(message: FolderMessage, nodes: int) -> FolderMessage:
     """Return a message with the list of its receivers."""
     if message.line.dst is not None:
         return message
@@ -191,11 +191,11 @@ def _addressed(message: Message, nodes: int) -> Message:
     return replace(message, line=replace(message.line, dst=others))
 
 
-def _round(message: Message) -> int:
+def _round(message: FolderMessage) -> int:
     return message.line.round
 
 
-def _check_number(path: Path, messages: Iterable[Message]) -> None:
+def _check_number(path: Path, messages: Iterable[FolderMessage]) -> None:
     total = sum(len(message.dst) for message in messages)
     if total > MOST:
         raise LeakauditError(
@@ -204,7 +204,7 @@ def _check_number(path: Path, messages: Iterable[Message]) -> None:
         )
 
 
-def _check_unique(messages: Iterable[Message]) -> None:
+def _check_unique(messages: Iterable[FolderMessage]) -> None:
     """Reject a second message of the same round, channel, kind and tag."""
     seen: dict[tuple[int, int, int, str, int], str] = {}
     for message in messages:
@@ -219,9 +219,9 @@ def _check_unique(messages: Iterable[Message]) -> None:
             seen[key] = message.where
 
 
-def _check_forms(messages: Iterable[Message]) -> None:
+def _check_forms(messages: Iterable[FolderMessage]) -> None:
     """Reject messages of one kind with different tensors: some would be incomplete."""
-    first: dict[tuple[str, int], Message] = {}
+    first: dict[tuple[str, int], FolderMessage] = {}
     for message in messages:
         key = (message.line.kind, message.line.tag)
         usual = first.setdefault(key, message)
@@ -244,7 +244,7 @@ def listed(payload: Payload) -> str:
     return f"({', '.join(texts)})"
 
 
-def _check_size(path: Path, messages: Iterable[Message], max_bytes: float) -> None:
+def _check_size(path: Path, messages: Iterable[FolderMessage], max_bytes: float) -> None:
     """Reject payloads above a limit; one that is sent several times in a round counts once."""
     sizes: Counter[tuple[object, ...]] = Counter()
     for message in messages:

@@ -32,7 +32,7 @@ Receivers: TypeAlias = Annotated[
 
 
 class _Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of a line; those of `Line`."""
+    """The keys of a line; those of `MessageLine`."""
 
     round: Whole
     src: Whole
@@ -47,7 +47,7 @@ class _Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class MessageLine:
     """A message as its line describes it."""
 
     round: int  # the program's own number of the round
@@ -71,7 +71,7 @@ def parse(text: bytes) -> object:
         raise LeakauditError("expected one JSON object") from None
 
 
-def checked(value: object) -> Line:
+def checked(value: object) -> MessageLine:
     """Check the values of a line."""
     try:
         line = msgspec.convert(value, _Line)
@@ -90,7 +90,7 @@ def checked(value: object) -> Line:
     _check_names(line.names)
     if line.shapes is not None:
         _check_shapes(line.shapes)
-    return Line(
+    return MessageLine(
         round=line.round,
         src=line.src,
         dst=_receivers(line.dst, line.src),

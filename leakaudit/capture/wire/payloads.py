@@ -17,7 +17,7 @@ from leakaudit._util import files
 from leakaudit._util.untrusted import npz
 from leakaudit.capture.tap.log.writing import DTYPES
 from leakaudit.capture.tap.messages.streams import FLOATS
-from leakaudit.capture.wire.lines import NAME, Line, require_name
+from leakaudit.capture.wire.lines import NAME, MessageLine, require_name
 from leakaudit.core.errors import LeakauditError, suggest
 
 SAFETENSORS = ".safetensors"
@@ -31,7 +31,7 @@ SAFETENSORS_FLOATS = {  # their names in the format -> ours
 }
 
 
-class Unfinished(LeakauditError):
+class IncompletePayload(LeakauditError):
     """A payload is missing or shorter than its line states, as if the program had been killed."""
 
 
@@ -80,7 +80,7 @@ class Payload:
         return tensors
 
 
-def find(folder: Path, line: Line) -> Payload:
+def find(folder: Path, line: MessageLine) -> Payload:
     """Find the tensors of a message without reading them."""
     path = _inside(folder, line.file)
     if path.suffix not in (SAFETENSORS, NUMPY):
@@ -108,7 +108,7 @@ def _inside(folder: Path, name: str) -> Path:
             raise outside
         status = os.stat(real)
     except FileNotFoundError:
-        raise Unfinished(f"file: {name!r:.60} does not exist") from None
+        raise IncompletePayload(f"file: {name!r:.60} does not exist") from None
     except OSError as error:
         raise LeakauditError(f"file: cannot read {name!r:.60}: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode):
@@ -116,7 +116,7 @@ def _inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _raw(path: Path, line: Line) -> Payload:
+def _raw(path: Path, line: MessageLine) -> Payload:
     """Return the tensors of a raw file: little-endian numbers, one tensor after the other."""
     if line.dtype is None or line.shapes is None:
         raise LeakauditError(
@@ -132,7 +132,7 @@ def _raw(path: Path, line: Line) -> Payload:
     found = Payload(path, line.names, line.shapes, dtypes, line.offset or 0)
     size = path.stat().st_size
     if found.offset + found.nbytes > size:
-        raise Unfinished(
+        raise IncompletePayload(
             f"shapes: {found.nbytes} bytes from offset {found.offset} on exceed "
             f"{line.file} ({size} bytes)"
         )
@@ -157,13 +157,15 @@ def _numpy(path: Path) -> np.ndarray:
         with npz.old_headers():
             found: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged file may raise anything
-        raise Unfinished(f"file: cannot read {path.name} as .npy: {_first_line(error)}") from None
+        raise IncompletePayload(
+            f"file: cannot read {path.name} as .npy: {_first_line(error)}"
+        ) from None
     if not isinstance(found, np.ndarray):
         raise LeakauditError(f"file: {path.name} is an archive; expected one array")
     return found
 
 
-def _of_numpy(path: Path, line: Line) -> Payload:
+def _of_numpy(path: Path, line: MessageLine) -> Payload:
     array = _numpy(path)
     dtype = str(array.dtype)
     if dtype not in FLOATS or not array.dtype.isnative:
@@ -178,7 +180,7 @@ def _of_numpy(path: Path, line: Line) -> Payload:
     return Payload(path, line.names, (array.shape,), (dtype,))
 
 
-def _of_safetensors(path: Path, line: Line) -> Payload:
+def _of_safetensors(path: Path, line: MessageLine) -> Payload:
     """Return the named tensors of a .safetensors file; by default all with floating-point numbers.
 
     The file's own order of tensors has no meaning, so that of their names is used.
@@ -193,7 +195,7 @@ def _of_safetensors(path: Path, line: Line) -> Payload:
                 shapes[name] = tuple(part.get_shape())
                 formats[name] = str(part.get_dtype())
     except (OSError, package.SafetensorError) as error:
-        raise Unfinished(
+        raise IncompletePayload(
             f"file: cannot read {path.name} as .safetensors: {_first_line(error)}"
         ) from None
     for name in shapes:

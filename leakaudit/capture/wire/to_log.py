@@ -10,19 +10,21 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from leakaudit.capture.tap.guessing.observed import Observed
+from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.tap.merge import IMPORTED
 from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.tap.messages.arranged import ArrangedLog
-from leakaudit.capture.tap.messages.description import Description
+from leakaudit.capture.tap.messages.description import MessageDescription
 from leakaudit.capture.tap.messages.streams import POSITION
-from leakaudit.capture.wire.folder import Folder, Message, listed
+from leakaudit.capture.wire.folder import Folder, FolderMessage, listed
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.traces.vocabulary import Vocabulary
 
 
-def write(folder: Folder, logs: Path, description: Description | None = None) -> tuple[str, ...]:
+def write(
+    folder: Folder, logs: Path, description: MessageDescription | None = None
+) -> tuple[str, ...]:
     """Write one log for each sending node.
 
     Args:
@@ -54,15 +56,15 @@ def write(folder: Folder, logs: Path, description: Description | None = None) ->
     return tuple(sorted(extra))
 
 
-def _sender(message: Message) -> int:
+def _sender(message: FolderMessage) -> int:
     return message.line.src
 
 
-def _is_used(description: Description, message: Message) -> bool:
+def _is_used(description: MessageDescription, message: FolderMessage) -> bool:
     return description.tags is None or message.line.tag in description.tags
 
 
-def _log(log: Log, message: Message, held: Sequence[int], position: int) -> None:
+def _log(log: Log, message: FolderMessage, held: Sequence[int], position: int) -> None:
     """Log one message, as one event for each of its tensors and receivers."""
     try:
         tensors = message.payload.read()
@@ -76,7 +78,7 @@ def _log(log: Log, message: Message, held: Sequence[int], position: int) -> None
             log.write("send", tensors[k], peer=dst, tag=message.line.tag, **notes)
 
 
-def parameters(description: Description, message: Message) -> Sequence[int]:
+def parameters(description: MessageDescription, message: FolderMessage) -> Sequence[int]:
     """Return the tensors of a message that are the model's parameters, in the described order."""
     layout = description.task.layout
     names = message.payload.names
@@ -111,7 +113,7 @@ def parameters(description: Description, message: Message) -> Sequence[int]:
     return chosen
 
 
-def _check_length(description: Description, message: Message) -> None:
+def _check_length(description: MessageDescription, message: FolderMessage) -> None:
     """Reject a single tensor that does not hold the whole model."""
     (shape,) = message.payload.shapes
     length = 1
@@ -125,7 +127,9 @@ def _check_length(description: Description, message: Message) -> None:
         )
 
 
-def _check_shapes(description: Description, message: Message, chosen: Sequence[int]) -> None:
+def _check_shapes(
+    description: MessageDescription, message: FolderMessage, chosen: Sequence[int]
+) -> None:
     """Reject tensors whose shapes are not those of the parameters that they should be."""
     entries = description.order or description.task.layout.names
     for entry, k, place in zip(entries, chosen, description.places, strict=True):
@@ -139,7 +143,7 @@ def _check_shapes(description: Description, message: Message, chosen: Sequence[i
         )
 
 
-def _example(description: Description, shapes: Sequence[tuple[int, ...]]) -> str:
+def _example(description: MessageDescription, shapes: Sequence[tuple[int, ...]]) -> str:
     """Return an order that fits the shapes; a general example if there is none."""
     layout = description.task.layout
     found = layouts.arrangements(shapes)
@@ -155,7 +159,7 @@ def _example(description: Description, shapes: Sequence[tuple[int, ...]]) -> str
     )
 
 
-def check_complete(folder: Folder, seen: Observed, description: Description) -> None:
+def check_complete(folder: Folder, seen: ChannelVectors, description: MessageDescription) -> None:
     """Reject messages that would be ignored because they do not have the size of the model."""
     held: set[tuple[object, ...]] = set()
     for stream in seen.streams.values():
@@ -178,7 +182,7 @@ def check_kinds(folder: Folder, plan: ArrangedLog) -> None:
     description = plan.description
     vocabulary = Vocabulary(description.protocol, description.params, plan.graph, None, {})
     known = vocabulary.kinds
-    first: dict[str, Message] = {}
+    first: dict[str, FolderMessage] = {}
     for message in folder.messages:
         if message.line.kind and _is_used(description, message):
             first.setdefault(message.line.kind, message)

@@ -40,9 +40,9 @@ from leakaudit.inversion.exact import (
     slopes,
     uniqueness,
 )
-from leakaudit.inversion.exact.observations import Heard, estimates
+from leakaudit.inversion.exact.observations import BatchObservations, estimates
 from leakaudit.inversion.exact.pixel_errors import SURE, UNEVEN, wrong_pixel
-from leakaudit.inversion.exact.pixel_grid import Grid, others_between
+from leakaudit.inversion.exact.pixel_grid import PixelGrid, others_between
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -105,7 +105,7 @@ WORSE = 10.0
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchProof:
     """What is proven about the inputs of a batch, all on the grid."""
 
     # (b, p) the inputs; some may have been replaced by others that fit the slopes at known models
@@ -117,7 +117,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Proven:
+class InputProof:
     """What is proven about one input, or about a whole batch without a grid."""
 
     certificate: Certificate  # EXACT, INTERVAL or APPROXIMATE
@@ -132,9 +132,9 @@ def single(
     stack: Tensor,
     white: Tensor,
     row: Tensor,
-    grid: Grid,
+    grid: PixelGrid,
     alone: bool,
-) -> Proven:
+) -> InputProof:
     """Judge one input, given rows of rank one.
 
     Args:
@@ -156,19 +156,19 @@ def single(
         if not why and float(wrong_pixel(found, grid, snapped)) >= MISTAKE:
             why = "rounding may have moved a pixel to another value"
         if why:
-            return Proven(Certificate.APPROXIMATE, x, None, why)
+            return InputProof(Certificate.APPROXIMATE, x, None, why)
         note = f"before rounding, every pixel was within {off:.1e} levels of a grey level"
-        return Proven(Certificate.EXACT, snapped, None, note)
+        return InputProof(Certificate.EXACT, snapped, None, note)
     if not why and not (leak.samples == 1 and leak.steady):
         why = "the batch size is not known to be one"
     if why:
-        return Proven(Certificate.APPROXIMATE, x, None, why)
+        return InputProof(Certificate.APPROXIMATE, x, None, why)
     return interval(x, found.half_widths(grid), task, first_layer_rows.fresh(leak))
 
 
 def interval(
     x: Tensor, width: Tensor, task: Task, fresh: bool = False, condition: float = 1.0
-) -> Proven:
+) -> InputProof:
     """Return values with their half-widths; APPROXIMATE if one is nearly as large as its column.
 
     The widths include that the values are stored in the task's own number format, and that senders
@@ -195,11 +195,11 @@ def interval(
         note = (
             f"{said}; in {wide} of {len(size)} columns, this is more than {NARROW:.0%} of the size"
         )
-        return Proven(Certificate.APPROXIMATE, x, None, note)
+        return InputProof(Certificate.APPROXIMATE, x, None, note)
     small = int((width > NARROW * size).any(0).sum())
     if small:
         said += f"; {small} of {len(size)} columns have values that are hardly larger than that"
-    return Proven(Certificate.INTERVAL, x, width.reshape(-1, *task.spec.shape), said)
+    return InputProof(Certificate.INTERVAL, x, width.reshape(-1, *task.spec.shape), said)
 
 
 def reported(x: Tensor, interval: Tensor | None, task: Task) -> tuple[Tensor, tuple[Evidence, ...]]:
@@ -222,7 +222,7 @@ def reported(x: Tensor, interval: Tensor | None, task: Task) -> tuple[Tensor, tu
     return x, (Evidence("shape", Origin.CONTRADICTED, why),)
 
 
-def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
+def batch(heard: BatchObservations, x: Tensor, estimates: Tensor) -> BatchProof:
     """Judge images on the grid.
 
     Args:
@@ -242,14 +242,14 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
             f"{len(x)} images on the grid and {len(estimates)} estimates "
             f"do not match the number of inputs, {span.batch}"
         )
-        return Batch(x, nothing, {}, why)
+        return BatchProof(x, nothing, {}, why)
     why = _unclear(heard)
     if why:
-        return Batch(x, nothing, {}, why)
+        return BatchProof(x, nothing, {}, why)
     rows, doubt = _settled(heard, x, estimates)
     inside = rows @ span.basis.T
     if not bool(torch.linalg.cond(inside) < DEPENDENT):
-        return Batch(x, nothing, {}, "the images depend on each other")
+        return BatchProof(x, nothing, {}, "the images depend on each other")
     sure = doubt < MISTAKE
     strays = {k for k in range(span.batch) if float(doubt[k]) == 1}
     choices: dict[int, Tensor] = {}
@@ -272,7 +272,7 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     if choices and not unlisted and bool(sure.all()):
         chosen = slopes.by_slopes(heard, x, choices)
         if chosen is not None:
-            return Batch(chosen, (True,) * len(x), {})
+            return BatchProof(chosen, (True,) * len(x), {})
     if agreed is None:
         # What the network received may be mixtures off the grid, of the same space as these images.
         # A mixed dual vanishes at neurons of another image only by coincidence.
@@ -283,7 +283,7 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     # candidates.
     if agreed is False:
         why = "the slopes of these images at the known models differ from those in the rows"
-        return Batch(x, nothing, choices, why)
+        return BatchProof(x, nothing, choices, why)
     exact = tuple(bool(sure[k]) and k not in choices and k not in unlisted for k in range(len(x)))
     why = ""
     if not all(exact):
@@ -293,10 +293,10 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
             why = "too few neurons distinguish some of the inputs"
         else:
             why = "noise may have moved a pixel to another value"
-    return Batch(x, exact, choices, why)
+    return BatchProof(x, exact, choices, why)
 
 
-def table(heard: Heard, x: Tensor) -> Proven:
+def table(heard: BatchObservations, x: Tensor) -> InputProof:
     """Judge a whole batch of data without a grid: intervals if activity proves every input.
 
     Args:
@@ -310,19 +310,21 @@ def table(heard: Heard, x: Tensor) -> Proven:
     if leak.samples != span.batch or len(x) != span.batch or not leak.steady:
         why = "the batch size is unknown, or some samples are equal"
     if why:
-        return Proven(Certificate.APPROXIMATE, x, None, why)
+        return InputProof(Certificate.APPROXIMATE, x, None, why)
     inside = heard.grid.rows(x) @ span.basis.T
     agreed = slopes.agree(leak, heard.task, span.basis, heard.grid.rows(x), heard.grid)
     if any(companions(heard, inside, agreed)):
-        return Proven(Certificate.APPROXIMATE, x, None, "too few neurons distinguish the inputs")
+        return InputProof(
+            Certificate.APPROXIMATE, x, None, "too few neurons distinguish the inputs"
+        )
     if agreed is False:
         why = "the slopes of these inputs at the known models differ from those in the rows"
-        return Proven(Certificate.APPROXIMATE, x, None, why)
+        return InputProof(Certificate.APPROXIMATE, x, None, why)
     data = uniqueness.windows([heard.white @ span.basis.T], span.noise)
     fitted = uniqueness.refined(data, inside)
     if fitted is None:
         why = "the rows where the inputs are inactive do not determine them"
-        return Proven(Certificate.APPROXIMATE, x, None, why)
+        return InputProof(Certificate.APPROXIMATE, x, None, why)
     inside, mixed = fitted
     found = estimates(leak, heard.stack, heard.white, inside @ span.basis)
     values = found.pixels(heard.grid)
@@ -334,7 +336,9 @@ def table(heard: Heard, x: Tensor) -> Proven:
     return interval(values, width, heard.task, first_layer_rows.fresh(leak), condition)
 
 
-def companions(heard: Heard, inside: Tensor, agreed: bool | None) -> list[frozenset[int]]:
+def companions(
+    heard: BatchObservations, inside: Tensor, agreed: bool | None
+) -> list[frozenset[int]]:
     """Return for every input the others that it may still contain, by activity in several windows.
 
     A companion must remain for every window length: one length that excludes it is sufficient.
@@ -495,14 +499,14 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, span: Tensor) -> str:
     )
 
 
-def _unclear(heard: Heard) -> str:
+def _unclear(heard: BatchObservations) -> str:
     """Explain why the rows do not reveal the number of inputs with certainty; empty if they do."""
     if not ends(heard.span, heard.white):
         return "a singular value after those of the batch is larger than message rounding explains"
     return scarce(heard.leak, heard.task, heard.white, heard.span.basis)
 
 
-def _independent(x: Tensor, heard: Heard) -> Tensor:
+def _independent(x: Tensor, heard: BatchObservations) -> Tensor:
     """Choose the indices of inputs (n, p) that do not depend on those before them, at most b."""
     inside = heard.stored(x) @ heard.span.basis.T
     chosen: list[int] = []
@@ -516,7 +520,7 @@ def _independent(x: Tensor, heard: Heard) -> Tensor:
     return torch.tensor(chosen, dtype=torch.long)
 
 
-def _settled(heard: Heard, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor]:
+def _settled(heard: BatchObservations, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor]:
     """Replace images that turn out not to lie on the grid by estimates from the rows.
 
     An image that contains something else is a mixture that happens to lie near the grid. Its

@@ -23,7 +23,7 @@ ACTING = (nn.ReLU, nn.Sigmoid, nn.Tanh)
 
 
 @dataclass(frozen=True, eq=False)
-class Composed:
+class ComposedFunction:
     """Convolutions, activations and average pooling as one function of images."""
 
     # the layers, without a last activation and without what only changes the shape
@@ -31,7 +31,7 @@ class Composed:
     last: nn.Module | None  # the last activation, which was left out; None if there is none
 
     @classmethod
-    def of(cls, chain: list[Layer]) -> Composed | str:
+    def of(cls, chain: list[Layer]) -> ComposedFunction | str:
         """Compose the layers before the features, or explain why they cannot be composed."""
         acting = [layer for layer in chain if not isinstance(layer.module, SILENT)]
         for layer in acting:
@@ -79,7 +79,7 @@ class Composed:
 class Piece:
     """The affine function that a chain is around some images."""
 
-    chain: Composed
+    chain: ComposedFunction
     shaped: Tensor  # (b, ...) outputs of the chain at these images
     inputs: list[Tensor]  # for each convolution, its inputs (b, c, h, w)
     # for each activation inside, (b, c, h, w) its slopes. That of a ReLU is 1 if the output is

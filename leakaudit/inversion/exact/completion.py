@@ -62,7 +62,7 @@ TOLD = 10.0
 
 
 @dataclass(frozen=True)
-class Completed:
+class CompletedInput:
     """One input, as far as observed entries determine it."""
 
     # (p + 1,) the input as the first layer receives it, followed by a 1; zero where unknown
@@ -94,7 +94,7 @@ class _Entries:
         )
 
 
-def single(stack: Tensor, seen: Tensor, std: Tensor, step: Tensor) -> Completed | None:
+def single(stack: Tensor, seen: Tensor, std: Tensor, step: Tensor) -> CompletedInput | None:
     """Find the one input behind observed entries.
 
     Args:
@@ -127,7 +127,7 @@ def single(stack: Tensor, seen: Tensor, std: Tensor, step: Tensor) -> Completed 
     showing = np.abs(slopes[told.left]) * steps[told.right] > TOLD * told.error
     checked = np.bincount(told.right[showing], minlength=pixels)
     row[~known] = 0
-    return Completed(
+    return CompletedInput(
         torch.from_numpy(row),
         torch.from_numpy(error),
         torch.from_numpy(known),

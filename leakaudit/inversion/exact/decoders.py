@@ -24,7 +24,7 @@ TOKENS = "tokens.weight"
 PLACES = "places.weight"
 HEAD = "head.weight"
 
-# GPT-2's names of the layers of a block, and those of `leakaudit.tasks.models.Block`.
+# GPT-2's names of the layers of a block, and those of `leakaudit.tasks.models.EncoderBlock`.
 BLOCK = {
     "ln_1": "norm1",
     "attn.c_proj": "join",

@@ -29,7 +29,7 @@ from torch import Generator, Tensor
 from leakaudit.core.progress import expired
 from leakaudit.inversion.exact import neuron_sampling
 from leakaudit.inversion.exact.activation_patterns import RELATIVE, WEAK, Dual, Groups
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 
 # A neuron's null space is used if its smallest singular value of signal is this many times the
 # largest one of noise: the null vectors then have an error of about 1/30 at worst.
@@ -75,7 +75,7 @@ class KnownInputs:
 
 
 def recover(
-    groups: Groups, basis: Tensor, grid: Grid, known: Tensor, visits: int, generator: Generator
+    groups: Groups, basis: Tensor, grid: PixelGrid, known: Tensor, visits: int, generator: Generator
 ) -> KnownInputs:
     """Find the inputs behind a batch's rows.
 
@@ -107,7 +107,7 @@ def recover(
     return found
 
 
-def merged(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
+def merged(certified: Tensor, guesses: Tensor, grid: PixelGrid) -> Tensor:
     """Add the estimates that lie on the grid and are new.
 
     Args:
@@ -126,7 +126,7 @@ def merged(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
     return certified
 
 
-def coordinates(x: Tensor, basis: Tensor, grid: Grid) -> Tensor:
+def coordinates(x: Tensor, basis: Tensor, grid: PixelGrid) -> Tensor:
     """Express certified inputs in coordinates of the space.
 
     The program may have stored k/levels in full or rounded it to float32. Both versions are tried,
@@ -297,7 +297,7 @@ def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups
     return found
 
 
-def _repaired(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
+def _repaired(certified: Tensor, guesses: Tensor, grid: PixelGrid) -> Tensor:
     """Remove a multiple of one certified input from estimates; add those that reach the grid."""
     for x in guesses[~grid.holds(guesses)]:
         for other in certified:
@@ -309,7 +309,7 @@ def _repaired(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
 
 
 def _freed(
-    certified: Tensor, dual: Dual, x: Tensor, known: Tensor, groups: Groups, grid: Grid
+    certified: Tensor, dual: Dual, x: Tensor, known: Tensor, groups: Groups, grid: PixelGrid
 ) -> Tensor:
     """Remove multiples of two certified inputs that are active wherever an estimate is.
 

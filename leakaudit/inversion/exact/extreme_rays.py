@@ -16,7 +16,7 @@ A linear program finds an extreme ray: minimise a positive combination of the co
 normalisation q u = 1. If q is orthogonal to all rays found so far, these are not among the
 possible solutions, so every program finds a new one (`rays`). What it finds need not be a sample: a
 cone has many rays with b - 1 zeros by chance. Those are recognised, because they have few zeros
-(`Cone.firm`) or do not lie on the grid of pixels, and another program is solved.
+(`ConvexCone.firm`) or do not lie on the grid of pixels, and another program is solved.
 
 The method was developed for leakaudit. Dimitrov et al. 2024 (SPEAR) use zeros of D, not those of
 the inputs.
@@ -86,7 +86,7 @@ UNEVEN = 3
 
 
 @dataclass(frozen=True)
-class Cone:
+class ConvexCone:
     """All u with u @ columns >= 0, and u @ one = 1 for the samples among them."""
 
     columns: Array  # (b, n) conditions
@@ -97,7 +97,7 @@ class Cone:
     noise: float  # standard deviation of the rows' errors
 
     @classmethod
-    def of(cls, columns: Tensor, one: Tensor, sizes: Tensor, noise: float) -> Cone:
+    def of(cls, columns: Tensor, one: Tensor, sizes: Tensor, noise: float) -> ConvexCone:
         """Leave out the columns that are zero for all samples.
 
         Args:
@@ -150,7 +150,7 @@ def random(generator: Generator) -> np.random.Generator:
 
 
 def rays(
-    cone: Cone,
+    cone: ConvexCone,
     wanted: int,
     accepts: Callable[[Array], bool],
     generator: Generator,
@@ -179,7 +179,7 @@ def rays(
 
 
 def _sample(
-    cone: Cone,
+    cone: ConvexCone,
     found: list[Array],
     missed: int,
     accepts: Callable[[Array], bool],
@@ -212,7 +212,7 @@ def _sample(
     return None
 
 
-def _direction(cone: Cone, avoided: list[Array], rng: np.random.Generator) -> Array | None:
+def _direction(cone: ConvexCone, avoided: list[Array], rng: np.random.Generator) -> Array | None:
     """Return a direction q in which some new sample has a component, and no avoided ray has.
 
     It is a column, drawn by its energy outside the avoided rays, without their part; None if their
@@ -230,7 +230,9 @@ def _direction(cone: Cone, avoided: list[Array], rng: np.random.Generator) -> Ar
     return chosen
 
 
-def _vertex(cone: Cone, weights: Array, direction: Array, rng: np.random.Generator) -> Array | None:
+def _vertex(
+    cone: ConvexCone, weights: Array, direction: Array, rng: np.random.Generator
+) -> Array | None:
     """Minimise weights @ u over the cone with direction @ u = 1; None if there is no solution.
 
     Most conditions hold by themselves, so the program starts with some, and violated ones follow.
@@ -265,7 +267,7 @@ def _vertex(cone: Cone, weights: Array, direction: Array, rng: np.random.Generat
     return vertex
 
 
-def _polished(cone: Cone, u: Array) -> Array | None:
+def _polished(cone: ConvexCone, u: Array) -> Array | None:
     """Determine a ray again from its zeros only; None if these do not determine a ray of the cone.
 
     The columns Z where the ray vanishes have rank b - 1, and the ray is their left null vector. A
@@ -298,7 +300,7 @@ def _polished(cone: Cone, u: Array) -> Array | None:
     return u if inside else None
 
 
-def _annihilator(cone: Cone, zeros: Array) -> Array | None:
+def _annihilator(cone: ConvexCone, zeros: Array) -> Array | None:
     """Return the u (b,) with u @ zeros = 0 and u @ one = 1; None if there is none.
 
     Args:
@@ -314,7 +316,7 @@ def _annihilator(cone: Cone, zeros: Array) -> Array | None:
     return found
 
 
-def _known(u: Array, found: list[Array], cone: Cone) -> bool:
+def _known(u: Array, found: list[Array], cone: ConvexCone) -> bool:
     """Whether a ray was found before, up to errors."""
     entries = u @ cone.columns
     for other in found:

@@ -40,16 +40,16 @@ from leakaudit.inversion.exact import (
     weak_samples,
     whole_batch,
 )
-from leakaudit.inversion.exact.extreme_rays import Cone
-from leakaudit.inversion.exact.peel import Peeled, closed, peel, sized
-from leakaudit.inversion.exact.pixel_grid import OFF, Grid
-from leakaudit.inversion.exact.ray_samples import Found
+from leakaudit.inversion.exact.extreme_rays import ConvexCone
+from leakaudit.inversion.exact.peel import PeeledSample, closed, peel, sized
+from leakaudit.inversion.exact.pixel_grid import OFF, PixelGrid
+from leakaudit.inversion.exact.ray_samples import EquationSamples
 from leakaudit.inversion.labels import batch_labels
 from leakaudit.inversion.search import objectives
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ACTIVATIONS
 from leakaudit.tasks.layer_chain import Layer
-from leakaudit.tasks.sequential import Part, Role
+from leakaudit.tasks.sequential import ChainModule, ModuleRole
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -111,7 +111,9 @@ def recover(
     return _reported(leak, task, _images(found, whole), found)
 
 
-def samples(leak: GradientLeak, task: Task, equation: int, generator: Generator) -> Found | str:
+def samples(
+    leak: GradientLeak, task: Task, equation: int, generator: Generator
+) -> EquationSamples | str:
     """Find the features behind one equation of a leak, or explain why there are none."""
     layer = first_linear(task)
     assert not isinstance(layer, str)
@@ -123,7 +125,7 @@ def samples(leak: GradientLeak, task: Task, equation: int, generator: Generator)
     if span is None:
         return "the singular values do not show the number of samples"
     one = span.basis[:, -1]
-    cone = Cone.of(span.basis[:, :-1], one, span.sizes[: span.batch], span.noise)
+    cone = ConvexCone.of(span.basis[:, :-1], one, span.sizes[: span.batch], span.noise)
 
     def accepts(ray: extreme_rays.Array) -> bool:
         return cone.firm(ray, extreme_rays.random(generator))
@@ -133,13 +135,15 @@ def samples(leak: GradientLeak, task: Task, equation: int, generator: Generator)
         rays = extreme_rays.rays(cone, span.batch, accepts, generator)
     why = _doubt(leak, span, white, expected)
     error = np.array([cone.error(ray) for ray in rays])
-    found = Found(leak, task, equation, layer.names, stack[equation], span, cone, rays, error, why)
+    found = EquationSamples(
+        leak, task, equation, layer.names, stack[equation], span, cone, rays, error, why
+    )
     if len(rays) < span.batch and layer.softmax and len(models) == 1 and not why:
         return _by_softmax(found, generator)
     return found
 
 
-def _by_softmax(found: Found, generator: Generator) -> Found:
+def _by_softmax(found: EquationSamples, generator: Generator) -> EquationSamples:
     """Find samples by the softmax behind the last layer, if that finds all of them."""
     leak = found.leak
     if last_layer.too_large(leak.batch, found.task.spec.classes):
@@ -176,14 +180,14 @@ class _Sample:
     """One ray, taken back to pixels."""
 
     ray: int
-    peeled: Peeled  # its pixels, as far as they are known
+    peeled: PeeledSample  # its pixels, as far as they are known
     chain: list[Layer]  # the layers of the model that the ray belongs to
     weight: Tensor  # (H, n) weights of the linear layer of this model
     values: Tensor  # (n,) its features
     error: float  # relative error of the features
     allowed: Tensor  # (n,) largest errors of the features
 
-    def image(self, x: Tensor, grid: Grid, task: Task) -> Tensor | None:
+    def image(self, x: Tensor, grid: PixelGrid, task: Task) -> Tensor | None:
         """Return the rounded image if its features are those of the leak; None if they are not.
 
         Args:
@@ -198,10 +202,10 @@ class _Sample:
         return snapped[0] if bool((off < self.allowed).all()) else None
 
 
-def _images(found: Found, whole: bool) -> _Images:
+def _images(found: EquationSamples, whole: bool) -> _Images:
     """Peel every ray, close what is open, compare features, and solve the rest as a whole."""
     task = found.task
-    grid = Grid.of(task)
+    grid = PixelGrid.of(task)
     samples: list[_Sample] = []
     reasons: list[str] = []
     for k, ray in enumerate(torch.from_numpy(found.rays).to(found.rows)):
@@ -239,7 +243,9 @@ def _images(found: Found, whole: bool) -> _Images:
     )
 
 
-def _best(found: Found, ray: int, values: Tensor, error: float, grid: Grid) -> _Sample | str:
+def _best(
+    found: EquationSamples, ray: int, values: Tensor, error: float, grid: PixelGrid
+) -> _Sample | str:
     """Peel features (n,) through the model whose pixels are closest to the grid."""
     reason = ""
     best: tuple[float, _Sample] | None = None
@@ -255,7 +261,7 @@ def _best(found: Found, ray: int, values: Tensor, error: float, grid: Grid) -> _
     return best[1] if best else reason
 
 
-def _again(found: Found, samples: list[_Sample], grid: Grid) -> list[_Sample]:
+def _again(found: EquationSamples, samples: list[_Sample], grid: PixelGrid) -> list[_Sample]:
     """Peel the samples that are not proven again, with features refined by those that are.
 
     Every sample that this proves helps to refine the others.
@@ -277,7 +283,7 @@ def _again(found: Found, samples: list[_Sample], grid: Grid) -> list[_Sample]:
 
 
 def _with_refined(
-    found: Found, samples: list[_Sample], known: dict[int, Tensor], grid: Grid
+    found: EquationSamples, samples: list[_Sample], known: dict[int, Tensor], grid: PixelGrid
 ) -> list[_Sample]:
     """Peel the samples that are not known again.
 
@@ -299,7 +305,7 @@ def _with_refined(
     return out
 
 
-def _refined(sample: _Sample, values: Tensor, deviation: Tensor, grid: Grid) -> _Sample | None:
+def _refined(sample: _Sample, values: Tensor, deviation: Tensor, grid: PixelGrid) -> _Sample | None:
     """Peel refined features (n,) with errors (n,); None if this proves no more pixels."""
     error = ROUNDED / FITS
     deviation = deviation.clamp_min(error * float(values.max()))
@@ -314,13 +320,13 @@ def _refined(sample: _Sample, values: Tensor, deviation: Tensor, grid: Grid) -> 
     return _Sample(sample.ray, peeled, sample.chain, sample.weight, full, error, allowed)
 
 
-def _away(peeled: Peeled, grid: Grid) -> float:
+def _away(peeled: PeeledSample, grid: PixelGrid) -> float:
     """Return the root mean square distance of the determined pixels from the grid."""
     pixels = (peeled.x * grid.std + grid.mean)[peeled.determined] * grid.levels
     return float((pixels - pixels.round()).square().mean().sqrt())
 
 
-def _closed(found: Found, samples: list[_Sample], grid: Grid) -> list[Tensor] | None:
+def _closed(found: EquationSamples, samples: list[_Sample], grid: PixelGrid) -> list[Tensor] | None:
     """Close open directions if all samples are there and the first convolution has leaked."""
     peeled = [one.peeled for one in samples]
     if not samples or len(samples) != found.span.batch:
@@ -348,7 +354,9 @@ def _doubt(leak: GradientLeak, span: Span, white: Tensor, expected: int | None) 
     return ""
 
 
-def _reported(leak: GradientLeak, task: Task, images: _Images, found: Found) -> Reconstruction:
+def _reported(
+    leak: GradientLeak, task: Task, images: _Images, found: EquationSamples
+) -> Reconstruction:
     """Report images with their certificates."""
     why = found.doubt
     wanted = leak.batch or found.span.batch
@@ -416,7 +424,7 @@ def first_linear(task: Task) -> FirstLinear | str:
     if parts is None:
         return f"{task.spec.model} is not a plain chain of layers"
     rectified = False
-    before: Part | None = None
+    before: ChainModule | None = None
     for part in parts:
         m = part.module
         if isinstance(m, nn.Linear):
@@ -431,13 +439,13 @@ def first_linear(task: Task) -> FirstLinear | str:
         why = _unfit(part, before)
         if why:
             return why
-        if part.role in (Role.LAYER, Role.ACTIVATION):
+        if part.role in (ModuleRole.LAYER, ModuleRole.ACTIVATION):
             rectified = isinstance(m, nn.ReLU)
         before = part
     return "there is no linear layer"
 
 
-def _unfit(part: Part, before: Part | None) -> str:
+def _unfit(part: ChainModule, before: ChainModule | None) -> str:
     """Explain why a layer cannot be inverted, given the layer before it; empty if it can."""
     m = part.module
     if isinstance(m, nn.Conv2d) and not sequential.plain(m):
@@ -456,9 +464,9 @@ def _unfit(part: Part, before: Part | None) -> str:
             f"{part.name} is a {type(m).__name__}, "
             "and which of its inputs it lets through is not known"
         )
-    invertible = part.role is Role.ACTIVATION and ACTIVATIONS[type(m)].undo is not None
+    invertible = part.role is ModuleRole.ACTIVATION and ACTIVATIONS[type(m)].undo is not None
     if isinstance(m, chain_pieces.AVERAGES) or invertible:
         return ""
-    if part.role in (Role.OTHER, Role.ACTIVATION):
+    if part.role in (ModuleRole.OTHER, ModuleRole.ACTIVATION):
         return f"{part.name} is a {type(m).__name__}, which cannot be inverted"
     return ""

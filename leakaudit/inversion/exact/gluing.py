@@ -53,7 +53,7 @@ EXTENSIONS = 6
 
 
 @dataclass(frozen=True)
-class Glued:
+class GluedSpace:
     """The space of the inputs on the pixels that could be connected."""
 
     basis: Tensor  # (b, n) orthonormal rows, on the n connected columns
@@ -104,7 +104,7 @@ class _Neuron:
         return int((torch.linalg.svdvals(self.rows) > FULL * self.edge).sum())
 
 
-def glue(white: Tensor, seen: Tensor, most: int) -> Glued | None:
+def glue(white: Tensor, seen: Tensor, most: int) -> GluedSpace | None:
     """Find the space of the inputs.
 
     Args:
@@ -240,7 +240,7 @@ def _equations(
     return grams, sides
 
 
-def _result(neurons: list[_Neuron], space: Tensor, known: Tensor, batch: int) -> Glued:
+def _result(neurons: list[_Neuron], space: Tensor, known: Tensor, batch: int) -> GluedSpace:
     """Return the space with orthonormal rows, the slopes, and what remains unexplained."""
     basis = torch.linalg.qr(space[:, known].T).Q.T
     whole = torch.zeros_like(space)
@@ -263,7 +263,7 @@ def _result(neurons: list[_Neuron], space: Tensor, known: Tensor, batch: int) ->
         indices.append(neuron.index)
         slopes.append(found)
         noise.append(1 / float(torch.linalg.svdvals(part)[-1]))
-    return Glued(
+    return GluedSpace(
         basis,
         known,
         torch.tensor(indices),

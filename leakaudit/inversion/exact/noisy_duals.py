@@ -37,7 +37,7 @@ from leakaudit.inversion.exact import first_layer_rows, likelihood
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs, merged
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.likelihood import SampleFit
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 
 # Largest batch: above it, starts rarely lead to a dual vector.
 MOST = 16
@@ -100,7 +100,7 @@ TURNS = 4
 
 
 def recover(
-    white: Tensor, span: Span, grid: Grid, known: Tensor, generator: Generator
+    white: Tensor, span: Span, grid: PixelGrid, known: Tensor, generator: Generator
 ) -> KnownInputs:
     """Find the inputs behind a whitened stack whose noise is white.
 

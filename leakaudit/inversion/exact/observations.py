@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.exact.pixel_errors import Estimates
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Heard:
+class BatchObservations:
     """The observations by which a batch is judged."""
 
     leak: GradientLeak  # source of the rows
@@ -27,7 +27,7 @@ class Heard:
     stack: Tensor  # (m, H, p + 1) rows of the first layer
     white: Tensor  # the same rows, whitened over all rounds
     span: Span
-    grid: Grid
+    grid: PixelGrid
     generator: Generator  # divides neurons into parts
     # if only some entries were observed: the whitened rows, and a mask (H, p + 1) of these entries.
     # The other rows above are then completed, and no evidence for pixels.

@@ -16,8 +16,9 @@ others are. If only one integer point lies in it (`lattice_points`), these level
 are known numbers from then on, and neighbouring windows have fewer unknowns.
 
 By induction, every level that is returned is right if the errors are of the stated size, and if no
-image on the grid has these features, some window contains no integer point (`Contradiction`).
-Nothing else is assumed: no other sample, no gradient, no prior of natural images.
+image on the grid has these features, some window contains no integer point
+(`UnsatisfiableEquations`). Nothing else is assumed: no other sample, no gradient, no prior of
+natural images.
 """
 
 from __future__ import annotations
@@ -73,12 +74,12 @@ MOST = 4000
 ROUNDING = 1e-6
 
 
-class Contradiction(Exception):
+class UnsatisfiableEquations(Exception):
     """No image on the grid satisfies the equations."""
 
 
 @dataclass(frozen=True, eq=False)
-class Equations:
+class PixelEquations:
     """Linear equations between the pixels of an image."""
 
     matrix: Any  # (m, n) sparse, in levels and in units of the errors' standard deviation
@@ -114,7 +115,7 @@ class Ellipsoid:
         return self.centre - spread, self.centre + spread
 
 
-class Board:
+class ProvenPixels:
     """The pixels of an image, of which more and more are proven.
 
     Attributes:
@@ -122,7 +123,7 @@ class Board:
         known: (n,) which levels are proven.
     """
 
-    def __init__(self, equations: Equations) -> None:
+    def __init__(self, equations: PixelEquations) -> None:
         """Begin with no known pixel."""
         count = equations.matrix.shape[1]
         self.value: Array = np.zeros(count)
@@ -227,7 +228,7 @@ class Board:
             return 0
         points = points[((points >= 0) & (points <= self._equations.levels)).all(axis=1)]
         if not len(points):
-            raise Contradiction
+            raise UnsatisfiableEquations
         return self._prove(found.pixels, points.min(axis=0), points.max(axis=0))
 
     def _narrow(self, found: Ellipsoid) -> None:
@@ -237,7 +238,7 @@ class Board:
         least = np.ceil(low - ROUNDING).clip(0, None)
         most = np.floor(high + ROUNDING).clip(None, levels)
         if bool((least > most).any()):
-            raise Contradiction
+            raise UnsatisfiableEquations
         self._prove(found.pixels, least, most)
 
     def _prove(self, pixels: Indices, least: Array | Indices, most: Array | Indices) -> int:
@@ -284,7 +285,7 @@ class Board:
         if len(r) > n:
             squares -= float(r[n, n] ** 2)
         if squares < 0:
-            raise Contradiction
+            raise UnsatisfiableEquations
         factor = r[n - count : n, n - count : n]
         centre: Array = np.linalg.solve(factor, r[n - count : n, n]).astype(np.float64)
         return Ellipsoid(pixels[n - count :], factor, centre, math.sqrt(squares))

@@ -29,11 +29,11 @@ from torch.nn.grad import conv2d_weight
 
 from leakaudit.inversion.exact import open_pixels
 from leakaudit.inversion.exact.open_pixels import Array
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ZERO_ERRORS
 from leakaudit.tasks.layer_chain import Layer, Output
-from leakaudit.tasks.sequential import Role
+from leakaudit.tasks.sequential import ModuleRole
 
 # Eigenvalues of the normal equations below this share of the largest one belong to open directions.
 # Those of random filters are above 1e-5, and what depends on each other leaves 1e-16.
@@ -75,7 +75,7 @@ SURE = 3.0
 
 
 @dataclass(frozen=True, eq=False)
-class Peeled:
+class PeeledSample:
     """What remains of a sample after all layers were taken off."""
 
     x: Tensor  # (n,) input of the chain, as the network receives it, flattened
@@ -140,9 +140,9 @@ def peel(
     chain: list[Layer],
     features: Tensor,
     error: float,
-    grid: Grid,
+    grid: PixelGrid,
     deviation: Tensor | None = None,
-) -> Peeled | str:
+) -> PeeledSample | str:
     """Solve for the input of a chain of convolutions and activations.
 
     Args:
@@ -151,14 +151,14 @@ def peel(
             a chain with one layer with weights.
     """
     for one in chain:
-        if sequential.ROLES.get(type(one.module), Role.OTHER) is Role.OTHER:
+        if sequential.ROLES.get(type(one.module), ModuleRole.OTHER) is ModuleRole.OTHER:
             return f"{one.name} is a {type(one.module).__name__}, which cannot be taken off"
     k = len(chain)
     h = features
     while True:
         k, output, _ = layer_chain.before(chain, k, h, torch.zeros_like(h), error)
         layer = chain[k]
-        if not any(sequential.ROLES[type(one.module)] is Role.LAYER for one in chain[:k]):
+        if not any(sequential.ROLES[type(one.module)] is ModuleRole.LAYER for one in chain[:k]):
             return _pixels(layer, chain[k + 1 :], output, error, grid, deviation)
         solved = _solved(layer, output)
         if solved is None:
@@ -171,7 +171,7 @@ def peel(
 
 
 def closed(
-    samples: Sequence[Peeled], slopes: Tensor, gradient: Tensor, grid: Grid
+    samples: Sequence[PeeledSample], slopes: Tensor, gradient: Tensor, grid: PixelGrid
 ) -> list[Tensor] | None:
     """Determine what is open in all samples by the gradient of the first convolution.
 
@@ -216,7 +216,7 @@ def closed(
 
 
 def sized(
-    chain: list[Layer], features: Tensor, error: float, deviation: Tensor, grid: Grid
+    chain: list[Layer], features: Tensor, error: float, deviation: Tensor, grid: PixelGrid
 ) -> tuple[Tensor, Tensor] | None:
     """Determine the size of features of which only the direction is known.
 
@@ -250,10 +250,10 @@ def sized(
     wide = np.hypot(1.0, SURE * unsure * of_features)
     matrix = found.matrix.multiply(1 / wide[:, None]).tocsr()
     right = (size * of_features - constant) / wide
-    board = open_pixels.Board(replace(found, matrix=matrix, right=right))
+    board = open_pixels.ProvenPixels(replace(found, matrix=matrix, right=right))
     try:
         board.settle()
-    except open_pixels.Contradiction:
+    except open_pixels.UnsatisfiableEquations:
         return None
     seen = board.settled()
     if bool(seen.any()):
@@ -265,7 +265,7 @@ def sized(
 
 
 def _size(
-    equations: open_pixels.Equations, of_features: Array, constant: Array
+    equations: open_pixels.PixelEquations, of_features: Array, constant: Array
 ) -> tuple[float, float]:
     """Return the s with which matrix p + constant = s of_features fits best, and its error.
 
@@ -304,36 +304,38 @@ def _pixels(
     after: list[Layer],
     output: Output,
     error: float,
-    grid: Grid,
+    grid: PixelGrid,
     deviation: Tensor | None,
-) -> Peeled | str:
+) -> PeeledSample | str:
     """Solve for the pixels that a first convolution's output shows."""
     spread = torch.full_like(output.value, error * float(output.value.max()))
     if deviation is not None:
         spread = deviation.reshape(output.value.shape)
         output = Output(output.value, _clear(output, spread), output.trust)
     shown = torch.where(output.known, output.value, -1.0)[None]
-    board = open_pixels.Board(_equations(layer, output, spread, grid))
+    board = open_pixels.ProvenPixels(_equations(layer, output, spread, grid))
     contradicted = False
     try:
         board.fill()
-    except open_pixels.Contradiction:
+    except open_pixels.UnsatisfiableEquations:
         contradicted = True
     like = output.value
     known = torch.from_numpy(board.known)
     levels = torch.from_numpy(board.value).to(like)
     x = (levels / grid.levels - grid.mean) / grid.std
     if bool(known.all()):
-        return Peeled(x, x.new_zeros(len(x), 0), layer, after, shown, board.fits())
+        return PeeledSample(x, x.new_zeros(len(x), 0), layer, after, shown, board.fits())
     if contradicted:
         known = torch.zeros_like(known)
     solved = _solved(layer, output, x, known)
     if solved is None:
         return f"the positive outputs of {layer.name} leave more than a few inputs open"
-    return Peeled(solved[0], solved[1], layer, after, shown, False)
+    return PeeledSample(solved[0], solved[1], layer, after, shown, False)
 
 
-def _equations(layer: Layer, output: Output, spread: Tensor, grid: Grid) -> open_pixels.Equations:
+def _equations(
+    layer: Layer, output: Output, spread: Tensor, grid: PixelGrid
+) -> open_pixels.PixelEquations:
     """Return the equations of a first convolution's outputs between levels of pixels."""
     from scipy.sparse import diags_array  # slow to import
 
@@ -348,7 +350,7 @@ def _equations(layer: Layer, output: Output, spread: Tensor, grid: Grid) -> open
     right = right.numpy() + matrix @ (grid.mean / grid.std).numpy()
     matrix = (matrix @ diags_array((1 / (grid.std * grid.levels)).numpy())).tocsr()
     high, wide = output.value.shape[1:]
-    return open_pixels.Equations(
+    return open_pixels.PixelEquations(
         matrix.multiply(scale[:, None]).tocsr(),
         right * scale,
         known % (high * wide),
@@ -357,7 +359,7 @@ def _equations(layer: Layer, output: Output, spread: Tensor, grid: Grid) -> open
     )
 
 
-def _rounded(x: Tensor, grid: Grid) -> Tensor:
+def _rounded(x: Tensor, grid: PixelGrid) -> Tensor:
     """Round an input (n,) to the grid, in the units of the network."""
     return (grid.snapped(x * grid.std + grid.mean) - grid.mean) / grid.std
 

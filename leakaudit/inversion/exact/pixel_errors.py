@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 
 # Joint confidence of the intervals for all values of a reconstruction (Bonferroni).
 SURE = 0.99
@@ -150,11 +150,11 @@ class Estimates:
         none = torch.zeros_like(rows)
         return cls(again, noise, stated, gain, int(freedom.min()), none, coarse=False)
 
-    def pixels(self, grid: Grid) -> Tensor:
+    def pixels(self, grid: PixelGrid) -> Tensor:
         """Return the inputs (b, p) in the data's units."""
         return self.values[:, :-1] / self.values[:, -1:] * grid.std + grid.mean
 
-    def errors(self, grid: Grid, noise: Tensor) -> Tensor:
+    def errors(self, grid: PixelGrid, noise: Tensor) -> Tensor:
         """Return standard deviations of the inputs' errors, to first order.
 
         A pixel is the ratio of its column to the last one, the 1 that follows every input, and both
@@ -170,7 +170,7 @@ class Estimates:
         both = torch.hypot(noise[:-1], seen * noise[-1])
         return both * self.gain / self.values[:, -1:].abs() * grid.std
 
-    def half_widths(self, grid: Grid) -> Tensor:
+    def half_widths(self, grid: PixelGrid) -> Tensor:
         """Return half-widths (b, p) of intervals that contain all values jointly (see `SURE`).
 
         The error of a column is the measured one, with Student's quantile for the number of rows,
@@ -188,14 +188,14 @@ class Estimates:
         noise = UNEVEN * shown.maximum(-float(ndtri(tail)) * self.stated)
         return self.errors(grid, noise).maximum(self.rounded(grid))
 
-    def rounded(self, grid: Grid) -> Tensor:
+    def rounded(self, grid: PixelGrid) -> Tensor:
         """Return the errors (b, p) in the data's units that rounding can cause at worst."""
         seen = self.values[:, :-1] / self.values[:, -1:]
         worst = self.rounding[:, :-1] + seen.abs() * self.rounding[:, -1:]
         return worst / self.values[:, -1:].abs() * grid.std
 
 
-def wrong_pixel(estimates: Estimates, grid: Grid, x: Tensor) -> Tensor:
+def wrong_pixel(estimates: Estimates, grid: PixelGrid, x: Tensor) -> Tensor:
     """Bound the probability that a pixel of an image has another level than it should.
 
     A pixel is wrong if its error exceeds half a grid unit. The bound is the sum over all pixels.

@@ -9,8 +9,8 @@ truth, and rounding then makes it exact.
 It also reveals how much of another input an estimate still contains. If x = x_true + a (y - x_true)
 with one known input y and an unknown number a, only one value of a takes all pixels onto the grid.
 A pixel has levels + 1 possible values, and each of them gives an a that the other pixels confirm or
-refute (`Grid.in_plane`). `others_between` uses the same idea in integers to list all images with
-which two or three images on the grid could be confused.
+refute (`PixelGrid.in_plane`). `others_between` uses the same idea in integers to list all images
+with which two or three images on the grid could be confused.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ ITSELF = 1e-6
 
 
 @dataclass(frozen=True)
-class Grid:
+class PixelGrid:
     """Inputs k/levels, which the model receives as (x - mean) / std."""
 
     levels: int  # number of steps of the grid between 0 and 1, or 0 if the data have no grid
@@ -70,7 +70,7 @@ class Grid:
     std: Tensor  # (p,) divisor of the result
 
     @classmethod
-    def of(cls, task: Task) -> Grid:
+    def of(cls, task: Task) -> PixelGrid:
         """Return the grid of a task's data, with mean and standard deviation of every entry."""
         like = torch.ones(task.spec.shape, dtype=torch.float64)
         mean, std = task.mean_and_std(like)

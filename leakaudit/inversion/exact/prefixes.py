@@ -39,7 +39,7 @@ from torch import Generator, Tensor
 from leakaudit.core.progress import expired, step
 from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.exact.decoders import HEAD, TOKENS
-from leakaudit.tasks.models import Block, Decoder
+from leakaudit.tasks.models import Decoder, EncoderBlock
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -246,7 +246,7 @@ def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], ba
 
 
 @dataclass(frozen=True)
-class Counts:
+class SequenceCounts:
     """How often each sequence of a tree occurs, and the tokens behind it."""
 
     x: Tensor  # (b, L) sequences, with repetitions
@@ -260,7 +260,7 @@ def counts(
     gradient: Mapping[str, Tensor],
     tree: Tree,
     batch: int,
-) -> Counts | str:
+) -> SequenceCounts | str:
     """Count the sequences of a tree by the gradient of the output layer.
 
     If the output layer is tied to the embedding of the tokens, their gradients are added. This
@@ -327,7 +327,7 @@ def counts(
         after = torch.repeat_interleave(whole[leaf].long())
         x.append(tree.sequences[k].expand(len(after), -1))
         y.append(after)
-    return Counts(torch.cat(x), torch.cat(y), off)
+    return SequenceCounts(torch.cat(x), torch.cat(y), off)
 
 
 def _following(
@@ -403,10 +403,10 @@ def _last_tokens(
     return found
 
 
-def _first(model: Decoder) -> Block:
+def _first(model: Decoder) -> EncoderBlock:
     """Return the first block of a model."""
     block = model.blocks[0]
-    assert isinstance(block, Block)
+    assert isinstance(block, EncoderBlock)
     return block
 
 

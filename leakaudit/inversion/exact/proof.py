@@ -11,8 +11,8 @@ from torch import Tensor
 from leakaudit.core.reconstruction import SHOWN, Certificate, Reconstruction
 from leakaudit.inversion.exact import certify
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
-from leakaudit.inversion.exact.observations import Heard
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.observations import BatchObservations
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import batch_labels, consistency
 
 # Root mean square distance from which two estimates count as different. A choice: five grey levels
@@ -35,7 +35,7 @@ class Proof:
     interval: Tensor | None  # half-widths for data without a grid, or None
 
 
-def proven(found: KnownInputs, heard: Heard) -> Proof:
+def proven(found: KnownInputs, heard: BatchObservations) -> Proof:
     """Judge inputs on the grid, or by intervals if there is none, and append estimates."""
     wanted = heard.span.batch
     grid = heard.grid
@@ -54,7 +54,7 @@ def proven(found: KnownInputs, heard: Heard) -> Proof:
     return Proof(x, int(proven.sum()), choices, batch.why, None)
 
 
-def reconstruction(name: str, proof: Proof, heard: Heard) -> Reconstruction:
+def reconstruction(name: str, proof: Proof, heard: BatchObservations) -> Reconstruction:
     """Report what is proven and how certain each input is."""
     leak = heard.leak
     task = heard.task
@@ -107,7 +107,7 @@ def verdict(proof: Proof, wanted: int) -> tuple[Certificate, str]:
     )
 
 
-def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: Grid) -> Iterator[str]:
+def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: PixelGrid) -> Iterator[str]:
     """Describe, for each input with other candidates, how many there are and how far apart."""
     for k, others in choices.items():
         levels = float((others - x[k]).abs().max()) * grid.levels
@@ -117,7 +117,7 @@ def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: Grid) -> Iterato
         )
 
 
-def _rounded(found: KnownInputs, wanted: int, grid: Grid) -> KnownInputs:
+def _rounded(found: KnownInputs, wanted: int, grid: PixelGrid) -> KnownInputs:
     """Round the estimates as well if every dual vector was found.
 
     Activity may then prove them, even if their pixels are only black and white, which the grid
@@ -148,7 +148,7 @@ def _distinct(found: KnownInputs, room: int, image: bool) -> Tensor:
     return kept[len(found.certified) :]
 
 
-def _residual(x: Tensor, white: Tensor, grid: Grid) -> float:
+def _residual(x: Tensor, white: Tensor, grid: PixelGrid) -> float:
     """Share of the whitened rows that the inputs (b, p) do not explain."""
     if not len(x):
         return 1.0

@@ -12,7 +12,7 @@ from leakaudit.inversion.exact import (
     chain_pieces,
     extreme_rays,
 )
-from leakaudit.inversion.exact.extreme_rays import Cone
+from leakaudit.inversion.exact.extreme_rays import ConvexCone
 from leakaudit.tasks import layer_chain
 from leakaudit.tasks.layer_chain import Layer
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Found:
+class EquationSamples:
     """Samples of one equation."""
 
     leak: GradientLeak
@@ -33,7 +33,7 @@ class Found:
     layer: LinearNames  # names of the first linear layer
     rows: Tensor  # (H, n + 1) the layer's rows
     span: Span
-    cone: Cone
+    cone: ConvexCone
     rays: extreme_rays.Array  # (k, b) samples
     error: extreme_rays.Array  # (k,) standard deviation of a feature of each sample
     doubt: str  # why the rows do not show the number of samples with certainty; empty if they do

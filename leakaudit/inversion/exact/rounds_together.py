@@ -26,9 +26,9 @@ from torch import Generator, Tensor
 from leakaudit.core.progress import expired
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.exact import certify, features, whole_batch, whole_chain
-from leakaudit.inversion.exact.chain_pieces import Composed
-from leakaudit.inversion.exact.pixel_grid import Grid
-from leakaudit.inversion.exact.whole_chain import Equations, System
+from leakaudit.inversion.exact.chain_pieces import ComposedFunction
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.exact.whole_chain import ChainEquations, ChainSystem
 from leakaudit.inversion.labels import batch_labels
 from leakaudit.inversion.search import objectives
 
@@ -58,7 +58,7 @@ def missing(leak: GradientLeak) -> str | None:
 
 def recover(leak: GradientLeak, task: Task, most: int, generator: Generator) -> Reconstruction:
     """Recover the images behind several gradients of one batch."""
-    grid = Grid.of(task)
+    grid = PixelGrid.of(task)
     images: _Images | None = None
     missed = 0
     why = ""
@@ -86,16 +86,16 @@ class _Images:
 
     x: Tensor  # (b, *shape) as the network receives them
     done: Tensor  # (b,) whether they are determined and reproduce all features
-    parts: tuple[Equations, ...]  # the equations of each round, in the order of the images
+    parts: tuple[ChainEquations, ...]  # the equations of each round, in the order of the images
 
     @classmethod
-    def grey(cls, task: Task, known: Equations) -> _Images:
+    def grey(cls, task: Task, known: ChainEquations) -> _Images:
         """Start from grey images."""
         shape = (len(known.values), *task.spec.shape)
         x = torch.full(shape, whole_batch.GREY, dtype=known.values.dtype)
         return cls(task.normalise(x), torch.zeros(len(x), dtype=torch.bool), ())
 
-    def with_round(self, known: Equations, grid: Grid, last: bool) -> _Images:
+    def with_round(self, known: ChainEquations, grid: PixelGrid, last: bool) -> _Images:
         """Add the equations of another round and solve all of them.
 
         Args:
@@ -103,12 +103,12 @@ class _Images:
         """
         if self.parts:
             known = self._ordered(known)
-        system = System((*self.parts, known))
+        system = ChainSystem((*self.parts, known))
         enough = system.per_pixel >= (whole_chain.ENOUGH if last else PLENTY)
         x, done = whole_chain.solve(system, self.x, grid, whole_chain.STEPS if enough else ROUGH)
         return _Images(x, done & enough, system.parts)
 
-    def _ordered(self, known: Equations) -> Equations:
+    def _ordered(self, known: ChainEquations) -> ChainEquations:
         """Assign features to the images that predict them best."""
         from scipy.optimize import linear_sum_assignment  # slow to import
 
@@ -127,8 +127,8 @@ def _gradients(leak: GradientLeak) -> list[int]:
 
 
 def _equations(
-    leak: GradientLeak, task: Task, equation: int, grid: Grid, generator: Generator
-) -> Equations | str:
+    leak: GradientLeak, task: Task, equation: int, grid: PixelGrid, generator: Generator
+) -> ChainEquations | str:
     """Find the features of all samples in one round, or explain why there are none."""
     found = features.samples(leak, task, equation, generator)
     if isinstance(found, str):
@@ -138,15 +138,15 @@ def _equations(
     if len(found.rays) < found.span.batch:
         return f"the features of {len(found.rays)} of {found.span.batch} samples were found"
     ((chain, _),) = found.chains
-    composed = Composed.of(chain)
+    composed = ComposedFunction.of(chain)
     if isinstance(composed, str):
         return composed
     return whole_batch.equations(found, composed, range(len(found.rays)))
 
 
-def _reported(leak: GradientLeak, task: Task, images: _Images, grid: Grid) -> Reconstruction:
+def _reported(leak: GradientLeak, task: Task, images: _Images, grid: PixelGrid) -> Reconstruction:
     """Report images with their certificates."""
-    system = System(images.parts)
+    system = ChainSystem(images.parts)
     wanted = len(images.x)
     x = task.denormalise(images.x)
     found = int(images.done.sum())

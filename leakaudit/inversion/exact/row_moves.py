@@ -46,7 +46,7 @@ GRID = 0.02
 
 
 @dataclass(frozen=True)
-class Moves:
+class RowMoves:
     """Which rows were moved."""
 
     moved: Tensor  # (v,) Their numbers, in order
@@ -56,7 +56,7 @@ class Moves:
 
 def decide(
     change: Tensor, weights: Tensor, training: Training, *, wire: float, noise: float, before: int
-) -> Moves:
+) -> RowMoves:
     """Decide for every row whether its token occurred.
 
     Args:
@@ -91,8 +91,8 @@ def decide(
     hidden = int((needed >= least).sum())
     if not hidden:
         others = f"the other {rows - count} were not moved"
-        return Moves(found, f"{others}, and rounding does not hide a token that occurred once")
-    return Moves(
+        return RowMoves(found, f"{others}, and rounding does not hide a token that occurred once")
+    return RowMoves(
         found,
         f"not known whether {hidden} others occurred: one occurrence moves a row by {least:.1g}, "
         f"and the rounding of the messages, in steps of {step:.1g}, may hide that",
@@ -140,5 +140,5 @@ def _off_grid(change: Tensor, step: float) -> Tensor:
     return (shares - shares.round()).abs().max()
 
 
-def _unknown(why: str) -> Moves:
-    return Moves(torch.zeros(0, dtype=torch.int64), "", why)
+def _unknown(why: str) -> RowMoves:
+    return RowMoves(torch.zeros(0, dtype=torch.int64), "", why)

@@ -26,8 +26,8 @@ from leakaudit.tasks import losses
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
-    from leakaudit.inversion.exact.observations import Heard
-    from leakaudit.inversion.exact.pixel_grid import Grid
+    from leakaudit.inversion.exact.observations import BatchObservations
+    from leakaudit.inversion.exact.pixel_grid import PixelGrid
     from leakaudit.tasks.task import Task
 
 # Maximum number of batches whose slopes are compared, ...
@@ -64,7 +64,9 @@ LONGER = 0.01
 LEVEL = 1e-9
 
 
-def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Grid) -> bool | None:
+def agree(
+    leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: PixelGrid
+) -> bool | None:
     """Check whether the slopes in the rows are those of the inputs at the known models.
 
     A sample's slopes have the direction that its label determines, the same label in all rounds,
@@ -174,7 +176,7 @@ def _spanned(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
     return telling and float((mine - directions.T @ (directions @ mine)).norm()) <= allowed
 
 
-def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
+def by_slopes(heard: BatchObservations, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
     """Return the only batch, among those that the choices allow, that the known models confirm.
 
     Only the true batch is consistent: in any other, the columns of similar samples are mixed with

@@ -107,7 +107,7 @@ LOUD = 0.5
 
 
 @dataclass(frozen=True)
-class Rows:
+class WindowRows:
     """Rows of all neurons over windows of rounds, in coordinates of the inputs' space."""
 
     rows: Tensor  # (G, n, b) with independent errors
@@ -116,7 +116,7 @@ class Rows:
 
 
 def companions(
-    data: Rows, inputs: Tensor, outputs: int, generator: Generator
+    data: WindowRows, inputs: Tensor, outputs: int, generator: Generator
 ) -> list[frozenset[int]]:
     """Return, for every candidate, the others of which it may still contain multiples.
 
@@ -152,7 +152,7 @@ def companions(
     return found
 
 
-def without(data: Rows, inputs: Tensor) -> Tensor:
+def without(data: WindowRows, inputs: Tensor) -> Tensor:
     """Decide [k, j] whether candidate k fires at several neurons where j's dual vanishes (b, b)."""
     duals = torch.linalg.inv(inputs)
     size = (data.rows @ duals).square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
@@ -176,7 +176,7 @@ def independent_rounds(slopes: Tensor, size: Tensor) -> int:
     return int(((part > TIMES) & (part * loud > FIRES)).sum())
 
 
-def undecided(data: Rows, inputs: Tensor, generator: Generator) -> list[frozenset[int]]:
+def undecided(data: WindowRows, inputs: Tensor, generator: Generator) -> list[frozenset[int]]:
     """Return, for every candidate, those whose slopes are not shown to be independent of its own.
 
     All sets of two and of three candidates are examined.
@@ -204,7 +204,7 @@ def undecided(data: Rows, inputs: Tensor, generator: Generator) -> list[frozense
     return [frozenset(some) for some in near]
 
 
-def repeating(data: Rows, inputs: Tensor) -> list[frozenset[int]]:
+def repeating(data: WindowRows, inputs: Tensor) -> list[frozenset[int]]:
     """Return, for every candidate, those with which a combination vanishes at several neurons.
 
     In general position, a combination of two duals that vanishes at a neuron where both samples are
@@ -307,7 +307,7 @@ class _Evidence:
     rows: int  # number of rows in a group
 
     @classmethod
-    def of(cls, data: Rows) -> _Evidence:
+    def of(cls, data: WindowRows) -> _Evidence:
         """Scale the rows."""
         triangle = torch.linalg.qr(data.rows.flatten(0, 1)).R
         _, size, right = torch.linalg.svd(triangle, full_matrices=False)
@@ -398,7 +398,7 @@ class _Evidence:
         return int((energy > SEEN**2 * noise + ROUNDING).sum())
 
 
-def refined(data: Rows, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
+def refined(data: WindowRows, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
     """Fit every dual again to all rows where it vanishes, and bound how mixed the inputs are.
 
     The rows R_j (N, b) where dual q_j vanishes have errors of standard deviation `noise`. Therefore
@@ -434,7 +434,7 @@ def refined(data: Rows, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
     return None if failed else (again, mixed)
 
 
-def windows(stack_rows: Sequence[Tensor], noise: float) -> Rows:
+def windows(stack_rows: Sequence[Tensor], noise: float) -> WindowRows:
     """Place windows side by side.
 
     Args:
@@ -442,4 +442,4 @@ def windows(stack_rows: Sequence[Tensor], noise: float) -> Rows:
     """
     rows = torch.cat([part.transpose(0, 1) for part in stack_rows])
     neuron = torch.arange(stack_rows[0].shape[1]).repeat(len(stack_rows))
-    return Rows(rows, noise, neuron)
+    return WindowRows(rows, noise, neuron)

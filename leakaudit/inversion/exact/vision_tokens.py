@@ -39,7 +39,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from leakaudit.core.progress import expired, step
-from leakaudit.tasks.models import Block, VisionTransformer
+from leakaudit.tasks.models import EncoderBlock, VisionTransformer
 
 # Most steps of a search on the sphere, and without its constraint. Choices: nearly all searches
 # need 10 to 20 of the first, and quadratic convergence 3 or 4 of the second.
@@ -236,7 +236,7 @@ def images(net: VisionTransformer, gradient: Gradient, inputs: Tensor, batch: in
         (b, channels, height, width) as the model receives them; or why they do not follow.
     """
     block = net.blocks[0]
-    assert isinstance(block, Block)
+    assert isinstance(block, EncoderBlock)
     middle, spread, normal = _behind_attention(block, gradient, inputs)
     # What attention added, by the gradient of its last layer.
     seen = torch.linalg.lstsq(middle.T, gradient["blocks.0.join.weight"]).solution
@@ -277,7 +277,7 @@ def single(net: VisionTransformer, gradient: Gradient) -> Tensor | str:
 
 
 def _behind_attention(
-    block: Block, gradient: Gradient, inputs: Tensor
+    block: EncoderBlock, gradient: Gradient, inputs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the slopes of the stream behind the attention, its spread, and the stream normalised.
 
@@ -298,7 +298,9 @@ def _behind_attention(
     return ahead + inverse[:, None] * through, 1 / inverse, normal
 
 
-def _at_embedding(block: Block, gradient: Gradient, stream: Tensor, middle: Tensor) -> Tensor:
+def _at_embedding(
+    block: EncoderBlock, gradient: Gradient, stream: Tensor, middle: Tensor
+) -> Tensor:
     """Return slopes of the loss in the embedded tokens.
 
     Args:
@@ -315,7 +317,7 @@ def _at_embedding(block: Block, gradient: Gradient, stream: Tensor, middle: Tens
     return middle + _unscaled(block.norm1, normal, into) / spread
 
 
-def _chosen(block: Block, stream: Tensor, seen: Tensor) -> Tensor | None:
+def _chosen(block: EncoderBlock, stream: Tensor, seen: Tensor) -> Tensor | None:
     """Return which patches (b, k) belong to each image; None if it does not follow.
 
     Args:

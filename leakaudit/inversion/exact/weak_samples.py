@@ -76,7 +76,7 @@ FLOOR = 1e-3
 
 
 @dataclass(frozen=True)
-class Refined:
+class RefinedFeatures:
     """Features of weak samples."""
 
     values: Tensor  # (w, n) features, up to a factor near 1 for each sample
@@ -121,7 +121,7 @@ def refined(
     known: dict[int, Tensor],
     wire: float,
     noise: float,
-) -> Refined | None:
+) -> RefinedFeatures | None:
     """Determine the features of the samples that are not known again.
 
     Args:
@@ -157,7 +157,7 @@ def refined(
     if not residual < EXPLAINED:
         return None
     deviation = CAUTION * residual * state.deviation[state.weak, :-1]
-    return Refined(state.features[state.weak, :-1], deviation)
+    return RefinedFeatures(state.features[state.weak, :-1], deviation)
 
 
 def _begin(

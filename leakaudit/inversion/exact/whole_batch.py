@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from leakaudit.inversion.exact import certify, whole_chain
-from leakaudit.inversion.exact.chain_pieces import Composed
-from leakaudit.inversion.exact.pixel_grid import Grid
-from leakaudit.inversion.exact.whole_chain import Equations, System
+from leakaudit.inversion.exact.chain_pieces import ComposedFunction
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.exact.whole_chain import ChainEquations, ChainSystem
 
 if TYPE_CHECKING:
-    from leakaudit.inversion.exact.ray_samples import Found
+    from leakaudit.inversion.exact.ray_samples import EquationSamples
 
 # Error of features that the rounding of activations in float32 explains, a root mean square
 # relative to the largest feature; 4e-8 has been observed. With messages in float64, it is smaller
@@ -46,10 +46,10 @@ LOOSE = "some change of an image may keep its features"
 
 
 @dataclass(eq=False)
-class Search:
+class RaySearch:
     """Images of some rays, and what was found so far."""
 
-    found: Found  # rays of one gradient
+    found: EquationSamples  # rays of one gradient
     values: Tensor  # (k, m) features of all rays
     known: dict[int, Tensor]  # images on the grid, by ray, that were found before
     # images on the grid with the features of their ray, which no other image of the same linear
@@ -64,13 +64,13 @@ class Search:
         rays = range(len(self.values))
         return [k for k in rays if k not in self.known and k not in self.unique]
 
-    def alone(self, chain: Composed) -> None:
+    def alone(self, chain: ComposedFunction) -> None:
         """Solve for every image from its own features."""
         if self.left:
             one = equations(self.found, chain, self.left)
-            self._attempt(self.left, System((one,)))
+            self._attempt(self.left, ChainSystem((one,)))
 
-    def together(self, chain: Composed, weight: Tensor) -> None:
+    def together(self, chain: ComposedFunction, weight: Tensor) -> None:
         """Solve for all images from their features and the gradients of the convolutions.
 
         Args:
@@ -95,15 +95,15 @@ class Search:
         slopes = found.slopes.T @ weight
         one = equations(self.found, chain, every)
         one = replace(one, gradients=gradients, slopes=slopes, accuracy=accuracy)
-        self._attempt(every, System((one,)))
+        self._attempt(every, ChainSystem((one,)))
 
-    def _attempt(self, rays: list[int], equations: System) -> None:
+    def _attempt(self, rays: list[int], equations: ChainSystem) -> None:
         """Solve equations of some rays, and sort the images."""
         if equations.per_pixel < FEWEST:
             self.why = SHORT.format(equations.per_pixel)
             return
         task = self.found.task
-        grid = Grid.of(task)
+        grid = PixelGrid.of(task)
         start = torch.full((len(rays), *task.spec.shape), GREY, dtype=self.values.dtype)
         best = {**self.close, **self.unique, **self.known}
         for place, k in enumerate(rays):
@@ -125,7 +125,9 @@ class Search:
                 self.close[k] = image
 
 
-def equations(found: Found, chain: Composed, rays: Sequence[int]) -> Equations:
+def equations(
+    found: EquationSamples, chain: ComposedFunction, rays: Sequence[int]
+) -> ChainEquations:
     """Return what the features of some rays say about their images."""
     chosen = torch.tensor(list(rays))
     values = (torch.from_numpy(found.rays).to(found.rows) @ found.span.basis[:, :-1])[chosen]
@@ -133,23 +135,25 @@ def equations(found: Found, chain: Composed, rays: Sequence[int]) -> Equations:
     floor = max(LEAST, ROUNDED * min(1.0, precision))
     errors = torch.from_numpy(found.error).to(values)[chosen]
     error = (errors / values.abs().amax(1)).clamp_min(floor)
-    grid = Grid.of(found.task)
+    grid = PixelGrid.of(found.task)
     level = (1 / (grid.levels * grid.std)).reshape(1, *found.task.spec.shape)
-    return Equations(chain, values, error, [], values[:0], 0.0, level)
+    return ChainEquations(chain, values, error, [], values[:0], 0.0, level)
 
 
-def solve(found: Found, known: Mapping[int, Tensor], starts: Mapping[int, Tensor]) -> Search:
+def solve(
+    found: EquationSamples, known: Mapping[int, Tensor], starts: Mapping[int, Tensor]
+) -> RaySearch:
     """Solve for the images of all rays that are not known.
 
     Args:
         starts: Estimates of other images, by ray; a search without one starts from grey.
     """
     values = torch.from_numpy(found.rays).to(found.rows) @ found.span.basis[:, :-1]
-    search = Search(found, values, dict(known), {}, dict(starts))
+    search = RaySearch(found, values, dict(known), {}, dict(starts))
     for chain, weight in found.chains:
         if not search.left:
             break
-        whole = Composed.of(chain)
+        whole = ComposedFunction.of(chain)
         if isinstance(whole, str):
             search.why = whole
             break

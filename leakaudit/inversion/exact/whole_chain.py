@@ -8,7 +8,8 @@ the unknowns are the pixels only, and every positive feature is an equation.
 One that is zero bounds it from above. A feature behind a sigmoid or tanh is always an equation. If
 all samples are there, so are the slopes of the loss in their features, and the gradient of the last
 convolution is an equation as well: sum_k d_k * h_k, with d_k the slopes in its outputs, which are
-known, and h_k its inputs. Every other known model that saw the images adds equations (`System`).
+known, and h_k its inputs. Every other known model that saw the images adds equations
+(`ChainSystem`).
 2. **Search.** With ReLU, all of this is piecewise linear in the pixels. Levenberg-Marquardt
 linearises it at the current images and solves for a step by conjugate gradients. Its damping
 follows the residual: steps are short as long as many ReLUs are guessed wrongly. Where it ends
@@ -29,8 +30,13 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.core.progress import expired, step
-from leakaudit.inversion.exact.chain_pieces import Composed, Piece, input_slopes, weight_gradient
-from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.exact.chain_pieces import (
+    ComposedFunction,
+    Piece,
+    input_slopes,
+    weight_gradient,
+)
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.tasks.activations import ACTIVATIONS, Inverse
 
 # Maximum number of steps. With twice as many equations as pixels in a batch, ten are usual.
@@ -95,10 +101,10 @@ TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0
 
 
 @dataclass(frozen=True, eq=False)
-class Equations:
+class ChainEquations:
     """What is known about the outputs of one model's chain for several samples."""
 
-    chain: Composed
+    chain: ComposedFunction
     values: Tensor  # (b, m) features
     error: Tensor  # (b,) errors of the features, relative to the largest one of each sample
     # for each convolution, the gradient of its weights (o, c, k, k), summed over the samples; None
@@ -149,7 +155,7 @@ class Equations:
         common = sum(one.numel() for one in self.gradients if one is not None)
         return self.shown.sum(1).to(self.values) + common / len(self.values)
 
-    def of(self, some: Tensor) -> Equations:
+    def of(self, some: Tensor) -> ChainEquations:
         """Return the equations of some samples, which have none in common with others.
 
         Args:
@@ -179,7 +185,7 @@ class Equations:
         usual = away.square().mean(1).sqrt() < USUAL
         return usual & (away.abs().amax(1) < FITS)
 
-    def linearised(self, x: Tensor, faint: float = 0.0) -> Linear:
+    def linearised(self, x: Tensor, faint: float = 0.0) -> LinearisedModel:
         """Linearise the equations at some images, each sample's features with norm 1.
 
         Args:
@@ -208,7 +214,7 @@ class Equations:
             total = sum(float(one.square().sum()) for one in self.gradients if one is not None)
             scale = math.sqrt(len(x) / total)
             common = self._left(piece, slopes, scale)
-        return Linear(self, piece, rest, rows, slopes, common, scale)
+        return LinearisedModel(self, piece, rest, rows, slopes, common, scale)
 
     def _left(self, piece: Piece, slopes: list[Tensor], scale: float) -> list[Tensor | None]:
         """Return what the gradients of these images differ from the known ones."""
@@ -224,10 +230,10 @@ class Equations:
 
 
 @dataclass(frozen=True, eq=False)
-class Linear:
+class LinearisedModel:
     """One model's equations, linearised at some images, as functions of their levels."""
 
-    equations: Equations
+    equations: ChainEquations
     piece: Piece  # the linear piece of the chain
     rest: Tensor  # (b, m) what the outputs differ from the features
     rows: Tensor  # (b, m) weight of each feature; 0 if it holds anyway
@@ -273,7 +279,7 @@ class Linear:
         found = self.piece.back(self.rows * self.rest, more or None)[0]
         return -found * self.equations.level
 
-    def in_errors(self) -> Linear:
+    def in_errors(self) -> LinearisedModel:
         """Return what is known, in units of its error: no bounds of features that are zero."""
         own = self.equations
         rows = torch.where(own.shown, own.before.slope / own.deviation, 0.0)
@@ -287,10 +293,10 @@ class Linear:
 
 
 @dataclass(frozen=True, eq=False)
-class System:
+class ChainSystem:
     """The equations of the same samples at one or several models."""
 
-    parts: tuple[Equations, ...]  # the equations at each model
+    parts: tuple[ChainEquations, ...]  # the equations at each model
 
     @property
     def joint(self) -> bool:
@@ -315,7 +321,7 @@ class System:
         count = torch.stack([one.count for one in self.parts]).sum(0)
         return float(count.min()) / math.prod(self.parts[0].chain.layers[0].shape)
 
-    def of(self, some: Tensor) -> System:
+    def of(self, some: Tensor) -> ChainSystem:
         """Return the equations of some samples; all of them if these have equations in common.
 
         Args:
@@ -323,7 +329,7 @@ class System:
         """
         if self.joint:
             return self
-        return System(tuple(one.of(some) for one in self.parts))
+        return ChainSystem(tuple(one.of(some) for one in self.parts))
 
     def reproduced(self, x: Tensor) -> Tensor:
         """Return which images (b,) have these features at all models, up to errors.
@@ -347,7 +353,7 @@ class System:
 class LinearSystem:
     """The sum of linearised equations."""
 
-    parts: list[Linear]  # the equations at each model
+    parts: list[LinearisedModel]  # the equations at each model
     joint: bool  # whether the samples have equations in common
     moving: Tensor  # (b,) 0 for images that are known, 1 for others
 
@@ -407,7 +413,7 @@ class LinearSystem:
 
 
 def solve(
-    equations: System, start: Tensor, grid: Grid, steps: int = STEPS
+    equations: ChainSystem, start: Tensor, grid: PixelGrid, steps: int = STEPS
 ) -> tuple[Tensor, Tensor]:
     """Search for images with given features.
 
@@ -464,7 +470,7 @@ def solve(
     return torch.where(_spread(done, x), _rounded(x, grid), x), done
 
 
-def unique(equations: System, x: Tensor) -> Tensor:
+def unique(equations: ChainSystem, x: Tensor) -> Tensor:
     """Return for which images (b,) no other one of the same linear piece has these features.
 
     Let J be the derivative of the shown features, each divided by its error, in the levels of the
@@ -493,7 +499,7 @@ def unique(equations: System, x: Tensor) -> Tensor:
     return weakest(line, x, limit) > limit
 
 
-def _exceeds(equations: System, k: int, x: Tensor, limit: Tensor) -> bool:
+def _exceeds(equations: ChainSystem, k: int, x: Tensor, limit: Tensor) -> bool:
     """Return whether the smallest singular value for one image exceeds a limit.
 
     It does if J^T J - limit^2 is positive definite, that is, has a Cholesky factor.
@@ -547,7 +553,7 @@ def _strength(line: LinearSystem, like: Tensor) -> Tensor:
     return (line.product(moved, moved) / line.product(v, v)).sqrt()
 
 
-def _inside(x: Tensor, grid: Grid) -> Tensor:
+def _inside(x: Tensor, grid: PixelGrid) -> Tensor:
     """Move pixels into the range of the data."""
     flat = x.flatten(1)
     low = -grid.mean / grid.std
@@ -555,7 +561,7 @@ def _inside(x: Tensor, grid: Grid) -> Tensor:
     return flat.clamp(low, high).reshape(x.shape)
 
 
-def _rounded(x: Tensor, grid: Grid) -> Tensor:
+def _rounded(x: Tensor, grid: PixelGrid) -> Tensor:
     """Round images to the grid, in the units of the network."""
     pixels = grid.snapped(x.flatten(1) * grid.std + grid.mean)
     return ((pixels - grid.mean) / grid.std).reshape(x.shape)

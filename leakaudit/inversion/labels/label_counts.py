@@ -45,7 +45,7 @@ DUMMIES = 10
 
 
 @dataclass(frozen=True)
-class Head:
+class LastLayer:
     """The last layer."""
 
     weight: Tensor  # (C, H) gradient of its weights
@@ -102,7 +102,7 @@ def part(leak: GradientLeak, task: Task, value: Tensor, name: str | None) -> Ten
     return value[at.start - start : at.stop - start].reshape(shape)
 
 
-def of(leak: GradientLeak, task: Task, row: int) -> Head | None:
+def of(leak: GradientLeak, task: Task, row: int) -> LastLayer | None:
     """Return the last layer in one plain row of a leak.
 
     Returns:
@@ -124,12 +124,12 @@ def of(leak: GradientLeak, task: Task, row: int) -> Head | None:
         parts = task.layout.split(model)
         matrix, shift = (parts[n].cpu() if n else None for n in task.last_linear)
     if len(weight) > 1:
-        return Head(weight, bias, matrix, shift)
+        return LastLayer(weight, bias, matrix, shift)
     # Logits (0, z): the first class has no parameters; its gradient is that of the second, negated.
-    return Head(torch.cat([-weight, weight]), _two(bias, -1), _two(matrix, 0), _two(shift, 0))
+    return LastLayer(torch.cat([-weight, weight]), _two(bias, -1), _two(matrix, 0), _two(shift, 0))
 
 
-def by_rows(head: Head) -> Tensor:
+def by_rows(head: LastLayer) -> Tensor:
     """Find classes with the rule of iDLG for batches (Zhao et al. 2020, eq. 5).
 
     Args:
@@ -141,7 +141,7 @@ def by_rows(head: Head) -> Tensor:
     return head.weight.sum(1) < 0
 
 
-def by_bias(head: Head) -> Tensor:
+def by_bias(head: LastLayer) -> Tensor:
     """Find classes with a negative entry of db.
 
     Returns:
@@ -150,7 +150,7 @@ def by_bias(head: Head) -> Tensor:
     return _bias(head) < 0
 
 
-def yin(head: Head, batch: int) -> Tensor:
+def yin(head: LastLayer, batch: int) -> Tensor:
     """Return the classes with the lowest entries of dW (Yin et al. 2021, GradInversion).
 
     Returns:
@@ -161,7 +161,7 @@ def yin(head: Head, batch: int) -> Tensor:
     return n
 
 
-def rlg(head: Head) -> Tensor:
+def rlg(head: LastLayer) -> Tensor:
     """Find classes that a hyperplane separates from all others (Dang et al. 2021, RLG).
 
     The hyperplanes are those of dW's column space.
@@ -195,7 +195,7 @@ def rlg(head: Head) -> Tensor:
 
 
 def llg(
-    head: Head, batch: int, impact: float | None = None, offset: Tensor | None = None
+    head: LastLayer, batch: int, impact: float | None = None, offset: Tensor | None = None
 ) -> Tensor:
     """Count with the sums g of dW's rows (Wainakh et al. 2022, LLG).
 
@@ -253,7 +253,7 @@ def dummies(task: Task, theta: Tensor, batch: int, generator: Generator) -> tupl
     return impact, torch.stack(others).nanmean(0).cpu()
 
 
-def ilrg(head: Head, batch: int) -> Tensor:
+def ilrg(head: LastLayer, batch: int) -> Tensor:
     """Count with features of each class (Ma et al. 2023, iLRG).
 
     Features of class c are estimated as dW_c / db_c. With P the softmax of these features, one row
@@ -269,7 +269,7 @@ def ilrg(head: Head, batch: int) -> Tensor:
     return _solve(p, batch * bias[:, None], bias.new_tensor([batch]))[:, 0]
 
 
-def pooled(head: Head, batch: int) -> Tensor:
+def pooled(head: LastLayer, batch: int) -> Tensor:
     """Count with features that all classes determine jointly; developed for leakaudit.
 
     With P as in iLRG, and D_c the total deviation of the features of class c from the common h,
@@ -326,7 +326,7 @@ def whole(real: Tensor, batch: int) -> Tensor:
     return k.long()
 
 
-def _model(head: Head) -> tuple[Tensor, Tensor]:
+def _model(head: LastLayer) -> tuple[Tensor, Tensor]:
     """Return weights and bias of the last layer; a bias of zero if it has none."""
     if head.matrix is None:
         raise AttackError(
@@ -337,7 +337,7 @@ def _model(head: Head) -> tuple[Tensor, Tensor]:
     return head.matrix, head.shift
 
 
-def _bias(head: Head) -> Tensor:
+def _bias(head: LastLayer) -> Tensor:
     """Return the gradient of the last layer's bias."""
     if head.bias is None:
         raise AttackError("labels: this method requires a last layer with bias; use llg")

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leakaudit.inversion.labels import label_signs
-from leakaudit.inversion.search.feature_inversion import Known
+from leakaudit.inversion.search.feature_inversion import SampleKnowledge
 
 if TYPE_CHECKING:
     from leakaudit.inversion.search.objectives import Target
@@ -78,7 +78,7 @@ Array = NDArray[np.float64]
 Found = tuple[int, dict[int, Tensor]]  # label, and features (H,) by gradient
 
 
-def solve(target: Target, task: Task) -> Known | None:
+def solve(target: Target, task: Task) -> SampleKnowledge | None:
     """Solve for label and features of a single sample.
 
     It uses plain rows and rows of two gradients, and requires cross-entropy, three classes, and a
@@ -109,7 +109,7 @@ def solve(target: Target, task: Task) -> Known | None:
         return None
     order = sorted(found)
     every = torch.stack([found[t] for t in order]).to(target.value)
-    return Known(labels.pop(), target.theta[order], every)
+    return SampleKnowledge(labels.pop(), target.theta[order], every)
 
 
 def _row(c: Tensor, value: Tensor, theta: Tensor, task: Task) -> Found | None:

@@ -39,7 +39,7 @@ GAP = 1e-3
 
 
 @dataclass(frozen=True)
-class Read:
+class LabelReading:
     """Labels that were read."""
 
     y: Tensor  # (B,) labels in ascending order
@@ -47,7 +47,7 @@ class Read:
     how: str  # how they were read, for a note
 
 
-def read(leak: GradientLeak, task: Task, batch: int) -> Read | None:
+def read(leak: GradientLeak, task: Task, batch: int) -> LabelReading | None:
     """Read the labels of a batch from the last layer's gradient.
 
     One sample: by signs. More: by `label_counts.pooled` if model and bias are known, from the row
@@ -60,13 +60,13 @@ def read(leak: GradientLeak, task: Task, batch: int) -> Read | None:
     if batch == 1:
         y = label_signs.from_gradient(leak, task)
         if y is not None:
-            return Read(y.cpu(), 0.0, "the signs of one sample")
+            return LabelReading(y.cpu(), 0.0, "the signs of one sample")
     heads = _heads(leak, task)
     if not heads:
         return None
     if not heads[0].whole:
         n = label_counts.llg(heads[0], batch)
-        return Read(spread(n), UNKNOWN, "LLG, which does not report its certainty")
+        return LabelReading(spread(n), UNKNOWN, "LLG, which does not report its certainty")
     found = [rounded(label_counts.pooled(one, batch), batch, "pooled counts") for one in heads]
     nearest = min(range(len(heads)), key=lambda k: found[k].off)
     best = found[nearest]
@@ -75,9 +75,9 @@ def read(leak: GradientLeak, task: Task, batch: int) -> Read | None:
     return _by_classes(heads[nearest], batch) or best
 
 
-def _heads(leak: GradientLeak, task: Task) -> list[label_counts.Head]:
+def _heads(leak: GradientLeak, task: Task) -> list[label_counts.LastLayer]:
     """Return the last layer in the plain rows that contain it."""
-    found: list[label_counts.Head] = []
+    found: list[label_counts.LastLayer] = []
     for row in label_signs.plain_rows(leak)[:ROWS]:
         head = label_counts.of(leak, task, row)
         if head is not None:
@@ -104,14 +104,14 @@ def spread(n: Tensor) -> Tensor:
     return torch.arange(len(n)).repeat_interleave(n)
 
 
-def rounded(real: Tensor, batch: int, how: str) -> Read:
+def rounded(real: Tensor, batch: int, how: str) -> LabelReading:
     """Convert real-valued counts into labels.
 
     Args:
         real: (C,) real-valued counts.
     """
     n = label_counts.whole(real, batch)
-    return Read(spread(n), float((real - n).abs().nan_to_num(1.0).max()), how)
+    return LabelReading(spread(n), float((real - n).abs().nan_to_num(1.0).max()), how)
 
 
 def given(known: Sequence[int], task: Task, batch: int) -> Tensor | None:
@@ -154,7 +154,7 @@ def given_or_read(
     return y, f"labels by {found.how}{doubt}; "
 
 
-def _by_classes(head: label_counts.Head, batch: int) -> Read | None:
+def _by_classes(head: label_counts.LastLayer, batch: int) -> LabelReading | None:
     """Assign one sample to every class of RLG and distribute the rest by pooled counts.
 
     Returns:
@@ -168,7 +168,7 @@ def _by_classes(head: label_counts.Head, batch: int) -> Read | None:
     if rest < 0 or rest == batch:
         return None
     if not rest:
-        return Read(spread(classes.long()), 0.0, "the classes of RLG")
+        return LabelReading(spread(classes.long()), 0.0, "the classes of RLG")
     more = torch.where(classes, (label_counts.pooled(head, batch) - 1).clamp_min(TINY), 0.0)
     n = classes.long() + label_counts.whole(more, rest)
-    return Read(spread(n), UNKNOWN, "the classes of RLG, the rest by pooled counts")
+    return LabelReading(spread(n), UNKNOWN, "the classes of RLG, the rest by pooled counts")

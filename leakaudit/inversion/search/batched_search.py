@@ -21,7 +21,7 @@ from torch import Tensor
 
 from leakaudit.core.progress import expired, step
 from leakaudit.inversion.search.evaluate import Problems
-from leakaudit.inversion.search.lbfgs import Memory
+from leakaudit.inversion.search.lbfgs import LbfgsMemory
 from leakaudit.inversion.search.line_search import Brackets
 from leakaudit.inversion.search.optimise import FALLS, PATIENCE, Ended, Point, SearchRun
 
@@ -161,14 +161,14 @@ def _search(
     """Search from points (K, n) that fit in memory together, in one format after another."""
     left = {k: SearchRun(problems.split(x)) for k, x in enumerate(flat)}
     formats = schedule.formats[-1:] if problems.chunk == 1 else schedule.formats
-    pairs: dict[int, Memory] = {}
+    pairs: dict[int, LbfgsMemory] = {}
     for dtype in formats:
         early = dtype != formats[-1]
         places = torch.tensor(list(left), device=flat.device)
         rows = [torch.cat([t.flatten() for t in run.point]) for run in left.values()]
         done = [run.steps for run in left.values()]
         chosen = problems.of_these(places).to(dtype)
-        memory = Memory.joined([pairs.pop(k) for k in left]) if pairs else None
+        memory = LbfgsMemory.joined([pairs.pop(k) for k in left]) if pairs else None
         batch = _Batch(chosen, torch.stack(rows).to(dtype), done, schedule, early, memory)
         for row, found in batch.run(what, partial(_at, needless, places.tolist())):
             k = int(places[row])
@@ -230,7 +230,7 @@ class _Batch:
         done: list[int],
         schedule: SearchSchedule,
         early: bool,
-        memory: Memory | None,
+        memory: LbfgsMemory | None,
     ) -> None:
         """Evaluate the starts.
 
@@ -242,7 +242,9 @@ class _Batch:
         self.schedule = schedule
         self.early = early
         self.patience = min(EARLY_PATIENCE, schedule.patience) if early else schedule.patience
-        self.pairs: dict[int, Memory] = {}  # of the searches that ended, if another format follows
+        self.pairs: dict[
+            int, LbfgsMemory
+        ] = {}  # of the searches that ended, if another format follows
         self.count = 1  # evaluations
         value, g = problems(x)
         f = value.double()
@@ -260,7 +262,7 @@ class _Batch:
             past=torch.full(past, math.inf, dtype=torch.float64, device=x.device),
             stuck=~f.isfinite(),
         )
-        self.memory = memory or Memory(x, schedule.history)
+        self.memory = memory or LbfgsMemory(x, schedule.history)
         self.brackets = Brackets(f, _along(g, self.at.d))
         if memory:
             none = torch.zeros_like(x)

@@ -47,7 +47,7 @@ ROUNDING = 1e-3
 
 
 @dataclass(frozen=True)
-class Known:
+class SampleKnowledge:
     """What is known about one sample."""
 
     label: int
@@ -67,7 +67,7 @@ def features(task: Task, theta: Tensor, x: Tensor) -> Tensor:
     return priors.inputs(task, theta, x, [name], last=name)[name][0]
 
 
-def misfit(task: Task, known: Known, x: Tensor) -> Tensor:
+def misfit(task: Task, known: SampleKnowledge, x: Tensor) -> Tensor:
     """Return the mean over models of |h(x) - h|^2 / |h|^2.
 
     Args:
@@ -79,7 +79,7 @@ def misfit(task: Task, known: Known, x: Tensor) -> Tensor:
     return torch.stack(gaps).mean()
 
 
-def invert(task: Task, known: Known, start: Tensor, coarse: bool) -> SearchRun:
+def invert(task: Task, known: SampleKnowledge, start: Tensor, coarse: bool) -> SearchRun:
     """Search for the input with L-BFGS.
 
     Args:
@@ -108,7 +108,7 @@ def invert(task: Task, known: Known, start: Tensor, coarse: bool) -> SearchRun:
 
 def _smooth(
     task: Task,
-    known: Known,
+    known: SampleKnowledge,
     start: Tensor,
     weight: float,
     steps: int,

@@ -31,7 +31,7 @@ Format = Literal["mixed", "float32", "float64"]
 
 
 @dataclass(frozen=True)
-class Search:
+class MatchingParameters:
     """Parameters of gradient matching."""
 
     steps: int  # maximum number of L-BFGS steps of 20 iterations, from each start
@@ -42,7 +42,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Unknowns:
+class SearchVariables:
     """What to search for, and the labels that belong to it."""
 
     # draws a new start for a leak, given its index: the inputs (b, *shape), followed by any other
@@ -55,7 +55,7 @@ class Unknowns:
 
 
 @dataclass(frozen=True)
-class Matched:
+class BestMatch:
     """The best search for one leak."""
 
     place: int  # index of the leak
@@ -68,10 +68,10 @@ def matched(
     task: Task,
     targets: Sequence[Target],
     sizes: Sequence[int],
-    search: Search,
-    unknowns: Unknowns,
+    search: MatchingParameters,
+    unknowns: SearchVariables,
     what: str,
-) -> Iterator[Matched]:
+) -> Iterator[BestMatch]:
     """Search for the inputs of several leaks, those of one shape together."""
     space = Spectrum.of(task.spec.shape, task.device) if search.space == "spectrum" else None
     schedule = SearchSchedule(search.steps, formats=FORMATS[search.dtype])
@@ -94,7 +94,7 @@ def matched(
         for place, run in found:
             z, *others = run.point
             x = z if space is None else space.image(z)
-            yield Matched(group[place], x, tuple(others), run)
+            yield BestMatch(group[place], x, tuple(others), run)
 
 
 def _objective(

@@ -29,7 +29,7 @@ FIRST = 16
 LEAST = 1e-10
 
 
-class Memory:
+class LbfgsMemory:
     """The last m pairs of K searches over n variables, stored cyclically.
 
     The capacity r grows from 16 to m as pairs are added. Slopes may have more digits than the pairs
@@ -54,7 +54,7 @@ class Memory:
         self.yy = torch.zeros(k, room, room, dtype=torch.float64, device=like.device)
         self.count = torch.zeros(k, dtype=torch.long, device=like.device)
 
-    def of_these(self, index: Tensor) -> Memory:
+    def of_these(self, index: Tensor) -> LbfgsMemory:
         """Return the pairs of some searches."""
         chosen = copy.copy(self)
         chosen.s = self.s[index]
@@ -65,7 +65,7 @@ class Memory:
         return chosen
 
     @classmethod
-    def joined(cls, parts: Sequence[Memory]) -> Memory:
+    def joined(cls, parts: Sequence[LbfgsMemory]) -> LbfgsMemory:
         """Return the pairs of several memories of equal m and n, one after the other.
 
         Args:

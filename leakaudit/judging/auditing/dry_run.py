@@ -10,10 +10,10 @@ from leakaudit.core import registry
 from leakaudit.core.verdict import Holds
 from leakaudit.judging.auditing.levels import Level, attacked, in_words, levels
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.judging.auditing.where import Where
+from leakaudit.judging.auditing.where import RunEnvironment
 from leakaudit.protocols import recording
 from leakaudit.reporting.results.model import Extended, Free, encoded
-from leakaudit.tasks.shared import Shared
+from leakaudit.tasks.shared import SharedData
 from leakaudit.views.accounting.compare import Comparison
 
 # A dry run computes epsilon for at most so many messages, counted once for every attacked node,
@@ -53,9 +53,9 @@ class DryRun(Struct, frozen=True, kw_only=True):
     parameters: int  # size of the model
 
 
-def dry(plan: AuditPlan, where: Where) -> DryRun:
+def dry(plan: AuditPlan, where: RunEnvironment) -> DryRun:
     """Return the grid and the amount of work, without running anything."""
-    shared = Shared()
+    shared = SharedData()
     base = recording.plan(
         plan.scenario,
         data_root=where.data_root,

@@ -22,7 +22,7 @@ from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.protocols.victim import Claim
 from leakaudit.reporting.findings.wording import short
-from leakaudit.tasks.shared import Shared
+from leakaudit.tasks.shared import SharedData
 from leakaudit.theory.bounds import gaussian
 from leakaudit.views.accounting.adversaries import named
 from leakaudit.views.accounting.compare import (
@@ -86,7 +86,7 @@ def levels(
     download: bool = False,
     device: str = "cpu",
     executor: Pool = IN_PROCESS,
-    shared: Shared | None = None,
+    shared: SharedData | None = None,
 ) -> list[Level]:
     """Return all points, with their view bounds.
 
@@ -94,7 +94,7 @@ def levels(
         data_root: Folder of data sets; None for the default one.
         shared: Data sets and tasks that were loaded before; None if there are none.
     """
-    shared = shared or Shared()
+    shared = shared or SharedData()
 
     def ready(scenario: Scenario) -> recording.Plan:
         return recording.plan(

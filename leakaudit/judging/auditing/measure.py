@@ -22,7 +22,7 @@ from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.promise import Promise, TrialCounts
 from leakaudit.judging.auditing.replays import Replays, joined, replay
-from leakaudit.judging.auditing.simulate import Simulated, near
+from leakaudit.judging.auditing.simulate import SimulationResults, near
 from leakaudit.protocols.recording import POOL, Plan
 from leakaudit.reporting.results.audit_names import Guesser, TestName, as_near_as, identified_among
 from leakaudit.reporting.results.model import (
@@ -57,7 +57,7 @@ TOGETHER = 25  # replays per job, so that workers are busy with few points, too:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ViewMeasurements:
     """The results of the replays of one view."""
 
     level: int  # index in the grid
@@ -82,7 +82,7 @@ def promises(entry: Comparison, delta: float) -> list[Promise]:
 
 
 @dataclass(frozen=True)
-class Part:
+class ReplayPart:
     """A part of the replays of one view."""
 
     level: int  # index in the grid
@@ -104,7 +104,7 @@ class ReplayJob:
         """Return the node that is replayed."""
         return next(n for n in self.nodes if n not in adversary.corrupt)
 
-    def __call__(self, part: Part) -> Replays | Guesses:
+    def __call__(self, part: ReplayPart) -> Replays | Guesses:
         """Run a part."""
         plan = self.plan
         level = self.grid[part.level]
@@ -137,7 +137,7 @@ def measure(
     grid: Sequence[Level],
     nodes: Sequence[int],
     executor: Pool = IN_PROCESS,
-) -> list[Measured]:
+) -> list[ViewMeasurements]:
     """Replay every point of the grid as every adversary observes it."""
     together = TOGETHER
     if executor.inside:
@@ -145,7 +145,7 @@ def measure(
     views = [(k, adversary) for k in range(len(grid)) for adversary in plan.parsed]
     parts = [part for view in views for part in _parts(plan, *view, together)]
     job = ReplayJob(plan, grid, nodes)
-    found: dict[Part, Replays | Guesses] = {}
+    found: dict[ReplayPart, Replays | Guesses] = {}
     for part, made in zip(parts, executor.map(job, parts), strict=True):
         found[part] = made
         if not executor.inside:
@@ -161,20 +161,26 @@ def measure(
             if isinstance(run, Guesses):
                 once = run
         moved = max(rero.moved, pairs.moved)
-        measured.append(Measured(k, adversary, job.node(adversary), rero, pairs, once, moved))
+        measured.append(
+            ViewMeasurements(k, adversary, job.node(adversary), rero, pairs, once, moved)
+        )
     return measured
 
 
-def _parts(plan: AuditPlan, level: int, adversary: Adversary, together: int) -> Iterator[Part]:
+def _parts(
+    plan: AuditPlan, level: int, adversary: Adversary, together: int
+) -> Iterator[ReplayPart]:
     """Yield the parts of the replays of one view, with at most so many replays together."""
     for kind, trials in ((RERO, plan.replays), (PAIRS, plan.canary)):
         for first in range(0, max(trials, 1), together):
-            yield Part(level, adversary, kind, range(first, min(first + together, trials)))
+            yield ReplayPart(level, adversary, kind, range(first, min(first + together, trials)))
     if plan.one_run:
-        yield Part(level, adversary, ONCE, range(0))
+        yield ReplayPart(level, adversary, ONCE, range(0))
 
 
-def _joined(found: Mapping[Part, Replays | Guesses], mine: Sequence[Part], kind: str) -> Replays:
+def _joined(
+    found: Mapping[ReplayPart, Replays | Guesses], mine: Sequence[ReplayPart], kind: str
+) -> Replays:
     """Return the replays of one kind of one view."""
     made: list[Replays] = []
     counts: list[int] = []
@@ -187,7 +193,10 @@ def _joined(found: Mapping[Part, Replays | Guesses], mine: Sequence[Part], kind:
 
 
 def cases(
-    plan: AuditPlan, grid: Sequence[Level], simulated: Simulated, measured: Sequence[Measured]
+    plan: AuditPlan,
+    grid: Sequence[Level],
+    simulated: SimulationResults,
+    measured: Sequence[ViewMeasurements],
 ) -> list[Test]:
     """Return a test for every combination of a guarantee and a count."""
     found = []
@@ -213,7 +222,7 @@ def cases(
     return found
 
 
-class Counted(NamedTuple):
+class OutcomeCounts(NamedTuple):
     """The counts of one test."""
 
     test: str
@@ -257,23 +266,25 @@ class Blind:
         return cls(total, scenario.samples, min(1.0, same), min(1.0, close), "")
 
 
-def _replayed(plan: AuditPlan, one: Measured, promise: Promise | None) -> Iterator[Counted]:
+def _replayed(
+    plan: AuditPlan, one: ViewMeasurements, promise: Promise | None
+) -> Iterator[OutcomeCounts]:
     """Yield the counts of the replays of one view."""
     rero = one.rero
     candidates = len(rero.scores[0]) if len(rero.scores) else plan.candidates
     hits = Successes(rero.hits, len(rero.drawn), kappa_identification(candidates))
-    yield Counted(TestName.LIKELIHOOD, Guesser.LIKELIHOOD, hits, rero.why)
+    yield OutcomeCounts(TestName.LIKELIHOOD, Guesser.LIKELIHOOD, hits, rero.why)
     told_apart = Canary(canary.counted(one.pairs, promise, plan.alpha))
-    yield Counted(TestName.CANARIES, Guesser.RATIO, told_apart, one.pairs.why)
+    yield OutcomeCounts(TestName.CANARIES, Guesser.RATIO, told_apart, one.pairs.why)
     if plan.one_run:
         run = one.run
         right = OneRun(run.canaries, run.guesses, run.right)
-        yield Counted(TestName.ONE_RUN, Guesser.RATIO, right, run.why)
+        yield OutcomeCounts(TestName.ONE_RUN, Guesser.RATIO, right, run.why)
 
 
 def _attacked(
-    plan: AuditPlan, blind: Blind, one: Measured, simulated: Simulated
-) -> Iterator[Counted]:
+    plan: AuditPlan, blind: Blind, one: ViewMeasurements, simulated: SimulationResults
+) -> Iterator[OutcomeCounts]:
     """Yield the counts of the attacks on one view: its node's first record, once for each seed.
 
     The images of a batch are matched, so each image that could be the record counts as a guess. A
@@ -288,11 +299,11 @@ def _attacked(
         hits = sum(bool(o.identified) for o in mine)
         kappa = min(1.0, blind.samples * blind.identified)
         counts = Successes(hits, trials, kappa)
-        yield Counted(identified_among(blind.total), name, counts, blind.why)
+        yield OutcomeCounts(identified_among(blind.total), name, counts, blind.why)
         if simulated.trace.task.is_image:
             close = sum(near(o, plan.psnr) for o in mine)
             counts = Successes(close, trials, min(1.0, blind.samples * blind.near))
-            yield Counted(as_near_as(plan.psnr), name, counts, blind.why)
+            yield OutcomeCounts(as_near_as(plan.psnr), name, counts, blind.why)
 
 
 def _figures(evidence: TrialCounts, promise: Promise | None) -> Figures | None:
@@ -324,7 +335,7 @@ def _figures(evidence: TrialCounts, promise: Promise | None) -> Figures | None:
     return None
 
 
-def static(grid: Sequence[Level], measured: Sequence[Measured]) -> list[JudgedTest]:
+def static(grid: Sequence[Level], measured: Sequence[ViewMeasurements]) -> list[JudgedTest]:
     """Return the verdicts that need no statistics.
 
     These are the view bound against the claim, and the sensitivity that both assume.
@@ -340,7 +351,7 @@ def static(grid: Sequence[Level], measured: Sequence[Measured]) -> list[JudgedTe
     return found
 
 
-def _against_claim(one: Measured, worst: Comparison) -> JudgedTest:
+def _against_claim(one: ViewMeasurements, worst: Comparison) -> JudgedTest:
     """Return the verdict of the view bound against the claim."""
     claimed = None
     if worst.claim is not None:
@@ -367,7 +378,7 @@ def _against_claim(one: Measured, worst: Comparison) -> JudgedTest:
     return JudgedTest(test, worst.verdict, worst.why)
 
 
-def _sensitivity(one: Measured, assumed: float) -> JudgedTest:
+def _sensitivity(one: ViewMeasurements, assumed: float) -> JudgedTest:
     """Return the verdict on the sensitivity that every epsilon assumes."""
     test = Test(
         one.level,

@@ -13,12 +13,12 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.quantities import Data, Place, Quantity, shown
 from leakaudit.judging.auditing.evidence import Successes
 from leakaudit.judging.auditing.levels import Level
-from leakaudit.judging.auditing.measure import Measured, promises
+from leakaudit.judging.auditing.measure import ViewMeasurements, promises
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.judging.auditing.simulate import Simulated
+from leakaudit.judging.auditing.simulate import SimulationResults
 from leakaudit.reporting.figures import plots
 from leakaudit.reporting.figures.audit_panels import STYLES
-from leakaudit.reporting.figures.plots import Line, Panel, curves
+from leakaudit.reporting.figures.plots import Panel, PlotLine, curves
 from leakaudit.reporting.results.audit_names import TestName
 from leakaudit.scoring import scoring
 from leakaudit.theory.bounds.reconstruction import kappa_identification
@@ -41,7 +41,10 @@ LOOKS = {
 
 
 def figure(
-    plan: AuditPlan, grid: Sequence[Level], simulated: Simulated, measured: Sequence[Measured]
+    plan: AuditPlan,
+    grid: Sequence[Level],
+    simulated: SimulationResults,
+    measured: Sequence[ViewMeasurements],
 ) -> Figure:
     """Draw the audit, with the largest epsilon on the right; inf means without noise."""
     order = sorted(range(len(grid)), key=lambda k: grid[k].epsilon or 0.0)
@@ -80,7 +83,11 @@ def _legend(plan: AuditPlan, grid: Sequence[Level], images: bool) -> dict[str, s
 
 
 def _quality(
-    plan: AuditPlan, order: Sequence[int], simulated: Simulated, adversary: Adversary, one: Quantity
+    plan: AuditPlan,
+    order: Sequence[int],
+    simulated: SimulationResults,
+    adversary: Adversary,
+    one: Quantity,
 ) -> Panel:
     """Show one quantity of every attack and of the blind guess."""
     lines = []
@@ -88,7 +95,7 @@ def _quality(
         found = [simulated.values(one, k, adversary, attack) for k in order]
         lines += plots.quality(attack, found, one)
     if one.data is Data.IMAGES:
-        lines.append(Line(BLIND, "blind", [_blind(simulated, one)] * len(order)))
+        lines.append(PlotLine(BLIND, "blind", [_blind(simulated, one)] * len(order)))
     return Panel(one.drawn, tuple(lines), cap=plots.cap(one.unit))
 
 
@@ -96,7 +103,7 @@ def _identified(
     plan: AuditPlan,
     grid: Sequence[Level],
     order: Sequence[int],
-    simulated: Simulated,
+    simulated: SimulationResults,
     adversary: Adversary,
 ) -> Panel:
     """Show how often the first record was identified, with the limits for the same blind chance.
@@ -114,7 +121,7 @@ def _identified(
             tried = len(mine) + len(simulated.refused(k, adversary, attack))
             hits = sum(bool(o.identified) for o in mine)
             rates.append(hits / tried if tried else None)
-        lines.append(Line(attack, "rate", rates))
+        lines.append(PlotLine(attack, "rate", rates))
     kappa = 1.0
     title = "identified"
     if total:
@@ -127,7 +134,7 @@ def _likelihood(
     plan: AuditPlan,
     grid: Sequence[Level],
     order: Sequence[int],
-    measured: Sequence[Measured],
+    measured: Sequence[ViewMeasurements],
     adversary: Adversary,
 ) -> Panel:
     """Show how often the target was identified by likelihood, with the limits."""
@@ -141,13 +148,13 @@ def _likelihood(
     candidates = [m.rero.scores.shape[1] for m in measured if len(m.rero.scores)]
     count = max(candidates, default=plan.candidates)
     ceilings = _ceilings(grid, order, adversary, kappa_identification(count))
-    lines = (Line(RERO, "rate", rates), *ceilings)
+    lines = (PlotLine(RERO, "rate", rates), *ceilings)
     return Panel(f"identified among {count} by likelihood", lines, low=0.0, high=1.0)
 
 
 def _ceilings(
     grid: Sequence[Level], order: Sequence[int], adversary: Adversary, kappa: float
-) -> list[Line]:
+) -> list[PlotLine]:
     """Return the largest rates that the view bound and the claim allow for a blind chance."""
     exact: list[float | None] = []
     paper: list[float | None] = []
@@ -166,10 +173,10 @@ def _ceilings(
                 by_view = ceiling
         exact.append(by_view)
         paper.append(by_claim)
-    return [Line(EXACT, "ceiling", exact), Line(PAPER, "ceiling", paper)]
+    return [PlotLine(EXACT, "ceiling", exact), PlotLine(PAPER, "ceiling", paper)]
 
 
-def _blind(simulated: Simulated, one: Quantity) -> float | None:
+def _blind(simulated: SimulationResults, one: Quantity) -> float | None:
     """Return the median of a quantity of images for a blind guess.
 
     It guesses the mean of the records that no node holds, for every record.

@@ -63,9 +63,9 @@ class AuditPlan:
         if unused := [name for name in self.set if name not in self.attacks]:
             near = suggest(unused[0], self.attacks)
             expected = f"expected one of the plan's attacks, got {unused[0]!r}{near}"
-            raise config.Wrong(table, expected, "set", unused[0])
+            raise config.InvalidValue(table, expected, "set", unused[0])
         if not self.adversaries or not self.attacks:
-            raise config.Wrong(table, "expected at least one adversary and one attack")
+            raise config.InvalidValue(table, "expected at least one adversary and one attack")
 
     def _check_numbers(self, table: str) -> None:
         for name in ("seeds", "gradients"):
@@ -76,20 +76,20 @@ class AuditPlan:
         if self.noise not in NOISES:
             near = suggest(str(self.noise), NOISES)
             expected = f"expected one of {', '.join(NOISES)}, got {self.noise!r}{near}"
-            raise config.Wrong(table, expected, "noise")
+            raise config.InvalidValue(table, expected, "noise")
         positive = all(_number(e) and e > 0 for e in self.epsilon)
         if not positive or len(set(self.epsilon)) < len(self.epsilon):
             expected = "expected distinct numbers > 0 (inf for no noise)"
-            raise config.Wrong(table, f"{expected}, got {list(self.epsilon)}", "epsilon")
+            raise config.InvalidValue(table, f"{expected}, got {list(self.epsilon)}", "epsilon")
         for name, low, high in (("alpha", 0, 1), ("delta", 0, 1), ("sensitivity", 0, math.inf)):
             value = getattr(self, name)
             if value is not None and not (_number(value) and low < value < high):
                 expected = f"expected a number above {low} and below {high:g}, got {value!r}"
-                raise config.Wrong(table, expected, name)
+                raise config.InvalidValue(table, expected, name)
         smoothness = self.smoothness
         if smoothness is not None and not (_number(smoothness) and 0 <= smoothness < math.inf):
             expected = f"expected a finite number >= 0, got {smoothness!r}"
-            raise config.Wrong(table, expected, "smoothness")
+            raise config.InvalidValue(table, expected, "smoothness")
 
     @cached_property
     def parsed(self) -> tuple[Adversary, ...]:
@@ -118,7 +118,7 @@ class AuditPlan:
 def _check(table: str, name: str, wanted: str, value: object, least: int) -> None:
     """Raise LeakauditError unless a value is an integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise config.Wrong(table, f"expected {wanted}, got {value!r}", name)
+        raise config.InvalidValue(table, f"expected {wanted}, got {value!r}", name)
 
 
 def _number(value: object) -> bool:

@@ -13,7 +13,7 @@ from leakaudit.judging.auditing.judge import JudgedTest
 from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.promise import Promise
-from leakaudit.judging.auditing.simulate import Simulated
+from leakaudit.judging.auditing.simulate import SimulationResults
 from leakaudit.reporting.findings import findings
 from leakaudit.reporting.findings.wording import audit_headline
 from leakaudit.reporting.results import model
@@ -48,7 +48,7 @@ class Files:
 def build(
     plan: AuditPlan,
     grid: Sequence[Level],
-    simulated: Simulated,
+    simulated: SimulationResults,
     judged: Sequence[JudgedTest],
     provenance: Provenance,
     files: Files,
@@ -84,7 +84,7 @@ def build(
 
 
 def _findings(
-    grid: Sequence[Level], simulated: Simulated, images: Sequence[StoredImages]
+    grid: Sequence[Level], simulated: SimulationResults, images: Sequence[StoredImages]
 ) -> tuple[Finding, ...]:
     """Return the findings, each with its point of the grid."""
     found = []
@@ -95,7 +95,7 @@ def _findings(
     return tuple(found)
 
 
-def _left_out(grid: Sequence[Level], simulated: Simulated) -> tuple[str, ...]:
+def _left_out(grid: Sequence[Level], simulated: SimulationResults) -> tuple[str, ...]:
     """List what was not attacked, without repetitions for several runs."""
     said = []
     for s in simulated.skipped:
@@ -148,7 +148,9 @@ def _promise(promise: Promise | None) -> PromiseEntry | None:
     )
 
 
-def _curves(plan: AuditPlan, grid: Sequence[Level], simulated: Simulated) -> list[CurvePoint]:
+def _curves(
+    plan: AuditPlan, grid: Sequence[Level], simulated: SimulationResults
+) -> list[CurvePoint]:
     """Return the metrics of every cell of the grid."""
     found = []
     for k, level in enumerate(grid):
@@ -159,7 +161,7 @@ def _curves(plan: AuditPlan, grid: Sequence[Level], simulated: Simulated) -> lis
 
 
 def _curve(
-    simulated: Simulated, place: int, level: Level, adversary: Adversary, attack: str
+    simulated: SimulationResults, place: int, level: Level, adversary: Adversary, attack: str
 ) -> CurvePoint:
     """Return the number of attacked nodes in a cell, and its metrics."""
     measured = {}

@@ -13,11 +13,11 @@ from leakaudit.core.progress import expired, step, watching
 from leakaudit.judging.auditing import record
 from leakaudit.judging.auditing.judge import judge
 from leakaudit.judging.auditing.levels import Level, attacked, levels
-from leakaudit.judging.auditing.measure import Measured, cases, measure, static
+from leakaudit.judging.auditing.measure import ViewMeasurements, cases, measure, static
 from leakaudit.judging.auditing.panels import figure
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.judging.auditing.simulate import Simulated, simulate
-from leakaudit.judging.auditing.where import Where
+from leakaudit.judging.auditing.simulate import SimulationResults, simulate
+from leakaudit.judging.auditing.where import RunEnvironment
 from leakaudit.reporting.figures import pictures, plots
 from leakaudit.reporting.results import provenance, record_file
 from leakaudit.reporting.results.model import AuditRecord
@@ -28,7 +28,9 @@ FIGURE = "audit.png"
 PICTURE = "reconstructions.png"
 
 
-def audit(plan: AuditPlan, folder: Path, where: Where, executor: Pool = IN_PROCESS) -> AuditRecord:
+def audit(
+    plan: AuditPlan, folder: Path, where: RunEnvironment, executor: Pool = IN_PROCESS
+) -> AuditRecord:
     """Run an audit and write results.json, audit.png, reconstructions.npz and .png and report.md.
 
     Ctrl-C and max_seconds end the work; the results so far are kept and marked as incomplete.
@@ -42,7 +44,7 @@ def audit(plan: AuditPlan, folder: Path, where: Where, executor: Pool = IN_PROCE
             step("stages", 0, 2)
             simulated = simulate(plan, grid, nodes, where.device, executor)
             step("stages", 1, 2)
-            measured: list[Measured] = []
+            measured: list[ViewMeasurements] = []
             whole = False
             if simulated.complete:
                 measured, whole = _measured(plan, grid, nodes, executor)
@@ -76,7 +78,7 @@ def audit(plan: AuditPlan, folder: Path, where: Where, executor: Pool = IN_PROCE
 
 def _measured(
     plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int], executor: Pool
-) -> tuple[list[Measured], bool]:
+) -> tuple[list[ViewMeasurements], bool]:
     """Return the results of the replays, and whether all replays were completed.
 
     Ctrl-C discards the replays and keeps the attacks.
@@ -87,7 +89,7 @@ def _measured(
         return [], False
 
 
-def _picture(grid: Sequence[Level], simulated: Simulated, folder: Path) -> str | None:
+def _picture(grid: Sequence[Level], simulated: SimulationResults, folder: Path) -> str | None:
     """Draw the reconstructions of the first node in the first run.
 
     There is one column for each attack at each point of the grid.

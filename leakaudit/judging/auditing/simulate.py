@@ -30,7 +30,7 @@ from leakaudit.views.extraction.deduction import Deduction
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedReconstruction:
     """One reconstruction."""
 
     level: int  # index in the grid
@@ -46,7 +46,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedNode:
     """A node for which an attack returned nothing, or for which no leak is determined."""
 
     level: int  # index in the grid
@@ -61,11 +61,11 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulationResults:
     """The results of all attacks."""
 
-    outcomes: tuple[Outcome, ...]
-    skipped: tuple[Skipped, ...]  # nodes without a reconstruction
+    outcomes: tuple[SimulatedReconstruction, ...]
+    skipped: tuple[SkippedNode, ...]  # nodes without a reconstruction
     trace: Trace  # trace of the first run
     truth: Truth  # truth of the first run
     complete: bool  # false if the time limit or Ctrl-C ended the work
@@ -89,7 +89,7 @@ class Simulated:
             mean=fmean(values),
         )
 
-    def made(self, level: int, adversary: Adversary, attack: str) -> list[Outcome]:
+    def made(self, level: int, adversary: Adversary, attack: str) -> list[SimulatedReconstruction]:
         """Return the reconstructions for the nodes and seeds of a cell."""
         cell = (level, adversary, attack)
         return [o for o in self.outcomes if (o.level, o.adversary, o.attack) == cell]
@@ -101,7 +101,7 @@ class Simulated:
 
     def refused(
         self, level: int, adversary: Adversary, attack: str, node: int | None = None
-    ) -> list[Skipped]:
+    ) -> list[SkippedNode]:
         """Return the nodes and seeds of a cell without a result to score.
 
         Args:
@@ -121,7 +121,9 @@ class RunJob:
     nodes: Sequence[int]
     device: str  # device on which attacks compute
 
-    def __call__(self, run: tuple[int, int]) -> tuple[list[Outcome | Skipped], bool]:
+    def __call__(
+        self, run: tuple[int, int]
+    ) -> tuple[list[SimulatedReconstruction | SkippedNode], bool]:
         """Attack one run."""
         if expired():
             return [], False
@@ -135,7 +137,7 @@ class RunJob:
 
     def results(
         self, run: tuple[int, int], recording: tuple[Trace, Truth]
-    ) -> Iterator[Outcome | Skipped]:
+    ) -> Iterator[SimulatedReconstruction | SkippedNode]:
         """Yield the results of one run as they are made."""
         trace, truth = recording
         task = Task.build(trace.task, device=self.device)
@@ -148,12 +150,14 @@ def simulate(
     nodes: Sequence[int],
     device: str = "cpu",
     executor: Pool = IN_PROCESS,
-) -> Simulated:
+) -> SimulationResults:
     """Run the whole grid; Ctrl-C and the time limit end it and keep the results so far."""
     job = RunJob(plan, grid, nodes, device)
     runs = [(k, seed) for k in range(len(grid)) for seed in range(plan.seeds)]
     each = len(plan.adversaries) * len(plan.attacks) * len(nodes)
-    found: dict[tuple[int, int], list[Outcome | Skipped]] = {run: [] for run in runs}
+    found: dict[tuple[int, int], list[SimulatedReconstruction | SkippedNode]] = {
+        run: [] for run in runs
+    }
     first = job.recorded(runs[0])
     complete = True
     done = 0
@@ -177,9 +181,9 @@ def simulate(
     except KeyboardInterrupt:
         complete = False
     made = [one for run in runs for one in found[run]]
-    outcomes = tuple(one for one in made if isinstance(one, Outcome))
-    skipped = tuple(one for one in made if isinstance(one, Skipped))
-    return Simulated(outcomes, skipped, *first, complete)
+    outcomes = tuple(one for one in made if isinstance(one, SimulatedReconstruction))
+    skipped = tuple(one for one in made if isinstance(one, SkippedNode))
+    return SimulationResults(outcomes, skipped, *first, complete)
 
 
 def _attacks(
@@ -190,7 +194,7 @@ def _attacks(
     truth: Truth,
     task: Task,
     nodes: Sequence[int],
-) -> Iterator[Outcome | Skipped]:
+) -> Iterator[SimulatedReconstruction | SkippedNode]:
     """Attack one recording as every adversary observes it."""
     for adversary in plan.parsed:
         observed = Deduction(trace, adversary)
@@ -199,7 +203,7 @@ def _attacks(
         for node, why in leaks.undetermined.items():
             for name in plan.attacks:
                 missed = scoring.nothing(node, name, truth)
-                yield Skipped(level, seed, adversary, name, node, why, missed)
+                yield SkippedNode(level, seed, adversary, name, node, why, missed)
         for leak in leaks:
             for j, name in enumerate(plan.attacks):
                 chosen = child(plan.scenario.seed, seed, leak.node, j)
@@ -209,13 +213,15 @@ def _attacks(
                     found = attacking.attack_one(leak, task, name, random, **settings)
                 except AttackError as error:
                     missed = scoring.nothing(leak.node, name, truth)
-                    yield Skipped(level, seed, adversary, name, leak.node, str(error), missed)
+                    yield SkippedNode(level, seed, adversary, name, leak.node, str(error), missed)
                     continue
                 (score,) = scoring.score([found], truth, own=True)
                 hit, among = identified(found, truth)
                 # From here on, the inputs count for this node only, as its score does.
                 alone = replace(found, others=())
-                yield Outcome(level, seed, adversary, name, leak, alone, score, hit, among)
+                yield SimulatedReconstruction(
+                    level, seed, adversary, name, leak, alone, score, hit, among
+                )
 
 
 def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
@@ -243,7 +249,7 @@ def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
     return bool(rank[0] == 1), len(records)
 
 
-def near(outcome: Outcome, psnr: float) -> bool:
+def near(outcome: SimulatedReconstruction, psnr: float) -> bool:
     """Return whether the first record was recovered with at least the given PSNR."""
     column = outcome.score.psnr
     if not column or column[0] is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Where:
+class RunEnvironment:
     """The source of the data, and the resources of the machine."""
 
     data_root: Path | None = None  # folder of data sets; None for the default one

@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from leakaudit._util import averages
-from leakaudit._util.decoding import Misfit, Sha256, decoded
+from leakaudit._util.decoding import Sha256, TypeMismatch, decoded
 from leakaudit._util.files import replacing
 from leakaudit._util.uncollected import read_json
 from leakaudit.core.errors import LeakauditError
@@ -26,7 +26,7 @@ SEEDS = 10_000  # most seeds of a cell; a choice, a comparison of so many takes 
 
 
 @dataclass(frozen=True)
-class Block:
+class CellMeasurements:
     """The measurements of one cell."""
 
     check: str
@@ -59,14 +59,16 @@ class _Stored(Struct, frozen=True, forbid_unknown_fields=True):
 class Baseline:
     """All cells, and their last change."""
 
-    cells: Mapping[str, Block] = field(default_factory=dict)  # name of a cell -> its measurements
+    cells: Mapping[str, CellMeasurements] = field(
+        default_factory=dict
+    )  # name of a cell -> its measurements
     reason: str = ""  # reason of the last change
     updated: str = ""  # time of the last change, in ISO format
     # package -> version used for the measurements, None if it was not installed
     versions: Mapping[str, str | None] = field(default_factory=dict)
 
     def merged(
-        self, cells: Mapping[str, Block], reason: str, versions: Mapping[str, str | None]
+        self, cells: Mapping[str, CellMeasurements], reason: str, versions: Mapping[str, str | None]
     ) -> Baseline:
         """Return the baseline with some cells replaced or added; the others stay."""
         if not reason.strip():
@@ -106,7 +108,7 @@ def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
-def _block_text(cell: Block) -> str:
+def _block_text(cell: CellMeasurements) -> str:
     samples = [
         f"        {json.dumps(measure)}: {_json(list(values))}"
         for measure, values in sorted(cell.samples.items())
@@ -130,14 +132,14 @@ def read(path: Path) -> Baseline:
         raise _unreadable(path, str(error)[:200] or type(error).__name__) from None
     try:
         stored = decoded(values, _Stored)
-    except Misfit as error:
+    except TypeMismatch as error:
         raise LeakauditError(
             f"baseline {path}: {error}; restore it from version control, or update it"
         ) from None
     cells = {}
     for name, cell in stored.cells.items():
         check_samples(cell.seeds, cell.samples, f"baseline {path}: {name}")
-        cells[name] = Block(cell.check, cell.digest, cell.seeds, cell.samples)
+        cells[name] = CellMeasurements(cell.check, cell.digest, cell.seeds, cell.samples)
     return Baseline(cells, stored.reason, stored.updated, stored.versions)
 
 
@@ -164,14 +166,14 @@ def _unreadable(path: Path, why: str) -> LeakauditError:
 
 def block(
     check: str, digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[float]]
-) -> Block:
+) -> CellMeasurements:
     """Return a cell in the form in which it is stored.
 
     Args:
         digest: SHA-256 of how it was measured.
     """
     stored = {measure: tuple(map(rounded, values)) for measure, values in samples.items()}
-    return Block(check, digest, tuple(seeds), stored)
+    return CellMeasurements(check, digest, tuple(seeds), stored)
 
 
 def rounded(value: float) -> float:
@@ -180,7 +182,7 @@ def rounded(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class Change:
+class BaselineChange:
     """One difference between two baselines."""
 
     # `removed`, `added`, `changed` or `not comparable`
@@ -223,27 +225,31 @@ def means(base: Baseline) -> dict[str, object]:
     return {"updated": base.updated, "reason": base.reason, "cells": cells}
 
 
-def changes(old: Baseline, new: Baseline) -> list[Change]:
+def changes(old: Baseline, new: Baseline) -> list[BaselineChange]:
     """Return what changed between two baselines."""
-    found = [Change("removed", name) for name in sorted(old.cells.keys() - new.cells.keys())]
+    found = [
+        BaselineChange("removed", name) for name in sorted(old.cells.keys() - new.cells.keys())
+    ]
     for name, cell in sorted(new.cells.items()):
         before = old.cells.get(name)
         if before is None:
-            found.append(Change("added", name))
+            found.append(BaselineChange("added", name))
         elif before.digest != cell.digest:
-            found.append(Change("not comparable", name))
+            found.append(BaselineChange("not comparable", name))
         else:
             found += _changed_measures(name, before, cell)
     return found
 
 
-def _changed_measures(name: str, before: Block, cell: Block) -> Iterator[Change]:
+def _changed_measures(
+    name: str, before: CellMeasurements, cell: CellMeasurements
+) -> Iterator[BaselineChange]:
     """Yield each measure of a cell that is new or has other samples."""
     for measure, samples in sorted(cell.samples.items()):
         was = before.samples.get(measure)
         if was is None:
-            yield Change("added", name, measure, after=averages.mean(samples))
+            yield BaselineChange("added", name, measure, after=averages.mean(samples))
         elif was != samples or before.seeds != cell.seeds:
             other = before.seeds != cell.seeds
             then, now = averages.mean(was), averages.mean(samples)
-            yield Change("changed", name, measure, then, now, other)
+            yield BaselineChange("changed", name, measure, then, now, other)

@@ -17,7 +17,7 @@ from leakaudit.core.trace import Truth
 from leakaudit.inversion import attacking
 from leakaudit.judging.gate import measures
 from leakaudit.judging.gate.config import Check, cell_name
-from leakaudit.judging.gate.runs import Recorded
+from leakaudit.judging.gate.runs import SeedResults
 from leakaudit.reporting.figures.pictures import Pair, pair_up
 from leakaudit.reporting.results.model import NodeBest
 from leakaudit.reporting.results.provenance import digest
@@ -29,7 +29,7 @@ Rank = tuple[float, float]  # quality of an input, then the share of the labels;
 
 
 @dataclass
-class Cell:
+class GateCell:
     """The measurements so far."""
 
     check: Check
@@ -93,7 +93,7 @@ class Cell:
             }
         )
 
-    def attack_one(self, run: Recorded, leak: GradientLeak) -> None:
+    def attack_one(self, run: SeedResults, leak: GradientLeak) -> None:
         """Attack one node of a run, and keep the result until `close`."""
         start = time.perf_counter()
         self.leak = self.leak or leak
@@ -111,7 +111,7 @@ class Cell:
         self._keep_best(leak, scored, run.seed, pairs)
         self.seconds += time.perf_counter() - start
 
-    def close(self, run: Recorded, nodes: Sequence[int]) -> None:
+    def close(self, run: SeedResults, nodes: Sequence[int]) -> None:
         """Compute one number per measure from the results of a run."""
         columns = [measures.values(run.guess(node), self._scores.get(node)) for node in nodes]
         for name in columns[0]:
@@ -173,12 +173,12 @@ def _at(column: Sequence[float | None] | None, place: int) -> float | None:
     return column[place]
 
 
-def empty(check: Check) -> list[Cell]:
+def empty(check: Check) -> list[GateCell]:
     """Return the cells of a check before anything is measured."""
-    return [Cell(check, who, attack) for who in check.adversaries for attack in check.attacks]
+    return [GateCell(check, who, attack) for who in check.adversaries for attack in check.attacks]
 
 
-def attack_all(cells: Sequence[Cell], made: Recorded) -> None:
+def attack_all(cells: Sequence[GateCell], made: SeedResults) -> None:
     """Attack one run with all cells of its check.
 
     The leaks of a node are deduced once for all attacks of an adversary, and kept in memory for one
@@ -199,7 +199,7 @@ def attack_all(cells: Sequence[Cell], made: Recorded) -> None:
             cell.close(made, nodes)
 
 
-def held(cell: Cell, made: Recorded) -> tuple[int, ...]:
+def held(cell: GateCell, made: SeedResults) -> tuple[int, ...]:
     """Return the nodes to attack.
 
     Returns:

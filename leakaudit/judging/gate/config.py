@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta
 
-from leakaudit._util.config import Wrong
+from leakaudit._util.config import InvalidValue
 from leakaudit._util.forms import Day, Growth, Nodes, Real, Settings, Words
 from leakaudit._util.settings import inside
 from leakaudit.core.errors import LeakauditError, suggest
@@ -80,7 +80,9 @@ class Check:
     def __post_init__(self) -> None:
         where = f"check {self.name}"
         if self.smoothness is not None and not 0 <= self.smoothness < math.inf:
-            raise Wrong(where, f"expected a number >= 0, got {self.smoothness}", "smoothness")
+            raise InvalidValue(
+                where, f"expected a number >= 0, got {self.smoothness}", "smoothness"
+            )
         self._check_numbers(where)
         self._check_nodes(where)
         _one_of(where, "lint", self.lint, LINT)
@@ -88,49 +90,51 @@ class Check:
         if "/" in self.name or not self.name:
             raise LeakauditError(f"check {self.name!r}: expected a name without '/'")
         if not self.timeout > 0:
-            raise Wrong(where, f"expected seconds > 0, got {self.timeout:g}", "timeout")
+            raise InvalidValue(where, f"expected seconds > 0, got {self.timeout:g}", "timeout")
         for who in self.undetermined:
             if who not in self.adversaries:
                 near = suggest(who, self.adversaries)
                 expected = f"expected one of the check's adversaries, got {who!r}{near}"
-                raise Wrong(where, expected, "undetermined")
+                raise InvalidValue(where, expected, "undetermined")
         if not self.adversaries or not self.attacks:
-            raise Wrong(where, "expected at least one adversary and one attack")
+            raise InvalidValue(where, "expected at least one adversary and one attack")
         for attack in self.set:
             if attack not in self.attacks:
                 near = suggest(attack, self.attacks)
                 expected = f"expected one of the check's attacks, got {attack!r}{near}"
-                raise Wrong(where, expected, "set", attack)
+                raise InvalidValue(where, expected, "set", attack)
 
     def _check_numbers(self, where: str) -> None:
         """Reject values for which epsilon would be meaningless, or nothing would be attacked."""
         if self.sensitivity is not None and not 0 < self.sensitivity < math.inf:
-            raise Wrong(where, f"expected a number > 0, got {self.sensitivity:g}", "sensitivity")
+            raise InvalidValue(
+                where, f"expected a number > 0, got {self.sensitivity:g}", "sensitivity"
+            )
         if not 0 < self.delta < 1:
-            raise Wrong(where, f"expected 0 < delta < 1, got {self.delta:g}", "delta")
+            raise InvalidValue(where, f"expected 0 < delta < 1, got {self.delta:g}", "delta")
         if self.gradients is not None and self.gradients < 1:
-            raise Wrong(where, f"expected a number >= 1, got {self.gradients}", "gradients")
+            raise InvalidValue(where, f"expected a number >= 1, got {self.gradients}", "gradients")
 
     def _check_nodes(self, where: str) -> None:
         if self.nodes is None:
             return
         if not self.nodes:
             expected = "expected at least one node, got none; omit the key for all nodes"
-            raise Wrong(where, expected, "nodes")
+            raise InvalidValue(where, expected, "nodes")
         if len(set(self.nodes)) < len(self.nodes) or min(self.nodes) < 0:
             expected = f"expected distinct numbers >= 0, got {list(self.nodes)}"
-            raise Wrong(where, expected, "nodes")
+            raise InvalidValue(where, expected, "nodes")
 
     def _check_program(self, where: str) -> None:
         """Require one program, either a function or a scenario."""
         if bool(self.run) == bool(self.scenario):
             expected = "expected either run = 'module:function' or scenario = 'file.toml'"
-            raise Wrong(where, expected)
+            raise InvalidValue(where, expected)
         if not isinstance(self.run, str) or not self.run:
             return
         module, colon, function = self.run.partition(":")
         if not (module and colon and function):
-            raise Wrong(where, f"expected 'module:function', got {self.run!r}", "run")
+            raise InvalidValue(where, f"expected 'module:function', got {self.run!r}", "run")
 
     @property
     def cells(self) -> list[str]:
@@ -248,7 +252,7 @@ class Gate:
     def __post_init__(self) -> None:
         if self.seeds < 1 or not 0 < self.alpha < 1:
             expected = "expected seeds >= 1 and 0 < alpha < 1"
-            raise Wrong("gate", f"{expected}, got {self.seeds} and {self.alpha}")
+            raise InvalidValue("gate", f"{expected}, got {self.seeds} and {self.alpha}")
         for name, growth in self.tolerance.items():
             _finite("gate", growth, "tolerance", name)
         for name in self.compare:
@@ -271,7 +275,7 @@ class Gate:
             return None
         if not inside(self.folder, self.baseline):
             expected = "expected a file inside the folder of the configuration"
-            raise Wrong("gate", f"{expected}, got {self.baseline!r}", "baseline")
+            raise InvalidValue("gate", f"{expected}, got {self.baseline!r}", "baseline")
         return self.folder / self.baseline
 
     def only(self, names: Iterable[str]) -> Gate:
@@ -295,10 +299,10 @@ class Gate:
 
 def _finite(where: str, value: float, *at: str) -> None:
     if not math.isfinite(value):
-        raise Wrong(where, f"expected a finite number, got {value:g}", *at)
+        raise InvalidValue(where, f"expected a finite number, got {value:g}", *at)
 
 
 def _one_of(where: str, key: str, value: str, known: Iterable[str]) -> None:
     options = list(known)
     if value not in options:
-        raise Wrong(where, f"unknown {value!r}{suggest(value, options)}", key)
+        raise InvalidValue(where, f"unknown {value!r}{suggest(value, options)}", key)

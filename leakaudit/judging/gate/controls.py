@@ -15,8 +15,8 @@ from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.trace import Truth
 from leakaudit.inversion import attacking
 from leakaudit.judging.gate import measures
-from leakaudit.judging.gate.cells import Cell
-from leakaudit.judging.gate.runs import Recorded
+from leakaudit.judging.gate.cells import GateCell
+from leakaudit.judging.gate.runs import SeedResults
 from leakaudit.protocols.declared import constant
 from leakaudit.reporting.results.model import RuleKind
 from leakaudit.scoring.scoring import score
@@ -58,7 +58,7 @@ class Control:
 # --- planted leaks --------------------------------------------------------------------------------
 
 
-def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
+def positive(cell: GateCell, run: SeedResults, nodes: tuple[int, ...]) -> Control:
     """Plant noise-free gradients of known records, and test whether the attack recovers each.
 
     They replace the program's own leak. An attack on inputs gets two records. An attack on labels
@@ -85,7 +85,9 @@ def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
     return Control(RuleKind.POSITIVE, True, f"{solved}; the last one: {says}")
 
 
-def batched(cell: Cell, run: Recorded, nodes: tuple[int, ...], hidden: bool) -> Control | None:
+def batched(
+    cell: GateCell, run: SeedResults, nodes: tuple[int, ...], hidden: bool
+) -> Control | None:
     """Plant a gradient of several records, and test whether the attack comes close to one of them.
 
     The number of records is that of the run's own gradients.
@@ -114,18 +116,18 @@ def batched(cell: Cell, run: Recorded, nodes: tuple[int, ...], hidden: bool) -> 
     except AttackError as error:
         says = f"{what}: it cannot use this leak, so its failure proves nothing: {error}"
         return Control(RuleKind.POSITIVE, weak, says, BATCH)
-    guess = Recorded(run.seed, run.trace, truth, run.task).guess(leak.node)
+    guess = SeedResults(run.seed, run.trace, truth, run.task).guess(leak.node)
     gain = max(measures.values(guess, score(found, truth)[0])["gain"])
     says = f"{what}: {gain:.1f} dB closer to the best one than a guess, expected {GAIN:g} dB"
     return Control(RuleKind.POSITIVE, True if gain >= GAIN else weak, says, BATCH)
 
 
-def _attack(cell: Cell, run: Recorded, leak: GradientLeak) -> Reconstruction:
+def _attack(cell: GateCell, run: SeedResults, leak: GradientLeak) -> Reconstruction:
     random = generator(run.seed, leak.node)
     return attacking.attack_one(leak, run.task, cell.attack, random, **cell.settings)
 
 
-def _records(like: GradientLeak | None, run: Recorded, node: int) -> int:
+def _records(like: GradientLeak | None, run: SeedResults, node: int) -> int:
     """Return the number of records in a gradient of the run."""
     if like is not None and like.batch:
         return like.batch
@@ -134,13 +136,13 @@ def _records(like: GradientLeak | None, run: Recorded, node: int) -> int:
     return batch if 0 < batch < held_there else held_there
 
 
-def _others(run: Recorded) -> Tensor:
+def _others(run: SeedResults) -> Tensor:
     """Return records of the data set that no node trained on, or those of the run if none exist."""
     return run.truth.pool if len(run.truth.pool) else run.truth.x
 
 
 def planted(
-    like: GradientLeak | None, run: Recorded, node: int, number: int = 0, size: int = 1
+    like: GradientLeak | None, run: SeedResults, node: int, number: int = 0, size: int = 1
 ) -> tuple[GradientLeak, Truth]:
     """Return noise-free gradients of some records, combined like a leak, and their truth.
 
@@ -197,7 +199,7 @@ class _Pattern:
     known: bool  # whether the adversary knows these models
 
 
-def _pattern(like: GradientLeak | None, run: Recorded) -> _Pattern:
+def _pattern(like: GradientLeak | None, run: SeedResults) -> _Pattern:
     """Return the pattern of a leak, or that of single gradients if there is no leak."""
     if like is None:
         return _Pattern(
@@ -222,7 +224,7 @@ def _pattern(like: GradientLeak | None, run: Recorded) -> _Pattern:
     )
 
 
-def _labels(run: Recorded, number: int, size: int) -> Tensor:
+def _labels(run: SeedResults, number: int, size: int) -> Tensor:
     """Return labels of planted records: random classes, or the target of the run's first record."""
     y = run.truth.y[:1].expand(size, *run.truth.y.shape[1:])
     if y.is_floating_point():
@@ -232,7 +234,7 @@ def _labels(run: Recorded, number: int, size: int) -> Tensor:
     return torch.randint(run.trace.task.classes, y.shape, generator=random, dtype=y.dtype)
 
 
-def _models(run: Recorded, count: int) -> Tensor:
+def _models(run: SeedResults, count: int) -> Tensor:
     """Return models (count, d) close to the first one."""
     random = torch.Generator().manual_seed(run.seed)
     first = run.trace.public.get("w0")
@@ -260,7 +262,7 @@ def _solved(found: Reconstruction, truth: Truth) -> tuple[bool, str]:
 # --- records of others ----------------------------------------------------------------------------
 
 
-def negative(cell: Cell) -> Control:
+def negative(cell: GateCell) -> Control:
     """Score each reconstruction against another record, which it may match only by chance.
 
     This includes the reconstructions of planted records and those of the program's own records.

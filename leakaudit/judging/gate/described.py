@@ -47,7 +47,7 @@ class _Noted(UserDict[str, Tensor]):
         return super().__contains__(name)
 
 
-class Description:
+class RecordedDescriptions:
     """The descriptions of the recordings of a check: call `look` for each."""
 
     def __init__(self) -> None:

@@ -26,23 +26,23 @@ from leakaudit._util.plural import counted
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Trace
 from leakaudit.judging.gate.config import Check
-from leakaudit.judging.gate.described import Description
+from leakaudit.judging.gate.described import RecordedDescriptions
 from leakaudit.judging.gate.rule import Rule
-from leakaudit.judging.gate.runs import Recorded
+from leakaudit.judging.gate.runs import SeedResults
 from leakaudit.protocols import deviation as titles
 from leakaudit.protocols.declared import constant
 from leakaudit.protocols.deviation import Deviation
-from leakaudit.protocols.expected import Expected, differences
+from leakaudit.protocols.expected import ExpectedMessages, differences
 from leakaudit.reporting.results.model import RuleKind, RuleStatus
 from leakaudit.views.conformance import draws, noise
 from leakaudit.views.conformance.bits import Bits
 from leakaudit.views.conformance.conformance import samples
-from leakaudit.views.conformance.draws import Draws, Run
+from leakaudit.views.conformance.draws import Draws, ProgramRun
 from leakaudit.views.conformance.fit import Fit
 from leakaudit.views.conformance.pitfall import NAMES
 from leakaudit.views.conformance.rest import unexplained
 from leakaudit.views.conformance.samples import of_messages
-from leakaudit.views.conformance.substitute import Left, Noise, left
+from leakaudit.views.conformance.substitute import NormalisedNoise, RecordingRemainder, left
 from leakaudit.views.conformance.values import Values, contradicted
 from leakaudit.views.extraction.hearing import targets
 
@@ -93,13 +93,13 @@ class Fidelity:
     _compared: bool = False
     _last: int | None = None  # round that was compared with gradients, if others were not
     _sent: Values = field(default_factory=Values)  # besides the gradients of the truth
-    _first: tuple[Noise, ...] = ()  # of the first recording
+    _first: tuple[NormalisedNoise, ...] = ()  # of the first recording
     _draws: Draws = field(default_factory=Draws)
     _bits: Bits = field(default_factory=Bits)
-    _described: Description = field(default_factory=Description)
-    _expected: dict[str, Expected] = field(default_factory=dict)
+    _described: RecordedDescriptions = field(default_factory=RecordedDescriptions)
+    _expected: dict[str, ExpectedMessages] = field(default_factory=dict)
 
-    def look(self, made: Recorded) -> None:
+    def look(self, made: SeedResults) -> None:
         """Compare one recording with its declaration and its truth."""
         self.seeds.append(made.seed)
         trace = made.trace
@@ -114,15 +114,15 @@ class Fidelity:
             self._bits.add(trace, declared.relations, f" with seed {made.seed}")
             self._values(made)
 
-    def look_again(self, made: Recorded) -> None:
+    def look_again(self, made: SeedResults) -> None:
         """Compare a recording from another process, to find noise that starts anew in each process.
 
         Args:
             made: the recording. Its seed may have been examined before; the recording may then
                 contain the same noise.
         """
-        found = left(made, self._declared(made.trace).relations) or Left(())
-        self._add(Run(made.seed, process=1), made.trace, found.noise)
+        found = left(made, self._declared(made.trace).relations) or RecordingRemainder(())
+        self._add(ProgramRun(made.seed, process=1), made.trace, found.noise)
 
     def rules(self, linted: Collection[str] = ()) -> list[Rule]:
         """Return one rule for each deviation, or a single one that states what was compared.
@@ -207,18 +207,18 @@ class Fidelity:
             says = f"{says} (seed {seed})"
         self._wrong.setdefault(one.about, _Complaint(status, says, one.nodes))
 
-    def _declared(self, trace: Trace) -> Expected:
+    def _declared(self, trace: Trace) -> ExpectedMessages:
         """Return what the protocol sends; cached for recordings with the same declaration."""
         if set(trace.public) - {"w0"}:
-            return Expected.of(trace)  # a schedule, which may differ from seed to seed
+            return ExpectedMessages.of(trace)  # a schedule, which may differ from seed to seed
         about = repr((trace.protocol, sorted(trace.params.items()), trace.graph, trace.rounds))
         if about not in self._expected:
-            self._expected[about] = Expected.of(trace)
+            self._expected[about] = ExpectedMessages.of(trace)
         return self._expected[about]
 
     # --- one recording ----------------------------------------------------------------------------
 
-    def _untold(self, made: Recorded) -> Iterator[Deviation]:
+    def _untold(self, made: SeedResults) -> Iterator[Deviation]:
         """Yield what a recording and its truth lack."""
         trace = made.trace
         holders = self.check.nodes
@@ -236,11 +236,11 @@ class Fidelity:
         if not self.check.scenario:
             yield from _announced(trace)
 
-    def _values(self, made: Recorded) -> None:
+    def _values(self, made: SeedResults) -> None:
         """Compare the values of one recording with the gradients of its truth."""
-        found = Left(())
+        found = RecordingRemainder(())
         if made.trace.columns == (0, made.trace.layout.size):
-            found = left(made, self._declared(made.trace).relations) or Left(())
+            found = left(made, self._declared(made.trace).relations) or RecordingRemainder(())
         if not found.compared:
             self._skipped = _without_values(made, found)
             return
@@ -250,10 +250,10 @@ class Fidelity:
         for one in contradicted(found):
             self._complain(one, RuleStatus.VOID, made.seed)
         self._sent.add(found.noise)
-        self._add(Run(made.seed), made.trace, found.noise)
+        self._add(ProgramRun(made.seed), made.trace, found.noise)
         self._first = self._first or found.noise
 
-    def _add(self, run: Run, trace: Trace, noise: Sequence[Noise]) -> None:
+    def _add(self, run: ProgramRun, trace: Trace, noise: Sequence[NormalisedNoise]) -> None:
         self._draws.add(run, noise, trace.layout.slices, draws.rounding_of(noise))
 
     # --- all recordings ---------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def _announced(trace: Trace) -> Iterator[Deviation]:
         yield Deviation("announced", says)
 
 
-def _without_values(made: Recorded, found: Left) -> str:
+def _without_values(made: SeedResults, found: RecordingRemainder) -> str:
     """Explain why no value could be compared with the truth."""
     batch = int(constant(made.trace, "batch"))
     if 0 < batch < int(made.truth.node.bincount().max()):

@@ -12,7 +12,7 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.gate import baseline, judge, record
 from leakaudit.judging.gate.baseline import Baseline
 from leakaudit.judging.gate.config import Gate
-from leakaudit.judging.gate.judge import Judged, Options
+from leakaudit.judging.gate.judge import GateOptions, GateResults
 from leakaudit.judging.gate.tables import SCHEMA, load
 from leakaudit.reporting.figures.pictures import Pair
 from leakaudit.reporting.rendering import leaked
@@ -43,7 +43,7 @@ def compared(gate: Gate) -> Baseline | None:
     return baseline.read(path)
 
 
-def write(judged: Judged, folder: Path) -> CheckRecord:
+def write(judged: GateResults, folder: Path) -> CheckRecord:
     """Write results.json atomically, and pictures of what leaked beside it."""
     made = record.build(judged)
     if leaked.save(_pairs(judged), folder):
@@ -51,7 +51,7 @@ def write(judged: Judged, folder: Path) -> CheckRecord:
     return record_file.keep(made, folder, report=False)
 
 
-def _pairs(judged: Judged) -> dict[str, Pair]:
+def _pairs(judged: GateResults) -> dict[str, Pair]:
     """Return the worst record of each cell that exceeds a limit, and its reconstruction."""
     over = {rule.cell for rule in judged.rules if rule.status in LEAKED}
     pairs = {}
@@ -61,7 +61,7 @@ def _pairs(judged: Judged) -> dict[str, Pair]:
     return pairs
 
 
-def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline, Baseline]:
+def update(gate: Gate, options: GateOptions, reason: str) -> tuple[GateResults, Baseline, Baseline]:
     """Run the gate and write its measurements to the baseline.
 
     Raises:

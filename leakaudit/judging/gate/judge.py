@@ -16,15 +16,15 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import expired, remaining, step
 from leakaudit.judging.gate import controls, linted, record, rules
 from leakaudit.judging.gate.baseline import Baseline
-from leakaudit.judging.gate.cells import Cell, attack_all, empty, held
+from leakaudit.judging.gate.cells import GateCell, attack_all, empty, held
 from leakaudit.judging.gate.config import Check, Gate
 from leakaudit.judging.gate.fidelity import MOST, Fidelity
-from leakaudit.judging.gate.judgement import Judgement
-from leakaudit.judging.gate.judgement import Options as Options  # an argument of `run`
+from leakaudit.judging.gate.judgement import GateJudgement
+from leakaudit.judging.gate.judgement import GateOptions as GateOptions  # an argument of `run`
 from leakaudit.judging.gate.pricing import price_views
 from leakaudit.judging.gate.program import staying
 from leakaudit.judging.gate.rule import CONTROLS, UNSOUND
-from leakaudit.judging.gate.runs import Recorded, Runner, ready
+from leakaudit.judging.gate.runs import Runner, SeedResults, ready
 from leakaudit.reporting.findings import flat
 from leakaudit.reporting.findings.findings import trained
 from leakaudit.reporting.results import provenance
@@ -40,7 +40,7 @@ SECONDS = 10.0
 LONGER = 3.0
 
 
-class Judged(Judgement):
+class GateResults(GateJudgement):
     """The results of a run of a gate."""
 
     def _repr_html_(self) -> str:
@@ -74,14 +74,14 @@ def validate(gate: Gate) -> None:
             Adversary.parse(who)
 
 
-def run(gate: Gate, options: Options, base: Baseline | None) -> Judged:
+def run(gate: Gate, options: GateOptions, base: Baseline | None) -> GateResults:
     """Run the gate; Ctrl-C ends it and keeps the results obtained so far.
 
     Args:
         base: the baseline for comparison; None for budgets and controls only.
     """
     validate(gate)
-    out = Judged(gate, options)
+    out = GateResults(gate, options)
     start = time.perf_counter()
     try:
         with _deterministic(), staying():
@@ -95,7 +95,7 @@ def run(gate: Gate, options: Options, base: Baseline | None) -> Judged:
     return out
 
 
-def _run(check: Check, out: Judged, before: int) -> None:
+def _run(check: Check, out: GateResults, before: int) -> None:
     """Record one program with every seed and attack it, until the time limit is reached.
 
     `before` is the number of runs of the checks before it.
@@ -106,7 +106,7 @@ def _run(check: Check, out: Judged, before: int) -> None:
     cells = empty(check)
     shown = Fidelity(check)
     began = time.monotonic()
-    first: Recorded | None = None
+    first: SeedResults | None = None
     seeds = range(out.options.seed, out.options.seed + out.gate.seeds)
     total = len(out.gate.checks) * len(seeds)
     record = ready(check, out.gate.folder)
@@ -134,7 +134,7 @@ def _run(check: Check, out: Judged, before: int) -> None:
         _close(check, cells, shown, out)
 
 
-def _close(check: Check, cells: Sequence[Cell], shown: Fidelity, out: Judged) -> None:
+def _close(check: Check, cells: Sequence[GateCell], shown: Fidelity, out: GateResults) -> None:
     """Store the results of a check, complete or not, and release its recordings."""
     out.complete = out.complete and not expired()
     out.cells += [cell for cell in cells if cell.seeds]
@@ -151,7 +151,9 @@ def _close(check: Check, cells: Sequence[Cell], shown: Fidelity, out: Judged) ->
         cell.planted.clear()
 
 
-def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged, hidden: bool) -> None:
+def _once(
+    check: Check, cells: Sequence[GateCell], made: SeedResults, out: GateResults, hidden: bool
+) -> None:
     """Lint one recording and plant similar leaks; `hidden` states whether it declares noise."""
     out.networks[check.name] = trained(made.trace, made.truth)
     out.rules += linted.rules(check, made)
@@ -187,7 +189,7 @@ def _again(shown: Fidelity, record: Runner, seeds: range) -> None:
         shown.look_again(made)
 
 
-def _is_own(check: Check, made: Recorded | None) -> bool:
+def _is_own(check: Check, made: SeedResults | None) -> bool:
     """Return whether the code under test is one of leakaudit's own victims."""
     if check.run or made is None:
         return False
@@ -221,7 +223,9 @@ def _asks_for_epsilon(gate: Gate) -> bool:
     return any(one.measure == "epsilon" and one.level != "off" for one in gate.budgets)
 
 
-def _price(check: Check, made: Recorded, shown: Fidelity, out: Judged, own_code: bool) -> None:
+def _price(
+    check: Check, made: SeedResults, shown: Fidelity, out: GateResults, own_code: bool
+) -> None:
     """Compute epsilon of the declared protocol in every view, for the worst node."""
     rounds, views = price_views(check, made, shown, own_code=own_code, most=MOST)
     out.rounds[check.name] = rounds
@@ -229,7 +233,7 @@ def _price(check: Check, made: Recorded, shown: Fidelity, out: Judged, own_code:
         out.priced[check.name, who] = priced
 
 
-def conclude(out: Judged, base: Baseline | None) -> None:
+def conclude(out: GateResults, base: Baseline | None) -> None:
     """Derive rules and an exit code from the measurements.
 
     Args:
@@ -258,7 +262,7 @@ def _stale(gate: Gate, base: Baseline) -> list[str]:
     )
 
 
-def sound(judged: Judged) -> None:
+def sound(judged: GateResults) -> None:
     """Check that a run can become a baseline; any other run could hide a leak."""
     kinds = (*CONTROLS, RuleKind.LINT)
     for rule in judged.rules:
@@ -270,7 +274,7 @@ def sound(judged: Judged) -> None:
         )
 
 
-def update(judged: Judged, old: Baseline, reason: str) -> Baseline:
+def update(judged: GateResults, old: Baseline, reason: str) -> Baseline:
     """Return the baseline updated with the measurements; cells of checks that were not run stay."""
     sound(judged)
     checks = {check.name for check in judged.gate.checks}

@@ -6,19 +6,19 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 
 from leakaudit.judging.gate import baseline
-from leakaudit.judging.gate.baseline import Block
-from leakaudit.judging.gate.cells import Cell
+from leakaudit.judging.gate.baseline import CellMeasurements
+from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Gate
-from leakaudit.judging.gate.priced import Priced
+from leakaudit.judging.gate.priced import PricedView
 from leakaudit.judging.gate.rule import Rule
-from leakaudit.judging.gate.runs import Recorded
+from leakaudit.judging.gate.runs import SeedResults
 from leakaudit.reporting.results.model import AcceptanceState, ExitCode, TraceSummary
 
 View = tuple[str, str]  # name of a check, and an adversary in the words of the configuration
 
 
 @dataclass(frozen=True)
-class Options:
+class GateOptions:
     """Options of a run of a gate."""
 
     seed: int = 0
@@ -28,15 +28,15 @@ class Options:
 
 
 @dataclass
-class Judgement:
+class GateJudgement:
     """The results of a run of a gate, as the record of the run stores them."""
 
     gate: Gate
-    options: Options
+    options: GateOptions
     # cells that were attacked with at least one seed
-    cells: list[Cell] = field(default_factory=list)
+    cells: list[GateCell] = field(default_factory=list)
     # epsilon in each view, if a budget limits it
-    priced: dict[View, Priced] = field(default_factory=dict)
+    priced: dict[View, PricedView] = field(default_factory=dict)
     # check -> number of rounds that its epsilon covers
     rounds: dict[str, int] = field(default_factory=dict)
     rules: list[Rule] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Judgement:
     stale: list[str] = field(default_factory=list)
     # what a reader should know that does not affect the result
     remarks: list[str] = field(default_factory=list)
-    first: Recorded | None = None
+    first: SeedResults | None = None
     # check -> the training and the network, as stored in the record
     networks: dict[str, TraceSummary] = field(default_factory=dict)
     complete: bool = True  # whether every seed was tried
@@ -63,7 +63,7 @@ class Judgement:
         return f"Judged(code {self.code}, {len(self.rules)} rules, {len(self.cells)} cells{cut})"
 
     @property
-    def blocks(self) -> dict[str, Block]:
+    def blocks(self) -> dict[str, CellMeasurements]:
         """Name of a cell -> what a baseline stores about it."""
         return {
             cell.name: baseline.block(cell.check.name, cell.digest(), cell.seeds, cell.samples)

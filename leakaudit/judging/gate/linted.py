@@ -5,7 +5,7 @@ from __future__ import annotations
 from leakaudit.core.verdict import Verdict
 from leakaudit.judging.gate.config import Check
 from leakaudit.judging.gate.rule import Rule
-from leakaudit.judging.gate.runs import Recorded
+from leakaudit.judging.gate.runs import SeedResults
 from leakaudit.judging.lint.checks import lint
 from leakaudit.reporting.results.model import RuleKind, RuleStatus
 from leakaudit.views.conformance import conformance
@@ -18,7 +18,7 @@ SEEDS = 19
 LEFT_OUT = (SEEDS, conformance.NUMBER)
 
 
-def rules(check: Check, made: Recorded) -> list[Rule]:
+def rules(check: Check, made: SeedResults) -> list[Rule]:
     """Lint a recording and its truth.
 
     Returns:

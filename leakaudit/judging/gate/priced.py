@@ -18,7 +18,7 @@ class Epsilon:
 
 
 @dataclass(frozen=True)
-class Doubt:
+class LargerEpsilon:
     """A larger epsilon that the recordings cannot exclude."""
 
     value: float  # the larger epsilon
@@ -26,10 +26,10 @@ class Doubt:
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedView:
     """One adversary's view in one check."""
 
     epsilon: Epsilon | None = None  # epsilon of the declared protocol; None if there is none
     why: str = ""  # the reason why there is none, "" if it is not known
     node: int | None = None  # the node that `why` names, if any
-    doubt: Doubt | None = None  # none if the recordings support `epsilon`
+    doubt: LargerEpsilon | None = None  # none if the recordings support `epsilon`

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leakaudit.core.adversary import Adversary
-from leakaudit.judging.gate.priced import Doubt, Epsilon, Priced
+from leakaudit.judging.gate.priced import Epsilon, LargerEpsilon, PricedView
 from leakaudit.protocols.declared import Protocol, clipped, constant, played
-from leakaudit.views.accounting.basis import Unit
+from leakaudit.views.accounting.basis import PrivacyUnit
 from leakaudit.views.accounting.compare import AssumedSensitivity, assumed_sensitivity, standing
 from leakaudit.views.accounting.resting import rests_on
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
@@ -19,7 +19,7 @@ from leakaudit.views.extraction import hearing
 if TYPE_CHECKING:
     from leakaudit.judging.gate.config import Check
     from leakaudit.judging.gate.fidelity import Fidelity
-    from leakaudit.judging.gate.runs import Recorded
+    from leakaudit.judging.gate.runs import SeedResults
 
 ROUNDING = 1e-6  # relative rounding error of a sensitivity that is written with six digits
 # Standard error of the gradients' coefficient above which the recordings leave doubt. At 0.2, a
@@ -31,8 +31,8 @@ LIMIT = 3.0
 
 
 def price_views(
-    check: Check, made: Recorded, shown: Fidelity, *, own_code: bool, most: int
-) -> tuple[int, dict[str, Priced]]:
+    check: Check, made: SeedResults, shown: Fidelity, *, own_code: bool, most: int
+) -> tuple[int, dict[str, PricedView]]:
     """Compute epsilon of one record in the view of each adversary of a check.
 
     Args:
@@ -42,17 +42,17 @@ def price_views(
     protocol = played(made.trace)
     assumed = assumed_sensitivity(protocol, protocol.claims, check.sensitivity)
     short = _too_small(check, made, protocol, assumed)
-    views: dict[str, Priced] = {}
+    views: dict[str, PricedView] = {}
     for who in check.adversaries:
         if short:
-            views[who] = Priced(why=short)
+            views[who] = PricedView(why=short)
             continue
         adversary = Adversary.parse(who)
         nodes = check.nodes or hearing.targets(made.trace, adversary)
         prices = _prices(check, protocol, adversary, nodes, assumed.value)
         missing = next((one for one in prices if one.epsilon is None), None)
         if missing is not None:
-            views[who] = Priced(why=_unpriced(missing, check), node=missing.node)
+            views[who] = PricedView(why=_unpriced(missing, check), node=missing.node)
         elif prices:
             worst = max(prices, key=lambda one: (_epsilon(one), one.node))
             inputs = rests_on(
@@ -63,7 +63,7 @@ def price_views(
                 doubt = _doubt(check, protocol, adversary, nodes, shown, most, assumed.value)
             holds = standing(worst, inputs)
             epsilon = Epsilon(_epsilon(worst), worst.node, assumed.value, holds)
-            views[who] = Priced(epsilon=epsilon, doubt=doubt)
+            views[who] = PricedView(epsilon=epsilon, doubt=doubt)
     return protocol.rounds, views
 
 
@@ -96,7 +96,7 @@ def _doubt(
     shown: Fidelity,
     most: int,
     sensitivity: float,
-) -> Doubt | None:
+) -> LargerEpsilon | None:
     """Return what epsilon may be according to the recordings; None if they support the declaration.
 
     Noise that is so large that even `most` recordings could not detect the gradients is not a
@@ -109,7 +109,9 @@ def _doubt(
             "if the order of records in mini-batches differs from the declared one, "
             "which a recording cannot show"
         )
-        return Doubt(_largest(_prices(check, unordered, adversary, nodes, sensitivity)), why)
+        return LargerEpsilon(
+            _largest(_prices(check, unordered, adversary, nodes, sensitivity)), why
+        )
     fit = shown.fit
     # The standard error falls with the square root of the number of recordings.
     needed = math.ceil(len(shown.seeds) * (fit.error / BLUNT) ** 2)
@@ -122,11 +124,11 @@ def _doubt(
     )
     # If gradients are larger by this factor, one record changes them by as much more.
     larger = _prices(check, protocol, adversary, nodes, sensitivity * times)
-    return Doubt(_largest(larger), why)
+    return LargerEpsilon(_largest(larger), why)
 
 
 def _too_small(
-    check: Check, made: Recorded, protocol: Protocol, assumed: AssumedSensitivity
+    check: Check, made: SeedResults, protocol: Protocol, assumed: AssumedSensitivity
 ) -> str:
     """Explain that the sensitivity is unknown, or too small for the declared clip.
 
@@ -168,5 +170,5 @@ def _unpriced(missing: ViewBound, check: Check) -> str:
     if check.smoothness is None:
         constant = "a Lipschitz constant of a node's gradients"
         return f"{says}; add smoothness = L, {constant}, to [check.{check.name}]"
-    unit = missing.unit or Unit.NONE
+    unit = missing.unit or PrivacyUnit.NONE
     return f"{says}, and smoothness = {check.smoothness:g} does not bound them ({unit} level only)"

@@ -16,9 +16,9 @@ from leakaudit.core.quantities import MEASURES
 from leakaudit.core.trace import Trace
 from leakaudit.core.verdict import Holds
 from leakaudit.judging.gate.baseline import rounded
-from leakaudit.judging.gate.cells import Cell
+from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Acceptance, Check, Gate
-from leakaudit.judging.gate.judgement import Judgement
+from leakaudit.judging.gate.judgement import GateJudgement
 from leakaudit.judging.gate.rule import CANNOT_TELL, FOUND, Rule
 from leakaudit.judging.gate.rules import whom
 from leakaudit.judging.gate.runs import values
@@ -60,7 +60,7 @@ _ORDER = (
 _CODES = {f"P{number:02d}": named for number, named in NAMES.items()}  # code -> name and fix
 
 
-def build(judged: Judgement) -> CheckRecord:
+def build(judged: GateJudgement) -> CheckRecord:
     """Return the record of a run."""
     if judged.first is None:
         raise Interrupted("the run was interrupted before the first recording")
@@ -85,7 +85,7 @@ def build(judged: Judgement) -> CheckRecord:
     )
 
 
-def part(judged: Judgement) -> GatePart:
+def part(judged: GateJudgement) -> GatePart:
     """Return what a run measured and how it was judged, which needs no recording."""
     return GatePart(
         code=judged.code,
@@ -128,7 +128,7 @@ def not_tried(gate: Gate) -> Iterator[NotTried]:
             yield NotTried(check=check.name, gradients=check.gradients)
 
 
-def _origin(judged: Judgement, trace: Trace) -> Provenance:
+def _origin(judged: GateJudgement, trace: Trace) -> Provenance:
     """Return what is needed to repeat the run."""
     return provenance.collect(
         trace,
@@ -195,7 +195,7 @@ def _pitfalls(rules: Sequence[Rule]) -> dict[str, PitfallText]:
     return found
 
 
-def _cell(cell: Cell, judged: Judgement) -> CellEntry:
+def _cell(cell: GateCell, judged: GateJudgement) -> CellEntry:
     priced = judged.priced.get((cell.check.name, cell.who))
     epsilon = None
     holds = Holds.NONE

@@ -13,11 +13,11 @@ from leakaudit._util import averages, holm
 from leakaudit._util.plural import counted, named
 from leakaudit.core.quantities import MEASURES
 from leakaudit.judging.gate import baseline, compare, measures
-from leakaudit.judging.gate.baseline import Baseline, Block
-from leakaudit.judging.gate.cells import Cell
+from leakaudit.judging.gate.baseline import Baseline, CellMeasurements
+from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Acceptance, Budget, Gate
 from leakaudit.judging.gate.controls import BATCH, Control
-from leakaudit.judging.gate.priced import Priced
+from leakaudit.judging.gate.priced import PricedView
 from leakaudit.judging.gate.rule import CANNOT_TELL, FOUND, Rule
 from leakaudit.reporting.findings.wording import figure, measured, reconstructed
 from leakaudit.reporting.results.model import AcceptanceState, ExitCode, RuleKind, RuleStatus
@@ -39,12 +39,12 @@ _UPDATE = "measure it again with 'leakaudit check --update --reason TEXT'"
 # --- sentences ------------------------------------------------------------------------------------
 
 
-def whom(cell: Cell) -> str:
+def whom(cell: GateCell) -> str:
     """Return a sentence on the worst leak of a cell: what leaked, from which node and to whom."""
     return reconstructed(cell.worst, str(cell.adversary), cell.attack)
 
 
-def _named(cell: Cell) -> tuple[int, ...]:
+def _named(cell: GateCell) -> tuple[int, ...]:
     """Return the nodes that `whom` names: the adversary's own, and the owner of the record."""
     own = set(cell.adversary.corrupt)
     if cell.worst is not None:
@@ -55,7 +55,9 @@ def _named(cell: Cell) -> tuple[int, ...]:
 # --- budgets --------------------------------------------------------------------------------------
 
 
-def budgets(cell: Cell, budgets: Sequence[Budget], priced: Priced | None = None) -> list[Rule]:
+def budgets(
+    cell: GateCell, budgets: Sequence[Budget], priced: PricedView | None = None
+) -> list[Rule]:
     """Judge the budgets that match a cell; for each measure, the last matching budget applies.
 
     Args:
@@ -67,13 +69,13 @@ def budgets(cell: Cell, budgets: Sequence[Budget], priced: Priced | None = None)
         if budget.level == "off":
             continue
         if name == "epsilon":
-            found.append(_epsilon_budget(cell, budget, priced or Priced()))
+            found.append(_epsilon_budget(cell, budget, priced or PricedView()))
         else:
             found.append(_measure_budget(cell, budget))
     return found
 
 
-def _measure_budget(cell: Cell, budget: Budget) -> Rule:
+def _measure_budget(cell: GateCell, budget: Budget) -> Rule:
     samples = cell.samples.get(budget.measure)
     if not samples:
         others = ", ".join(name for name in MEASURES if name in cell.samples)
@@ -89,7 +91,7 @@ def _measure_budget(cell: Cell, budget: Budget) -> Rule:
     return _budget_rule(cell, budget, _level(budget, value), says, value, nodes)
 
 
-def _epsilon_budget(cell: Cell, budget: Budget, priced: Priced) -> Rule:
+def _epsilon_budget(cell: GateCell, budget: Budget, priced: PricedView) -> Rule:
     """Judge epsilon; if only its doubtful value exceeds the budget, the budget cannot be judged."""
     if priced.epsilon is None:
         named = () if priced.node is None else (priced.node,)
@@ -124,7 +126,7 @@ def _level(budget: Budget, value: float) -> RuleStatus:
     return RuleStatus.WARNING
 
 
-def _unjudged(cell: Cell, budget: Budget, why: str, nodes: tuple[int, ...] = ()) -> Rule:
+def _unjudged(cell: GateCell, budget: Budget, why: str, nodes: tuple[int, ...] = ()) -> Rule:
     name = budget.measure
     if name != "epsilon":
         name = measured(name)
@@ -133,7 +135,7 @@ def _unjudged(cell: Cell, budget: Budget, why: str, nodes: tuple[int, ...] = ())
 
 
 def _budget_rule(
-    cell: Cell,
+    cell: GateCell,
     budget: Budget,
     status: RuleStatus,
     says: str,
@@ -159,7 +161,7 @@ def _budget_rule(
 class _Comparison:
     """A measure of a cell and its samples in the baseline."""
 
-    cell: Cell
+    cell: GateCell
     measure: str
     new: Sequence[float]  # samples of this run
     old: Sequence[float]  # samples of the baseline
@@ -175,7 +177,7 @@ class _Comparison:
         return self.tolerance + max(rounding, _LEAST)
 
     @classmethod
-    def of(cls, cell: Cell, measure: str, block: Block, gate: Gate) -> _Comparison:
+    def of(cls, cell: GateCell, measure: str, block: CellMeasurements, gate: Gate) -> _Comparison:
         """Pair the samples of common seeds; compare all samples if no seeds are common."""
         new = dict(zip(cell.seeds, cell.samples[measure], strict=True))
         old = dict(zip(block.seeds, block.samples[measure], strict=True))
@@ -275,7 +277,7 @@ class _Comparison:
         )
 
 
-def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
+def growth(cells: Sequence[GateCell], base: Baseline, gate: Gate) -> list[Rule]:
     """Compare every cell with the baseline; all comparisons share alpha."""
     out, comparisons = _compared(cells, base, gate)
     adjusted = holm.adjusted([comparison.p_value() for comparison in comparisons])
@@ -284,7 +286,7 @@ def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
     return out
 
 
-def few_seeds(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[str]:
+def few_seeds(cells: Sequence[GateCell], base: Baseline, gate: Gate) -> list[str]:
     """Return a remark if no increase over the baseline could be significant."""
     _, comparisons = _compared(cells, base, gate)
     count = len(comparisons)
@@ -300,7 +302,7 @@ def few_seeds(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[str]:
 
 
 def _compared(
-    cells: Sequence[Cell], base: Baseline, gate: Gate
+    cells: Sequence[GateCell], base: Baseline, gate: Gate
 ) -> tuple[list[Rule], list[_Comparison]]:
     """Return a rule for everything that cannot be compared, and the comparisons."""
     out: list[Rule] = []
@@ -326,20 +328,20 @@ def _compared(
     return out, comparisons
 
 
-def _not_comparable(cell: Cell, measure: str, says: str) -> Rule:
+def _not_comparable(cell: GateCell, measure: str, says: str) -> Rule:
     return Rule(RuleKind.BASELINE, cell.name, measure, RuleStatus.NOT_COMPARABLE, says)
 
 
 # --- controls -------------------------------------------------------------------------------------
 
 
-def controls(cell: Cell, found: Iterable[Control]) -> list[Rule]:
+def controls(cell: GateCell, found: Iterable[Control]) -> list[Rule]:
     """Return the rules of a cell's controls."""
     told = {True: RuleStatus.OK, False: RuleStatus.VOID, None: RuleStatus.UNTESTED}
     return [Rule(one.kind, cell.name, one.about, told[one.ok], one.says) for one in found]
 
 
-def attacked(cells: Iterable[Cell]) -> list[Rule]:
+def attacked(cells: Iterable[GateCell]) -> list[Rule]:
     """Return a rule for every cell in which a node was not attacked.
 
     If no node was, the cell stays within every limit only because nothing was examined. It is
@@ -355,7 +357,7 @@ def attacked(cells: Iterable[Cell]) -> list[Rule]:
     return found
 
 
-def _partly_attacked(cell: Cell) -> Rule:
+def _partly_attacked(cell: GateCell) -> Rule:
     missing = sorted(cell.not_understood or cell.reasons)
     says = f"{named(missing)} not attacked: {cell.reasons[missing[0]]}"
     status = RuleStatus.UNTESTED
@@ -366,7 +368,7 @@ def _partly_attacked(cell: Cell) -> Rule:
     return Rule(RuleKind.ATTACKED, cell.name, "", status, says, nodes=nodes)
 
 
-def _unattacked(cell: Cell) -> Rule:
+def _unattacked(cell: GateCell) -> Rule:
     says = "nothing was attacked, so nothing was measured: no node holds data"
     nodes: tuple[int, ...] = ()
     if cell.reasons:

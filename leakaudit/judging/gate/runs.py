@@ -16,7 +16,7 @@ from leakaudit.core.errors import ProgramError
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import TaskSpec, Trace, Truth
 from leakaudit.judging.gate.config import Check
-from leakaudit.judging.gate.program import Program, rehearse
+from leakaudit.judging.gate.program import CheckedProgram, rehearse
 from leakaudit.protocols.recording import Plan, plan, record
 from leakaudit.protocols.scenario import FORM, Scenario
 from leakaudit.scoring import scoring
@@ -30,7 +30,7 @@ SLACK = timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
-class Recorded:
+class SeedResults:
     """The results of one seed."""
 
     seed: int  # the seed with which the program was called
@@ -54,10 +54,10 @@ class Recorded:
 class Runner(Protocol):
     """Runs the program of a check with one seed after another; call `close` after the last one."""
 
-    def __call__(self, seed: int) -> Recorded:
+    def __call__(self, seed: int) -> SeedResults:
         """Return the recording of a seed."""
 
-    def anew(self, seed: int) -> Recorded | None:
+    def anew(self, seed: int) -> SeedResults | None:
         """Return the recording of a seed by a process in which nothing was run before.
 
         Returns:
@@ -91,10 +91,10 @@ class _Scenario:
     scenario: Scenario
     folder: Path
 
-    def __call__(self, seed: int) -> Recorded:
+    def __call__(self, seed: int) -> SeedResults:
         planned = self.planned(seed)
         done = record(planned, None)
-        return Recorded(seed, done.trace, done.truth_record, planned.task)
+        return SeedResults(seed, done.trace, done.truth_record, planned.task)
 
     def planned(self, seed: int) -> Plan:
         """Return the scenario prepared with a seed."""
@@ -112,7 +112,7 @@ class _Scenario:
 def _read(check: Check, folder: Path) -> Scenario:
     if isinstance(check.scenario, str):
         return Scenario.from_toml(folder / check.scenario)
-    table = config.Table(check.scenario, f"check {check.name}").named("scenario")
+    table = config.ConfigTable(check.scenario, f"check {check.name}").named("scenario")
     return table.decode(FORM, Scenario)
 
 
@@ -122,28 +122,28 @@ class _Function:
     def __init__(self, check: Check, folder: Path) -> None:
         self._check = check
         self._folder = folder
-        self._program = Program(check, folder)
+        self._program = CheckedProgram(check, folder)
         self._seen: dict[str, int] = {}  # id of a recording -> its seed
         self._rehearsed: list[TaskSpec] = []  # user's models that were built in another process
 
-    def __call__(self, seed: int) -> Recorded:
+    def __call__(self, seed: int) -> SeedResults:
         """Return the recording of a seed."""
         return self._recorded(self._program, seed, self._seen)
 
-    def anew(self, seed: int) -> Recorded | None:
+    def anew(self, seed: int) -> SeedResults | None:
         """Return the recording of a seed by another process.
 
         None for a function object, because no process imports its module again.
         """
         if not isinstance(self._check.run, str):
             return None
-        program = Program(self._check, self._folder)
+        program = CheckedProgram(self._check, self._folder)
         try:
             return self._recorded(program, seed, {})
         finally:
             program.close()
 
-    def _recorded(self, program: Program, seed: int, seen: dict[str, int]) -> Recorded:
+    def _recorded(self, program: CheckedProgram, seed: int, seen: dict[str, int]) -> SeedResults:
         """Call the program; `seen` maps the ids of earlier recordings of its process to seeds."""
         with tempfile.TemporaryDirectory(prefix="leakaudit-") as folder:
             path = Path(folder) / "trace.pt"
@@ -153,7 +153,7 @@ class _Function:
             self._require_fresh(trace, seed, began, seen)
             trace_file.same_run(trace, truth)
             # The trace stays mapped when its file is removed with the folder.
-            return Recorded(seed, trace, truth, self._task(trace))
+            return SeedResults(seed, trace, truth, self._task(trace))
 
     def _load(self, path: Path) -> tuple[Trace, Truth]:
         """Read the files that a call wrote."""

@@ -57,7 +57,7 @@ def present(folder: Path) -> bool:
     return any(_tables(folder / name).values for name in FILES)
 
 
-def parse(file: config.Table, folder: Path) -> Gate:
+def parse(file: config.ConfigTable, folder: Path) -> Gate:
     """Convert the tables gate, check, budget and accept to a gate."""
     gate = file.table("gate").named("gate").decode(GATE, Gate)
     checks = _checks(file)
@@ -79,17 +79,17 @@ def parse(file: config.Table, folder: Path) -> Gate:
     )
 
 
-def _tables(path: Path) -> config.Table:
+def _tables(path: Path) -> config.ConfigTable:
     """Return the gate's tables in a file; empty if the file does not exist."""
     if not path.is_file():
-        return config.Table({}, path.name, path.name)
+        return config.ConfigTable({}, path.name, path.name)
     file = config.read(path, path.name)
     if path.name == "pyproject.toml":
         file = file.table("tool", "leakaudit")
     return file.only(*TABLES)
 
 
-def _checks(file: config.Table) -> tuple[Check, ...]:
+def _checks(file: config.ConfigTable) -> tuple[Check, ...]:
     """Read the tables ``[check.NAME]``."""
     found = file.table("check").values
     if not found:
@@ -104,7 +104,7 @@ def _checks(file: config.Table) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def _fits(pattern: str, cells: list[str], table: config.Table) -> None:
+def _fits(pattern: str, cells: list[str], table: config.ConfigTable) -> None:
     """Reject a glob that matches no cell, because its budget would never be tested."""
     if any(fnmatchcase(cell, pattern) for cell in cells):
         return

@@ -119,7 +119,7 @@ def enter() -> list[str]:
     told = json.loads(Path(sys.argv[1]).read_text())
     given = told["allowed"]
     paths = {name: [Path(p) for p in given[name]] for name in ("listed", "read", "written")}
-    missing = sandbox.enter(sandbox.Allowed(**paths, largest=given["largest"]))
+    missing = sandbox.enter(sandbox.Permissions(**paths, largest=given["largest"]))
     if missing:
         sys.stderr.write(f"leakaudit check: not isolated on this system: {', '.join(missing)}\n")
         sys.stderr.flush()
@@ -128,14 +128,14 @@ def enter() -> list[str]:
     return words
 
 
-def _plain(allowed: sandbox.Allowed) -> dict[str, object]:
+def _plain(allowed: sandbox.Permissions) -> dict[str, object]:
     return {
         name: [str(path) for path in value] if isinstance(value, list) else value
         for name, value in asdict(allowed).items()
     }
 
 
-def _allowed(project: Path, place: Path) -> sandbox.Allowed:
+def _allowed(project: Path, place: Path) -> sandbox.Permissions:
     """Return what the isolated process may use: Python, the project without .git, and `place`."""
     project = project.resolve()
     listed, read = _without_git(project)
@@ -145,7 +145,7 @@ def _allowed(project: Path, place: Path) -> sandbox.Allowed:
         read += more_read
     read += [*map(Path, (*SYSTEM, *RANDOM)), *(Path("/etc", name) for name in SETTINGS)]
     devices = [*map(Path, SHARED), *Path("/dev").glob("nvidia*")]
-    return sandbox.Allowed(
+    return sandbox.Permissions(
         listed=listed,
         read=read,
         written=[*(place / name for name in WRITTEN), *devices],

@@ -18,7 +18,7 @@ from leakaudit.theory.bounds.mechanisms import classic_std
 from leakaudit.views.accounting.view_bound import view_bounds
 from leakaudit.views.conformance import loops
 from leakaudit.views.conformance.case import Case
-from leakaudit.views.conformance.loops import Costs
+from leakaudit.views.conformance.loops import RunEpsilon
 from leakaudit.views.conformance.pitfall import Pitfall
 
 MORE = 1 + 1e-6  # factor above a claim that rounding cannot explain
@@ -128,7 +128,7 @@ def _if_claimed(cost: float, epsilon: float) -> float:
     return 0.0
 
 
-def _exact(case: Case, claim: Claim) -> Costs | None:
+def _exact(case: Case, claim: Claim) -> RunEpsilon | None:
     """Bound the outsider's view of one node at the claim's sensitivity.
 
     The node is the one with the most gradients and the fewest neighbours. None if the claim or the
@@ -157,7 +157,7 @@ def _exact(case: Case, claim: Claim) -> Costs | None:
     times = 1
     if claim.neighbours in (Adjacency.REPLACE, Adjacency.NODE):
         times = 2
-    return Costs(
+    return RunEpsilon(
         all=gaussian.epsilon(claim.delta, of_all.reached),
         one=gaussian.epsilon(claim.delta, of_one.reached),
         added=gaussian.epsilon(claim.delta, of_all.reached / times),

@@ -15,20 +15,20 @@ from leakaudit.protocols.equations.syntax import (
     SERVER,
     Assign,
     Binary,
-    Call,
     Constant,
     Expr,
-    Group,
-    Heard,
-    Index,
-    Indexed,
-    Name,
-    Negative,
-    Place,
+    FunctionCall,
+    IndexedVector,
+    Negation,
+    NodeIndex,
+    NodeSet,
+    ReceivedMessage,
     Repeat,
     Send,
     Solve,
+    SourcePosition,
     Statement,
+    Symbol,
     Total,
 )
 from leakaudit.theory.relations.expression import LAWS
@@ -62,7 +62,7 @@ def _targets(definition: Definition) -> None:
         name = target.name
         if name in WORDS or name in FUNCTIONS or name in GROUPS:
             target.place.error(f"'{name}' is a word of the notation; choose another name")
-        if isinstance(target, Heard):
+        if isinstance(target, ReceivedMessage):
             continue
         for group, known in (
             ("constant", definition.constants),
@@ -71,7 +71,7 @@ def _targets(definition: Definition) -> None:
         ):
             if name in known:
                 target.place.error(f"'{name}' is a {group} already; choose another name")
-        if isinstance(target, Name):
+        if isinstance(target, Symbol):
             if name in vectors:
                 target.place.error(f"'{name}' is a vector of every node; write {name}[i] = ...")
         elif name in definition.numbers:
@@ -101,7 +101,7 @@ class _Checker:
     def __init__(self, definition: Definition, statement: Statement) -> None:
         self.known = definition
         self.statement = statement
-        self.owner: Index | None = None
+        self.owner: NodeIndex | None = None
         self.pair = False
 
     def check(self) -> None:
@@ -111,7 +111,7 @@ class _Checker:
             self._number(statement.count, _Scope(frozenset()), "the number of repetitions")
             return
         target = statement.target
-        if isinstance(target, Name):
+        if isinstance(target, Symbol):
             self._number(statement_value(statement), _Scope(frozenset()), f"'{target.name}'")
             return
         scope = _Scope(frozenset(self._of_target(target)))
@@ -123,15 +123,15 @@ class _Checker:
             self._number(statement.width, scope, "the width of a cell")
         self._vector(statement_value(statement), scope)
 
-    def _of_target(self, target: Indexed | Heard) -> list[str]:
+    def _of_target(self, target: IndexedVector | ReceivedMessage) -> list[str]:
         """Check the indices of a left-hand side, and return its letters."""
-        if isinstance(target, Indexed):
+        if isinstance(target, IndexedVector):
             if target.back:
                 target.place.error("an equation defines the value of this round; remove t-...")
             indices = list(target.at)
         else:
             indices = [target.src]
-            if isinstance(target.dst, Index):
+            if isinstance(target.dst, NodeIndex):
                 indices.append(target.dst)
             else:
                 self._receivers(target.dst, target.src)
@@ -147,7 +147,7 @@ class _Checker:
         self.pair = len(letters) > 1
         return letters
 
-    def _receivers(self, group: Group, src: Index) -> None:
+    def _receivers(self, group: NodeSet, src: NodeIndex) -> None:
         """Check a group of receivers."""
         if group.name == "clients" and not self.known.server:
             group.place.error('there are no clients without a server; set graph = "server"')
@@ -158,17 +158,17 @@ class _Checker:
         if group.of is not None and group.of.name != src.name:
             group.place.error("a node sends to its own neighbours only")
 
-    def _letter(self, index: Index) -> None:
+    def _letter(self, index: NodeIndex) -> None:
         """Reject an index with the name of something else."""
         taken = {**self.known.constants, **self.known.matrices, **self.known.vectors}
         if index.name in WORDS or index.name in taken or index.name in FUNCTIONS:
             index.place.error(f"expected a letter that has no other meaning, got '{index.name}'")
 
-    def _server(self, index: Index) -> None:
+    def _server(self, index: NodeIndex) -> None:
         if index.name == SERVER and not self.known.server:
             index.place.error('there is no server; set graph = "server"')
 
-    def _bound(self, index: Index, scope: _Scope) -> None:
+    def _bound(self, index: NodeIndex, scope: _Scope) -> None:
         """Check an index on the right-hand side."""
         self._server(index)
         if index.is_letter and index.name not in scope.letters:
@@ -189,13 +189,13 @@ class _Checker:
         """Check an expression and return what it is."""
         if isinstance(expression, Constant):
             return "number" if expression.value else "zero"
-        if isinstance(expression, Name):
+        if isinstance(expression, Symbol):
             return self._name(expression)
-        if isinstance(expression, Indexed):
+        if isinstance(expression, IndexedVector):
             return self._indexed(expression, scope)
-        if isinstance(expression, Heard):
+        if isinstance(expression, ReceivedMessage):
             return self._heard(expression, scope)
-        if isinstance(expression, Negative):
+        if isinstance(expression, Negation):
             return self._sort(expression.of, scope)
         if isinstance(expression, Binary):
             return self._binary(expression, scope)
@@ -203,7 +203,7 @@ class _Checker:
             return self._total(expression, scope)
         return self._call(expression, scope)
 
-    def _name(self, name: Name) -> Sort:
+    def _name(self, name: Symbol) -> Sort:
         known = self.known
         if name.name == "t" or name.name in known.constants or name.name in known.numbers:
             return "number"
@@ -217,7 +217,7 @@ class _Checker:
         names = [*known.constants, *known.public, *known.numbers, *known.vectors, "t"]
         name.place.error(f"there is nothing called '{name.name}'{suggest(name.name, names)}")
 
-    def _indexed(self, vector: Indexed, scope: _Scope) -> Sort:
+    def _indexed(self, vector: IndexedVector, scope: _Scope) -> Sort:
         known = self.known
         if vector.name in known.matrices:
             if len(vector.at) != 2 or vector.back:
@@ -239,18 +239,18 @@ class _Checker:
         self._all_bound(vector.at, scope)
         return "vector"
 
-    def _heard(self, message: Heard, scope: _Scope) -> Sort:
+    def _heard(self, message: ReceivedMessage, scope: _Scope) -> Sort:
         if message.name not in self.known.kinds:
             near = suggest(message.name, self.known.kinds)
             message.place.error(f"there is no message '{message.name}'{near}")
         self._bound(message.src, scope)
-        if isinstance(message.dst, Index):
+        if isinstance(message.dst, NodeIndex):
             self._bound(message.dst, scope)
         else:
             self._receivers(message.dst, message.src)
         return "vector"
 
-    def _all_bound(self, indices: Collection[Index], scope: _Scope) -> None:
+    def _all_bound(self, indices: Collection[NodeIndex], scope: _Scope) -> None:
         for index in indices:
             self._bound(index, scope)
 
@@ -291,7 +291,7 @@ class _Checker:
         inside = _Scope(scope.letters | {total.letter.name}, scope.sums + 1)
         return self._sort(total.body, inside)
 
-    def _group(self, group: Group, scope: _Scope) -> None:
+    def _group(self, group: NodeSet, scope: _Scope) -> None:
         if group.name == "clients" and not self.known.server:
             group.place.error('there are no clients without a server; set graph = "server"')
         if group.of is not None:
@@ -299,11 +299,11 @@ class _Checker:
         elif GROUPS[group.name] and self.owner is None:
             group.place.error(f"whose neighbours? write {group.name}(i)")
 
-    def _call(self, call: Call, scope: _Scope) -> Sort:
-        if call.name == "degree" and isinstance(call.of, Index):
+    def _call(self, call: FunctionCall, scope: _Scope) -> Sort:
+        if call.name == "degree" and isinstance(call.of, NodeIndex):
             self._bound(call.of, scope)
             return "number"
-        if call.name == "count" and isinstance(call.of, Group):
+        if call.name == "count" and isinstance(call.of, NodeSet):
             self._group(call.of, scope)
             return "number"
         if call.name == "rounding":
@@ -320,7 +320,7 @@ class _Checker:
         self._arguments(call, scope)
         return "vector"
 
-    def _arguments(self, call: Call, scope: _Scope) -> None:
+    def _arguments(self, call: FunctionCall, scope: _Scope) -> None:
         """Check the arguments of a function that returns a vector."""
         given = call.arguments
         wanted = f"expected {FUNCTIONS[call.name]}, got {len(given)} arguments"
@@ -344,7 +344,7 @@ class _Checker:
             for one in given:
                 self._vector(one, scope)
 
-    def _gradient(self, place: Place) -> None:
+    def _gradient(self, place: SourcePosition) -> None:
         """Check that the equation says whose gradient is meant, and takes it once."""
         if self.owner is not None and self.owner.name == SERVER:
             place.error("the server has no data, so it has no gradient")
@@ -364,7 +364,7 @@ def _either(left: Sort, right: Sort) -> Sort:
 
 def _law(expression: Expr) -> None:
     """Check the name of a distribution."""
-    if not isinstance(expression, Name) or expression.name not in LAWS:
+    if not isinstance(expression, Symbol) or expression.name not in LAWS:
         given = getattr(expression, "name", "")
         expression.place.error(f"expected a distribution{suggest(given, LAWS)}")
 

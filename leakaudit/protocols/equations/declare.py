@@ -18,22 +18,22 @@ from leakaudit.protocols.equations.syntax import (
     SERVER,
     Assign,
     Binary,
-    Call,
     Constant,
+    EquationLine,
     Expr,
-    Group,
-    Heard,
-    Index,
-    Indexed,
-    Line,
-    Name,
-    Negative,
-    Place,
+    FunctionCall,
+    IndexedVector,
+    Negation,
+    NodeIndex,
+    NodeSet,
     PlacedError,
+    ReceivedMessage,
     Repeat,
     Send,
     Solve,
+    SourcePosition,
     Statement,
+    Symbol,
     Total,
     expressions,
     parts,
@@ -56,22 +56,22 @@ DEFAULTS = {"grad": "g", "noise": "noise", "secret": "secret", "opaque": "opaque
 
 
 @dataclass(frozen=True)
-class Declared:
+class FileRelations:
     """The relations of a protocol file, with the equation behind each."""
 
     relations: Relations
-    lines: Sequence[Line]  # for every relation, the equation from which it comes
+    lines: Sequence[EquationLine]  # for every relation, the equation from which it comes
     # for every vector, the equation in which it was created; None for public vectors
-    origins: Sequence[Line | None]
+    origins: Sequence[EquationLine | None]
 
 
 def declare(
     definition: Definition, constants: Mapping[str, float], graph: Graph, rounds: int
-) -> Declared:
+) -> FileRelations:
     """Declare a protocol on a graph."""
     made = _Declaration(definition, constants, graph)
     made.run(rounds)
-    return Declared(made.p, made.lines, made.origins)
+    return FileRelations(made.p, made.lines, made.origins)
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class _Declaration:
         # What has been declared.
         self.p = Relations(graph)
         self.public = {name: self.p.public(name) for name in definition.public}
-        self.lines: list[Line] = []
-        self.origins: list[Line | None] = [None] * len(self.p.vectors)
+        self.lines: list[EquationLine] = []
+        self.origins: list[EquationLine | None] = [None] * len(self.p.vectors)
 
         # Current values: of vectors now and at the ends of earlier rounds, of numbers, of messages.
         self.now: dict[Key, Form] = {}
@@ -150,7 +150,7 @@ class _Declaration:
         for statement in self.definition.statements:
             for expression in expressions(statement):
                 for one in parts(expression):
-                    if isinstance(one, Indexed):
+                    if isinstance(one, IndexedVector):
                         oldest = max(oldest, one.back)
         return oldest
 
@@ -194,21 +194,21 @@ class _Declaration:
         """Evaluate an equation for all nodes at once: none of them uses a new value of another."""
         target = statement.target
         self.value = statement_value(statement)
-        if isinstance(target, Name):
+        if isinstance(target, Symbol):
             value = self._number(statement_value(statement), _Frame(NOBODY, {}))
             self.numbers[target.name] = value
         elif isinstance(statement, Send):
             self._send(statement, statement.target)
         else:
             new: dict[Key, Form] = {}
-            for frame, key in self._instances(cast(Indexed, target)):
+            for frame, key in self._instances(cast(IndexedVector, target)):
                 if isinstance(statement, Solve):
                     new[key] = self._solved(statement, key, frame)
                 else:
                     new[key] = self._assigned(statement, key, frame)
             self.now.update(new)
 
-    def _instances(self, target: Indexed) -> Iterator[tuple[_Frame, Key]]:
+    def _instances(self, target: IndexedVector) -> Iterator[tuple[_Frame, Key]]:
         """Yield the nodes, or pairs of neighbours, for which an equation holds."""
         pairs = self._pairs(target.at[0], target.at[-1])
         for frame, i, j in pairs:
@@ -217,7 +217,7 @@ class _Declaration:
             self.pair = j
             yield frame, (target.name, i, j)
 
-    def _pairs(self, first: Index, second: Index) -> Iterator[tuple[_Frame, int, int]]:
+    def _pairs(self, first: NodeIndex, second: NodeIndex) -> Iterator[tuple[_Frame, int, int]]:
         """Yield the values of two indices; both are the same object for a single index."""
         for i in self._range(first):
             letters = {}
@@ -234,7 +234,7 @@ class _Declaration:
                     both[second.name] = j
                 yield _Frame(i, both), i, j
 
-    def _range(self, index: Index) -> range:
+    def _range(self, index: NodeIndex) -> range:
         """Return the nodes for which an index of a left-hand side stands."""
         if index.is_letter:
             return self.holders
@@ -275,17 +275,17 @@ class _Declaration:
             return count or None
         return j + self.graph.nodes * count
 
-    def _send(self, statement: Send, target: Heard) -> None:
+    def _send(self, statement: Send, target: ReceivedMessage) -> None:
         """Send a message of every sender, and remember it as the receivers know it."""
         width = Fraction(0)
         sent: dict[Key, Expression] = {}
         replaced: dict[Key, Form] = {}
         second = target.src
-        if isinstance(target.dst, Index):
+        if isinstance(target.dst, NodeIndex):
             second = target.dst
         for frame, i, j in self._pairs(target.src, second):
             self.pair = NOBODY
-            if isinstance(target.dst, Index):
+            if isinstance(target.dst, NodeIndex):
                 self.pair = j
             receivers = self._receivers(target.dst, i, j)
             if receivers is not None and not receivers:
@@ -304,7 +304,7 @@ class _Declaration:
             for receiver in (*to, i):
                 sent[target.name, i, receiver] = message
             variable = self._variable(statement.value, frame)
-            if variable is not None and not std and isinstance(target.dst, Group):
+            if variable is not None and not std and isinstance(target.dst, NodeSet):
                 replaced[variable] = message
         self.heard.update(sent)
         # What is sent as it is, is the same vector as the message; then relations between nodes
@@ -313,12 +313,12 @@ class _Declaration:
 
     def _variable(self, value: Expr, frame: _Frame) -> Key | None:
         """Return the variable if an expression is one, with its current value."""
-        if isinstance(value, Indexed) and not value.back:
+        if isinstance(value, IndexedVector) and not value.back:
             return self._key(value, frame)
         return None
 
-    def _receivers(self, dst: Index | Group, i: int, j: int) -> tuple[int, ...] | None:
-        if isinstance(dst, Index):
+    def _receivers(self, dst: NodeIndex | NodeSet, i: int, j: int) -> tuple[int, ...] | None:
+        if isinstance(dst, NodeIndex):
             return (j,)
         if dst.name == ALL:
             return None
@@ -343,21 +343,21 @@ class _Declaration:
             )
         if isinstance(expression, Constant):
             return expression.value
-        if isinstance(expression, Name):
+        if isinstance(expression, Symbol):
             return self._name(expression)
-        if isinstance(expression, Indexed):
+        if isinstance(expression, IndexedVector):
             return self._indexed(expression, frame)
-        if isinstance(expression, Heard):
+        if isinstance(expression, ReceivedMessage):
             return self._message(expression, frame)
-        if isinstance(expression, Negative):
+        if isinstance(expression, Negation):
             return -self._value(expression.of, frame, name)
         if isinstance(expression, Total):
             return self._total(expression, frame, name)
-        if isinstance(expression, Call):
+        if isinstance(expression, FunctionCall):
             return self._call(expression, frame, name)
         return self._binary(expression, frame, name)
 
-    def _name(self, name: Name) -> Form:
+    def _name(self, name: Symbol) -> Form:
         if name.name == "t":
             return Fraction(self.p.round)
         if name.name in self.exact:
@@ -368,7 +368,7 @@ class _Declaration:
             name.place.error(f"'{name.name}' has no value yet in round {self.p.round}")
         return self.numbers[name.name]
 
-    def _indexed(self, vector: Indexed, frame: _Frame) -> Form:
+    def _indexed(self, vector: IndexedVector, frame: _Frame) -> Form:
         if vector.name in self.definition.matrices:
             return self._entry(vector, frame)
         key = self._key(vector, frame)
@@ -390,7 +390,7 @@ class _Declaration:
             )
         return values[key]
 
-    def _entry(self, vector: Indexed, frame: _Frame) -> Fraction:
+    def _entry(self, vector: IndexedVector, frame: _Frame) -> Fraction:
         """Return an entry of a matrix."""
         name = vector.name
         if name not in self.matrices:
@@ -402,13 +402,13 @@ class _Declaration:
         j = self._node(vector.at[1], frame)
         return self.matrices[name].get((i, j), Fraction(0))
 
-    def _key(self, vector: Indexed, frame: _Frame) -> Key:
+    def _key(self, vector: IndexedVector, frame: _Frame) -> Key:
         nodes = [self._node(index, frame) for index in vector.at]
         if len(nodes) == 1:
             nodes.append(NOBODY)
         return vector.name, nodes[0], nodes[1]
 
-    def _node(self, index: Index, frame: _Frame) -> int:
+    def _node(self, index: NodeIndex, frame: _Frame) -> int:
         if index.is_letter:
             return frame.letters[index.name]
         if index.name == SERVER:
@@ -419,10 +419,10 @@ class _Declaration:
             )
         return index.node
 
-    def _message(self, message: Heard, frame: _Frame) -> Form:
+    def _message(self, message: ReceivedMessage, frame: _Frame) -> Form:
         i = self._node(message.src, frame)
         j = i
-        if isinstance(message.dst, Index):
+        if isinstance(message.dst, NodeIndex):
             j = self._node(message.dst, frame)
         found = self.heard.get((message.name, i, j))
         if found is None:
@@ -452,7 +452,7 @@ class _Declaration:
             return right + left
         return left + right
 
-    def _group(self, group: Group, frame: _Frame) -> Sequence[int]:
+    def _group(self, group: NodeSet, frame: _Frame) -> Sequence[int]:
         if group.name == "nodes":
             return range(self.graph.nodes)
         if group.name == "clients":
@@ -483,7 +483,7 @@ class _Declaration:
             binary.place.error(f"division by zero in round {self.p.round}")
         return left * (1 / number)
 
-    def _small(self, value: Form, place: Place) -> Fraction:
+    def _small(self, value: Form, place: SourcePosition) -> Fraction:
         """Return a number, unless it has far more digits than any protocol needs."""
         if isinstance(value, Expression):
             place.error("expected a number, got a vector")
@@ -492,7 +492,7 @@ class _Declaration:
             place.error(f"a number of this equation has more than {BITS} bits")
         return number
 
-    def _power(self, base: Fraction, exponent: Fraction, place: Place) -> Fraction:
+    def _power(self, base: Fraction, exponent: Fraction, place: SourcePosition) -> Fraction:
         if exponent.denominator != 1 or abs(exponent) > MOST:
             place.error(f"expected a whole exponent up to {MOST}, got {exponent}")
         if not base and exponent < 0:
@@ -502,10 +502,10 @@ class _Declaration:
             place.error(f"a number of this equation has more than {BITS} bits")
         return base ** int(exponent)
 
-    def _call(self, call: Call, frame: _Frame, name: str) -> Form:
-        if call.name == "degree" and isinstance(call.of, Index):
+    def _call(self, call: FunctionCall, frame: _Frame, name: str) -> Form:
+        if call.name == "degree" and isinstance(call.of, NodeIndex):
             return Fraction(self.graph.degree(self._node(call.of, frame)))
-        if call.name == "count" and isinstance(call.of, Group):
+        if call.name == "count" and isinstance(call.of, NodeSet):
             return Fraction(len(self._group(call.of, frame)))
         # An equation that is nothing but a gradient, noise or a secret gives it its name.
         own = DEFAULTS[call.name]
@@ -531,7 +531,7 @@ class _Declaration:
             expression.place.error(f"expected a vector, got 0 in round {self.p.round}")
         return value
 
-    def _noise(self, call: Call, frame: _Frame, own: str) -> Form:
+    def _noise(self, call: FunctionCall, frame: _Frame, own: str) -> Form:
         """Return fresh noise; 0 if its standard deviation is 0."""
         std = _float(self._number(call.arguments[0], frame), call.place)
         if std < 0:
@@ -540,12 +540,12 @@ class _Declaration:
             return Fraction(0)
         law: Law = "gaussian"
         if len(call.arguments) == 2:
-            law = cast(Law, cast(Name, call.arguments[1]).name)
+            law = cast(Law, cast(Symbol, call.arguments[1]).name)
         index = self._index(own, frame.node, self.pair)
         return self.p.noise(own, std, frame.node, index, law=law)
 
 
-def _float(number: Fraction, place: Place) -> float:
+def _float(number: Fraction, place: SourcePosition) -> float:
     """Return a number as a float; an error at its place if it is beyond all floats."""
     try:
         return float(number)
@@ -554,7 +554,7 @@ def _float(number: Fraction, place: Place) -> float:
 
 
 @contextmanager
-def _located(line: Line) -> Iterator[None]:
+def _located(line: EquationLine) -> Iterator[None]:
     """Add the equation to errors that do not name their place yet."""
     try:
         yield

@@ -9,7 +9,14 @@ from typing import Literal, TypeAlias, get_args
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph
-from leakaudit.protocols.equations.syntax import Assign, Indexed, Name, Send, Statement, flat
+from leakaudit.protocols.equations.syntax import (
+    Assign,
+    IndexedVector,
+    Send,
+    Statement,
+    Symbol,
+    flat,
+)
 from leakaudit.protocols.mixing import metropolis
 
 Rule: TypeAlias = Literal["metropolis", "uniform", "max-degree", "sign"]
@@ -49,7 +56,7 @@ class Definition:
         found: dict[str, int] = {}
         for statement in self.statements:
             target = getattr(statement, "target", None)
-            if isinstance(target, Indexed):
+            if isinstance(target, IndexedVector):
                 found.setdefault(target.name, len(target.at))
         return found
 
@@ -58,7 +65,7 @@ class Definition:
         """Numbers that have equations."""
         found: set[str] = set()
         for statement in self.statements:
-            if isinstance(statement, Assign) and isinstance(statement.target, Name):
+            if isinstance(statement, Assign) and isinstance(statement.target, Symbol):
                 found.add(statement.target.name)
         return found
 

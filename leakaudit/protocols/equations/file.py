@@ -21,7 +21,7 @@ from leakaudit.protocols.equations.check import check
 from leakaudit.protocols.equations.definition import RULES, Definition, Rows, Rule
 from leakaudit.protocols.equations.parse import parse
 from leakaudit.protocols.equations.syntax import FUNCTIONS, GROUPS
-from leakaudit.protocols.equations.written import Written
+from leakaudit.protocols.equations.written import TextProtocol
 
 LARGEST = 100_000  # characters of a file: a choice, fifty times the longest bundled example
 LARGEST_CONSTANT = 1e300
@@ -30,7 +30,9 @@ KEPT = 64  # files whose victims are kept: a choice
 NAME = re.compile(r"(own:)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 WORD = re.compile(r"[^\W\d]\w*")
 WHOLE = ("samples", "records", "batch")  # constants that count records
-TAKEN = frozenset((*dir(Written), *Written.__annotations__))  # what a class of a file has already
+TAKEN = frozenset(
+    (*dir(TextProtocol), *TextProtocol.__annotations__)
+)  # what a class of a file has already
 
 _Text = Annotated[str, Meta(description="text")]
 
@@ -50,7 +52,7 @@ class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     first: Annotated[str, Meta(description="equations, as text")] = ""
 
 
-def load(path: str | Path) -> type[Written]:
+def load(path: str | Path) -> type[TextProtocol]:
     """Read a protocol file."""
     found = config.read(Path(path), f"protocol {path}")
     try:
@@ -60,7 +62,7 @@ def load(path: str | Path) -> type[Written]:
 
 
 @lru_cache(maxsize=KEPT)
-def victim(text: str) -> type[Written]:
+def victim(text: str) -> type[TextProtocol]:
     """Return the victim that the text of a protocol file describes."""
     definition = read(text)
     fields: list[tuple[str, Any, Any]] = []
@@ -70,10 +72,10 @@ def victim(text: str) -> type[Written]:
             kind = int
         meta = {"help": f"constant of {definition.name}", "symbol": ""}
         fields.append((name, kind, field(default=kind(value), metadata=meta)))
-    made: type[Written] = make_dataclass(
-        "Written",
+    made: type[TextProtocol] = make_dataclass(
+        "TextProtocol",
         fields,
-        bases=(Written,),
+        bases=(TextProtocol,),
         frozen=True,
         namespace={
             "__doc__": definition.summary,
@@ -94,7 +96,7 @@ def read(text: str) -> Definition:
         values = config.parsed(text)
     except ValueError as error:
         raise LeakauditError(f"not valid TOML: {error}") from None
-    table = config.Table(values, text=text)
+    table = config.ConfigTable(values, text=text)
     given = table.decode(_File, _File)
     if not NAME.fullmatch(given.name):
         raise table.error(
@@ -137,7 +139,7 @@ def read(text: str) -> Definition:
     return definition
 
 
-def _check_name(table: config.Table, key: str, name: str) -> None:
+def _check_name(table: config.ConfigTable, key: str, name: str) -> None:
     """Reject a name that an equation could not contain, or that means something else."""
     if not WORD.fullmatch(name) or len(name) > 64:
         raise table.error(f"{key}: expected a name of letters and digits, got {name!r:.80}", key)
@@ -156,7 +158,7 @@ def _is_reserved(name: str) -> bool:
     return not normal or keyword.iskeyword(name) or name.startswith("__") or name in TAKEN
 
 
-def _matrix(table: config.Table, name: str, rule: Any) -> Rule | Rows:
+def _matrix(table: config.ConfigTable, name: str, rule: Any) -> Rule | Rows:
     """Return the rule or the rows of a matrix."""
     if isinstance(rule, str):
         if rule not in RULES:

@@ -14,19 +14,19 @@ from leakaudit.protocols.equations.syntax import (
     SERVER,
     Assign,
     Binary,
-    Call,
     Constant,
     Expr,
-    Group,
-    Heard,
-    Index,
-    Indexed,
-    Name,
-    Negative,
+    FunctionCall,
+    IndexedVector,
+    Negation,
+    NodeIndex,
+    NodeSet,
+    ReceivedMessage,
     Repeat,
     Send,
     Solve,
     Statement,
+    Symbol,
     Total,
 )
 
@@ -141,12 +141,12 @@ class _Parser:
         if self.next.kind != "name":
             self.fail("expected an equation such as w[i] = ..., or m[i -> neighbours] = ...")
         name = self.take()
-        target: Indexed | Heard | Name = Name(name.text, name.place)
+        target: IndexedVector | ReceivedMessage | Symbol = Symbol(name.text, name.place)
         if self.next.text == "[":
             target = self.indexed(name)
-        if secure and not isinstance(target, Heard):
+        if secure and not isinstance(target, ReceivedMessage):
             name.place.error("only a message can be secure: secure m[i -> j] = ...")
-        if self.next.text == "solves" and isinstance(target, Indexed):
+        if self.next.text == "solves" and isinstance(target, IndexedVector):
             self.take()
             left = self.sum()
             self.need("=")
@@ -156,7 +156,7 @@ class _Parser:
         self.need("=")
         value = self.sum()
         self.end()
-        if isinstance(target, Heard):
+        if isinstance(target, ReceivedMessage):
             content, width = _channel(value)
             return Send(target, content, width, secure, self.line)
         return Assign(target, value, self.line)
@@ -191,7 +191,7 @@ class _Parser:
             value = self.signed()
             self.depth -= 1
             if sign.text == "-":
-                return Negative(value, sign.place)
+                return Negation(value, sign.place)
             return value
         base = self.atom()
         if self.next.text != "^":
@@ -203,7 +203,7 @@ class _Parser:
         """Read an exponent: a number, a constant or an expression in parentheses."""
         if self.next.text == "-":
             sign = self.take()
-            return Negative(self.atom(), sign.place)
+            return Negation(self.atom(), sign.place)
         return self.atom()
 
     def atom(self) -> Expr:
@@ -223,7 +223,7 @@ class _Parser:
             return self.call(name)
         if name.text in FUNCTIONS:
             self.need("(", f" behind {name.text}, as in {FUNCTIONS[name.text]}")
-        return Name(name.text, name.place)
+        return Symbol(name.text, name.place)
 
     def number(self) -> Expr:
         """Read a number, exactly as its decimals say."""
@@ -233,14 +233,14 @@ class _Parser:
             token.place.error(f"expected a power of ten up to {LARGEST_POWER}, got {token.text}")
         return Constant(Fraction(token.text), token.place)
 
-    def indexed(self, name: Token) -> Indexed | Heard:
+    def indexed(self, name: Token) -> IndexedVector | ReceivedMessage:
         """Read the brackets behind a name."""
         self.need("[")
         first = self.index()
         if self.saw("->"):
             receivers = self.receivers()
             self.need("]", " behind the receiver")
-            return Heard(name.text, first, receivers, name.place)
+            return ReceivedMessage(name.text, first, receivers, name.place)
         at = [first]
         back = 0
         while self.saw(","):
@@ -253,7 +253,7 @@ class _Parser:
         self.need("]", " behind the indices")
         if len(at) > 2:
             name.place.error(f"expected one or two indices, got {len(at)}")
-        return Indexed(name.text, tuple(at), back, name.place)
+        return IndexedVector(name.text, tuple(at), back, name.place)
 
     def back(self) -> int:
         """Read ``t-1`` as an index."""
@@ -267,12 +267,12 @@ class _Parser:
             token.place.error(f"expected {wanted}, got {token.text}")
         return int(token.text)
 
-    def index(self) -> Index:
+    def index(self) -> NodeIndex:
         """Read a letter, ``server`` or the number of a node."""
         token = self.next
         if token.kind == "number" and token.text.isdigit() and len(token.text) < 8:
             self.take()
-            return Index("", int(token.text), token.place)
+            return NodeIndex("", int(token.text), token.place)
         if token.kind != "name":
             self.fail("expected an index: a letter such as i, a node's number, or server")
         if token.text == "t":
@@ -280,19 +280,19 @@ class _Parser:
         if token.text in GROUPS:
             self.fail(f"expected a single node; sum over {token.text} with sum(j in {token.text}:")
         self.take()
-        return Index(token.text, 0, token.place)
+        return NodeIndex(token.text, 0, token.place)
 
-    def receivers(self) -> Index | Group:
+    def receivers(self) -> NodeIndex | NodeSet:
         """Read what stands behind an arrow."""
         token = self.next
         if token.text == ALL:
             self.take()
-            return Group(ALL, None, token.place)
+            return NodeSet(ALL, None, token.place)
         if token.text in GROUPS:
             return self.group()
         return self.index()
 
-    def group(self) -> Group:
+    def group(self) -> NodeSet:
         """Read a set of nodes."""
         token = self.take()
         if token.text not in GROUPS:
@@ -304,7 +304,7 @@ class _Parser:
                 token.place.error(f"'{token.text}' takes no node in parentheses")
             of = self.index()
             self.need(")")
-        return Group(token.text, of, token.place)
+        return NodeSet(token.text, of, token.place)
 
     def call(self, name: Token) -> Expr:
         """Read a function with its arguments."""
@@ -320,18 +320,18 @@ class _Parser:
         if name.text == "degree":
             node = self.index()
             self.need(")")
-            return Call(name.text, (), node, name.place)
+            return FunctionCall(name.text, (), node, name.place)
         if name.text == "count":
             nodes = self.group()
             self.need(")")
-            return Call(name.text, (), nodes, name.place)
+            return FunctionCall(name.text, (), nodes, name.place)
         arguments: list[Expr] = []
         while self.next.text != ")":
             arguments.append(self.sum())
             if not self.saw(","):
                 break
         self.need(")", f" as in {FUNCTIONS[name.text]}")
-        return Call(name.text, tuple(arguments), None, name.place)
+        return FunctionCall(name.text, tuple(arguments), None, name.place)
 
     def total(self, name: Token) -> Expr:
         """Read the parentheses of a sum or a mean."""
@@ -350,11 +350,11 @@ def _channel(value: Expr) -> tuple[Expr, Expr | None]:
     """Split ``content + rounding(width)`` into the content and the width."""
     if isinstance(value, Binary) and value.sign == "+":
         last = value.right
-        if isinstance(last, Call) and last.name == "rounding" and len(last.arguments) == 1:
+        if isinstance(last, FunctionCall) and last.name == "rounding" and len(last.arguments) == 1:
             return value.left, last.arguments[0]
     return value, None
 
 
-def is_server(index: Index) -> bool:
+def is_server(index: NodeIndex) -> bool:
     """Return whether an index is that of the server."""
     return index.name == SERVER

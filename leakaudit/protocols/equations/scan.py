@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from leakaudit.protocols.equations.syntax import Line, Place
+from leakaudit.protocols.equations.syntax import EquationLine, SourcePosition
 
 # Limits that no paper comes near; they bound the time and the recursion that a malicious file can
 # cause. An equation of 400 words nests at most 400 deep, well below Python's own limit.
@@ -27,14 +27,14 @@ class Token:
 
     kind: str  # `name`, `number`, `sign`, or `end` after the last one
     text: str
-    place: Place
+    place: SourcePosition
 
 
 @dataclass(frozen=True)
 class Sentence:
     """One equation before it is parsed."""
 
-    line: Line
+    line: EquationLine
     indent: int  # number of spaces in front of it
     tokens: tuple[Token, ...]  # its words and signs, ending with `end`
 
@@ -99,10 +99,10 @@ def _scan(content: str, number: int) -> Iterator[_Raw]:
 
 def _sentence(held: list[_Raw], words: list[str], indent: int) -> Sentence:
     """Return an equation, after a check of its characters and its length."""
-    line = Line(held[0].line, " ".join(words))
+    line = EquationLine(held[0].line, " ".join(words))
     tokens: list[Token] = []
     for raw in held:
-        place = Place(line, raw.line, raw.column)
+        place = SourcePosition(line, raw.line, raw.column)
         if raw.kind == "other":
             place.error(f"the character {raw.text!r} is not part of the notation")
         if raw.kind == "number" and len(raw.text) > LARGEST_NUMBER:
@@ -117,5 +117,5 @@ def _sentence(held: list[_Raw], words: list[str], indent: int) -> Sentence:
             "split it"
         )
     last = held[-1]
-    end = Place(line, last.line, last.column + len(last.text))
+    end = SourcePosition(line, last.line, last.column + len(last.text))
     return Sentence(line, indent, (*tokens, Token("end", "the end of the equation", end)))

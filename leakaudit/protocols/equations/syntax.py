@@ -13,7 +13,7 @@ SERVER = "server"  # the index of the server, which is the last node
 
 
 @dataclass(frozen=True)
-class Line:
+class EquationLine:
     """One equation as it is written; it may extend over several lines of the file."""
 
     number: int  # the line of the file on which it begins
@@ -25,10 +25,10 @@ class PlacedError(LeakauditError):
 
 
 @dataclass(frozen=True)
-class Place:
+class SourcePosition:
     """A place in a file, to which an error refers."""
 
-    equation: Line
+    equation: EquationLine
     line: int
     column: int  # the column in this line, counted from 1
 
@@ -47,12 +47,12 @@ def shown(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Index:
+class NodeIndex:
     """A node: a letter that stands for any node, the server, or a number."""
 
     name: str  # the letter, or `SERVER`; empty for a number
     node: int
-    place: Place
+    place: SourcePosition
 
     @property
     def is_letter(self) -> bool:
@@ -61,12 +61,12 @@ class Index:
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeSet:
     """A set of nodes, such as ``neighbours(i)``."""
 
     name: str  # a key of `GROUPS`
-    of: Index | None  # the node whose neighbours are meant; None for the node of the equation
-    place: Place
+    of: NodeIndex | None  # the node whose neighbours are meant; None for the node of the equation
+    place: SourcePosition
 
 
 # Group -> whether it belongs to a node.
@@ -79,43 +79,43 @@ class Constant:
     """A number."""
 
     value: Fraction
-    place: Place
+    place: SourcePosition
 
 
 @dataclass(frozen=True)
-class Name:
+class Symbol:
     """A constant, the round ``t``, or a public vector."""
 
     name: str
-    place: Place
+    place: SourcePosition
 
 
 @dataclass(frozen=True)
-class Indexed:
+class IndexedVector:
     """A vector such as ``w[i]`` or ``z[i,j]``, or an entry of a matrix."""
 
     name: str
-    at: tuple[Index, ...]  # one or two indices
+    at: tuple[NodeIndex, ...]  # one or two indices
     back: int  # number of rounds by which its value is older: 1 for `w[i,t-1]`
-    place: Place
+    place: SourcePosition
 
 
 @dataclass(frozen=True)
-class Heard:
+class ReceivedMessage:
     """A message such as ``m[j -> i]``, as node i received it."""
 
     name: str  # kind of the message
-    src: Index
-    dst: Index | Group  # the receiver, or a group of receivers
-    place: Place
+    src: NodeIndex
+    dst: NodeIndex | NodeSet  # the receiver, or a group of receivers
+    place: SourcePosition
 
 
 @dataclass(frozen=True)
-class Negative:
+class Negation:
     """The negative of an expression."""
 
     of: Expr
-    place: Place  # where the sign is written
+    place: SourcePosition  # where the sign is written
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Binary:
     sign: str
     left: Expr  # the first operand
     right: Expr  # the second operand
-    place: Place  # where the operator is written
+    place: SourcePosition  # where the operator is written
 
 
 @dataclass(frozen=True)
@@ -133,21 +133,21 @@ class Total:
     """``sum(j in neighbours: ...)`` or ``mean(j in neighbours: ...)``."""
 
     mean: bool  # whether the sum is divided by the number of its terms
-    letter: Index
-    over: Group
+    letter: NodeIndex
+    over: NodeSet
     body: Expr  # the term of one node
-    place: Place
+    place: SourcePosition
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A function such as ``grad(w[i])``."""
 
     name: str  # a key of `FUNCTIONS`
-    arguments: tuple[Expr, ...]  # the expressions in parentheses; a group or a word is a `Name`
+    arguments: tuple[Expr, ...]  # the expressions in parentheses; a group or a word is a `Symbol`
     # the node or group in parentheses, for `degree(i)` and `count(clients)`
-    of: Index | Group | None
-    place: Place
+    of: NodeIndex | NodeSet | None
+    place: SourcePosition
 
 
 FUNCTIONS = {
@@ -162,37 +162,39 @@ FUNCTIONS = {
     "mean": "mean(j in clients: w[j])",
 }
 
-Expr: TypeAlias = Constant | Name | Indexed | Heard | Negative | Binary | Total | Call
+Expr: TypeAlias = (
+    Constant | Symbol | IndexedVector | ReceivedMessage | Negation | Binary | Total | FunctionCall
+)
 
 
 @dataclass(frozen=True)
 class Assign:
     """``w[i] = ...``; or ``a = ...``, a number of the round."""
 
-    target: Indexed | Name  # what receives a value
+    target: IndexedVector | Symbol  # what receives a value
     value: Expr
-    line: Line
+    line: EquationLine
 
 
 @dataclass(frozen=True)
 class Solve:
     """``w[i] solves ... = ...``: an implicit equation for a new value."""
 
-    target: Indexed
+    target: IndexedVector
     left: Expr  # the left-hand side
     right: Expr  # the right-hand side
-    line: Line
+    line: EquationLine
 
 
 @dataclass(frozen=True)
 class Send:
     """``m[i -> neighbours] = ...``."""
 
-    target: Heard  # kind, sender and receivers
+    target: ReceivedMessage  # kind, sender and receivers
     value: Expr
     width: Expr | None  # width of the cells to which the channel rounds; None if it does not
     secure: bool  # whether an outsider cannot read the message
-    line: Line
+    line: EquationLine
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class Repeat:
 
     count: Expr  # number of times
     body: tuple[Statement, ...]
-    line: Line
+    line: EquationLine
 
 
 Statement: TypeAlias = Assign | Solve | Send | Repeat
@@ -211,13 +213,13 @@ def parts(expression: Expr) -> Iterator[Expr]:
     """Yield an expression and all expressions in it."""
     yield expression
     inner: tuple[Expr, ...] = ()
-    if isinstance(expression, Negative):
+    if isinstance(expression, Negation):
         inner = (expression.of,)
     elif isinstance(expression, Binary):
         inner = (expression.left, expression.right)
     elif isinstance(expression, Total):
         inner = (expression.body,)
-    elif isinstance(expression, Call):
+    elif isinstance(expression, FunctionCall):
         inner = expression.arguments
     for one in inner:
         yield from parts(one)

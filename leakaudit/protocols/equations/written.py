@@ -12,9 +12,9 @@ from torch import Generator, Tensor
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph
-from leakaudit.protocols.equations.declare import Declared, declare
+from leakaudit.protocols.equations.declare import FileRelations, declare
 from leakaudit.protocols.equations.definition import Definition
-from leakaudit.protocols.equations.syntax import Name, expressions, parts
+from leakaudit.protocols.equations.syntax import Symbol, expressions, parts
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Relations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Written(Victim):
+class TextProtocol(Victim):
     """A protocol that a text file describes; every file has a class of its own."""
 
     definition: ClassVar[Definition]
@@ -35,11 +35,11 @@ class Written(Victim):
         """All rounds have the same relations unless a number depends on the round."""
         for statement in self.definition.statements:
             for expression in expressions(statement):
-                if any(isinstance(one, Name) and one.name == "t" for one in parts(expression)):
+                if any(isinstance(one, Symbol) and one.name == "t" for one in parts(expression)):
                     return False
         return True
 
-    def declared(self, graph: Graph, rounds: int) -> Declared:
+    def declared(self, graph: Graph, rounds: int) -> FileRelations:
         """Declare the protocol, with the equation behind each relation."""
         return declare(self.definition, registry.values(self), graph, rounds)
 

@@ -34,14 +34,14 @@ RATES = "success rate, with its 95 % Clopper-Pearson interval"
 
 
 @dataclass(frozen=True)
-class View:
+class AdversaryPanels:
     """The panels of one adversary."""
 
     adversary: str
     panels: tuple[plots.Panel, ...]  # the panels; empty if nothing was measured
 
 
-def views(record: AuditRecord) -> list[View]:
+def views(record: AuditRecord) -> list[AdversaryPanels]:
     """Return the panels of every adversary of an audit."""
     audit = record.audit
     points = _points(audit)
@@ -50,11 +50,11 @@ def views(record: AuditRecord) -> list[View]:
     for who in dict.fromkeys(curve.adversary for curve in audit.curves):
         panels = [*_quality(record, points, who), *_success(audit, points, who)]
         placed = [replace(panel, axis="epsilon", points=names) for panel in panels]
-        found.append(View(who, tuple(placed)))
+        found.append(AdversaryPanels(who, tuple(placed)))
     return found
 
 
-def looks(audit: AuditPart) -> dict[str, plots.Look]:
+def looks(audit: AuditPart) -> dict[str, plots.LineLook]:
     """Return the colour and marker of every line of an audit, by its name."""
     known = {}
     for one in audit.verdicts:
@@ -143,7 +143,7 @@ def _lines(
     curves: Sequence[CurvePoint],
     one: Quantity,
     points: Sequence[float],
-) -> list[plots.Line]:
+) -> list[plots.PlotLine]:
     """Median, best and mean of one attack; empty if the quantity was not measured."""
     at: dict[float, CurveValues | SweepStatistics] = {}
     between: dict[float, plots.Interval | None] = {}
@@ -202,7 +202,7 @@ def _success(audit: AuditPart, points: Sequence[float], who: str) -> list[plots.
     return panels
 
 
-def _rates(attack: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.Line:
+def _rates(attack: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.PlotLine:
     """The success rate of one attack; several guarantees are tested with the same counts."""
     rates = {}
     between = {}
@@ -213,17 +213,17 @@ def _rates(attack: str, tests: Sequence[VerdictEntry], points: Sequence[float]) 
         if trials > 1:
             between[_key(one.epsilon)] = intervals.of_rate(hits, trials)
     measured = [rates.get(point) for point in points]
-    return plots.Line(attack, "rate", measured, [between.get(point) for point in points])
+    return plots.PlotLine(attack, "rate", measured, [between.get(point) for point in points])
 
 
-def _limits(name: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.Line:
+def _limits(name: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.PlotLine:
     """The largest success rate that a guarantee allows to any of the attacks."""
     at: dict[float, float] = {}
     for one in tests:
         ceiling = _counted(one, "ceiling")
         if ceiling is not None:
             at[_key(one.epsilon)] = max(ceiling, at.get(_key(one.epsilon), 0.0))
-    return plots.Line(name, "ceiling", [at.get(point) for point in points])
+    return plots.PlotLine(name, "ceiling", [at.get(point) for point in points])
 
 
 def _counted(one: VerdictEntry, name: str) -> float | None:

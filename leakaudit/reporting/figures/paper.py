@@ -15,8 +15,8 @@ from leakaudit._util import marks
 from leakaudit._util.files import replacing
 from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.figures import paper_curves, paper_images, paper_strips, plots
-from leakaudit.reporting.figures.paper_curves import Curves
-from leakaudit.reporting.figures.paper_images import Grid
+from leakaudit.reporting.figures.paper_curves import CurveFigure
+from leakaudit.reporting.figures.paper_images import ImageGrid
 from leakaudit.reporting.figures.paper_sheet import SETTINGS
 from leakaudit.reporting.figures.paper_strips import Strips
 from leakaudit.reporting.findings.wording import clean
@@ -30,7 +30,7 @@ WIDEST = 400.0  # mm; a choice
 HIGHEST = 230.0  # mm of figures on a page, as high as the text of common templates
 DOTS = 300  # per inch of a PNG, as publishers ask for
 
-Content: TypeAlias = Curves | Strips | Sequence[Grid]
+Content: TypeAlias = CurveFigure | Strips | Sequence[ImageGrid]
 
 
 def width_of(width: str | float) -> float:
@@ -97,13 +97,13 @@ def save(content: Content, path: Path, width: float, title: str) -> None:
 
 def _mark(content: Content) -> str:
     """The mark of a figure: images show personal data, and charts do not."""
-    return marks.of(personal=not isinstance(content, Curves | Strips))
+    return marks.of(personal=not isinstance(content, CurveFigure | Strips))
 
 
 def _figures(content: Content, width: float, highest: float) -> list[Figure]:
     """Draw everything, on several figures if one would be too high."""
     with plots.settings(changed=SETTINGS):
-        if isinstance(content, Curves):
+        if isinstance(content, CurveFigure):
             return paper_curves.draw(content, width, highest)
         if isinstance(content, Strips):
             return paper_strips.draw(content, width, highest)

@@ -36,7 +36,7 @@ _SUPERSCRIPTS = dict(zip(map(ord, "0123456789-"), map(ord, "⁰¹²³⁴⁵⁶�
 
 
 @dataclass(frozen=True)
-class Curves:
+class CurveFigure:
     """Rows of panels under one legend."""
 
     rows: Sequence[plots.Row]  # title and panels of each row
@@ -45,7 +45,7 @@ class Curves:
     # and rates
     styles: Mapping[str, str]
     # look of each line by name; by default `plots.looks_of` the legend
-    looks: Mapping[str, plots.Look] | None = None
+    looks: Mapping[str, plots.LineLook] | None = None
 
 
 Entry: TypeAlias = "tuple[Line2D, str]"  # of a legend: sample and text
@@ -66,7 +66,7 @@ class _Band:
         return HIGH + TITLE
 
 
-def draw(content: Curves, width: float, highest: float) -> list[Figure]:
+def draw(content: CurveFigure, width: float, highest: float) -> list[Figure]:
     """Draw curves.
 
     Args:
@@ -113,14 +113,14 @@ def _pages(bands: Sequence[_Band], room: float) -> list[list[_Band]]:
     return pages
 
 
-def _across(content: Curves, width: float) -> int:
+def _across(content: CurveFigure, width: float) -> int:
     """The number of panels side by side, so that rows are about equally long."""
     most = max(len(panels) for _, panels in content.rows)
     fit = max(1, int(width / PANEL))
     return math.ceil(most / math.ceil(most / fit))
 
 
-def _used(content: Curves) -> dict[str, list[str]]:
+def _used(content: CurveFigure) -> dict[str, list[str]]:
     """The styles of each name."""
     used: dict[str, list[str]] = {}
     for _, panels in content.rows:
@@ -130,7 +130,7 @@ def _used(content: Curves) -> dict[str, list[str]]:
     return used
 
 
-def _names(content: Curves, looks: Mapping[str, plots.Look]) -> list[Entry]:
+def _names(content: CurveFigure, looks: Mapping[str, plots.LineLook]) -> list[Entry]:
     """Samples and texts of the names of lines."""
     used = _used(content)
     entries = []
@@ -143,13 +143,13 @@ def _names(content: Curves, looks: Mapping[str, plots.Look]) -> list[Entry]:
     return entries
 
 
-def _meanings(content: Curves) -> list[Entry]:
+def _meanings(content: CurveFigure) -> list[Entry]:
     """Samples and texts of the styles of lines."""
     used = _used(content)
     entries = []
     for style, text in content.styles.items():
         if text and any(style in styles for styles in used.values()):
-            look = plots.Look(plots.QUIET)
+            look = plots.LineLook(plots.QUIET)
             entries.append((_artist(style, look, [0.0], [math.nan]), text))
     return entries
 
@@ -195,8 +195,8 @@ def _legend(figure: Figure, entries: Sequence[Entry], width: float, where: Where
 class _Canvas:
     """What all panels of a figure share."""
 
-    content: Curves
-    looks: Mapping[str, plots.Look]  # look of each line by name
+    content: CurveFigure
+    looks: Mapping[str, plots.LineLook]  # look of each line by name
     wide: float  # width of a panel without its numbers, about, in mm
 
 
@@ -250,7 +250,7 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
     scale = _Scale.of(panel.points, max((len(line.values) for line in lines), default=0))
     dodged = [line.name for line in lines if any(line.intervals)]
     for line in lines:
-        look = canvas.looks.get(line.name, plots.Look(plots.QUIET))
+        look = canvas.looks.get(line.name, plots.LineLook(plots.QUIET))
         shift = 0.0
         if line.name in dodged:
             shift = (dodged.index(line.name) - (len(dodged) - 1) / 2) * DODGE * scale.length
@@ -272,7 +272,7 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
     _ticks(place, scale, canvas.wide)
 
 
-def _values(lines: Sequence[plots.Line]) -> list[float]:
+def _values(lines: Sequence[plots.PlotLine]) -> list[float]:
     """All values of some lines and the ends of their intervals."""
     values: list[float] = []
     for line in lines:
@@ -406,7 +406,9 @@ def _letters(name: str) -> float:
     return sum(0.6 if ord(one) in _SUPERSCRIPTS.values() else 1.0 for one in name)
 
 
-def _artist(style: str, look: plots.Look, at: Sequence[float], heights: Sequence[float]) -> Line2D:
+def _artist(
+    style: str, look: plots.LineLook, at: Sequence[float], heights: Sequence[float]
+) -> Line2D:
     """A line of a paper's figure."""
     from matplotlib.lines import Line2D
 
@@ -428,7 +430,7 @@ def _artist(style: str, look: plots.Look, at: Sequence[float], heights: Sequence
 
 
 def _line(
-    place: Axes, line: plots.Line, look: plots.Look, scale: _Scale, shift: float, log: bool
+    place: Axes, line: plots.PlotLine, look: plots.LineLook, scale: _Scale, shift: float, log: bool
 ) -> None:
     """Draw one line with its intervals; it has a gap before zero, infinity and missing values."""
     from matplotlib.lines import Line2D

@@ -31,14 +31,14 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Grid:
+class ImageGrid:
     """Images above their reconstructions."""
 
     title: str  # title above the images
     tiles: Sequence[Tile] = field(default_factory=tuple)
 
 
-def draw(content: Sequence[Grid], width: float, highest: float) -> list[Figure]:
+def draw(content: Sequence[ImageGrid], width: float, highest: float) -> list[Figure]:
     """Draw images in rows; a row holds as many as fit.
 
     Args:

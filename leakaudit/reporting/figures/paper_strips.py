@@ -19,7 +19,7 @@ STRIP_NAME = 34  # most characters of the name of a row
 
 
 @dataclass(frozen=True)
-class Strip:
+class StripPanel:
     """Values of several things, each in a row of its own."""
 
     title: str  # what the values are, with their unit
@@ -33,7 +33,7 @@ class Strips:
     """Strips that share their rows."""
 
     names: Sequence[str]
-    strips: Sequence[Strip]  # the strips, side by side
+    strips: Sequence[StripPanel]  # the strips, side by side
     note: str = ""  # what the marks mean, below the strips
 
 
@@ -96,7 +96,7 @@ def _numbered(cap: float | None) -> Callable[[float, object], str]:
     return number
 
 
-def _marks(place: Axes, strip: Strip, k: int, row: int) -> None:
+def _marks(place: Axes, strip: StripPanel, k: int, row: int) -> None:
     """Draw the values and the limit of one row."""
     top = math.inf if strip.cap is None else strip.cap
     values = [min(value, top) for value in strip.values[k] if plots.is_drawn(value, log=False)]

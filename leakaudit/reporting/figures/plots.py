@@ -121,7 +121,7 @@ class Style(NamedTuple):
     sparse: bool = False  # whether only some of its points are marked
 
 
-class Look(NamedTuple):
+class LineLook(NamedTuple):
     """How the lines of one name are distinguished from others."""
 
     colour: str  # as `#rrggbb`
@@ -130,10 +130,10 @@ class Look(NamedTuple):
 
 
 # Lines with these meanings have the same colour in every figure.
-LIMIT_BY_VIEW = Look(COLOURS[2], "^", 2)
-LIMIT_BY_CLAIM = Look(COLOURS[4], "v", 3)
-LIKELIHOOD = Look(COLOURS[6], "P", 4)
-BLIND_GUESS = Look(COLOURS[7], "X", 5)
+LIMIT_BY_VIEW = LineLook(COLOURS[2], "^", 2)
+LIMIT_BY_CLAIM = LineLook(COLOURS[4], "v", 3)
+LIKELIHOOD = LineLook(COLOURS[6], "P", 4)
+BLIND_GUESS = LineLook(COLOURS[7], "X", 5)
 
 STYLES = {
     "median": Style(1.8, marked=True),
@@ -152,7 +152,7 @@ STATISTICS = ("median", "best", "mean")  # styles of the lines of a quantity
 
 
 @dataclass(frozen=True)
-class Line:
+class PlotLine:
     """Values at the positions 0, 1, ... of the horizontal axis."""
 
     name: str  # name of the legend entry that has its colour
@@ -169,7 +169,7 @@ class Panel:
     """Lines on two axes."""
 
     title: str  # title above the panel
-    lines: tuple[Line, ...]
+    lines: tuple[PlotLine, ...]
     axis: str = ""  # label of the horizontal axis
     # names of the positions on the horizontal axis; empty for integers
     points: tuple[str, ...] = ()
@@ -213,7 +213,7 @@ def curves(
     styles: Mapping[str, str] | None = None,
     note: str = "",
     wide: float = WIDE,
-    looks: Mapping[str, Look] | None = None,
+    looks: Mapping[str, LineLook] | None = None,
 ) -> Figure:
     """Draw rows of panels under one legend.
 
@@ -278,7 +278,9 @@ def heat(maps: Sequence[HeatMap]) -> Figure:
     return figure
 
 
-def looks_of(names: Iterable[str], known: Mapping[str, Look] | None = None) -> dict[str, Look]:
+def looks_of(
+    names: Iterable[str], known: Mapping[str, LineLook] | None = None
+) -> dict[str, LineLook]:
     """Choose a colour and a marker for each name.
 
     Args:
@@ -297,7 +299,7 @@ def looks_of(names: Iterable[str], known: Mapping[str, Look] | None = None) -> d
     place = 0
     for name in names:
         if name not in found:
-            found[name] = Look(free[place % len(free)], MARKERS[place % len(MARKERS)], place)
+            found[name] = LineLook(free[place % len(free)], MARKERS[place % len(MARKERS)], place)
             place += 1
     return found
 
@@ -347,14 +349,14 @@ def cap(unit: str) -> float | None:
 
 def quality(
     name: str, at: Sequence[object], one: Quantity, bars: Sequence[Interval | None] = ()
-) -> list[Line]:
+) -> list[PlotLine]:
     """Return lines of the median (with bars), best and mean of a quantity; None is a gap."""
     top = cap(one.unit) or math.inf
     lines = []
     for style in STATISTICS:
         values = [None if found is None else min(getattr(found, style), top) for found in at]
         around = [capped(bar, top) for bar in bars] if style == "median" else []
-        lines.append(Line(name, style, values, around))
+        lines.append(PlotLine(name, style, values, around))
     return lines
 
 
@@ -452,7 +454,7 @@ def _entries(
     rows: Sequence[Row],
     legend: Mapping[str, str],
     styles: Mapping[str, str],
-    looks: Mapping[str, Look],
+    looks: Mapping[str, LineLook],
     note: str,
 ) -> list[tuple[Line2D, str]]:
     """Samples and texts of the legend: names, styles, and the note."""
@@ -470,13 +472,13 @@ def _entries(
             (style,) = kinds
         entries.append((_artist(style, looks[name], [math.nan]), words))
     for style, words in styles.items():
-        entries.append((_artist(style, Look(QUIET), [math.nan]), words))
+        entries.append((_artist(style, LineLook(QUIET), [math.nan]), words))
     if note:
-        entries.append((_artist("best", Look("none"), [math.nan]), note))
+        entries.append((_artist("best", LineLook("none"), [math.nan]), note))
     return entries
 
 
-def _artist(style: str, look: Look, heights: Sequence[float]) -> Line2D:
+def _artist(style: str, look: LineLook, heights: Sequence[float]) -> Line2D:
     """A line over the positions 0, 1, ...; its style decides where markers are drawn."""
     from matplotlib.lines import Line2D
 
@@ -512,7 +514,7 @@ def _columns(texts: Sequence[str], letters: int) -> int:
 # ---------------------------------------------------------------------------------------------
 
 
-def _panel(figure: Figure, panel: Panel, looks: Mapping[str, Look], letters: int) -> Axes:
+def _panel(figure: Figure, panel: Panel, looks: Mapping[str, LineLook], letters: int) -> Axes:
     """Draw one panel, whose place on the page is set when the space around it is known."""
     place = figure.add_axes((0, 0, 1, 1))
     place.patch.set_visible(False)
@@ -533,10 +535,10 @@ def _panel(figure: Figure, panel: Panel, looks: Mapping[str, Look], letters: int
     if log and min(values) <= 0:
         place.set_title("zeros are not shown", loc="right", fontsize=9, color=QUIET)
     for k, line in enumerate(panel.lines):
-        artist = _line(line, looks.get(line.name, Look(QUIET)), log)
+        artist = _line(line, looks.get(line.name, LineLook(QUIET)), log)
         artist.set_gid(f"line{k}")
         place.add_line(artist)
-        for whisker in _whiskers(line, looks.get(line.name, Look(QUIET)), log):
+        for whisker in _whiskers(line, looks.get(line.name, LineLook(QUIET)), log):
             place.add_line(whisker)
     _vertical(place, panel, drawable, log)
     place.autoscale_view()
@@ -579,7 +581,7 @@ def _title_lines(place: Axes) -> int:
     return max((text.count("\n") + 1 for text in titles), default=0)
 
 
-def _line(line: Line, look: Look, log: bool) -> Line2D:
+def _line(line: PlotLine, look: LineLook, log: bool) -> Line2D:
     """Draw one line; a point between two gaps is marked, because no line makes it visible."""
     heights = [v if is_drawn(v, log) else math.nan for v in line.values]
     artist = _artist(line.style, look, heights)
@@ -600,7 +602,7 @@ def _line(line: Line, look: Look, log: bool) -> Line2D:
     return artist
 
 
-def _whiskers(line: Line, look: Look, log: bool) -> list[Line2D]:
+def _whiskers(line: PlotLine, look: LineLook, log: bool) -> list[Line2D]:
     """The intervals of one line; an end that cannot be drawn on a logarithmic axis has none."""
     from matplotlib.lines import Line2D
 

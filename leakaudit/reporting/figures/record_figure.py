@@ -22,11 +22,11 @@ from leakaudit.core.quantities import (
 )
 from leakaudit.core.trace import Json
 from leakaudit.reporting.figures import audit_panels, paper, plots, sweep_figure
-from leakaudit.reporting.figures.paper_curves import Curves
-from leakaudit.reporting.figures.paper_images import Grid, Tile
-from leakaudit.reporting.figures.paper_strips import Strip, Strips
+from leakaudit.reporting.figures.paper_curves import CurveFigure
+from leakaudit.reporting.figures.paper_images import ImageGrid, Tile
+from leakaudit.reporting.figures.paper_strips import StripPanel, Strips
 from leakaudit.reporting.findings.measured import values
-from leakaudit.reporting.findings.shown import Picture, Section, Shown
+from leakaudit.reporting.findings.shown import DisplayRecord, Picture, Section
 from leakaudit.reporting.findings.wording import cell_of
 from leakaudit.reporting.results import model
 from leakaudit.reporting.results.model import (
@@ -54,7 +54,7 @@ def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
     if results["kind"] == "sweep":
         swept = model.of_sweep(results)
         return of_sweep(swept), swept.summary
-    given = Shown.of(results)
+    given = DisplayRecord.of(results)
     record = given.record
     if isinstance(record, AuditRecord):
         return of_audit(record), record.summary
@@ -65,16 +65,16 @@ def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
     return _of_findings(record), record.summary
 
 
-def of_sweep(record: SweepRecord) -> Curves:
+def of_sweep(record: SweepRecord) -> CurveFigure:
     """Return the curves of a sweep."""
     drawing = sweep_figure.panels(record.sweep)
     panels: list[plots.Panel] = []
     for _, some in drawing.rows:
         panels += some
-    return Curves(drawing.rows, drawing.legend, _styles(drawing.styles, panels))
+    return CurveFigure(drawing.rows, drawing.legend, _styles(drawing.styles, panels))
 
 
-def of_audit(record: AuditRecord) -> Curves:
+def of_audit(record: AuditRecord) -> CurveFigure:
     """Return the curves of an audit."""
     rows: list[plots.Row] = []
     panels: list[plots.Panel] = []
@@ -85,7 +85,7 @@ def of_audit(record: AuditRecord) -> Curves:
         rows = [("no attack returned a result", [plots.Panel("PSNR, dB", ())])]
     legend = audit_panels.legend(record.audit, panels)
     styles = _styles(audit_panels.styles(panels), panels)
-    return Curves(rows, legend, styles, audit_panels.looks(record.audit))
+    return CurveFigure(rows, legend, styles, audit_panels.looks(record.audit))
 
 
 def _styles(texts: Mapping[str, str], panels: Sequence[plots.Panel]) -> dict[str, str]:
@@ -121,7 +121,7 @@ def _of_gate(gate: GatePart) -> Strips:
     for rule in gate.rules:
         if rule.kind is RuleKind.BUDGET:
             limits[rule.cell, rule.measure] = decoded(rule.limit)
-    strips: list[Strip] = []
+    strips: list[StripPanel] = []
     for measure in measures:
         found: list[Sequence[float]] = []
         for cell in gate.cells:
@@ -130,7 +130,7 @@ def _of_gate(gate: GatePart) -> Strips:
         unit = MEASURES[measure].unit if measure in MEASURES else ""
         title = ", ".join(filter(None, (measure, unit)))
         limited = [limits.get((name, measure)) for name in names]
-        strips.append(Strip(title, found, limited, plots.cap(unit)))
+        strips.append(StripPanel(title, found, limited, plots.cap(unit)))
     return Strips(names, strips, NOTE)
 
 
@@ -142,12 +142,12 @@ def _of_findings(record: RunRecord) -> Strips:
         values = [_measured(finding, one) for finding in record.findings]
         if any(values):
             measured[one.key] = values
-    strips: list[Strip] = []
+    strips: list[StripPanel] = []
     for one in visible(shown(Place.CURVE), measured):
         title = ", ".join(filter(None, (one.words, one.unit)))
-        strips.append(Strip(title, measured[one.key], cap=plots.cap(one.unit)))
+        strips.append(StripPanel(title, measured[one.key], cap=plots.cap(one.unit)))
     if not strips:
-        strips.append(Strip("nothing was scored", [()] * len(names)))
+        strips.append(StripPanel("nothing was scored", [()] * len(names)))
     return Strips(names, strips, "Dots: one value per record.")
 
 
@@ -165,12 +165,12 @@ def _measured(finding: Finding, one: Quantity) -> list[float]:
     return [float(value) for value in column if value is not None]
 
 
-def _grid(section: Section) -> Grid:
+def _grid(section: Section) -> ImageGrid:
     """The images of one attack by one adversary."""
     title = f"{section.attack}, adversary {section.adversary}"
     if len(section.images) < section.total:
         title += f" ({len(section.images)} of {section.total} images)"
-    return Grid(title, list(map(_tile, section.images)))
+    return ImageGrid(title, list(map(_tile, section.images)))
 
 
 def _tile(picture: Picture) -> Tile:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from leakaudit.core.quantities import Quantity
 from leakaudit.reporting.figures import plots
-from leakaudit.reporting.figures.plots import Line, Panel
+from leakaudit.reporting.figures.plots import Panel, PlotLine
 from leakaudit.reporting.findings import flat
 from leakaudit.reporting.findings.wording import axis_value
 from leakaudit.reporting.results import intervals
@@ -213,13 +213,13 @@ def _panels(
 
 
 def _panel(
-    title: str, lines: Sequence[Line], view: _View, high: float | None, cap: float | None = None
+    title: str, lines: Sequence[PlotLine], view: _View, high: float | None, cap: float | None = None
 ) -> Panel:
     axis = view.axis or ""
     return Panel(title, tuple(lines), axis, points=view.labels, low=0.0, high=high, cap=cap)
 
 
-def _quality(mine: Sequence[SweepPoint], view: _View, name: str, one: Quantity) -> list[Line]:
+def _quality(mine: Sequence[SweepPoint], view: _View, name: str, one: Quantity) -> list[PlotLine]:
     """Return the lines of one attack for a quantity; a level if it has no place on the axis."""
     at = _places(mine, view)
     if not mine or not view.varies(mine[0]):
@@ -234,7 +234,7 @@ def _quality(mine: Sequence[SweepPoint], view: _View, name: str, one: Quantity) 
     return plots.quality(name, found, one, bars)
 
 
-def _shares(mine: Sequence[SweepPoint], view: _View, name: str) -> list[Line]:
+def _shares(mine: Sequence[SweepPoint], view: _View, name: str) -> list[PlotLine]:
     """Return the line of one attack for the share of recovered records."""
     at = _places(mine, view)
     if not mine or not view.varies(mine[0]):
@@ -250,12 +250,12 @@ def _shares(mine: Sequence[SweepPoint], view: _View, name: str) -> list[Line]:
                 between = intervals.of_rate(point.recovered, point.records)
         column.append(share)
         bars.append(between)
-    return [Line(name, "rate", column, bars)]
+    return [PlotLine(name, "rate", column, bars)]
 
 
-def _level(name: str, places: int, values: Sequence[float | None]) -> list[Line]:
+def _level(name: str, places: int, values: Sequence[float | None]) -> list[PlotLine]:
     """Return a level for every value that does not depend on the axis."""
-    return [Line(name, "level", [value] * places) for value in values if value is not None]
+    return [PlotLine(name, "level", [value] * places) for value in values if value is not None]
 
 
 def _places(mine: Sequence[SweepPoint], view: _View) -> list[SweepPoint | None]:

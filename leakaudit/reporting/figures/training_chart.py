@@ -50,7 +50,7 @@ def _panel(runs: Mapping[str, Run], name: str) -> plots.Panel:
     lines = []
     for label, run in runs.items():
         if name in run:
-            lines.append(plots.Line(label, "run", run[name].tolist()))
+            lines.append(plots.PlotLine(label, "run", run[name].tolist()))
     return plots.Panel(title(name), tuple(lines), "round", log=None, empty="no finite value")
 
 

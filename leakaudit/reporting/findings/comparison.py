@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import UNSET, Struct
 
 from leakaudit.core.trace import Json
-from leakaudit.reporting.findings.grading import RANK, Check, checks
+from leakaudit.reporting.findings.grading import RANK, GradedItem, checks
 from leakaudit.reporting.results import model
 from leakaudit.reporting.results.model import RunRecord, TraceSource
 
@@ -39,7 +39,7 @@ class ComparedCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     now: str | None  # the message, None if it is no longer examined
 
 
-class Against(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ResultsComparison(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A comparison of results with earlier ones."""
 
     summary: str  # the numbers of checks by change
@@ -57,20 +57,22 @@ def compare(now: Mapping[str, Json], before: Mapping[str, Json]) -> dict[str, Js
     """Compare two records.
 
     Returns:
-        The record `now` with an entry ``against``, the values of an `Against`.
+        The record `now` with an entry ``against``, the values of an `ResultsComparison`.
     """
     new, old = model.of_run(now), model.of_run(before)
     return {**now, "against": model.plain(against(new, old, differences(new, old)))}
 
 
-def against(now: RunRecord, before: RunRecord, differs: Sequence[str]) -> Against:
+def against(now: RunRecord, before: RunRecord, differs: Sequence[str]) -> ResultsComparison:
     """Compare the checks of two records."""
     new = {check.id: check for check in checks(now)}
     old = {check.id: check for check in checks(before)}
     order = list(MEANS)
     rows = [_row(new.get(key), old.get(key)) for key in {**new, **old}]
     rows.sort(key=lambda row: order.index(row.change))
-    return Against(summary=_sentence(rows, differs), differs=tuple(differs), rows=tuple(rows))
+    return ResultsComparison(
+        summary=_sentence(rows, differs), differs=tuple(differs), rows=tuple(rows)
+    )
 
 
 def differences(now: RunRecord, before: RunRecord) -> list[str]:
@@ -101,7 +103,7 @@ def _recordings(now: TraceSource, before: TraceSource) -> tuple[object, object]:
     return (*ids[0], now.recording), (*ids[1], before.recording)
 
 
-def read_against(results: Mapping[str, Json]) -> Against | None:
+def read_against(results: Mapping[str, Json]) -> ResultsComparison | None:
     """Return the comparison that `compare` added.
 
     Returns:
@@ -110,10 +112,10 @@ def read_against(results: Mapping[str, Json]) -> Against | None:
     values = results.get("against")
     if not values:
         return None
-    return model.fitted(values, Against)
+    return model.fitted(values, ResultsComparison)
 
 
-def lines(against: Against | Json) -> list[str]:
+def lines(against: ResultsComparison | Json) -> list[str]:
     """Return a comparison as text.
 
     Args:
@@ -126,8 +128,8 @@ def lines(against: Against | Json) -> list[str]:
     if not against:
         return []
     found = against
-    if not isinstance(found, Against):
-        found = model.fitted(found, Against)
+    if not isinstance(found, ResultsComparison):
+        found = model.fitted(found, ResultsComparison)
     said = []
     for row in found.changed[:SHOWN]:
         before, now = row.before or "not examined", row.now or "not examined"
@@ -138,7 +140,7 @@ def lines(against: Against | Json) -> list[str]:
     return [found.summary, *said]
 
 
-def _row(now: Check | None, before: Check | None) -> ComparedCheck:
+def _row(now: GradedItem | None, before: GradedItem | None) -> ComparedCheck:
     one = now or before
     if one is None:
         raise ValueError("a row needs a check on one side")
@@ -152,7 +154,7 @@ def _row(now: Check | None, before: Check | None) -> ComparedCheck:
     )
 
 
-def _change(now: Check | None, before: Check | None) -> Change:
+def _change(now: GradedItem | None, before: GradedItem | None) -> Change:
     """How a check changed, decided by the first of the following that differs.
 
     Level, identical records, PSNR or error beyond the tolerance, certificate. Residuals are

@@ -64,7 +64,7 @@ COUNTS = (  # numbers that a test of an audit may have counted or computed
 
 
 @dataclass(frozen=True)
-class Table:
+class FlatTable:
     """One table."""
 
     name: str
@@ -76,7 +76,7 @@ class Table:
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
-def table(record: Record, name: str | None = None) -> Table:
+def table(record: Record, name: str | None = None) -> FlatTable:
     """Return one table of a record.
 
     Args:
@@ -92,7 +92,7 @@ def table(record: Record, name: str | None = None) -> Table:
     return of_findings(record.findings)
 
 
-def remark(record: Record, made: Table) -> str:
+def remark(record: Record, made: FlatTable) -> str:
     """Return what a table does not show: why it has no rows, or that others are missing."""
     if not made.rows:
         return clean(f"No rows: {record.summary}")
@@ -111,7 +111,7 @@ def _chosen(kind: str, name: str | None) -> str:
     return name
 
 
-def frame(made: Table) -> DataFrame:
+def frame(made: FlatTable) -> DataFrame:
     """Return a table as a data frame of pandas."""
     try:
         import pandas
@@ -123,10 +123,10 @@ def frame(made: Table) -> DataFrame:
     return pandas.DataFrame(columns)
 
 
-def of_rows(name: str, rows: Sequence[Row], columns: Iterable[str] = ()) -> Table:
+def of_rows(name: str, rows: Sequence[Row], columns: Iterable[str] = ()) -> FlatTable:
     """Return rows with equal keys as a table."""
     names = tuple(rows[0]) if rows else tuple(columns)
-    return Table(name, names, tuple(tuple(row.values()) for row in rows))
+    return FlatTable(name, names, tuple(tuple(row.values()) for row in rows))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def of_rows(name: str, rows: Sequence[Row], columns: Iterable[str] = ()) -> Tabl
 # ---------------------------------------------------------------------------------------------
 
 
-def of_findings(findings: Iterable[Finding]) -> Table:
+def of_findings(findings: Iterable[Finding]) -> FlatTable:
     """Return one row per finding.
 
     Returns:
@@ -171,7 +171,7 @@ def _finding(one: Finding) -> Row:
     }
 
 
-def of_scores(scores: Iterable[Score]) -> Table:
+def of_scores(scores: Iterable[Score]) -> FlatTable:
     """Return one row per score.
 
     Returns:
@@ -235,7 +235,7 @@ FINDING = (
 # ---------------------------------------------------------------------------------------------
 
 
-def _of_audit(record: AuditRecord, name: str | None) -> Table:
+def _of_audit(record: AuditRecord, name: str | None) -> FlatTable:
     """One table of an audit."""
     chosen = _chosen("audit", name)
     if chosen == "curves":
@@ -247,7 +247,7 @@ def _of_audit(record: AuditRecord, name: str | None) -> Table:
     return _of_verdicts(record.audit)
 
 
-def _of_verdicts(audit: AuditPart) -> Table:
+def _of_verdicts(audit: AuditPart) -> FlatTable:
     """One row per test, with the rate of success and its interval."""
     rows: list[Row] = []
     for one in audit.verdicts:
@@ -281,7 +281,7 @@ def _of_verdicts(audit: AuditPart) -> Table:
     return of_rows("verdicts", rows, ("epsilon", "adversary", "node", "test", "attack", "verdict"))
 
 
-def _of_curves(audit: AuditPart) -> Table:
+def _of_curves(audit: AuditPart) -> FlatTable:
     """One row per point, adversary and attack."""
     rows: list[Row] = []
     for curve in audit.curves:
@@ -300,7 +300,7 @@ def _of_curves(audit: AuditPart) -> Table:
     return of_rows("curves", rows, ("epsilon", "adversary", "attack"))
 
 
-def _of_views(audit: AuditPart) -> Table:
+def _of_views(audit: AuditPart) -> FlatTable:
     """One row per view bound."""
     rows: list[Row] = []
     for point in audit.grid:
@@ -330,7 +330,7 @@ def _of_views(audit: AuditPart) -> Table:
 # ---------------------------------------------------------------------------------------------
 
 
-def of_gate(gate: GatePart, name: str | None = None) -> Table:
+def of_gate(gate: GatePart, name: str | None = None) -> FlatTable:
     """Return one table of a gate.
 
     Args:
@@ -341,7 +341,7 @@ def of_gate(gate: GatePart, name: str | None = None) -> Table:
     return _of_rules(gate)
 
 
-def _of_rules(gate: GatePart) -> Table:
+def _of_rules(gate: GatePart) -> FlatTable:
     """One row per rule."""
     rows: list[Row] = []
     for rule in gate.rules:
@@ -362,7 +362,7 @@ def _of_rules(gate: GatePart) -> Table:
     return of_rows("rules", rows, ("kind", "cell", "measure", "status", "value", "limit"))
 
 
-def _of_measures(gate: GatePart) -> Table:
+def _of_measures(gate: GatePart) -> FlatTable:
     """One row per cell, measure and seed."""
     rows: list[Row] = []
     for cell in gate.cells:
@@ -387,7 +387,7 @@ def _of_measures(gate: GatePart) -> Table:
 # ---------------------------------------------------------------------------------------------
 
 
-def of_sweep(sweep: SweepPart, name: str | None = None) -> Table:
+def of_sweep(sweep: SweepPart, name: str | None = None) -> FlatTable:
     """Return one table of a sweep.
 
     Args:
@@ -398,7 +398,7 @@ def of_sweep(sweep: SweepPart, name: str | None = None) -> Table:
     return _of_points(sweep)
 
 
-def _of_points(sweep: SweepPart) -> Table:
+def _of_points(sweep: SweepPart) -> FlatTable:
     """One row per point, with the range of the medians of its seeds."""
     runs = runs_of(sweep)
     rows: list[Row] = []
@@ -433,7 +433,7 @@ def _of_points(sweep: SweepPart) -> Table:
     return of_rows("points", rows, (*sweep.axes, "attack", "adversary"))
 
 
-def _of_cells(sweep: SweepPart) -> Table:
+def _of_cells(sweep: SweepPart) -> FlatTable:
     """One row per cell."""
     rows: list[Row] = []
     for cell in sweep.cells:

@@ -60,7 +60,7 @@ CONTROLS = ("recording", "attacked", "positive", "negative")  # kinds of rules
 
 
 @dataclass(frozen=True)
-class Check:
+class GradedItem:
     """One item that was examined; all texts are cleaned, but not escaped."""
 
     id: str  # a digest of what was examined, independent of the outcome
@@ -89,7 +89,7 @@ class Check:
         return (RANK[self.level], *self.harm)
 
 
-def checks(record: RunRecord | Mapping[str, object]) -> list[Check]:
+def checks(record: RunRecord | Mapping[str, object]) -> list[GradedItem]:
     """Return all checks of a record.
 
     Returns:
@@ -99,7 +99,7 @@ def checks(record: RunRecord | Mapping[str, object]) -> list[Check]:
     return sorted(_unique(_listed(typed)), key=lambda check: check.rank, reverse=True)
 
 
-def _listed(record: RunRecord) -> list[Check]:
+def _listed(record: RunRecord) -> list[GradedItem]:
     found = []
     if isinstance(record, AuditRecord):
         found += [_verdict(record, verdict) for verdict in record.audit.verdicts]
@@ -120,7 +120,7 @@ def is_settled(record: RunRecord) -> bool:
     return bool(_listed(record) or record.undetermined)
 
 
-def counts(found: Iterable[Check]) -> dict[Level, int]:
+def counts(found: Iterable[GradedItem]) -> dict[Level, int]:
     """Count checks."""
     counted = Counter(check.level for check in found)
     return {level: counted[level] for level in RANK}
@@ -160,7 +160,7 @@ def level(finding: Finding) -> Level:
     return "note"
 
 
-def _finding(record: RunRecord, finding: Finding) -> Check:
+def _finding(record: RunRecord, finding: Finding) -> GradedItem:
     leak = finding.leak
     cell = given(finding.cell, None)
     point = f", {cell_of(finding)}" if cell else ""
@@ -174,7 +174,7 @@ def _finding(record: RunRecord, finding: Finding) -> Check:
         # Fingerprints of earlier versions were computed from this text.
         repr(None if cell is None else {"epsilon": cell.epsilon, "seed": cell.seed}),
     )
-    return Check(
+    return GradedItem(
         id=mark,
         name=clean(f"{named(finding.nodes)}: {source} observed by {finding.adversary}{point}"),
         rule=clean(finding.attack),
@@ -190,14 +190,14 @@ def _finding(record: RunRecord, finding: Finding) -> Check:
     )
 
 
-def _verdict(record: RunRecord, one: VerdictEntry) -> Check:
+def _verdict(record: RunRecord, one: VerdictEntry) -> GradedItem:
     verdict = Verdict[one.verdict]
     guarantee = one.promise.name if one.promise else "no guarantee"
     # Fingerprints of earlier versions were computed from this text.
     marked = one.promise.name if one.promise else "no promise"
     test = test_words(one)
     place = f"node {one.node}, adversary {one.adversary}, {point_of(one.epsilon)}"
-    return Check(
+    return GradedItem(
         id=_mark(record, one, one.test, marked, repr(one.epsilon)),
         name=clean(f"{test} ({one.attack}): {guarantee}, {place}"),
         rule=clean(one.test),
@@ -212,12 +212,12 @@ def _verdict(record: RunRecord, one: VerdictEntry) -> Check:
     )
 
 
-def _gated(rule: RuleEntry, cell: CellEntry | None) -> Check:
+def _gated(rule: RuleEntry, cell: CellEntry | None) -> GradedItem:
     """A rule as a check; the lint of a recording has no cell because it involves no adversary."""
     what = f"{rule.kind} {rule.measure}".strip()
     mark = repr((rule.cell, what)).encode("utf-8", "backslashreplace")
     found = rule.status in ("OVER", "REGRESSION", "CONTRADICTED")
-    return Check(
+    return GradedItem(
         id=hashlib.sha256(mark).hexdigest(),
         name=clean(f"{rule.cell}: {rule_name(rule)}"),
         rule=clean(cell.attack if cell else rule.measure or rule.kind),
@@ -239,7 +239,7 @@ def _mark(record: RunRecord, one: Finding | VerdictEntry, *more: object) -> str:
     return hashlib.sha256(repr(what).encode("utf-8", "backslashreplace")).hexdigest()
 
 
-def _unique(found: Sequence[Check]) -> Iterator[Check]:
+def _unique(found: Sequence[GradedItem]) -> Iterator[GradedItem]:
     seen = Counter[str]()
     for check in found:
         seen[check.id] += 1

@@ -25,8 +25,8 @@ from leakaudit.reporting.findings.wording import (
 )
 from leakaudit.reporting.findings.worst_case import (
     FAILURE,
-    Outcome,
     WorstCase,
+    WorstOutcome,
     is_outsider,
     who,
     whom,
@@ -52,12 +52,12 @@ from leakaudit.reporting.results.model import (
 MOST = 3  # most recommendations: more are not read
 _SCORE = "leakaudit report results.json --rescore --truth trace.truth.pt"
 # Severity of the worst case of an attack; everything else is a warning.
-_LEVELS: dict[Outcome, grading.Level] = {
-    Outcome.EXACT: "error",
-    Outcome.INTERVAL: "error",
-    Outcome.NOTHING: "note",
-    Outcome.NOT_DETERMINED: "note",
-    Outcome.NOT_EXAMINED: "note",
+_LEVELS: dict[WorstOutcome, grading.Level] = {
+    WorstOutcome.EXACT: "error",
+    WorstOutcome.INTERVAL: "error",
+    WorstOutcome.NOTHING: "note",
+    WorstOutcome.NOT_DETERMINED: "note",
+    WorstOutcome.NOT_EXAMINED: "note",
 }
 _UNDECIDED = ("VOID", "NOT_COMPARABLE", "TOO_FEW_SEEDS", "INCONCLUSIVE")
 # Measures of a gate that concern recovered inputs, not labels or epsilon.
@@ -128,7 +128,7 @@ def _attack(record: RunRecord) -> Overview:
     doubts = given(record.unclear, ())
     if doubts:
         level = "warning"
-        badge = Outcome.CONTRADICTED.value
+        badge = WorstOutcome.CONTRADICTED.value
         certainty = f"The recording is not what it declares: {'; '.join(doubts)}. {certainty}"
     remarks = given(record.unverified, ())
     if remarks:
@@ -174,10 +174,10 @@ def _attack_facts(record: RunRecord, finding: Finding | None) -> tuple[tuple[str
 
 def _attack_advice(record: RunRecord, case: WorstCase) -> list[Advice]:
     finding = case.finding
-    if finding is None or case.outcome is Outcome.NOT_UNDERSTOOD:
+    if finding is None or case.outcome is WorstOutcome.NOT_UNDERSTOOD:
         return _advice_without_leak(record)
     advice = []
-    if case.outcome is Outcome.CONTRADICTED or given(record.unclear, ()):
+    if case.outcome is WorstOutcome.CONTRADICTED or given(record.unclear, ()):
         return [
             Advice(
                 "Check that the truth file is that of this recording, and that the program records "
@@ -186,7 +186,12 @@ def _attack_advice(record: RunRecord, case: WorstCase) -> list[Advice]:
             ),
             Advice("Score the stored results again with the right truth.", _SCORE),
         ]
-    if case.outcome in (Outcome.EXACT, Outcome.INTERVAL, Outcome.CLOSE, Outcome.RECOGNISABLE):
+    if case.outcome in (
+        WorstOutcome.EXACT,
+        WorstOutcome.INTERVAL,
+        WorstOutcome.CLOSE,
+        WorstOutcome.RECOGNISABLE,
+    ):
         if is_outsider(finding.adversary):
             advice.append(
                 Advice(
@@ -410,7 +415,7 @@ def _gate(record: CheckRecord) -> Overview:
     badges: dict[int, tuple[grading.Level, str]] = {
         0: ("note", "Within the limits"),
         1: ("error", "Over the limits"),
-        3: ("warning", Outcome.CONTRADICTED.value),
+        3: ("warning", WorstOutcome.CONTRADICTED.value),
     }
     level, badge = badges[gate.code]
     adversary = cell.adversary if cell is not None else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leakaudit.core.trace import Json
-from leakaudit.reporting.findings.comparison import Against, read_against
+from leakaudit.reporting.findings.comparison import ResultsComparison, read_against
 from leakaudit.reporting.results import model
 from leakaudit.reporting.results.model import RunRecord
 
@@ -55,11 +55,11 @@ class Passage:
 
 
 @dataclass(frozen=True)
-class Shown:
+class DisplayRecord:
     """A record as a report shows it."""
 
     record: RunRecord
-    against: Against | None = None  # comparison with an earlier record, None for none
+    against: ResultsComparison | None = None  # comparison with an earlier record, None for none
     gallery: Sequence[Section] = field(default_factory=tuple)  # images, empty if they are omitted
     # file in the repository that SARIF points at, None if it is not specified
     location: str | None = None
@@ -69,7 +69,7 @@ class Shown:
     prefix: str = ""
 
     @classmethod
-    def of(cls, results: Mapping[str, Json]) -> Shown:
+    def of(cls, results: Mapping[str, Json]) -> DisplayRecord:
         """Convert the JSON values that a report receives.
 
         Args:

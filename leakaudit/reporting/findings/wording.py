@@ -92,7 +92,7 @@ _TEST_WORDS = {TestName.VIEW.value: "view bound against the claim"}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RuleOutcome:
     """An outcome of a rule of a gate, in the words of every report."""
 
     word: str  # in one to three words; capitals mark what needs attention
@@ -101,25 +101,31 @@ class Outcome:
 
 # The vocabulary of a gate: text, Markdown, HTML, JUnit, annotations and SARIF use these words.
 OUTCOMES = {
-    RuleStatus.OK: Outcome("ok", "within the limit"),
-    RuleStatus.OVER: Outcome("OVER BUDGET", "over the budget"),
-    RuleStatus.REGRESSION: Outcome("REGRESSION", "increased over the baseline"),
-    RuleStatus.CONTRADICTED: Outcome(
+    RuleStatus.OK: RuleOutcome("ok", "within the limit"),
+    RuleStatus.OVER: RuleOutcome("OVER BUDGET", "over the budget"),
+    RuleStatus.REGRESSION: RuleOutcome("REGRESSION", "increased over the baseline"),
+    RuleStatus.CONTRADICTED: RuleOutcome(
         "NOT AS DECLARED", "the recording contradicts its own declarations"
     ),
-    RuleStatus.ACCEPTED: Outcome("accepted", "over the limit, but accepted until a stated date"),
-    RuleStatus.WARNING: Outcome("warning", "over a budget of level warn, or a warning of the lint"),
-    RuleStatus.INCONCLUSIVE: Outcome(
+    RuleStatus.ACCEPTED: RuleOutcome(
+        "accepted", "over the limit, but accepted until a stated date"
+    ),
+    RuleStatus.WARNING: RuleOutcome(
+        "warning", "over a budget of level warn, or a warning of the lint"
+    ),
+    RuleStatus.INCONCLUSIVE: RuleOutcome(
         "INCONCLUSIVE", "an increase that is not significant; more seeds would decide"
     ),
-    RuleStatus.TOO_FEW_SEEDS: Outcome(
+    RuleStatus.TOO_FEW_SEEDS: RuleOutcome(
         "TOO FEW SEEDS", "so few seeds cannot show an increase, or what a recording contains"
     ),
-    RuleStatus.NOT_COMPARABLE: Outcome(
+    RuleStatus.NOT_COMPARABLE: RuleOutcome(
         "NOT COMPARABLE", "the baseline is missing or was measured differently"
     ),
-    RuleStatus.VOID: Outcome("CONTROL FAILED", "a control failed, so the gate is inconclusive"),
-    RuleStatus.UNTESTED: Outcome("nothing to score", "nothing to test; does not affect the result"),
+    RuleStatus.VOID: RuleOutcome("CONTROL FAILED", "a control failed, so the gate is inconclusive"),
+    RuleStatus.UNTESTED: RuleOutcome(
+        "nothing to score", "nothing to test; does not affect the result"
+    ),
 }
 _UNJUDGED = "CANNOT BE JUDGED"  # a budget that is void: no control has failed
 # Severities of checks (`reporting.findings.grading.Level`) in the words of every report. SARIF and

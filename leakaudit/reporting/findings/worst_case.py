@@ -54,7 +54,7 @@ DECLARED = {"samples": "number of records", "shape": "shape of a record"}
 NOT_EXAMINED = EvidenceEntry(subject="samples", origin="UNKNOWN", detail="")
 
 
-class Outcome(Enum):
+class WorstOutcome(Enum):
     """What the worst case is; the value is its badge."""
 
     EXACT = "Leak"
@@ -79,7 +79,7 @@ class WorstCase:
 
     says: str  # what was recovered from whom and by whom: one sentence
     certainty: str  # how certain this is: one or two sentences
-    outcome: Outcome  # the kind of the worst case
+    outcome: WorstOutcome  # the kind of the worst case
     finding: Finding | None = None  # the finding that shows it best, None if there is none
     proven: bool = False  # whether the attack was certain without access to the truth
 
@@ -117,15 +117,17 @@ def worst_case(
             f"{who(top.adversary)} recovered training data of {named(top.nodes)} to within narrow "
             "intervals.",
             "The intervals are certain without seeing the originals." + _not_as_declared(intervals),
-            Outcome.INTERVAL,
+            WorstOutcome.INTERVAL,
             top,
             proven=True,
         )
     case = _best_approximation(findings, noun)
     unknown = {one.node for one in undetermined if one.understood is False}
-    if unknown and case.outcome is Outcome.NOTHING:
+    if unknown and case.outcome is WorstOutcome.NOTHING:
         more = f"The messages about {counted(len(unknown), 'other node')} are not understood."
-        return replace(case, certainty=f"{case.certainty} {more}", outcome=Outcome.NOT_UNDERSTOOD)
+        return replace(
+            case, certainty=f"{case.certainty} {more}", outcome=WorstOutcome.NOT_UNDERSTOOD
+        )
     return case
 
 
@@ -137,19 +139,19 @@ def _best_approximation(findings: Sequence[Finding], noun: str) -> WorstCase:
             f"What {whom(top.adversary)} observes determines gradients of "
             f"{named(top.nodes)}, but no available attack can use them.",
             FAILURE,
-            Outcome.UNUSED,
+            WorstOutcome.UNUSED,
             top,
         )
     if top.scores is None:
         return _unscored(top, noun)
     case = _approximate(top, top.scores, noun)
-    if case.outcome is not Outcome.NOTHING:
+    if case.outcome is not WorstOutcome.NOTHING:
         return case
     # Another attack may have found labels or tokens.
     for one in sorted(findings, key=_learned, reverse=True):
         if one.scores is not None:
             other = _without_inputs(one, one.scores, noun)
-            if other.outcome is not Outcome.NOTHING:
+            if other.outcome is not WorstOutcome.NOTHING:
                 return other
     return case
 
@@ -273,7 +275,7 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
     return WorstCase(
         f"{who(adversary)} recovered {what}.",
         certainty,
-        Outcome.EXACT,
+        WorstOutcome.EXACT,
         top,
         proven=proven == exact and not wrong,
     )
@@ -312,7 +314,7 @@ def _contradicted(findings: Sequence[Finding]) -> WorstCase | None:
         "exact, but none of them equals its original.",
         f"{ALTERED}, the truth is that of another run, or the attack is wrong: nothing can be "
         "concluded before this is settled.",
-        Outcome.CONTRADICTED,
+        WorstOutcome.CONTRADICTED,
         top,
     )
 
@@ -451,7 +453,7 @@ def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:
     error = best(scores.relative_error, min)
     if psnr is not None:
         near = f"{psnr:.1f} dB PSNR"
-        outcome = Outcome.CLOSE if psnr >= CLOSE else Outcome.RECOGNISABLE
+        outcome = WorstOutcome.CLOSE if psnr >= CLOSE else WorstOutcome.RECOGNISABLE
         meaning = "close to the original" if psnr >= CLOSE else "recognisable"
         reached = psnr >= RECOGNISABLE
         says = (
@@ -460,13 +462,13 @@ def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:
         missed = "recovered no recognisable training image"
     elif tokens is not None:
         near = f"{tokens:.0%} of its tokens"
-        outcome = Outcome.RECOGNISABLE
+        outcome = WorstOutcome.RECOGNISABLE
         reached = tokens >= FEW_TOKENS
         says = f"{someone} reconstructed a training text of {owners} with {near}."
         missed = "recovered no training text"
     elif error is not None:
         near = f"a relative error of {error:.2g}"
-        outcome = Outcome.RECOGNISABLE
+        outcome = WorstOutcome.RECOGNISABLE
         reached = error <= FAR
         says = f"{someone} reconstructed a training {noun} of {owners} with {near}."
         missed = f"recovered no training {noun}"
@@ -475,7 +477,7 @@ def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:
     identified = any(values(scores.identified))
     if not reached:
         says = f"{someone} {missed}; the closest one, of {owners}, has {near}."
-        outcome = Outcome.IDENTIFIED if identified else Outcome.NOTHING
+        outcome = WorstOutcome.IDENTIFIED if identified else WorstOutcome.NOTHING
     certainty = "This was measured by comparison with the originals."
     if top.certificate.name == "FAILED":
         certainty += " By its own judgement, the attack failed."
@@ -498,7 +500,7 @@ def _without_inputs(top: Finding, scores: Scores, noun: str) -> WorstCase:
             f"{someone} learned {scores.labels_found:.0%} of the labels of {owners}, "
             f"but recovered no training {noun}.",
             compared,
-            Outcome.LABELS,
+            WorstOutcome.LABELS,
             top,
         )
     if not isinstance(scores.tokens_found, UnsetType) and scores.tokens_found:
@@ -509,11 +511,11 @@ def _without_inputs(top: Finding, scores: Scores, noun: str) -> WorstCase:
             f"{someone} learned which tokens occur in the training texts of {owners}: "
             f"{scores.tokens_found:.0%} of them, {wrong}.",
             compared,
-            Outcome.TOKENS,
+            WorstOutcome.TOKENS,
             top,
         )
     says = f"{someone} recovered no training {noun} of {owners}."
-    return WorstCase(says, FAILURE, Outcome.NOTHING, top)
+    return WorstCase(says, FAILURE, WorstOutcome.NOTHING, top)
 
 
 def _unscored(top: Finding, noun: str) -> WorstCase:
@@ -521,12 +523,12 @@ def _unscored(top: Finding, noun: str) -> WorstCase:
     someone = who(top.adversary)
     if top.certificate.name == "FAILED":
         says = f"{someone} recovered nothing that explains what {named(top.nodes)} sent."
-        return WorstCase(says, FAILURE, Outcome.NOTHING, top)
+        return WorstCase(says, FAILURE, WorstOutcome.NOTHING, top)
     return WorstCase(
         f"{someone} computed possible inputs of {named(top.nodes)}, of which none is proven.",
         f"Whether these are training {noun}s is not known: they may not explain what was sent, or "
         "others explain it as well, and there was no truth file to compare with.",
-        Outcome.FITS,
+        WorstOutcome.FITS,
         top,
     )
 
@@ -539,20 +541,20 @@ def _nothing_determined(undetermined: Sequence[Undetermined]) -> WorstCase:
             "known what they reveal.",
             "They are not those that the declared protocol sends, or its description does not say "
             "how they depend on data; nothing can be concluded.",
-            Outcome.NOT_UNDERSTOOD,
+            WorstOutcome.NOT_UNDERSTOOD,
         )
     nodes = {one.node for one in undetermined}
     if not nodes:
         return WorstCase(
             "Nothing was examined.",
             "No attack was made, so nothing follows for privacy.",
-            Outcome.NOT_EXAMINED,
+            WorstOutcome.NOT_EXAMINED,
         )
     return WorstCase(
         f"What was observed determines no gradient of the {counted(len(nodes), 'node')} examined.",
         "This holds for the adversaries and rounds that were tried, and is not evidence of "
         "privacy.",
-        Outcome.NOT_DETERMINED,
+        WorstOutcome.NOT_DETERMINED,
     )
 
 

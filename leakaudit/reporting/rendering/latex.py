@@ -57,7 +57,7 @@ _GREEK = dict(zip(_LETTERS, _COMMANDS, strict=True))
 
 
 @dataclass(frozen=True)
-class Column:
+class LatexColumn:
     """One column."""
 
     heading: str
@@ -65,7 +65,7 @@ class Column:
 
 
 def table(
-    columns: Sequence[Column], rows: Sequence[Sequence[str]], caption: str, label: str
+    columns: Sequence[LatexColumn], rows: Sequence[Sequence[str]], caption: str, label: str
 ) -> str:
     """Return a table for a document that uses booktabs, and longtable if the table is long.
 

@@ -27,7 +27,7 @@ from leakaudit._util.plain import Number as Number
 from leakaudit._util.plain import decoded as decoded
 from leakaudit._util.plain import encoded as encoded
 from leakaudit.core import display
-from leakaudit.core.display import Displayed
+from leakaudit.core.display import CardDisplay
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.evidence import Evidence, Origin
 from leakaudit.core.quantities import QUANTITIES, Data, Metrics, Place, Quantity, add_columns, shown
@@ -1190,7 +1190,7 @@ class SweepPart(_Entry, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------
 
 
-class _Record(Displayed, _Entry, frozen=True, kw_only=True):
+class _Record(CardDisplay, _Entry, frozen=True, kw_only=True):
     """What the records of all kinds share."""
 
     def to_pandas(self, table: str | None = None) -> DataFrame:

@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
 from leakaudit.core.errors import LeakauditError, suggest
-from leakaudit.reporting.trackers.content import Content
+from leakaudit.reporting.trackers.content import TrackerContent
 
 # The oldest versions with which the tests of the trackers pass; the extras in pyproject.toml repeat
 # them. MLflow 3.1 fails with the SQLAlchemy of constraints.txt, and those between were not tried.
@@ -20,7 +20,7 @@ OLDEST = {"tensorboard": "2.18", "mlflow": "3.10", "wandb": "0.19"}
 
 def send(
     tracker: str,
-    content: Content,
+    content: TrackerContent,
     *,
     to: str | None,
     name: str | None,

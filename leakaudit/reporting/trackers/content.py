@@ -47,7 +47,7 @@ Values = Iterator[tuple[str, float]]
 
 
 @dataclass(frozen=True)
-class Content:
+class TrackerContent:
     """What is sent."""
 
     kind: str  # kind of the record: attack, audit, check or sweep
@@ -68,7 +68,7 @@ def gather(
     pictures: bool,
     redact: bool,
     key: str | None,
-) -> Content:
+) -> TrackerContent:
     """Select what is sent of a record.
 
     Args:
@@ -91,7 +91,7 @@ def gather(
         record_file.whole(results, folder)
         files = tuple(_files(record, folder))
         images = _images(record, folder)
-    return Content(
+    return TrackerContent(
         kind=model.kind_of(record),
         headline=wording.clean(record.summary),
         report=registry.get("reports", "markdown")(results),

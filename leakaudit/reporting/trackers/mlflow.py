@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from leakaudit.reporting.trackers.content import RECORD, REPORT, Content
+from leakaudit.reporting.trackers.content import RECORD, REPORT, TrackerContent
 
 EXPERIMENT = "leakaudit"
 NOTE = "mlflow.note.content"  # the tag that MLflow displays as the description of a run
 
 
-def send(content: Content, to: str | None, name: str, step: int, settings: dict[str, Any]) -> str:
+def send(
+    content: TrackerContent, to: str | None, name: str, step: int, settings: dict[str, Any]
+) -> str:
     """Write to the active run, or to a new one.
 
     Only a client is used, so that neither the active run nor the tracking URI of the process
@@ -51,7 +53,7 @@ def _new_run(client: Any, name: str, experiment: str = EXPERIMENT, **settings: A
     return str(client.create_run(number, run_name=name, **settings).info.run_id)
 
 
-def _write(client: Any, run: str, content: Content, step: int) -> None:
+def _write(client: Any, run: str, content: TrackerContent, step: int) -> None:
     for metric, value in content.metrics.items():
         client.log_metric(run, metric, value, step=step)
     for tag, image in content.images.items():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from leakaudit.reporting.trackers.content import Content, pixels
+from leakaudit.reporting.trackers.content import TrackerContent, pixels
 
 
-def send(content: Content, to: str | None, name: str, step: int, settings: dict[str, Any]) -> str:
+def send(
+    content: TrackerContent, to: str | None, name: str, step: int, settings: dict[str, Any]
+) -> str:
     """Write an event file.
 
     Args:

@@ -6,12 +6,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from leakaudit.reporting.trackers.content import RECORD, REPORT, Content
+from leakaudit.reporting.trackers.content import RECORD, REPORT, TrackerContent
 
 PROJECT = "leakaudit"
 
 
-def send(content: Content, to: str | None, name: str, step: int, settings: dict[str, Any]) -> str:
+def send(
+    content: TrackerContent, to: str | None, name: str, step: int, settings: dict[str, Any]
+) -> str:
     """Write to the active run, or to a new one.
 
     Args:
@@ -28,7 +30,7 @@ def send(content: Content, to: str | None, name: str, step: int, settings: dict[
         return str(run.id)
 
 
-def _write(wandb: Any, run: Any, content: Content, step: int) -> None:
+def _write(wandb: Any, run: Any, content: TrackerContent, step: int) -> None:
     images = {tag: wandb.Image(image) for tag, image in content.images.items()}
     for path in content.files:
         images[path.stem] = wandb.Image(str(path))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leakaudit.reporting.viewing.summaries import Run
+from leakaudit.reporting.viewing.summaries import RunSummary
 
 MOST = 12  # runs side by side; a choice
 NONE = "-"  # a property that a run does not have
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One property of several runs."""
 
     name: str
@@ -25,15 +25,15 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class ComparisonTable:
     """Several runs side by side."""
 
-    runs: Sequence[Run]
-    different: Sequence[Row]  # properties that differ
-    equal: Sequence[Row]
+    runs: Sequence[RunSummary]
+    different: Sequence[ComparisonRow]  # properties that differ
+    equal: Sequence[ComparisonRow]
 
 
-def table(runs: Sequence[Run]) -> Table:
+def table(runs: Sequence[RunSummary]) -> ComparisonTable:
     """Compare runs by what the list knows about them."""
     columns = [properties(run) for run in runs]
     names: dict[str, None] = {}
@@ -42,13 +42,13 @@ def table(runs: Sequence[Run]) -> Table:
     rows = []
     for name in names:
         cells = tuple(column.get(name) or NONE for column in columns)
-        rows.append(Row(name, cells))
+        rows.append(ComparisonRow(name, cells))
     different = [row for row in rows if row.differs]
     equal = [row for row in rows if not row.differs and row.cells[0] != NONE]
-    return Table(runs, different, equal)
+    return ComparisonTable(runs, different, equal)
 
 
-def properties(run: Run) -> dict[str, str]:
+def properties(run: RunSummary) -> dict[str, str]:
     """Return what is compared."""
     return {
         "summary": run.says,
@@ -66,7 +66,7 @@ def properties(run: Run) -> dict[str, str]:
     }
 
 
-def in_time(runs: Sequence[Run]) -> tuple[Run, Run] | None:
+def in_time(runs: Sequence[RunSummary]) -> tuple[RunSummary, RunSummary] | None:
     """Return the earlier and the later of two runs whose checks can be compared.
 
     Returns:
@@ -78,6 +78,6 @@ def in_time(runs: Sequence[Run]) -> tuple[Run, Run] | None:
     return before, now
 
 
-def _started(run: Run) -> tuple[str, str]:
+def _started(run: RunSummary) -> tuple[str, str]:
     """The start in whole seconds; runs of the same second are in the order of their places."""
     return run.started, run.place

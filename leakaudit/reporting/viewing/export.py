@@ -11,7 +11,7 @@ from leakaudit._util.files import UNFINISHED, replacing
 from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.viewing import files, pages
 from leakaudit.reporting.viewing.filters import Query
-from leakaudit.reporting.viewing.index import Index
+from leakaudit.reporting.viewing.index import RunIndex
 from leakaudit.reporting.viewing.reports import Reports
 
 PAGES = "runs"
@@ -20,20 +20,20 @@ _PAGE = re.compile(r"[0-9a-f]{16}\.html")
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedFiles:
     """What was written."""
 
     pages: int  # number of reports
     failed: Sequence[tuple[str, str]]  # runs without a report, each with the reason
 
 
-def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> Exported:
+def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> ExportedFiles:
     """Write the list and a page for every run.
 
     Args:
         step: Called with what is counted, how many are done, and how many there are.
     """
-    index = Index(root)
+    index = RunIndex(root)
     listing = index.listing()
     if not listing.runs:
         raise LeakauditError(f"{root}: it contains no run (no results.json that can be read)")
@@ -52,7 +52,7 @@ def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> E
     step("reports", len(listing.runs), len(listing.runs))
     _write(target / pages.LIST, pages.listed(listing, Query(), index.root.name, static=True))
     _remove_others(target / PAGES, {f"{run.id}.html" for run in listing.runs})
-    return Exported(len(listing.runs) - len(failed), failed)
+    return ExportedFiles(len(listing.runs) - len(failed), failed)
 
 
 def _expect_free(target: Path) -> None:

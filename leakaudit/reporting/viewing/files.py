@@ -14,7 +14,7 @@ ENTRIES = 200_000  # entries of all folders that are looked at; a choice
 DEPTH = 16  # folders inside each other; a choice
 
 
-class Unreadable(Exception):
+class UnreadableFile(Exception):
     """A file cannot be shown; the message says why."""
 
 
@@ -60,15 +60,15 @@ def _read(path: Path, start: int, limit: int) -> bytes:
         handle = os.open(path, flags)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "the name cannot be used"
-        raise Unreadable(f"it cannot be read: {reason}") from None
+        raise UnreadableFile(f"it cannot be read: {reason}") from None
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise Unreadable("it is not a regular file")
+            raise UnreadableFile("it is not a regular file")
         try:
             file.seek(start)
             return file.read(limit)
         except OSError as error:
-            raise Unreadable(f"it cannot be read: {error.strerror}") from None
+            raise UnreadableFile(f"it cannot be read: {error.strerror}") from None
 
 
 def folders(root: Path, skipped: frozenset[str]) -> Iterator[tuple[Path, frozenset[str]]]:

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 from leakaudit.reporting.findings.grading import RANK
 from leakaudit.reporting.findings.wording import clean
-from leakaudit.reporting.viewing.summaries import Run
+from leakaudit.reporting.viewing.summaries import RunSummary
 
 LONGEST = 200  # characters of a value in an address
 FIELDS = ("q", "kind", "protocol", "adversary", "verdict", "commit", "since", "until", "sort")
@@ -24,7 +24,7 @@ SORTS = {
 }
 
 
-def values(run: Run, name: str) -> tuple[str, ...]:
+def values(run: RunSummary, name: str) -> tuple[str, ...]:
     """Return the values of one property that a filter compares."""
     if name == "adversary":
         return run.adversaries
@@ -74,7 +74,7 @@ class Query:
                 chosen[name] = value
         return f"?{urlencode({**chosen, **more})}"
 
-    def matches(self, run: Run) -> bool:
+    def matches(self, run: RunSummary) -> bool:
         """Return whether a run is shown."""
         for name in EXACT:
             wanted = getattr(self, name)
@@ -86,7 +86,7 @@ class Query:
             return False
         return all(word in run.text for word in self.q.lower().split())
 
-    def apply(self, runs: Sequence[Run]) -> list[Run]:
+    def apply(self, runs: Sequence[RunSummary]) -> list[RunSummary]:
         """Choose and sort runs.
 
         Args:
@@ -102,22 +102,25 @@ class Query:
         return found
 
 
-def _started(run: Run) -> str:
+def _started(run: RunSummary) -> str:
     return run.started
 
 
-def _severity(run: Run) -> tuple[object, ...]:
+def _severity(run: RunSummary) -> tuple[object, ...]:
     return (-RANK[run.level],)
 
 
-def _protocol(run: Run) -> tuple[object, ...]:
+def _protocol(run: RunSummary) -> tuple[object, ...]:
     return (run.protocol,)
 
 
-_KEYS: dict[str, Callable[[Run], tuple[object, ...]]] = {"worst": _severity, "protocol": _protocol}
+_KEYS: dict[str, Callable[[RunSummary], tuple[object, ...]]] = {
+    "worst": _severity,
+    "protocol": _protocol,
+}
 
 
-def options(runs: Sequence[Run]) -> dict[str, list[tuple[str, int]]]:
+def options(runs: Sequence[RunSummary]) -> dict[str, list[tuple[str, int]]]:
     """Return what can be chosen."""
     found = {}
     for name in EXACT:

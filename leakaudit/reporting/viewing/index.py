@@ -16,9 +16,9 @@ from leakaudit._util.files import resolved
 from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.findings.wording import clean
 from leakaudit.reporting.viewing import files, running
-from leakaudit.reporting.viewing.files import Unreadable
+from leakaudit.reporting.viewing.files import UnreadableFile
 from leakaudit.reporting.viewing.running import Progress
-from leakaudit.reporting.viewing.summaries import RECORD, Run, identifier, summarise
+from leakaudit.reporting.viewing.summaries import RECORD, RunSummary, identifier, summarise
 
 # Folders inside a run with files that are no runs of their own.
 PARTS = frozenset({"cells", "errors", "unfinished", "node_modules", "__pycache__"})
@@ -28,7 +28,7 @@ Stamp = tuple[int, int, int, int]  # device, number, size and time of a file
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenRun:
     """A folder whose results.json cannot be read."""
 
     place: str  # the folder, relative to the folder that is shown
@@ -36,12 +36,12 @@ class Broken:
 
 
 @dataclass(frozen=True)
-class Listing:
+class FolderListing:
     """What a folder contains at one time."""
 
-    runs: Sequence[Run] = ()  # the runs, in the order of their places
+    runs: Sequence[RunSummary] = ()  # the runs, in the order of their places
     progress: Sequence[Progress] = ()
-    broken: Sequence[Broken] = ()  # folders whose results.json cannot be read
+    broken: Sequence[BrokenRun] = ()  # folders whose results.json cannot be read
     # folders of runs and of progress, by identifier
     paths: dict[str, Path] = field(default_factory=dict)
     cut: bool = False  # whether there are more than `RUNS` runs
@@ -52,7 +52,7 @@ class Listing:
         return not (self.runs or self.progress or self.broken)
 
 
-class Index:
+class RunIndex:
     """The runs of one folder."""
 
     def __init__(self, root: Path) -> None:
@@ -60,52 +60,52 @@ class Index:
         if not root.is_dir():
             raise LeakauditError(f"{root}: expected a folder with runs, found none")
         self.root = resolved(root)
-        self._known: dict[Path, tuple[Stamp, Run | Broken]] = {}
+        self._known: dict[Path, tuple[Stamp, RunSummary | BrokenRun]] = {}
         self._lock = threading.Lock()
 
-    def listing(self) -> Listing:
+    def listing(self) -> FolderListing:
         """Look through the folder."""
         with self._lock:
             return self._looked()
 
-    def _looked(self) -> Listing:
-        runs: list[Run] = []
+    def _looked(self) -> FolderListing:
+        runs: list[RunSummary] = []
         progress: list[Progress] = []
-        broken: list[Broken] = []
+        broken: list[BrokenRun] = []
         paths: dict[str, Path] = {}
-        kept: dict[Path, tuple[Stamp, Run | Broken]] = {}
+        kept: dict[Path, tuple[Stamp, RunSummary | BrokenRun]] = {}
         cut = False
         for folder, names in files.folders(self.root, PARTS):
             place = os.path.relpath(folder, self.root)
-            seen: Run | Broken | None = None
+            seen: RunSummary | BrokenRun | None = None
             if RECORD in names:
                 if len(kept) >= RUNS:
                     cut = True
                     break
                 stamp, seen = self._summary(folder / RECORD, place)
                 kept[folder] = stamp, seen
-            if isinstance(seen, Run):
+            if isinstance(seen, RunSummary):
                 runs.append(seen)
                 paths[seen.id] = folder
-            elif isinstance(seen, Broken):
+            elif isinstance(seen, BrokenRun):
                 broken.append(seen)
             found = running.progress(folder, place, names, seen)
             if found is not None:
                 progress.append(found)
                 paths[identifier(place)] = folder
         self._known = kept
-        return Listing(runs, progress, broken, paths, cut)
+        return FolderListing(runs, progress, broken, paths, cut)
 
-    def _summary(self, file: Path, place: str) -> tuple[Stamp, Run | Broken]:
+    def _summary(self, file: Path, place: str) -> tuple[Stamp, RunSummary | BrokenRun]:
         """Return what the list shows of one file, and the state of the file that it belongs to."""
         facts = files.facts(file)
         if facts is None:
-            return (0, 0, 0, 0), Broken(clean(place), "results.json is not a regular file")
+            return (0, 0, 0, 0), BrokenRun(clean(place), "results.json is not a regular file")
         stamp = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
         known = self._known.get(file.parent)
         if known is not None and known[0] == stamp:
             return known
         try:
             return stamp, summarise(file, place, facts)
-        except Unreadable as error:
-            return stamp, Broken(clean(place), clean(error))
+        except UnreadableFile as error:
+            return stamp, BrokenRun(clean(place), clean(error))

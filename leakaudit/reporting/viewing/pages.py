@@ -19,10 +19,10 @@ import leakaudit.reporting.rendering
 from leakaudit.reporting.findings.wording import SEVERITIES, clean
 from leakaudit.reporting.viewing import compare, filters
 from leakaudit.reporting.viewing.filters import Query
-from leakaudit.reporting.viewing.index import RUNS, Listing
+from leakaudit.reporting.viewing.index import RUNS, FolderListing
 from leakaudit.reporting.viewing.reports import Changes, Page
-from leakaudit.reporting.viewing.running import Cell, Progress
-from leakaudit.reporting.viewing.summaries import Run
+from leakaudit.reporting.viewing.running import FinishedCell, Progress
+from leakaudit.reporting.viewing.summaries import RunSummary
 
 ROWS = 2000  # runs on one page of the list; a choice
 BROKEN = 200  # unreadable folders that are listed
@@ -56,7 +56,7 @@ def policy(script: bool = False) -> str:
 
 
 def listed(
-    listing: Listing, query: Query, name: str, page: int = 1, *, static: bool = False
+    listing: FolderListing, query: Query, name: str, page: int = 1, *, static: bool = False
 ) -> str:
     """Render the list.
 
@@ -67,7 +67,7 @@ def listed(
     found = query.apply(listing.runs)
     last = max(1, -(-len(found) // ROWS))
     page = min(max(1, page), last)
-    shown: Sequence[Run] = found
+    shown: Sequence[RunSummary] = found
     if not static:
         shown = found[(page - 1) * ROWS : page * ROWS]
     counts = {level: 0 for level in ("error", "warning", "note")}
@@ -97,7 +97,7 @@ def listed(
     )
 
 
-def compared(runs: Sequence[Run], changes: Changes | None, why: str) -> str:
+def compared(runs: Sequence[RunSummary], changes: Changes | None, why: str) -> str:
     """Render a comparison.
 
     Args:
@@ -115,12 +115,12 @@ def compared(runs: Sequence[Run], changes: Changes | None, why: str) -> str:
     )
 
 
-def watched(progress: Progress, cells: Sequence[Cell], paused: bool) -> str:
+def watched(progress: Progress, cells: Sequence[FinishedCell], paused: bool) -> str:
     """Render the progress of a run."""
     return _render("watch.html.j2", progress=progress, cells=cells, paused=paused, refresh=REFRESH)
 
 
-def report(run: Run, page: Page) -> str:
+def report(run: RunSummary, page: Page) -> str:
     """Return the report of a run, with a way back to the list."""
     if page.html is None:
         return _render("text.html.j2", run=run, text=page.text or "")

@@ -34,7 +34,7 @@ class Page(Struct, frozen=True):
     policy: str | None = None
 
 
-class Change(Struct, frozen=True):
+class CheckChange(Struct, frozen=True):
     """One check in two runs."""
 
     change: str  # `worse`, `new`, `better`, `gone` or `same`
@@ -47,7 +47,7 @@ class Changes(Struct, frozen=True):
     """A comparison of two runs."""
 
     summary: str  # the numbers of checks by change
-    rows: tuple[Change, ...]
+    rows: tuple[CheckChange, ...]
     more: int  # number of checks that are left out
 
 

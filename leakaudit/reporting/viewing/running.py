@@ -14,7 +14,7 @@ from leakaudit.reporting.findings.wording import clean
 from leakaudit.reporting.results.cell_files import DONE, CellResult
 from leakaudit.reporting.results.progress_file import FORMAT, NAME, ProgressFile
 from leakaudit.reporting.viewing import files
-from leakaudit.reporting.viewing.files import Unreadable
+from leakaudit.reporting.viewing.files import UnreadableFile
 from leakaudit.reporting.viewing.summaries import identifier
 
 PLAN = "plan.json"
@@ -29,7 +29,7 @@ CELL = 1 << 20  # bytes of a cell's file
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageProgress:
     """One kind of work that is counted."""
 
     what: str  # what is counted, such as `cells`
@@ -48,10 +48,10 @@ class Stage:
 class Progress:
     """A run in progress, or one that was interrupted."""
 
-    id: str  # as `leakaudit.reporting.viewing.summaries.Run.id`
+    id: str  # as `leakaudit.reporting.viewing.summaries.RunSummary.id`
     place: str
     kind: str  # `sweep` or `run`
-    stages: Sequence[Stage]  # what is counted
+    stages: Sequence[StageProgress]  # what is counted
     failed: int  # number of cells without a result
     quiet: float  # seconds since a file was written
     left: float | None  # estimated seconds that are left, None if they cannot be estimated
@@ -63,7 +63,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Cell:
+class FinishedCell:
     """A finished cell of a sweep."""
 
     victim: str
@@ -92,7 +92,9 @@ def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> P
     failed = 0
     if noted is not None:
         for stage in noted.stages[:8]:
-            stages.append(Stage(clean(stage.what)[:40], max(0, stage.done), max(0, stage.total)))
+            stages.append(
+                StageProgress(clean(stage.what)[:40], max(0, stage.done), max(0, stage.total))
+            )
         times.append(noted.updated)
     if sweep:
         ended = _ended(folder / CELLS)
@@ -101,7 +103,7 @@ def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> P
         total = max((stage.total for stage in stages if stage.what == CELLS), default=0)
         # A part of a sweep counts its own cells, but the folder may hold those of other parts.
         others = [stage for stage in stages if stage.what != CELLS]
-        stages = [Stage(CELLS, len(ended), max(total, len(ended)) if total else 0), *others]
+        stages = [StageProgress(CELLS, len(ended), max(total, len(ended)) if total else 0), *others]
     now = time.time()
     quiet = max(0.0, now - max(times, default=now))
     return Progress(
@@ -119,7 +121,7 @@ def _noted(folder: Path) -> ProgressFile | None:
     """Return the progress that a run wrote; None if the file cannot be used."""
     try:
         noted = from_json(files.head(folder / NAME, SMALL), ProgressFile)
-    except (Unreadable, ValueError, RecursionError):
+    except (UnreadableFile, ValueError, RecursionError):
         return None
     if noted.format != FORMAT:
         return None
@@ -158,7 +160,7 @@ def _some(folder: Path, suffix: str) -> list[Path]:
 
 
 def _left(
-    stages: Sequence[Stage], times: Sequence[float], noted: ProgressFile | None
+    stages: Sequence[StageProgress], times: Sequence[float], noted: ProgressFile | None
 ) -> float | None:
     """Estimate the seconds that are left from the rate of the latest cells, or of the whole run."""
     if not stages or not stages[0].total:
@@ -173,7 +175,7 @@ def _left(
     return missing * max(0.0, noted.updated - noted.started) / min(MOST, first.done)
 
 
-def latest(folder: Path) -> list[Cell]:
+def latest(folder: Path) -> list[FinishedCell]:
     """Return the cells of a sweep that ended last."""
     dated = []
     for path in _some(folder / CELLS, ".json"):
@@ -185,13 +187,13 @@ def latest(folder: Path) -> list[Cell]:
     for written, path in sorted(dated, reverse=True)[:LATEST]:
         try:
             result = from_json(files.head(path, CELL), CellResult)
-        except (Unreadable, ValueError, RecursionError):
+        except (UnreadableFile, ValueError, RecursionError):
             continue
         cells.append(_cell(result, max(0.0, now - written)))
     return cells
 
 
-def _cell(result: CellResult, ago: float) -> Cell:
+def _cell(result: CellResult, ago: float) -> FinishedCell:
     config = result.config
     epsilon = ""
     if config.epsilon is not None:
@@ -202,7 +204,7 @@ def _cell(result: CellResult, ago: float) -> Cell:
         if value is not None:
             found.append(value)
     psnr = f"{max(found):.1f}" if found and result.status == DONE else ""
-    return Cell(
+    return FinishedCell(
         victim=clean(config.scenario.get("victim", ""))[:80],
         attack=clean(config.attack)[:80],
         adversary=clean(config.adversary)[:80],

@@ -23,10 +23,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.viewing import compare, pages, running
 from leakaudit.reporting.viewing.filters import Query
-from leakaudit.reporting.viewing.index import Index, Listing
+from leakaudit.reporting.viewing.index import FolderListing, RunIndex
 from leakaudit.reporting.viewing.reports import Changes, Reports
-from leakaudit.reporting.viewing.strangers import Strangers, protocol
-from leakaudit.reporting.viewing.summaries import Run
+from leakaudit.reporting.viewing.strangers import UntrustedConnections, protocol
+from leakaudit.reporting.viewing.summaries import RunSummary
 
 LOOPBACK = "127.0.0.1"
 METHODS = ("GET", "HEAD")
@@ -55,7 +55,9 @@ class Guard:
         hosts: Names by which the server may be called.
     """
 
-    def __init__(self, app: ASGIApp, token: str, port: int, strangers: Strangers) -> None:
+    def __init__(
+        self, app: ASGIApp, token: str, port: int, strangers: UntrustedConnections
+    ) -> None:
         """Guard an application."""
         self._app = app
         self.token = token
@@ -109,10 +111,10 @@ def _policy(text: str) -> dict[str, str]:
     return {"content-security-policy": text + EMBEDDED}
 
 
-class Site:
+class RunSite:
     """The pages of one folder."""
 
-    def __init__(self, index: Index, reports: Reports) -> None:
+    def __init__(self, index: RunIndex, reports: Reports) -> None:
         """Prepare the pages."""
         self.index = index
         self.reports = reports
@@ -172,7 +174,7 @@ class Site:
         return HTMLResponse(pages.compared(runs, changes, why), headers=_own())
 
     def _changes(
-        self, listing: Listing, pair: tuple[Run, Run] | None
+        self, listing: FolderListing, pair: tuple[RunSummary, RunSummary] | None
     ) -> tuple[Changes | None, str]:
         """Compare the checks of two runs; return why not, if they cannot be compared."""
         if pair is None:
@@ -200,7 +202,7 @@ class Site:
         return _missing("../")
 
 
-def _run(listing: Listing, name: str) -> Run | None:
+def _run(listing: FolderListing, name: str) -> RunSummary | None:
     """Return the run with an identifier, None if there is none."""
     for run in listing.runs:
         if run.id == name:
@@ -227,22 +229,24 @@ def _not_found(request: Request, error: Exception) -> Response:
     return _missing(up)
 
 
-def application(root: Path, token: str, port: int, strangers: Strangers | None = None) -> Guard:
+def application(
+    root: Path, token: str, port: int, strangers: UntrustedConnections | None = None
+) -> Guard:
     """Return the viewer as an ASGI application.
 
     Args:
         strangers: The places for connections without the token; by default the usual ones.
     """
-    index = Index(root)
+    index = RunIndex(root)
     if index.listing().empty:
         raise LeakauditError(
             f"{root}: it contains no run; expected a folder with a results.json in any depth, such "
             "as the output folder of 'leakaudit attack'"
         )
-    site = Site(index, Reports(index.root))
+    site = RunSite(index, Reports(index.root))
     app = Starlette(routes=site.routes(), exception_handlers={404: _not_found})
     app.router.redirect_slashes = False
-    return Guard(app, token, port, strangers or Strangers())
+    return Guard(app, token, port, strangers or UntrustedConnections())
 
 
 def listen(port: int) -> socket.socket:

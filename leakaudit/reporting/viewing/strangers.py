@@ -28,7 +28,7 @@ class _Stranger:
     deadline: asyncio.TimerHandle
 
 
-class Strangers:
+class UntrustedConnections:
     """The connections that have not sent a request with the token yet, the oldest first.
 
     Attributes:
@@ -62,7 +62,7 @@ class Strangers:
         stranger.transport.abort()
 
 
-def protocol(strangers: Strangers) -> type[H11Protocol]:
+def protocol(strangers: UntrustedConnections) -> type[H11Protocol]:
     """Return what handles the connections of a server.
 
     Args:

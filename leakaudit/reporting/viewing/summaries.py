@@ -33,7 +33,7 @@ from leakaudit.reporting.results.model import (
     kind_of,
     statistics,
 )
-from leakaudit.reporting.viewing.files import Unreadable, head, tail
+from leakaudit.reporting.viewing.files import UnreadableFile, head, tail
 
 RECORD = "results.json"
 # A record of at most so many bytes is read as a whole for the list: about a thousand findings.
@@ -59,7 +59,7 @@ _RECORD = AttackRecord | AuditRecord | CheckRecord | SweepRecord
 
 
 @dataclass(frozen=True)
-class Run:
+class RunSummary:
     """One run of the list; all texts are cleaned, but not escaped."""
 
     id: str  # its name in addresses: a digest of its place, from which no path can be made
@@ -116,7 +116,7 @@ def identifier(place: str) -> str:
     return hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
 
 
-def summarise(file: Path, place: str, known: os.stat_result) -> Run:
+def summarise(file: Path, place: str, known: os.stat_result) -> RunSummary:
     """Summarise one run."""
     written = datetime.fromtimestamp(known.st_mtime, UTC).isoformat(timespec="seconds")
     if known.st_size > WHOLE:
@@ -132,13 +132,13 @@ def _decoded(raw: bytes) -> Record:
     try:
         found: Record = from_json(raw, _RECORD)
     except RecursionError:
-        raise Unreadable("its entries are nested too deeply") from None
+        raise UnreadableFile("its entries are nested too deeply") from None
     except UnicodeDecodeError:
-        raise Unreadable("it is not text") from None
+        raise UnreadableFile("it is not text") from None
     except msgspec.ValidationError as error:
-        raise Unreadable(f"it is not a record of leakaudit: {_short(error)}") from None
+        raise UnreadableFile(f"it is not a record of leakaudit: {_short(error)}") from None
     except ValueError as error:
-        raise Unreadable(f"it is not valid JSON: {_short(error)}") from None
+        raise UnreadableFile(f"it is not valid JSON: {_short(error)}") from None
     return found
 
 
@@ -147,12 +147,12 @@ def _decoded(raw: bytes) -> Record:
 # ---------------------------------------------------------------------------------------------
 
 
-def _ran(record: RunRecord, place: str) -> Run:
+def _ran(record: RunRecord, place: str) -> RunSummary:
     """Summarise an attack, an audit or a check."""
     level, verdict = _outcome(record)
     names = _names(record)
     trace, source = record.trace, record.provenance
-    return Run(
+    return RunSummary(
         id=identifier(place),
         place=_short(place),
         kind=str(record.__struct_config__.tag),
@@ -289,7 +289,7 @@ def _ruled(record: CheckRecord) -> dict[str, str]:
 # ---------------------------------------------------------------------------------------------
 
 
-def _swept(record: SweepRecord, place: str, written: str) -> Run:
+def _swept(record: SweepRecord, place: str, written: str) -> RunSummary:
     """Summarise a sweep, which does not store when it was run."""
     sweep = record.sweep
     level, verdict = _share(record)
@@ -311,7 +311,7 @@ def _swept(record: SweepRecord, place: str, written: str) -> Run:
         figures[_named(psnr)] = psnr.text(best)
     figures["torch"] = _short(sweep.versions.get("torch") or "absent")
     figures["configuration"] = sweep.digest[:12]
-    return Run(
+    return RunSummary(
         id=identifier(place),
         place=_short(place),
         kind=kind_of(record),
@@ -366,12 +366,12 @@ class _Opening(msgspec.Struct):
     trace: TraceSummary | None = None
 
 
-def _glanced(file: Path, place: str, written: str) -> Run:
+def _glanced(file: Path, place: str, written: str) -> RunSummary:
     """Summarise a large file from its beginning and its end; its findings are not read."""
     opening = _opening(head(file, PART))
     source = _origin(tail(file, PART))
     trace = opening.trace
-    run = Run(
+    run = RunSummary(
         id=identifier(place),
         place=_short(place),
         kind=opening.kind,
@@ -407,14 +407,16 @@ def _opening(raw: bytes) -> _Opening:
     ends = [raw.find(mark) for mark in (b'"findings":', b'"sweep":')]
     found = [end for end in ends if end >= 0]
     if not found:
-        raise Unreadable("it is large, and does not begin as a record of leakaudit does")
+        raise UnreadableFile("it is large, and does not begin as a record of leakaudit does")
     before = raw[: min(found)].rstrip().removesuffix(b",") + b"}"
     try:
         opening = msgspec.json.decode(before, type=_Opening)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        raise Unreadable("it is large, and does not begin as a record of leakaudit does") from None
+        raise UnreadableFile(
+            "it is large, and does not begin as a record of leakaudit does"
+        ) from None
     if opening.kind not in KINDS:
-        raise Unreadable("it is not a record of leakaudit: its kind is not known")
+        raise UnreadableFile("it is not a record of leakaudit: its kind is not known")
     return opening
 
 

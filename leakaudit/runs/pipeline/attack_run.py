@@ -21,7 +21,7 @@ from leakaudit.runs.pipeline import checkpoint, output
 from leakaudit.runs.pipeline import node_groups as nodes
 from leakaudit.runs.pipeline.attack_options import AttackOptions
 from leakaudit.runs.pipeline.checkpoint import Checkpoint
-from leakaudit.runs.pipeline.node_groups import Found
+from leakaudit.runs.pipeline.node_groups import GroupResults
 from leakaudit.scoring import lpips_weights, scoring
 from leakaudit.scoring.scoring import Score
 from leakaudit.tasks import remarks
@@ -40,7 +40,7 @@ HASHED = 4 << 30  # bytes; larger traces are not hashed, a choice
 
 
 @dataclass(frozen=True)
-class Finished:
+class AttackOutcome:
     """The outcome of a run."""
 
     record: AttackRecord  # as results.json contains it
@@ -49,7 +49,7 @@ class Finished:
 
 def attack_file(
     path: Path, folder: Path, options: AttackOptions, executor: Pool = IN_PROCESS
-) -> Finished:
+) -> AttackOutcome:
     """Attack a trace and write the results into a folder.
 
     These are results.json, reconstructions.npz and .png, originals.npz and report.md. Ctrl-C ends
@@ -75,7 +75,7 @@ def attack_file(
         record = output.write(folder, _build(run, found, scores, origin), made, scores, run.truth)
         if record.complete:
             kept.clear()
-    return Finished(record, found.interrupted)
+    return AttackOutcome(record, found.interrupted)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,9 @@ class _Run:
         )
 
 
-def _build(run: _Run, found: Found, scores: Sequence[Score], origin: Provenance) -> AttackRecord:
+def _build(
+    run: _Run, found: GroupResults, scores: Sequence[Score], origin: Provenance
+) -> AttackRecord:
     """Return the record of a run, without files."""
     unexamined = _unexamined(run.trace, run.options, found)
     if unexamined:  # these nodes were not examined with the result that nothing is determined
@@ -188,7 +190,7 @@ def _build(run: _Run, found: Found, scores: Sequence[Score], origin: Provenance)
     )
 
 
-def _unexamined(trace: Trace, options: AttackOptions, found: Found) -> list[str]:
+def _unexamined(trace: Trace, options: AttackOptions, found: GroupResults) -> list[str]:
     """Return why a run examined nothing; empty if it examined something."""
     if found.pairs or found.not_understood or found.late:
         return []
@@ -217,7 +219,7 @@ def _require_records(trace: Trace, truth: Truth, options: AttackOptions) -> None
         earlier.add(node)
 
 
-def _not_tried(found: Found, options: AttackOptions, trace: Trace) -> list[str]:
+def _not_tried(found: GroupResults, options: AttackOptions, trace: Trace) -> list[str]:
     """Return what the run omitted, in words."""
     left_out = []
     if found.late:

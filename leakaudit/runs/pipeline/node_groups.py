@@ -18,9 +18,16 @@ from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import remaining, sharing, step, watching
 from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.trace import Trace
-from leakaudit.inversion.attacking import Settled
+from leakaudit.inversion.attacking import FinalReconstruction
 from leakaudit.runs.pipeline.checkpoint import Checkpoint
-from leakaudit.runs.pipeline.node_jobs import Group, GroupJob, Heard, listen, recording_of, settle
+from leakaudit.runs.pipeline.node_jobs import (
+    GroupJob,
+    GroupLeaks,
+    NodeGroup,
+    listen,
+    recording_of,
+    settle,
+)
 from leakaudit.runs.pipeline.node_jobs import attack as spread
 from leakaudit.tasks.task import LOOP_ABOVE, Task
 from leakaudit.views.extraction import hearing
@@ -35,7 +42,7 @@ EVERY = 1.0  # seconds between two files of a checkpoint; a choice
 
 
 @dataclass
-class Found:
+class GroupResults:
     """The results of the attacks of one run so far."""
 
     # each leak with its reconstruction
@@ -55,7 +62,7 @@ def attack(
     kept: Checkpoint,
     path: Path | None = None,
     executor: Pool = IN_PROCESS,
-) -> Found:
+) -> GroupResults:
     """Attack all nodes of a run; after Ctrl-C, return the results so far.
 
     Groups are the same whatever was finished before, and what was searched in one batch is kept
@@ -118,7 +125,7 @@ class _Run:
     options: AttackOptions
     kept: Checkpoint  # checkpoint for finished reconstructions
     done: dict[int, Reconstruction]  # results that were finished before this run, by node
-    found: Found = field(default_factory=Found)  # results so far
+    found: GroupResults = field(default_factory=GroupResults)  # results so far
     # results since the last file, one reconstruction each
     alone: list[Reconstruction] = field(default_factory=list)
     # time of the last file, by the monotonic clock
@@ -156,10 +163,10 @@ class _Run:
             step("nodes", total - sum(map(len, late.values())), total)
         self.found.late += [node for some in late.values() for node in some]
 
-    def _group(self, nodes: tuple[int, ...], covered: frozenset[int] = frozenset()) -> Group:
-        return Group(nodes, covered & {*nodes}, frozenset(nodes) & self.done.keys())
+    def _group(self, nodes: tuple[int, ...], covered: frozenset[int] = frozenset()) -> NodeGroup:
+        return NodeGroup(nodes, covered & {*nodes}, frozenset(nodes) & self.done.keys())
 
-    def _heard(self, heard: Heard) -> list[GradientLeak]:
+    def _heard(self, heard: GroupLeaks) -> list[GradientLeak]:
         """Note what was deduced about a group, and return the leaks that are not finished."""
         self.found.reasons |= heard.reasons
         self.found.not_understood |= heard.not_understood
@@ -171,7 +178,9 @@ class _Run:
                 left.append(leak)
         return left
 
-    def _settled(self, leaks: Sequence[GradientLeak], search: Iterable[Settled]) -> None:
+    def _settled(
+        self, leaks: Sequence[GradientLeak], search: Iterable[FinalReconstruction]
+    ) -> None:
         """Note the reconstructions of the leaks of a group."""
         batch: list[Reconstruction] = []
         for settled in search:

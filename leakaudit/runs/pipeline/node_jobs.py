@@ -23,7 +23,7 @@ from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import expired, sharing
 from leakaudit.core.trace import Trace
 from leakaudit.inversion import attacking
-from leakaudit.inversion.attacking import Settled
+from leakaudit.inversion.attacking import FinalReconstruction
 from leakaudit.tasks.task import Task
 from leakaudit.traces import trace_file
 from leakaudit.views.extraction import hearing
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Group:
+class NodeGroup:
     """Nodes that are attacked together."""
 
     nodes: tuple[int, ...]
@@ -44,7 +44,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Heard:
+class GroupLeaks:
     """The leaks of one group."""
 
     # one per determined node; values and models are left out if another process sent them
@@ -60,15 +60,15 @@ class Heard:
 
 
 @dataclass(frozen=True)
-class Attacked:
+class AttackedGroup:
     """One group that was attacked."""
 
-    heard: Heard
+    heard: GroupLeaks
     # the reconstructions of the leaks that were not done before, in their order
-    settled: tuple[Settled, ...]
+    settled: tuple[FinalReconstruction, ...]
 
 
-def listen(heard: Deduction, group: Group, rounds: int | None) -> Heard:
+def listen(heard: Deduction, group: NodeGroup, rounds: int | None) -> GroupLeaks:
     """Deduce the leaks of one group.
 
     Args:
@@ -86,10 +86,12 @@ def listen(heard: Deduction, group: Group, rounds: int | None) -> Heard:
         not_understood |= got.not_understood
         leaks += list(got)
         covered.update(other for leak in got for other in leak.others)
-    return Heard(tuple(leaks), reasons, frozenset(not_understood))
+    return GroupLeaks(tuple(leaks), reasons, frozenset(not_understood))
 
 
-def settle(leaks: Sequence[GradientLeak], task: Task, options: AttackOptions) -> Iterator[Settled]:
+def settle(
+    leaks: Sequence[GradientLeak], task: Task, options: AttackOptions
+) -> Iterator[FinalReconstruction]:
     """Attack the leaks of one group, and yield each as soon as it is finished."""
     random = [generator(options.seed, leak.node) for leak in leaks]
     return attacking.attack_together(leaks, task, options.attack, random, **options.settings)
@@ -126,23 +128,23 @@ class GroupJob:
         options = self.options
         return Task.build(self.trace.task, device=options.device, trusted=options.trusted)
 
-    def __call__(self, group: Group) -> Attacked:
+    def __call__(self, group: NodeGroup) -> AttackedGroup:
         """Attack one group."""
         with sharing(self.rounds):
             heard = listen(self.deduction, group, self.options.rounds)
             left = [leak for leak in heard.leaks if leak.node not in group.done]
             settled = tuple(settle(left, self.task, self.options))
         light = tuple(map(_without_values, heard.leaks))
-        return Attacked(replace(heard, leaks=light), settled)
+        return AttackedGroup(replace(heard, leaks=light), settled)
 
 
 def attack(
-    job: GroupJob, groups: Sequence[Group], executor: Pool
-) -> Iterator[tuple[int, Attacked]]:
+    job: GroupJob, groups: Sequence[NodeGroup], executor: Pool
+) -> Iterator[tuple[int, AttackedGroup]]:
     """Attack groups on an executor; yield each with its place, in order."""
     covered: frozenset[int] = frozenset()
     todo = list(groups)
-    kept: dict[int, Attacked] = {}
+    kept: dict[int, AttackedGroup] = {}
     due = 0
     while due < len(todo):
         places = [place for place in range(due, len(todo)) if place not in kept]

@@ -16,7 +16,7 @@ from leakaudit.runs.sweeping import cells
 from leakaudit.runs.sweeping.cells import PlannedCell
 from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.run import SweepOptions, part, plan_of_first, remaining
-from leakaudit.runs.sweeping.store import Planned, Store
+from leakaudit.runs.sweeping.store import Store, StoredPlan
 from leakaudit.traces.recorder import human
 
 
@@ -54,7 +54,7 @@ def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> DrySweep:
 
     The cost is estimated from the timings of this folder's cells.
     """
-    planned = Planned(plan, cells.versions())
+    planned = StoredPlan(plan, cells.versions())
     store = Store(folder)
     mine = part(planned.keyed, options.shard)
     known = store.statuses(mine)
@@ -85,7 +85,7 @@ def _kind(cell: PlannedCell) -> tuple[str, str]:
     return cell.scenario.victim, cell.attack
 
 
-def _mean_times(store: Store, planned: Planned) -> dict[tuple[str, str], float]:
+def _mean_times(store: Store, planned: StoredPlan) -> dict[tuple[str, str], float]:
     """Return the mean processor time in seconds of this folder's cells, by victim and attack."""
     every = planned.keyed
     times: dict[tuple[str, str], list[float]] = {}

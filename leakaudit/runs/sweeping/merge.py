@@ -19,7 +19,7 @@ from leakaudit.reporting.results.cell_files import DONE, CellResult
 from leakaudit.reporting.results.model import SweepPart, SweepRecord, SweptCell
 from leakaudit.runs.sweeping import points, tables
 from leakaudit.runs.sweeping.cells import PlannedCell
-from leakaudit.runs.sweeping.store import Planned, Store
+from leakaudit.runs.sweeping.store import Store, StoredPlan
 
 FIGURE = "sweep.png"
 REPORT = "report.md"
@@ -42,7 +42,7 @@ def write(folders: Sequence[Path], path: Path) -> SweepRecord:
     return record
 
 
-def collect(folders: Sequence[Path]) -> tuple[Planned, dict[str, CellResult]]:
+def collect(folders: Sequence[Path]) -> tuple[StoredPlan, dict[str, CellResult]]:
     """Read the parts of a sweep."""
     planned = Store(folders[0]).planned()
     for folder in folders[1:]:
@@ -72,7 +72,7 @@ def _best(folders: Sequence[Path], key: str) -> CellResult | None:
     return tried[0] if tried else None
 
 
-def build(planned: Planned, found: Mapping[str, CellResult]) -> SweepRecord:
+def build(planned: StoredPlan, found: Mapping[str, CellResult]) -> SweepRecord:
     """Return the record of a sweep."""
     plan, keyed = planned.plan, planned.keyed
     cells = [_cell(keyed[key], key, result, plan.psnr) for key, result in found.items()]

@@ -63,7 +63,9 @@ class SweepPlan:
     def __post_init__(self) -> None:
         """Validate everything that does not need data."""
         if not self.attacks or not self.adversaries or not self.seeds:
-            raise config.Wrong("sweep", "expected at least one attack, one adversary and one seed")
+            raise config.InvalidValue(
+                "sweep", "expected at least one attack, one adversary and one seed"
+            )
         for name in self.attacks:
             if name != "auto":
                 registry.get("attacks", name)
@@ -71,20 +73,20 @@ class SweepPlan:
         object.__setattr__(self, "adversaries", tuple(dict.fromkeys(parsed)))
         if not is_number(self.psnr):
             expected = f"expected a number of dB, got {self.psnr!r}"
-            raise config.Wrong("sweep", expected, "psnr")
+            raise config.InvalidValue("sweep", expected, "psnr")
         for name, values in (("seeds", self.seeds), ("nodes", self.nodes)):
             if not all(map(_is_index, values)) or len({*values}) < len(values):
                 expected = f"expected distinct integers >= 0, got {list(values)}"
-                raise config.Wrong("sweep", expected, name)
+                raise config.InvalidValue("sweep", expected, name)
         known = (*self.victims, *self.attacks)
         for name in (*self.own, *self.set):
             if name not in known:
                 says = "expected the name of an attack or a victim of the sweep"
-                raise config.Wrong("sweep", f"{says}{suggest(name, known)}", name)
+                raise config.InvalidValue("sweep", f"{says}{suggest(name, known)}", name)
         self.noises(self.scenario, None)
         if self.figure is not None and self.figure not in self.axes:
             says = f"{self.figure!r} does not vary in this sweep{suggest(self.figure, self.axes)}"
-            raise config.Wrong("sweep", says, "figure")
+            raise config.InvalidValue("sweep", says, "figure")
 
     @property
     def victims(self) -> tuple[str, ...]:

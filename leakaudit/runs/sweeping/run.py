@@ -18,8 +18,8 @@ from leakaudit.reporting.results.output_folder import ready
 from leakaudit.runs.sweeping import cells, merge
 from leakaudit.runs.sweeping.cells import PlannedCell
 from leakaudit.runs.sweeping.plan import SweepPlan
-from leakaudit.runs.sweeping.store import Planned, Store
-from leakaudit.runs.sweeping.work import Computed, Job, failure
+from leakaudit.runs.sweeping.store import Store, StoredPlan
+from leakaudit.runs.sweeping.work import ComputedCell, Job, failure
 from leakaudit.runs.workers.executor import Executor
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class SweepOptions:
 
 
 @dataclass
-class Swept:
+class SweepOutcome:
     """The outcome of a sweep."""
 
     cells: int  # number of cells of this part
@@ -104,13 +104,13 @@ class Swept:
         return cards.html(self if self.record is None else self.record)
 
 
-def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
+def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> SweepOutcome:
     """Run the cells that have no result yet, then write results.json, sweep.png and report.md.
 
     One of several parts only writes its cells; `merge` combines the parts. Ctrl-C and the time
     limit of `progress.watching` end the work, and the same call resumes it.
     """
-    planned = Planned(plan, cells.versions())
+    planned = StoredPlan(plan, cells.versions())
     store = Store(folder)
     store.refuse_links()
     mine = part(planned.keyed, options.shard)
@@ -120,7 +120,7 @@ def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
         store.clean(mine)
         known = store.statuses(mine)
         todo = remaining(mine, known, options)
-        swept = Swept(len(mine), len(mine) - len(todo))
+        swept = SweepOutcome(len(mine), len(mine) - len(todo))
         try:
             _run(store, mine, todo, options)
         except KeyboardInterrupt:
@@ -165,7 +165,7 @@ def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: Sweep
     for outcome in options.executor.completed(job, [cell for _, cell in todo], expired):
         key, cell = todo[outcome.place]
         if isinstance(outcome.error, WorkerDied):
-            computed = Computed(failure(cell, DIED, str(outcome.error)), None, 0.0, 0.0)
+            computed = ComputedCell(failure(cell, DIED, str(outcome.error)), None, 0.0, 0.0)
         else:
             computed = outcome.result()
         store.explain(key, computed.trouble)

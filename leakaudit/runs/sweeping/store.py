@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import structs
 
-from leakaudit._util.decoding import Misfit, decoded
+from leakaudit._util.decoding import TypeMismatch, decoded
 from leakaudit._util.files import PRIVATE, replacing, unfinished
 from leakaudit._util.uncollected import read_json
 from leakaudit.core.errors import LeakauditError
@@ -46,7 +46,7 @@ APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
 
 
 @dataclass(frozen=True)
-class Planned:
+class StoredPlan:
     """The plan of a folder, and the versions that name its cells."""
 
     plan: SweepPlan
@@ -79,7 +79,7 @@ class Store:
             if path.is_symlink() or not path.is_file():
                 _refuse_place(path, "a file")
 
-    def begin(self, planned: Planned) -> None:
+    def begin(self, planned: StoredPlan) -> None:
         """Write the plan; results of cells that an earlier plan shares are kept and reused."""
         about = PlanFile(
             format=FORMAT,
@@ -89,11 +89,11 @@ class Store:
         )
         _write(self.folder / PLAN, about)
 
-    def planned(self) -> Planned:
+    def planned(self) -> StoredPlan:
         """Return what `begin` wrote."""
         path = self.folder / PLAN
         found = _read(path, PlanFile, "expected the folder of a sweep, with its plan.json")
-        return Planned(tables.of_json(found.plan), found.versions)
+        return StoredPlan(tables.of_json(found.plan), found.versions)
 
     def save(self, key: str, result: CellResult) -> None:
         """Store the result of one cell.
@@ -172,7 +172,7 @@ class Store:
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     yield decoded(read_json(line), Timing)
-                except (ValueError, RecursionError, Misfit):
+                except (ValueError, RecursionError, TypeMismatch):
                     continue
 
     def _file(self, key: str) -> Path:
@@ -210,5 +210,5 @@ def _read(path: Path, kind: type[S], expected: str) -> S:
         raise LeakauditError(f"{path}: {expected}, got invalid JSON") from None
     try:
         return decoded(found, kind)
-    except Misfit as error:
+    except TypeMismatch as error:
         raise LeakauditError(f"{path}: {expected}: {error}") from None

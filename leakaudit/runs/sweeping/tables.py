@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, structs
 
 from leakaudit._util import config
-from leakaudit._util.decoding import Misfit, decoded
+from leakaudit._util.decoding import TypeMismatch, decoded
 from leakaudit._util.forms import form
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Json, Setting
@@ -74,7 +74,7 @@ def _planned(
     if isinstance(seeds, int):
         if seeds > MOST_SEEDS:
             says = f"expected at most {MOST_SEEDS} seeds, got {seeds!s:.40}"
-            raise config.Wrong("", says, "seeds")
+            raise config.InvalidValue("", says, "seeds")
         seeds = tuple(range(scenario.seed, scenario.seed + seeds))
     shared, own = _axes(over)
     return SweepPlan(scenario, **rest, seeds=seeds, over=shared, own=own)
@@ -93,7 +93,7 @@ def _axes(
         shared[key] = _values(given, key)
         if key in ELSEWHERE:
             says = "cannot vary here; put seeds, epsilon and set into [sweep] itself"
-            raise config.Wrong("", says, "over", key)
+            raise config.InvalidValue("", says, "over", key)
     return shared, own
 
 
@@ -126,11 +126,11 @@ def of_json(values: Any) -> SweepPlan:
     """Return the plan that `to_json` wrote."""
     try:
         plan = decoded(values, STORED)
-    except Misfit as error:
+    except TypeMismatch as error:
         raise LeakauditError(f"expected the plan of a sweep, got something else: {error}") from None
     given = structs.asdict(plan)
     epsilon = tuple(math.inf if e == "inf" else e for e in given["epsilon"])
-    scenario = config.Table(given["scenario"]).named("scenario").decode(FORM, Scenario)
+    scenario = config.ConfigTable(given["scenario"]).named("scenario").decode(FORM, Scenario)
     return SweepPlan(**{**given, "scenario": scenario, "epsilon": epsilon})
 
 
@@ -138,7 +138,7 @@ def _values(given: Any, *at: str) -> tuple[Setting, ...]:
     """Return the values of an axis: distinct words, numbers or Booleans."""
     if not _are_values(given):
         expected = "expected a list of distinct words or finite numbers"
-        raise config.Wrong("", f"{expected}, got {given!r:.60}", "over", *at)
+        raise config.InvalidValue("", f"{expected}, got {given!r:.60}", "over", *at)
     return tuple(given)
 
 

@@ -26,16 +26,16 @@ from leakaudit.reporting.results.cell_files import DONE, FAILED, CellFinding, Ce
 from leakaudit.reporting.results.model import Scores
 from leakaudit.runs.sweeping.cells import PlannedCell
 from leakaudit.scoring.scoring import Score, nothing, score
-from leakaudit.tasks.shared import Shared
+from leakaudit.tasks.shared import SharedData
 from leakaudit.tasks.task import Task
 from leakaudit.views.extraction import hearing
 from leakaudit.views.extraction.deduction import Deduction
 
-SHARED = Shared()  # the cells of a sweep share their data, and most of them their model
+SHARED = SharedData()  # the cells of a sweep share their data, and most of them their model
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedCell:
     """A cell that was computed."""
 
     result: CellResult
@@ -52,7 +52,7 @@ class Job:
     download: bool = False  # whether data sets may be fetched
     trusted: Trust = False  # the `package.module:factory` that may execute its code; True for any
 
-    def __call__(self, cell: PlannedCell) -> Computed:
+    def __call__(self, cell: PlannedCell) -> ComputedCell:
         """Compute one cell; if it raises an error, the error is its result."""
         start = time.perf_counter()
         cpu = time.process_time()
@@ -68,7 +68,7 @@ class Job:
             trouble = traceback.format_exc()
         finally:
             torch.set_num_threads(threads)
-        return Computed(result, trouble, time.perf_counter() - start, time.process_time() - cpu)
+        return ComputedCell(result, trouble, time.perf_counter() - start, time.process_time() - cpu)
 
     def measure(self, cell: PlannedCell) -> CellResult:
         """Record, attack and score one cell."""
@@ -168,7 +168,7 @@ def failure(cell: PlannedCell, status: Status, says: str) -> CellResult:
 
 def _attacked(
     cell: PlannedCell, fit: Sequence[GradientLeak], task: Task
-) -> list[attacking.Settled]:
+) -> list[attacking.FinalReconstruction]:
     """Return the reconstructions from the leaks, in their order."""
     random = [seeds.generator(cell.scenario.seed, leak.node) for leak in fit]
     settings = {} if cell.attack == "auto" else dict(cell.settings)

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from leakaudit._util import forks
-from leakaudit._util.jobs import REPEATS, Outcome, Stop, WorkerDied
+from leakaudit._util.jobs import REPEATS, JobOutcome, Stop, WorkerDied
 from leakaudit.core.errors import LeakauditError
 from leakaudit.runs.workers import shipping
-from leakaudit.runs.workers.shipping import Shipped
+from leakaudit.runs.workers.shipping import ShippedFunction
 
 REACHED = 10.0  # seconds in which a scheduler has to answer
 EMPTY = 60.0  # seconds for which a cluster may have no worker
@@ -26,8 +26,8 @@ AHEAD = 2  # jobs per core that a scheduler knows of, so that no worker waits fo
 
 
 def joblib(
-    shipped: Shipped, items: Sequence[Any], workers: int, stop: Stop, name: str
-) -> Iterator[Outcome[Any]]:
+    shipped: ShippedFunction, items: Sequence[Any], workers: int, stop: Stop, name: str
+) -> Iterator[JobOutcome[Any]]:
     """Compute jobs with joblib.
 
     If a process of loky dies, all processes are lost with it, and jobs without a result are
@@ -72,8 +72,8 @@ def joblib(
 
 
 def dask(
-    shipped: Shipped, items: Sequence[Any], most: int, stop: Stop, address: str
-) -> Iterator[Outcome[Any]]:
+    shipped: ShippedFunction, items: Sequence[Any], most: int, stop: Stop, address: str
+) -> Iterator[JobOutcome[Any]]:
     """Compute jobs on a cluster of dask.distributed.
 
     The scheduler gives a job to another worker if its worker dies, as often as its setting
@@ -115,7 +115,7 @@ def dask(
                 place = pending.pop(future)
                 failed = future.exception()
                 if isinstance(failed, distributed.KilledWorker):
-                    yield Outcome(place, error=_died("dask"))
+                    yield JobOutcome(place, error=_died("dask"))
                 elif failed is not None:
                     raise _broken("dask", address, failed)
                 else:
@@ -130,14 +130,14 @@ def dask(
             pass  # the scheduler is gone, and its jobs with it
 
 
-def _same(shipped: Shipped) -> Shipped:
+def _same(shipped: ShippedFunction) -> ShippedFunction:
     """Return the function: a task of the scheduler, which can repeat it if a worker is lost."""
     return shipped
 
 
 def ray(
-    shipped: Shipped, items: Sequence[Any], most: int, stop: Stop, address: str
-) -> Iterator[Outcome[Any]]:
+    shipped: ShippedFunction, items: Sequence[Any], most: int, stop: Stop, address: str
+) -> Iterator[JobOutcome[Any]]:
     """Compute jobs on a cluster of ray.
 
     Args:
@@ -181,7 +181,7 @@ def ray(
                     engine.exceptions.NodeDiedError,
                     engine.exceptions.OutOfMemoryError,
                 ):
-                    yield Outcome(place, error=_died("ray"))
+                    yield JobOutcome(place, error=_died("ray"))
     except engine.exceptions.RayError as error:
         raise _broken("ray", address, error) from None
     finally:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from leakaudit._util.jobs import IN_PROCESS, PROCESS, Outcome, Pool, Stop
+from leakaudit._util.jobs import IN_PROCESS, PROCESS, JobOutcome, Pool, Stop
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.progress import remaining
 
@@ -91,7 +91,7 @@ class Executor(Pool):
         items: Sequence[T],
         stop: Stop = lambda: False,
         files: Sequence[Path] = (),
-    ) -> Iterator[Outcome[R]]:
+    ) -> Iterator[JobOutcome[R]]:
         """Compute jobs, and yield how each one ended as soon as it has.
 
         A job is repeated at most twice if its worker dies. It has the time that is left here, by

@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from leakaudit._util.jobs import PROCESS, Outcome
+from leakaudit._util.jobs import PROCESS, JobOutcome
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import watching
 
@@ -27,7 +27,7 @@ PLUGINS = "LEAKAUDIT_PLUGINS"  # names of modules that child processes import, s
 
 
 @dataclass(frozen=True)
-class Shipped:
+class ShippedFunction:
     """A function, and what has to be the same where it is called."""
 
     job: bytes  # the function, pickled
@@ -40,13 +40,13 @@ class Shipped:
 
 def pack(
     job: Callable[[Any], Any], backend: str, until: float, files: Sequence[Path] = ()
-) -> Shipped:
+) -> ShippedFunction:
     """Prepare a function for workers.
 
     Args:
         until: End of the available time, in seconds since 1970.
     """
-    return Shipped(
+    return ShippedFunction(
         pickle.dumps(job),
         backend,
         os.environ.get(PLUGINS, ""),
@@ -56,7 +56,7 @@ def pack(
     )
 
 
-def call(shipped: Shipped, place: int, item: bytes) -> Outcome[Any]:
+def call(shipped: ShippedFunction, place: int, item: bytes) -> JobOutcome[Any]:
     """Compute one job in a worker; never raises."""
     try:
         job = _unpacked(shipped)
@@ -64,13 +64,13 @@ def call(shipped: Shipped, place: int, item: bytes) -> Outcome[Any]:
         if shipped.until < math.inf:
             seconds = max(0.0, shipped.until - time.time())
         with watching(seconds=seconds):
-            return Outcome(place, job(pickle.loads(item)), worker=os.getpid())
+            return JobOutcome(place, job(pickle.loads(item)), worker=os.getpid())
     except Exception as error:
-        return Outcome(place, error=_portable(error), worker=os.getpid())
+        return JobOutcome(place, error=_portable(error), worker=os.getpid())
 
 
 @lru_cache(maxsize=2)
-def _unpacked(shipped: Shipped) -> Callable[[Any], Any]:
+def _unpacked(shipped: ShippedFunction) -> Callable[[Any], Any]:
     """Return the function, once per process; raise LeakauditError if this process differs."""
     if shipped.backend != PROCESS:
         where = f"the {shipped.backend} worker on {socket.gethostname()}"

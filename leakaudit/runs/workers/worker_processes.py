@@ -18,15 +18,17 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from leakaudit._util import forks
-from leakaudit._util.jobs import REPEATS, Outcome, Stop, WorkerDied
+from leakaudit._util.jobs import REPEATS, JobOutcome, Stop, WorkerDied
 from leakaudit.core.errors import LeakauditError
 from leakaudit.runs.workers import shipping
-from leakaudit.runs.workers.shipping import Shipped
+from leakaudit.runs.workers.shipping import ShippedFunction
 
 READY = "ready"  # the first message of a process
 
 
-def run(shipped: Shipped, items: Sequence[Any], workers: int, stop: Stop) -> Iterator[Outcome[Any]]:
+def run(
+    shipped: ShippedFunction, items: Sequence[Any], workers: int, stop: Stop
+) -> Iterator[JobOutcome[Any]]:
     """Compute jobs in several processes, and yield how each one ended as soon as it has.
 
     If a process dies, another one is started, and the job is repeated.
@@ -46,7 +48,7 @@ def run(shipped: Shipped, items: Sequence[Any], workers: int, stop: Stop) -> Ite
                     if place is not None:
                         deaths[place] += 1
                         if deaths[place] > REPEATS:
-                            yield Outcome(place, error=_lost(how), worker=worker.number)
+                            yield JobOutcome(place, error=_lost(how), worker=worker.number)
                         else:
                             waiting.append(place)
                     if waiting and not stop():
@@ -72,7 +74,7 @@ def _lost(how: str) -> WorkerDied:
 class _Worker:
     """One process and its connection; `held` is the place of the job that it works on."""
 
-    def __init__(self, number: int, shipped: Shipped) -> None:
+    def __init__(self, number: int, shipped: ShippedFunction) -> None:
         context = forks.context()
         self.held: int | None = None
         self.number = number
@@ -121,8 +123,8 @@ class _Worker:
 
 
 def _serve(
-    channel: Connection[Outcome[Any] | str, tuple[int, bytes] | None],
-    shipped: Shipped,
+    channel: Connection[JobOutcome[Any] | str, tuple[int, bytes] | None],
+    shipped: ShippedFunction,
     environment: Mapping[str, str],
 ) -> None:
     """Compute jobs until the end is requested, or until the planning process has ended.

@@ -123,7 +123,7 @@ class _Program(Struct):
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class ArchiveContent:
     """The content of a file."""
 
     nodes: list[Node]  # the operations in order
@@ -142,7 +142,7 @@ class Stored:
     tied: dict[str, str]
 
 
-def read(path: Path) -> Stored:
+def read(path: Path) -> ArchiveContent:
     """Read a program.
 
     Raises:
@@ -196,7 +196,7 @@ def _records(file: ZipFile) -> Mapping[str, bytes]:
     return found
 
 
-def _stored(records: Mapping[str, bytes]) -> Stored:
+def _stored(records: Mapping[str, bytes]) -> ArchiveContent:
     program = from_json(records[GRAPH], _Program)
     if program.schema_version.major != MAJOR:
         raise _Rejected(
@@ -235,7 +235,7 @@ def _stored(records: Mapping[str, bytes]) -> Stored:
     shape = tuple(size.as_int for size in form.sizes)
     if math.prod(size for size in shape if size is not None) > LARGEST_INPUT:
         raise _Rejected(f"expected a batch of at most {LARGEST_INPUT} numbers, got shape {shape}")
-    return Stored(
+    return ArchiveContent(
         nodes=graph.graph.nodes,
         parameters=bound.parameters,
         buffers=bound.buffers,
@@ -267,7 +267,7 @@ def _ends(graph: _GraphModule) -> tuple[_Bound, list[str]]:
 
 @dataclass(frozen=True, eq=False)
 class _Bound:
-    """What the inputs of a graph stand for; the attributes are those of `Stored`."""
+    """What the inputs of a graph stand for; the attributes are those of `ArchiveContent`."""
 
     parameters: dict[str, str]
     buffers: dict[str, str]  # buffers and constant tensors

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks.exported import operators
-from leakaudit.tasks.exported.archive import Node, Stored
+from leakaudit.tasks.exported.archive import ArchiveContent, Node
 
 EMBEDDING = "torch.ops.aten.embedding.default"
 LINEAR = "torch.ops.aten.linear.default"
@@ -44,10 +44,10 @@ class _Step:
 
 
 @dataclass(eq=False)
-class Graph:
+class ComputationGraph:
     """What a program computes, and what is known about it."""
 
-    stored: Stored  # the content of the file, without the values of its tensors
+    stored: ArchiveContent  # the content of the file, without the values of its tensors
     name: str
     # the nodes that the output depends on, in order
     steps: list[_Step] = field(default_factory=list)
@@ -90,13 +90,13 @@ class Graph:
         )
 
 
-class Program(nn.Module):
+class ExportedProgram(nn.Module):
     """An exported model; dropout is off, and batch normalisation changes no statistics."""
 
-    def __init__(self, stored: Stored, name: str) -> None:
+    def __init__(self, stored: ArchiveContent, name: str) -> None:
         super().__init__()
         # A single attribute: all other names may be those of the user's modules.
-        self.exported_graph = Graph(stored, name)
+        self.exported_graph = ComputationGraph(stored, name)
         try:
             self._build(stored)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -122,7 +122,7 @@ class Program(nn.Module):
         parts = [self._run(part) for part in padded.split(batch)]
         return torch.cat(parts)[: len(x)]
 
-    def _build(self, stored: Stored) -> None:
+    def _build(self, stored: ArchiveContent) -> None:
         graph = self.exported_graph
         names = [*stored.parameters.values(), *stored.buffers.values()]
         floats = [stored.tensors[name].dtype for name in stored.parameters.values()]
@@ -230,7 +230,7 @@ def _reads(node: Node) -> list[str]:
     return [name for one in node.inputs for name in _names(one.arg)]
 
 
-def _needed(stored: Stored) -> Iterator[_Step]:
+def _needed(stored: ArchiveContent) -> Iterator[_Step]:
     """Yield the nodes that the output depends on.
 
     Training mode counts batches in place, which nothing depends on. Other changes of the model's
@@ -273,7 +273,7 @@ def _checked(steps: list[_Step], own: set[str]) -> Iterator[_Step]:
         yield _Step(step.node, step.outputs, also=also)
 
 
-def _look(graph: Graph) -> None:
+def _look(graph: ComputationGraph) -> None:
     """Find dropout and normalisation that were active when the program was exported."""
     for step in graph.steps:
         given = {one.name: next(iter(one.arg.values()), None) for one in step.node.inputs}
@@ -304,7 +304,7 @@ class _Own:
         return nn.Embedding(rows, width, device="meta")
 
 
-def _own_layers(graph: Graph) -> dict[str, _Own]:
+def _own_layers(graph: ComputationGraph) -> dict[str, _Own]:
     """Return linear layers and embeddings by name, and mark their steps."""
     stored = graph.stored
     uses = Counter(name for step in graph.steps for name in _reads(step.node))

@@ -20,7 +20,7 @@ declaration.
 
 from leakaudit.theory.relations.account import Bound, account
 from leakaudit.theory.relations.checks import Residuals, consistent, residuals
-from leakaudit.theory.relations.declare import Change, Relation, Relations
+from leakaudit.theory.relations.declare import LocalChange, Relation, Relations
 from leakaudit.theory.relations.determine import (
     Generic,
     determined,
@@ -47,13 +47,13 @@ from leakaudit.theory.relations.semidefinite import supremum
 
 __all__ = [
     "Bound",
-    "Change",
     "Drift",
     "Estimate",
     "Expression",
     "Form",
     "Generic",
     "Knowledge",
+    "LocalChange",
     "Number",
     "Relation",
     "Relations",

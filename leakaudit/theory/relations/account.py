@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakaudit.core.errors import LeakauditError, Unexplained
-from leakaudit.theory.relations.certificate import Past, certificates
+from leakaudit.theory.relations.certificate import PastRelations, certificates
 from leakaudit.theory.relations.declare import Relations
 from leakaudit.theory.relations.determine import determined
 from leakaudit.theory.relations.expression import Expression, labels, places
@@ -346,7 +346,7 @@ def _post_processing(worst: Knowledge, outs: Collection[int]) -> None:
     """
     if not outs:
         return
-    past = Past(worst, worst.known)
+    past = PastRelations(worst, worst.known)
     for r in worst.relations:
         past.add(Expression(worst.declared.vectors, r.terms))
     for out in sorted(outs):

@@ -17,7 +17,7 @@ from leakaudit.theory.relations.knowledge import Knowledge
 from leakaudit.theory.relations.modular import PRIMES, Row, Staircase, modular
 
 
-class Past:
+class PastRelations:
     """What follows from the relations added so far, including nonlinear functions of it."""
 
     def __init__(self, knowledge: Knowledge, known: Collection[int]) -> None:
@@ -74,8 +74,8 @@ def certificates(
             of it another noise than the declared one, so all targets have 0.
     """
     wanted = set(places(targets))
-    seen = Past(worst, worst.known)
-    own = Past(worst, worst.known | wanted)
+    seen = PastRelations(worst, worst.known)
+    own = PastRelations(worst, worst.known | wanted)
     points = worst.declared.points
     level = dict.fromkeys(wanted, 2)
     reacts: float = -1  # the last gradient of others that reacts

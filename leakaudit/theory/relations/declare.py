@@ -24,7 +24,7 @@ from leakaudit.theory.relations.expression import (
     Form,
     Kind,
     Law,
-    Outlined,
+    MessageOutline,
     Vector,
 )
 from leakaudit.theory.relations.modular import PRIMES, Staircase, modular
@@ -40,7 +40,7 @@ OUTLINED = 2
 TIMED = 1 << 16  # parts between two looks at the deadline, which take about a second
 Classes = Sequence[tuple[Vector, Sequence[int]]]  # one of a class, and the places of all
 _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
-_MOST: ContextVar[Most | None] = ContextVar("most", default=None)
+_MOST: ContextVar[DeclarationLimits | None] = ContextVar("most", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Change:
+class LocalChange:
     """What a node's local steps changed: the model before them minus the one after them."""
 
     at: Expression  # the model before them
@@ -93,7 +93,7 @@ def outlined() -> bool:
 
 
 @dataclass(frozen=True)
-class Most:
+class DeclarationLimits:
     """The most that a declaration may contain."""
 
     vectors: int  # number of vectors; it may have `TERMS` times as many terms
@@ -102,7 +102,7 @@ class Most:
 
 
 @contextmanager
-def at_most(most: Most | None) -> Iterator[None]:
+def at_most(most: DeclarationLimits | None) -> Iterator[None]:
     """Inside, a larger declaration is rejected.
 
     Constants of a file that a stranger made, such as a number of inner steps, must not keep a
@@ -137,7 +137,7 @@ class Relations:
         self.opaques: dict[int, tuple[Expression, ...]] = {}
         self.hides: dict[int, str] = {}  # opaque vector -> what it hides of its inputs
         self.omits: dict[int, int] = {}  # omitted part -> message that holds the rest
-        self.changes: dict[int, Change] = {}  # opaque vector -> the local steps behind it
+        self.changes: dict[int, LocalChange] = {}  # opaque vector -> the local steps behind it
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
         # Whether rounds after the last one would be declared like it; False if they would not.
         self.settled = True
@@ -154,7 +154,7 @@ class Relations:
         self._terms = 0
         self._outline = _OUTLINE.get()
         self._most = _MOST.get()
-        self._any = Outlined(self.vectors, {})
+        self._any = MessageOutline(self.vectors, {})
 
     def rounds(self, count: int) -> Iterator[int]:
         """Iterate over rounds 1 to count; everything declared inside belongs to the round.
@@ -432,7 +432,7 @@ class Relations:
                 f"trained({change}): expected a state that was declared opaque before"
             )
         self._same(at)
-        self.changes[change.vector] = Change(at, by)
+        self.changes[change.vector] = LocalChange(at, by)
 
     def find(
         self, name: str, owner: int | None = None, round: int = 0, index: int | None = None

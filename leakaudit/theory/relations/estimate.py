@@ -29,8 +29,8 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations.expression import Expression, Vector
 from leakaudit.theory.relations.kkt import (
     Array,
+    KktSystem,
     Rounding,
-    System,
     channel_errors,
     solve,
     spanning,
@@ -54,7 +54,7 @@ Fetch = Callable[[Vector], Tensor]
 
 
 @dataclass(frozen=True)
-class Block:
+class ColumnBlock:
     """Some columns of the estimates of a set of combinations."""
 
     start: int  # the first of these columns
@@ -104,7 +104,7 @@ class Estimate:
             out[:, part.start : part.start + part.value.shape[1]] = part.value
         return out
 
-    def blocks(self, fetch: Fetch) -> Iterator[Block]:
+    def blocks(self, fetch: Fetch) -> Iterator[ColumnBlock]:
         """Yield the same by blocks of columns; each message is read once per block.
 
         Memory does not depend on the number of columns, nor on that of messages.
@@ -140,7 +140,7 @@ class Estimate:
                     out[row].add_(value, alpha=float(weights[row, k]))
                 mapping.release(read)
             assert out is not None
-            yield Block(start, columns, out)
+            yield ColumnBlock(start, columns, out)
 
 
 def _read(fetch: Fetch, vector: Vector, columns: int | None = None) -> Tensor:
@@ -242,7 +242,7 @@ def estimate(
     )
 
 
-def _true(knowledge: Knowledge, s: System, rounding: Rounding) -> Array:
+def _true(knowledge: Knowledge, s: KktSystem, rounding: Rounding) -> Array:
     """Return, per column of B, the ratio of its standard deviation to the one used to solve."""
     errors = channel_errors(knowledge, rounding)
     ratios = np.ones(len(s.noisy))

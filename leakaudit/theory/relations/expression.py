@@ -238,16 +238,16 @@ class Expression:
         return {self.home[k].round for k in self.terms}
 
 
-class Outlined(Expression):
+class MessageOutline(Expression):
     """Any form over a declaration of which only the messages are kept."""
 
     __slots__ = ()
 
-    def __neg__(self) -> Outlined:
+    def __neg__(self) -> MessageOutline:
         """Return the form."""
         return self
 
-    def _with(self, other: object) -> Outlined:
+    def _with(self, other: object) -> MessageOutline:
         """Return the form, whatever is added or multiplied."""
         return self
 

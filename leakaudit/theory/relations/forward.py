@@ -43,7 +43,7 @@ ONE_BY_ONE = 32
 SEED = 20
 
 
-class Forward:
+class ForwardModel:
     """The forward model of a declaration.
 
     Attributes:
@@ -75,7 +75,7 @@ class Forward:
         self.public = frozenset(k for k, vector in enumerate(vectors) if vector.kind == "public")
 
     @classmethod
-    def of(cls, declared: Relations) -> Forward | None:
+    def of(cls, declared: Relations) -> ForwardModel | None:
         """Return the forward model; None if the declaration has none.
 
         It has none if a relation defines nothing or several vectors at once, if a vector is
@@ -176,7 +176,7 @@ class Forward:
 class _Forms:
     """Linear forms as sparse matrices over the vectors, the noise and the gradients."""
 
-    def __init__(self, model: Forward, forms: Sequence[Mapping[int, Fraction]]) -> None:
+    def __init__(self, model: ForwardModel, forms: Sequence[Mapping[int, Fraction]]) -> None:
         self.forms = forms
         self._model = model
 
@@ -238,7 +238,7 @@ class _Simulated:
         points: (t, columns + N) responses of the points at which gradients are evaluated.
     """
 
-    def __init__(self, model: Forward, prime: int, columns: int) -> None:
+    def __init__(self, model: ForwardModel, prime: int, columns: int) -> None:
         self.prime = prime
         self.columns = columns
         size = len(model.defined)
@@ -265,7 +265,7 @@ class _Simulated:
         combine(self.points, np.arange(len(self.points)), (rows, cols, coefficients), values, prime)
 
 
-def _levels(model: Forward) -> list[Places]:
+def _levels(model: ForwardModel) -> list[Places]:
     """Return definitions in groups; each depends only on groups before it."""
     depth: list[int] = []
     for form in model._definitions.forms:

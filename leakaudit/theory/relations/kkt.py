@@ -60,7 +60,7 @@ NOTHING = 1e-12
 
 
 @dataclass(frozen=True)
-class System:
+class KktSystem:
     """The relations in use as sparse float matrices with a row for each relation."""
 
     flat: Any  # (m, f) F: unknowns without prior
@@ -74,7 +74,7 @@ class System:
     std: dict[int, float]  # scale of the messages' columns of B
 
 
-def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> System:
+def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> KktSystem:
     """Build F, B and K.
 
     Args:
@@ -93,7 +93,7 @@ def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> Syst
     channel = _channel(knowledge, errors)
     noise = sp.hstack([own, channel], format="csr")
     columns = {k: j for j, k in enumerate(knowledge.flat)}
-    return System(
+    return KktSystem(
         flat,
         noise,
         _columns(knowledge, list(known)),

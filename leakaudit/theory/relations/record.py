@@ -40,7 +40,9 @@ PATTERNS = 256
 Turns = Sequence[Sequence[Collection[int]]]
 
 
-def alone(declared: Relations, node: int, private: Private | None = None) -> Knowledge | None:
+def alone(
+    declared: Relations, node: int, private: PrivateRelations | None = None
+) -> Knowledge | None:
     """Return the knowledge of everybody except one node: all that it receives and sends.
 
     Whatever the other nodes do, they use only what the node sent before, so neither a view of
@@ -65,7 +67,7 @@ def alone(declared: Relations, node: int, private: Private | None = None) -> Kno
 
 
 @dataclass(frozen=True)
-class Private:
+class PrivateRelations:
     """The private relations of every node, as `alone` uses them."""
 
     known: frozenset[int]  # places of messages and public vectors
@@ -74,7 +76,7 @@ class Private:
     shared: frozenset[int]
 
 
-def privates(declared: Relations) -> Private:
+def privates(declared: Relations) -> PrivateRelations:
     """Return the private relations of all nodes, in one pass."""
     vectors = declared.vectors
     rows = defaultdict[int, list[int]](list)
@@ -87,7 +89,7 @@ def privates(declared: Relations) -> Private:
         elif own:
             rows[own[0]].append(at)
     known = frozenset(k for k, v in enumerate(vectors) if v.kind in HEARD)
-    return Private(known, rows, frozenset(shared))
+    return PrivateRelations(known, rows, frozenset(shared))
 
 
 def with_models(

@@ -33,10 +33,10 @@ import numpy as np
 
 from leakaudit.core.progress import step
 from leakaudit.theory.relations.account import Bound
-from leakaudit.theory.relations.forward import Echelon, Forward, Residues, bits, combine
+from leakaudit.theory.relations.forward import Echelon, ForwardModel, Residues, bits, combine
 from leakaudit.theory.relations.kkt import Array
 from leakaudit.theory.relations.modular import residue
-from leakaudit.theory.relations.rounds import LinearForm, NotAlike, Round, Rounds
+from leakaudit.theory.relations.rounds import LinearForm, Round, Rounds, UnlikeRounds
 from leakaudit.theory.relations.shared import CONDITION, PRIMES
 from leakaudit.theory.relations.symmetric import SymmetricNetwork
 
@@ -59,7 +59,7 @@ class LongView:
 
     def __init__(
         self,
-        model: Forward,
+        model: ForwardModel,
         same: range,
         known: Collection[int],
         count: int,
@@ -76,7 +76,7 @@ class LongView:
     @classmethod
     def of(
         cls,
-        model: Forward,
+        model: ForwardModel,
         same: range,
         known: Collection[int],
         count: int,
@@ -105,7 +105,7 @@ class LongView:
             if count * len(few.later.earlier) ** 2 > WORK:
                 return None
             return cls(model, same, known, count, levels, _squared(few, count))
-        except NotAlike:
+        except UnlikeRounds:
             return None
 
     def bound(self, node: int) -> Bound | None:
@@ -176,7 +176,7 @@ def _levels(rounds: Rounds, prime: int) -> list[int]:
         elif reacts and from_own:
             levels.append(1)
         else:
-            raise NotAlike
+            raise UnlikeRounds
     return levels
 
 
@@ -204,7 +204,7 @@ def _simulate(
     def observe(rows: Residues, checked: bool) -> None:
         independent, _ = echelon.add(rows)
         if checked and len(independent) < len(rows):
-            raise NotAlike
+            raise UnlikeRounds
 
     def inputs(one: Round) -> Residues:
         new = np.zeros((len(one.noise) + len(one.gradients), width), np.int64)
@@ -321,7 +321,7 @@ class _Filter:
         lower = cholesky(covariance[n:, n:], lower=True)
         size = lower.diagonal()
         if size.min() <= CONDITION * size.max():
-            raise NotAlike
+            raise UnlikeRounds
         gain = solve_triangular(lower, covariance[n:, :n], lower=True)
         innovation = solve_triangular(lower, moved[n:], lower=True)
         hidden = hidden - gain.T @ gain

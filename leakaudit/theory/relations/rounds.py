@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from leakaudit.theory.relations.forward import Forward
+from leakaudit.theory.relations.forward import ForwardModel
 from leakaudit.theory.relations.modular import PRIMES, Staircase, modular
 
 LinearForm = Mapping[int, Fraction]
@@ -22,7 +22,7 @@ LinearForm = Mapping[int, Fraction]
 PASSED = 6_000
 
 
-class NotAlike(Exception):
+class UnlikeRounds(Exception):
     """A view that a recursion over rounds does not cover, so that other methods decide."""
 
 
@@ -61,7 +61,7 @@ class Rounds:
     """
 
     def __init__(
-        self, model: Forward, same: range, known: Collection[int], *, points: bool = True
+        self, model: ForwardModel, same: range, known: Collection[int], *, points: bool = True
     ) -> None:
         self.model = model
         self.same = same
@@ -71,13 +71,13 @@ class Rounds:
         # As in `repeat.extend`: the very last round may lack what a next one would define.
         self._last = self.declared.round - 1
         if len(same) < 3:
-            raise NotAlike
+            raise UnlikeRounds
         self.known = implied(model, known)
         self._defined = defaultdict[int, list[int]](list)
         for k, r in zip(model.defined, model.made_by.tolist(), strict=True):
             at = self._vectors[k].round
             if self.declared.relations[r].round != at:
-                raise NotAlike
+                raise UnlikeRounds
             self._defined[at].append(k)
         self._noise = self._by_round(model.noise)
         self._gradients = self._by_round(model.gradients)
@@ -87,7 +87,7 @@ class Rounds:
                 self._forms[k] = self._reduced(model.definition(k), t)
         received = self._received()
         if max(map(len, received)) > PASSED:
-            raise NotAlike
+            raise UnlikeRounds
         self.first = [self._round(t, received[t], received[t + 1]) for t in range(self._last)]
         after = [self._after(k) for k in received[-1]]
         self.later = self._round(self._last, received[-1], after)
@@ -181,7 +181,7 @@ class Rounds:
         """Return the vector of the same name one round later; those of round 0 stay."""
         after = self.declared.place(self._vectors[k], 1)
         if after is None or self._counts_as_known(after):
-            raise NotAlike
+            raise UnlikeRounds
         return after
 
     @cached_property
@@ -191,9 +191,9 @@ class Rounds:
         # Noise that only the next round shows would be hidden in the last one.
         missing = last.keys() - end.keys()
         if before.keys() != last.keys() or end.keys() - last.keys():
-            raise NotAlike
+            raise UnlikeRounds
         if any(self._vectors[last[role]].kind == "noise" for role in missing):
-            raise NotAlike
+            raise UnlikeRounds
         return frozenset(last[role] for role in end)
 
     def _known_roles(self, t: int) -> dict[Hashable, int]:
@@ -237,7 +237,7 @@ class Rounds:
         )
         for form in (*made.passed, *made.observed, *made.points):
             if not form.keys() <= made.columns.keys():
-                raise NotAlike
+                raise UnlikeRounds
         return made
 
     def _independent(self, seen: Sequence[int]) -> list[int]:
@@ -252,7 +252,7 @@ class Rounds:
         return kept
 
 
-def implied(model: Forward, known: Collection[int], *, own: bool = False) -> frozenset[int]:
+def implied(model: ForwardModel, known: Collection[int], *, own: bool = False) -> frozenset[int]:
     """Return the known vectors, and those that follow from them by one definition each.
 
     A message without noise, for example, shows the state that is sent.
@@ -280,7 +280,7 @@ def implied(model: Forward, known: Collection[int], *, own: bool = False) -> fro
     while pending:
         for k in hidden[pending.pop()]:
             if vectors[k].kind == "gradient":
-                raise NotAlike
+                raise UnlikeRounds
             found.add(k)
             for r in users[k]:
                 if own and len({vectors[j].owner for j in hidden[r]}) > 1:

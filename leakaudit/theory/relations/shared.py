@@ -8,9 +8,9 @@ without noise, and which points are determined; one factorisation Phi' = Q R giv
 matrices, M_i = |R'^-1 Psi_i|^2.
 
 Exactness: all these decisions are ranks. They are made modulo two primes of 31 bits, with noise
-replaced by random residues (`Forward.residues`); a row that is nonzero vanishes with a probability
-of about 1e-9 for each prime, independently. If the primes disagree, or R is ill-conditioned, there
-is no shared view, and `account` decides.
+replaced by random residues (`ForwardModel.residues`); a row that is nonzero vanishes with a
+probability of about 1e-9 for each prime, independently. If the primes disagree, or R is
+ill-conditioned, there is no shared view, and `account` decides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakaudit.theory.relations.account import Bound
-from leakaudit.theory.relations.forward import Echelon, Forward, Places, bits
+from leakaudit.theory.relations.forward import Echelon, ForwardModel, Places, bits
 from leakaudit.theory.relations.kkt import Array
 from leakaudit.theory.relations.semidefinite import supremum
 
@@ -62,7 +62,7 @@ class SharedView:
     """One adversary's view of all nodes."""
 
     def __init__(
-        self, model: Forward, known: Collection[int], nodes: Sequence[int], decided: _Decided
+        self, model: ForwardModel, known: Collection[int], nodes: Sequence[int], decided: _Decided
     ) -> None:
         self.model = model
         self.decided = decided
@@ -87,7 +87,9 @@ class SharedView:
             self._white = solve_triangular(r, gradients, trans="T")
 
     @classmethod
-    def of(cls, model: Forward, known: Collection[int], nodes: Iterable[int]) -> SharedView | None:
+    def of(
+        cls, model: ForwardModel, known: Collection[int], nodes: Iterable[int]
+    ) -> SharedView | None:
         """Return the view; None if it is too large, or needs the general methods."""
         some = sorted(set(nodes) & set(model.owner.tolist()))
         if not some or not model.public.issubset(known):
@@ -141,20 +143,22 @@ class SharedView:
         return tuple(level.tolist())
 
 
-def _observed(model: Forward, known: Collection[int]) -> tuple[Places, Places]:
+def _observed(model: ForwardModel, known: Collection[int]) -> tuple[Places, Places]:
     """Return the observed states and messages in order, and the hidden noise, as indices."""
     rows = sorted(model.place[k] for k in known if k in model.place)
     hidden = [c for c, k in enumerate(model.noise) if k not in known]
     return np.array(rows, np.int64), np.array(hidden, np.int64)
 
 
-def _columns(model: Forward, rows: Places, hidden: Places) -> int:
+def _columns(model: ForwardModel, rows: Places, hidden: Places) -> int:
     """Return how many random columns preserve all ranks of a view: its own largest rank."""
     own = len(model.noise) - len(hidden)
     return min(len(rows) + own, len(model.noise)) + 1
 
 
-def _decide(model: Forward, known: Collection[int], nodes: Sequence[int], prime: int) -> _Decided:
+def _decide(
+    model: ForwardModel, known: Collection[int], nodes: Sequence[int], prime: int
+) -> _Decided:
     """Decide modulo a prime, in the order of time.
 
     Noise that the adversary knows is observed from the start; observing it removes its columns.

@@ -40,9 +40,9 @@ from functools import cached_property
 
 import numpy as np
 
-from leakaudit.theory.relations.forward import Forward
+from leakaudit.theory.relations.forward import ForwardModel
 from leakaudit.theory.relations.kkt import Array
-from leakaudit.theory.relations.rounds import LinearForm, NotAlike, Round, Rounds
+from leakaudit.theory.relations.rounds import LinearForm, Round, Rounds, UnlikeRounds
 
 # Distance of an eigenvalue to 1 below which it counts as 1: a choice, well above rounding.
 ONE = 1e-9
@@ -114,24 +114,24 @@ class SymmetricNetwork:
         # z_0 is known: the first round with gradients receives nothing.
         start = (np.zeros_like(self.weights), deviation, factor)
         if len(first) < 2 or rounds.first[0].gradients:
-            raise NotAlike
+            raise UnlikeRounds
         for one, expected in zip(first[1:], [start, *[later] * len(first)], strict=False):
             if not np.array_equal(one[0], expected[0]) or one[1:] != expected[1:]:
-                raise NotAlike
+                raise UnlikeRounds
         if not np.array_equal(self.weights, self.weights.T) or not deviation:
-            raise NotAlike
+            raise UnlikeRounds
         self._scale = (factor / deviation) ** 2
         self._points = self._written(points)
 
     @classmethod
-    def of(cls, model: Forward, same: range, count: int) -> SymmetricNetwork | None:
+    def of(cls, model: ForwardModel, same: range, count: int) -> SymmetricNetwork | None:
         """Return the network; None if the protocol is not one."""
         if model.nodes * count > LARGEST:
             return None
         try:
             few = Rounds(model, same, model.public, points=False)
             network = cls(few, Rounds(model, same, model.public), count)
-        except NotAlike:
+        except UnlikeRounds:
             return None
         return network if network.stable else None
 
@@ -307,14 +307,14 @@ class SymmetricNetwork:
         for k in last:
             node = vectors[k].owner
             if node is None:
-                raise NotAlike
+                raise UnlikeRounds
             for t in range(1, declared.round + 1):
                 place = declared.place(vectors[k], t - vectors[k].round)
                 if place is not None:
                     found[place] = node
                     self._made[place] = t
         if sorted(found[k] for k in last) != list(range(self._rounds.model.nodes)):
-            raise NotAlike
+            raise UnlikeRounds
         model = self._rounds.model
         for k in model.defined:
             of = model.definition(k)
@@ -344,9 +344,9 @@ class SymmetricNetwork:
                 elif k in self._sent:
                     weights[node, self._sent[k]] = float(value)
                 else:
-                    raise NotAlike
+                    raise UnlikeRounds
         if np.ptp(variances) or np.ptp(factors):
-            raise NotAlike
+            raise UnlikeRounds
         return weights, math.sqrt(variances[0]), float(factors[0])
 
     def _written(self, points: Rounds) -> dict[int, tuple[frozenset[int], frozenset[int]]]:
@@ -363,7 +363,7 @@ class SymmetricNetwork:
                 elif self._rounds.declared.vectors[j].kind == "gradient":
                     owners.add(points.owner(j))
                 else:
-                    raise NotAlike
+                    raise UnlikeRounds
             found[k] = (frozenset(of), frozenset(owners))
         return found
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from leakaudit._util import files
-from leakaudit._util.untrusted.archive import Record, Writer
+from leakaudit._util.untrusted.archive import ArchiveWriter, Record
 from leakaudit._util.untrusted.safe_reader import STORAGES
 from leakaudit.core import mapping
 from leakaudit.core.errors import LeakauditError
@@ -46,7 +46,7 @@ Tree = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Hole:
+class ZeroTensor:
     """A tensor of zeros that takes no space before it is written."""
 
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ class MemoryFile:
         """Allocate the holes; memory that is never written is never used.
 
         Args:
-            tree: Dictionaries of plain values, tensors (copied) and `Hole`s.
+            tree: Dictionaries of plain values, tensors (copied) and `ZeroTensor`s.
         """
         self.tree = _replace(tree, _allocated)
 
@@ -113,11 +113,11 @@ class MapFile(MemoryFile):
         """Lay out the file.
 
         Args:
-            tree: Dictionaries of plain values, tensors (copied) and `Hole`s, the last of which is
-                the large one.
+            tree: Dictionaries of plain values, tensors (copied) and `ZeroTensor`s, the last of
+                which is the large one.
         """
         self.path = path
-        self._plan = _replace(tree, lambda leaf: Hole(tuple(leaf.shape), leaf.dtype))
+        self._plan = _replace(tree, lambda leaf: ZeroTensor(tuple(leaf.shape), leaf.dtype))
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
         laid = _lay_out(self._plan)
         self._index_size = laid.index_size
@@ -150,7 +150,7 @@ class MapFile(MemoryFile):
         self._ready = 0
         self._released = 0
 
-    def _view(self, leaf: Tensor | Hole, start: int) -> Tensor:
+    def _view(self, leaf: Tensor | ZeroTensor, start: int) -> Tensor:
         """Return the tensor that is in the map from `start` on."""
         count = math.prod(leaf.shape)
         if not count:
@@ -245,7 +245,7 @@ class MapFile(MemoryFile):
         file keeps its length; `written` states how much of it is valid.
         """
         last = _last_leaf(self._plan)
-        cut = Hole((rows, *last.shape[1:]), last.dtype)
+        cut = ZeroTensor((rows, *last.shape[1:]), last.dtype)
         shorter = _replace(self._plan, lambda hole: cut if hole is last else hole)
         laid = _lay_out(shorter, self._index_size)
         size = laid.writer.at + len(laid.tail)
@@ -280,7 +280,7 @@ class _Store(NamedTuple):
     """A record of the archive, to be pickled in the way that torch pickles its storages."""
 
     key: str
-    hole: Hole
+    hole: ZeroTensor
 
 
 class _Pickler(pickle.Pickler):
@@ -296,7 +296,7 @@ class _Pickler(pickle.Pickler):
         return ("storage", _STORAGE[obj.hole.dtype], obj.key, "cpu", math.prod(obj.hole.shape))
 
     def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, Hole):
+        if not isinstance(obj, ZeroTensor):
             return NotImplemented
         self.stores.append(_Store(str(len(self.stores)), obj))
         strides = tuple(math.prod(obj.shape[k + 1 :]) for k in range(len(obj.shape)))
@@ -306,7 +306,7 @@ class _Pickler(pickle.Pickler):
 class _Laid(NamedTuple):
     """The layout of a file."""
 
-    writer: Writer  # contains its records
+    writer: ArchiveWriter  # contains its records
     tail: bytes  # the bytes that follow them
     index_size: int  # size of the index in bytes
     tensors: list[Record]  # the records of tensors, in the order of the leaves of the tree
@@ -326,7 +326,7 @@ def _lay_out(plan: Tree, index_size: int = 0) -> _Laid:
         "version": b"3\n",
         "byteorder": sys.byteorder.encode(),
     }
-    writer = Writer()
+    writer = ArchiveWriter()
     for name, data in small.items():
         writer.add(name, len(data), data)
     tensors = [writer.add(f"data/{key}", hole.nbytes) for key, hole in pickler.stores]
@@ -334,8 +334,8 @@ def _lay_out(plan: Tree, index_size: int = 0) -> _Laid:
     return _Laid(writer, writer.directory(checksums), len(small["data.pkl"]), tensors)
 
 
-def _allocated(leaf: Tensor | Hole) -> Tensor:
-    if isinstance(leaf, Hole):
+def _allocated(leaf: Tensor | ZeroTensor) -> Tensor:
+    if isinstance(leaf, ZeroTensor):
         return torch.zeros(leaf.shape, dtype=leaf.dtype)
     return leaf.clone()
 
@@ -346,7 +346,7 @@ def _replace(tree: Tree, new: Callable[[Any], Any]) -> dict[str, Any]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
             copy[key] = _replace(value, new)
-        elif isinstance(value, Tensor | Hole):
+        elif isinstance(value, Tensor | ZeroTensor):
             copy[key] = new(value)
         else:
             copy[key] = value
@@ -358,7 +358,7 @@ def _leaves(tree: Tree) -> Iterator[Any]:
     for value in tree.values():
         if isinstance(value, Mapping):
             yield from _leaves(value)
-        elif isinstance(value, Tensor | Hole):
+        elif isinstance(value, Tensor | ZeroTensor):
             yield value
 
 

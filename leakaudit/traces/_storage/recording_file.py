@@ -9,7 +9,7 @@ from leakaudit._util.files import UNFINISHED, private_folder
 from leakaudit._util.uncollected import read_json
 from leakaudit.core.errors import LeakauditError
 from leakaudit.traces._storage import shards, sidecar
-from leakaudit.traces._storage.table import Extent, MessageTable, TableFormat
+from leakaudit.traces._storage.table import MessageTable, TableFormat, TableSize
 
 
 class RecordingFile:
@@ -39,7 +39,7 @@ class RecordingFile:
         self._format = format
         self._limit = limit
         self._shard_bytes = shard_bytes
-        self._size = Extent(*size)
+        self._size = TableSize(*size)
         if shard_bytes is not None:
             self._size = _first_shard(self._size, shard_bytes, format.row_bytes)
         self._manifest = shards.Manifest(read_json(format.head["meta"]))
@@ -69,7 +69,7 @@ class RecordingFile:
             if self._rounds >= room:
                 self._table.finish(self._last)
                 self._limit -= self._table.bytes
-                self._size = Extent(self._most_messages * room, self._most_rows * room)
+                self._size = TableSize(self._most_messages * room, self._most_rows * room)
                 self._begin_messages = 0
                 self._begin_rows = 0
                 self._rounds = 0
@@ -143,13 +143,13 @@ class RecordingFile:
         return table
 
 
-def _first_shard(whole: Extent, shard_bytes: int, row_bytes: int) -> Extent:
+def _first_shard(whole: TableSize, shard_bytes: int, row_bytes: int) -> TableSize:
     """Return the capacity of the first shard; that of later ones follows from recorded rounds."""
     if whole.messages is None or whole.rows is None:
         return whole
     rows = max(1, min(whole.rows, shard_bytes // row_bytes))
     messages = max(1, whole.messages * rows // max(1, whole.rows))
-    return Extent(messages, rows)
+    return TableSize(messages, rows)
 
 
 def _clear(folder: Path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.traces._storage import sizes
-from leakaudit.traces._storage.mapped_file import Hole, MapFile, MemoryFile
+from leakaudit.traces._storage.mapped_file import MapFile, MemoryFile, ZeroTensor
 from leakaudit.traces._storage.sizes import human, plan_size
 from leakaudit.traces._storage.wellformed import INDEX, KINDS
 
@@ -47,7 +47,7 @@ class TableFormat:
 
 
 @dataclass(frozen=True)
-class Extent:
+class TableSize:
     """Numbers of messages and payload rows."""
 
     messages: int | None  # number of messages; None if unknown
@@ -61,7 +61,9 @@ class MessageTable:
         messages: Number of messages appended so far.
     """
 
-    def __init__(self, path: Path | None, format: TableFormat, size: Extent, limit: float) -> None:
+    def __init__(
+        self, path: Path | None, format: TableFormat, size: TableSize, limit: float
+    ) -> None:
         """Create the table.
 
         Args:
@@ -100,11 +102,11 @@ class MessageTable:
     def _new(self, messages: int, rows: int) -> MemoryFile:
         """Create an empty file with this capacity."""
         table = {
-            "written": Hole((4,), torch.int64),
-            "kinds": Hole((KINDS,), torch.uint8),
-            **{name: Hole((messages,), torch.int32) for name in INDEX},
-            "secure": Hole((messages,), torch.bool),
-            "payload": Hole((rows, self._format.width), self._format.dtype),
+            "written": ZeroTensor((4,), torch.int64),
+            "kinds": ZeroTensor((KINDS,), torch.uint8),
+            **{name: ZeroTensor((messages,), torch.int32) for name in INDEX},
+            "secure": ZeroTensor((messages,), torch.bool),
+            "payload": ZeroTensor((rows, self._format.width), self._format.dtype),
         }
         tree = {**self._format.head, "messages": table}
         if self._path is None:

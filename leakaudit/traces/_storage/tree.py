@@ -31,7 +31,7 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.sketch import ROWS, WIDTH
 from leakaudit.core.trace import LARGEST_RECORD, Json, Messages, Trace, Truth
 from leakaudit.traces._storage import wellformed
-from leakaudit.traces._storage.wellformed import INDEX, Bad, Committed
+from leakaudit.traces._storage.wellformed import INDEX, CommittedTable, TraceFault
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +50,7 @@ class Outline(NamedTuple):
 
     trace: Trace  # its description, without messages and public tensors
     public: Mapping[str, Any]  # public tensors by name
-    messages: Committed  # the messages, without payloads
+    messages: CommittedTable  # the messages, without payloads
 
 
 def read(path: Path, kind: str) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def head(trace: Trace) -> dict[str, Any]:
     try:
         _without_messages(tree)
         wellformed.tensors(tree, "public")
-    except Bad as why:
+    except TraceFault as why:
         raise LeakauditError(f"this cannot be recorded: {why}") from None
     return tree
 
@@ -158,7 +158,7 @@ def _outlined(tree: Mapping[str, Any], where: str) -> Outline:
         stored = None if trace.kept is None else trace.kept.width
         found = wellformed.messages(table, trace.graph.nodes, width, stored)
         public = wellformed.tensors(tree, "public")
-    except Bad as why:
+    except TraceFault as why:
         raise LeakauditError(f"{where} is rejected: {why}") from None
     return Outline(replace(trace, rounds=found.last, complete=found.closed), public, found)
 
@@ -169,7 +169,7 @@ def _plain(values: Mapping[str, object]) -> Mapping[str, Json]:
 
 
 def _without_messages(tree: Mapping[str, Any]) -> Trace:
-    """Return the description as a trace without messages and tensors; raises `Bad`."""
+    """Return the description as a trace without messages and tensors; raises `TraceFault`."""
     about = wellformed.meta(tree, wellformed.TraceEntry)
     layout = wellformed.layout(about.layout)
     task = wellformed.spec(about.task)
@@ -234,14 +234,14 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
             provenance=_plain(about.provenance),
         )
         _check_records(truth)
-    except Bad as why:
+    except TraceFault as why:
         raise LeakauditError(f"{where} is rejected: {why}") from None
     mapping.use(truth.x, truth.y, truth.node, truth.index, truth.pool, *truth.states.values())
     return truth
 
 
 def _check_records(truth: Truth) -> None:
-    """Raise `Bad` unless records are sound: of one length, of the task's shape, not too large."""
+    """Raise `TraceFault` unless records are of one length, of the task's shape, and few enough."""
     lengths = {t.shape[:1] for t in (truth.x, truth.y, truth.node, truth.index)}
     shapes = {tuple(t.shape[1:]) for t in (truth.x, truth.pool)}
     if len(lengths) != 1 or shapes != {tuple(truth.task.shape)}:
@@ -263,7 +263,7 @@ def _check_records(truth: Truth) -> None:
 
 
 def _check_values(truth: Truth) -> None:
-    """Raise `Bad` unless labels have a shape of the loss, and tokens are those of the task."""
+    """Raise `TraceFault` unless labels fit the loss, and tokens are those of the task."""
     from leakaudit.traces import vocabulary  # it needs torch, which outlines are read without
 
     try:

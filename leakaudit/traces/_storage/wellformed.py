@@ -14,11 +14,11 @@ from typing import Annotated, Any, NoReturn, Protocol, TypeAlias, TypeVar, runti
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from leakaudit._util.decoding import Misfit, decoded
+from leakaudit._util.decoding import TypeMismatch, decoded
 from leakaudit._util.forms import present
 from leakaudit._util.uncollected import read_json
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.payload import Kept
+from leakaudit.core.payload import StoredColumns
 from leakaudit.core.sketch import ROWS, WIDTH
 from leakaudit.core.trace import Graph, Layout, TaskSpec
 
@@ -70,7 +70,7 @@ class Array(Protocol):
 
 
 @dataclass(frozen=True)
-class Committed:
+class CommittedTable:
     """The part of a table of messages that was committed, without payloads."""
 
     rows: int  # number of payloads
@@ -152,13 +152,13 @@ class TruthEntry(_Open, frozen=True, kw_only=True):
     provenance: dict[str, _Free] = {}  # how it was made
 
 
-class Bad(Exception):
+class TraceFault(Exception):
     """Describes what is wrong with a file."""
 
 
 def bad(why: str) -> NoReturn:
-    """Raise `Bad`."""
-    raise Bad(why)
+    """Raise `TraceFault`."""
+    raise TraceFault(why)
 
 
 def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
@@ -178,7 +178,7 @@ def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
         bad("its description 'meta' is not JSON text of a dictionary")
     try:
         return decoded(value, kind)
-    except Misfit as why:
+    except TypeMismatch as why:
         bad(f"in its description, {ascii(str(why))[1:-1]}")
 
 
@@ -220,7 +220,7 @@ def columns(value: tuple[int, ...], size: int) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def kept(value: KeptEntry | UnsetType, columns: tuple[int, int], size: int) -> Kept | None:
+def kept(value: KeptEntry | UnsetType, columns: tuple[int, int], size: int) -> StoredColumns | None:
     """Return what is stored of every message, if that is more than one span of columns.
 
     Args:
@@ -234,7 +234,7 @@ def kept(value: KeptEntry | UnsetType, columns: tuple[int, int], size: int) -> K
         if (value.sketch.rows, value.sketch.width) != (ROWS, WIDTH):
             bad(f"its sketch is not one of {ROWS} x {WIDTH} sums")
     try:
-        found = Kept(size, value.spans, seed)
+        found = StoredColumns(size, value.spans, seed)
     except LeakauditError as why:
         bad(f"what it keeps of a message is invalid: {why}")
     if found.columns != columns:
@@ -307,7 +307,7 @@ def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def messages(
     table: Mapping[str, Any], nodes: int, width: int, stored: int | None = None
-) -> Committed:
+) -> CommittedTable:
     """Return which messages were committed.
 
     Args:
@@ -339,7 +339,7 @@ def messages(
             bad("its column 'secure' contains a value that is neither true nor false")
         # The program may have been killed between writing the counters of messages and of rounds.
         last = max(last, int(index["round"].max()))
-    return Committed(rows, index, secure[:count], names, type_of(payload), last, closed == 1)
+    return CommittedTable(rows, index, secure[:count], names, type_of(payload), last, closed == 1)
 
 
 def rounds(last: int, messages: int) -> int:
@@ -361,7 +361,7 @@ def _counters(table: Mapping[str, Any]) -> list[int]:
 
 
 def _check_range(name: str, column: np.ndarray[Any, Any], stop: int) -> None:
-    """Raise `Bad` for a value outside [0, stop)."""
+    """Raise `TraceFault` for a value outside [0, stop)."""
     if not len(column):
         return
     low = int(column.min())

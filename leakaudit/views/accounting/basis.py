@@ -13,7 +13,7 @@ MESSAGES = "every message that the node sends or receives"
 MODELS = "the models at which it evaluates gradients"
 
 
-class Unit(StrEnum):
+class PrivacyUnit(StrEnum):
     """The unit of privacy: whose change a bound covers."""
 
     RECORD = "record"
@@ -24,28 +24,28 @@ class Unit(StrEnum):
 class Ground(Enum):
     """Why the bound of a view holds, or why there is none; the values are the unit and a text."""
 
-    IDLE = Unit.RECORD, "the node computes no gradient in these rounds"
-    UNSEEN = Unit.RECORD, "no message that is observed depends on the data of the node"
-    LEAK = Unit.RECORD, "a combination of gradients is sent without noise"
-    MODELS_SEEN = Unit.RECORD, SEEN
+    IDLE = PrivacyUnit.RECORD, "the node computes no gradient in these rounds"
+    UNSEEN = PrivacyUnit.RECORD, "no message that is observed depends on the data of the node"
+    LEAK = PrivacyUnit.RECORD, "a combination of gradients is sent without noise"
+    MODELS_SEEN = PrivacyUnit.RECORD, SEEN
     SMOOTH = (
-        Unit.RECORD,
+        PrivacyUnit.RECORD,
         "gradients are {smoothness:g}-Lipschitz (assumed with --smoothness, not checked)",
     )
     REACTING = (
-        Unit.NODE,
+        PrivacyUnit.NODE,
         "no epsilon per record, because a changed record changes the models, and thereby later "
         "gradients by more than the sensitivity; specify --smoothness. The node's epsilon holds if "
         "any two gradients of the node, at any two models, differ by at most the sensitivity",
     )
     STEERED = (
-        Unit.NONE,
+        PrivacyUnit.NONE,
         "noise that this adversary does not observe influences the models, so there is no epsilon "
         "per record or per node",
     )
 
 
-class Stronger(StrEnum):
+class StrongerAdversary(StrEnum):
     """Adversaries whose view determines another one's; the values continue "one who"."""
 
     OWNERS = "also knows everything that the owners of undeclared vectors know"
@@ -60,7 +60,7 @@ class Basis:
 
     ground: Ground  # why it holds
     # the adversary for which it was computed, if not the adversary itself
-    stronger: Stronger | None = None
+    stronger: StrongerAdversary | None = None
     # Lipschitz constant of the gradients, if the ground is `SMOOTH`
     smoothness: float | None = None
     not_smooth: str = ""  # why a specified smoothness did not help
@@ -68,7 +68,7 @@ class Basis:
     own_view: str = ""
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> PrivacyUnit:
         """Whose change is bounded."""
         return self.ground.value[0]
 

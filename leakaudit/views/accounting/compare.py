@@ -14,7 +14,7 @@ from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit._util.plain import encoded
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.claim import Claim
-from leakaudit.core.display import Displayed
+from leakaudit.core.display import CardDisplay
 from leakaudit.core.evidence import Evidence, Origin, weakest
 from leakaudit.core.progress import step
 from leakaudit.core.trace import Json
@@ -40,7 +40,7 @@ REPORTED = 100  # views equal to others between two reports of the progress: a c
 
 
 @dataclass(frozen=True)
-class Comparison(Displayed):
+class Comparison(CardDisplay):
     """One view of one node compared with the claim."""
 
     threat: Threat  # the adversary and the node
@@ -126,7 +126,7 @@ def standing(bound: ViewBound, inputs: Iterable[Evidence]) -> Holds:
     return bound.holds
 
 
-class Comparisons(list[Comparison], Displayed):
+class Comparisons(list[Comparison], CardDisplay):
     """A list of comparisons, which a notebook displays as a table."""
 
 

@@ -26,7 +26,7 @@ from leakaudit.theory.relations import (
 )
 from leakaudit.theory.relations.recursion import LongView
 from leakaudit.theory.relations.shared import SharedView
-from leakaudit.views.accounting.basis import Stronger
+from leakaudit.views.accounting.basis import StrongerAdversary
 
 # Relative distance of two mu that count as equal; a choice, well above rounding.
 CLOSE = 1e-9
@@ -43,14 +43,14 @@ class NodeView:
     targets: Sequence[Expression]  # the node's gradients that are not known; empty for a long run
     bound: Bound  # the bound at sensitivity 1
     # the adversary, if it is not the requested one but a stronger one
-    stronger: Stronger | None = None
+    stronger: StrongerAdversary | None = None
 
     @classmethod
     def of(
         cls,
         knowledge: Knowledge,
         node: int,
-        stronger: Stronger | None = None,
+        stronger: StrongerAdversary | None = None,
         *,
         least: bool = False,
     ) -> NodeView:
@@ -161,7 +161,7 @@ class Views:
             adversary = Adversary(adversary.hears, adversary.corrupt | owners, window)
             try:
                 views = Views(self.protocol, adversary, [node], smooth=self.smooth)
-                return replace(views.own(node), stronger=Stronger.OWNERS)
+                return replace(views.own(node), stronger=StrongerAdversary.OWNERS)
             except Unexplained as more:
                 missing = more
             except LeakauditError:
@@ -192,7 +192,7 @@ class Views:
         if found.bound.leaking:  # these are written with the number of a node
             return None
         for view in stronger_views(protocol, node):
-            if view.stronger is Stronger.ALL_MESSAGES and _equal(found.bound, view.bound):
+            if view.stronger is StrongerAdversary.ALL_MESSAGES and _equal(found.bound, view.bound):
                 return found
         return None
 
@@ -350,7 +350,7 @@ def _stronger(protocol: Protocol, node: int, heard: Knowledge) -> Iterator[NodeV
             return
         heard = longer
     try:
-        everything = NodeView.of(heard, node, Stronger.ALL_MESSAGES)
+        everything = NodeView.of(heard, node, StrongerAdversary.ALL_MESSAGES)
     except LeakauditError:
         return
     yield everything
@@ -359,7 +359,7 @@ def _stronger(protocol: Protocol, node: int, heard: Knowledge) -> Iterator[NodeV
         if shown is None or everything.lowest >= below:
             continue
         try:
-            yield NodeView.of(shown, node, Stronger.MESSAGES_AND_MODELS)
+            yield NodeView.of(shown, node, StrongerAdversary.MESSAGES_AND_MODELS)
         except LeakauditError:
             continue
 
@@ -385,7 +385,7 @@ def _by_own_relations(protocol: Protocol, adversary: Adversary, node: int) -> No
     if found.bound.leaking or not _any_hidden(own, node):
         return found
     for view in stronger_views(protocol, node):
-        if view.stronger is Stronger.ALL_MESSAGES and _equal(found.bound, view.bound):
+        if view.stronger is StrongerAdversary.ALL_MESSAGES and _equal(found.bound, view.bound):
             return found
     return None
 

@@ -27,7 +27,7 @@ from leakaudit.core.verdict import APART, Holds
 from leakaudit.protocols.declared import Protocol
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.relations import Turns, account, drift, largest, reached
-from leakaudit.views.accounting.basis import Basis, Ground, Unit
+from leakaudit.views.accounting.basis import Basis, Ground, PrivacyUnit
 from leakaudit.views.accounting.node_view import NodeView, Views, stronger_views
 
 # Most choices of batches for which a drift is computed; if there are more, a record is counted in
@@ -101,7 +101,7 @@ class ViewBound:
         return self.reached
 
     @property
-    def unit(self) -> Unit | None:
+    def unit(self) -> PrivacyUnit | None:
         """Whose change is bounded; None if there is no bound."""
         if self.basis is None:
             return None

@@ -10,7 +10,8 @@ what is known about the recording itself.
   (`noise`).
 - With the truth, the gradients of its records are substituted (`substitute`, `values`).
 
-Values are compared in all rounds, or in as many as fit into a budget (`reach`); `Rest` says which.
+Values are compared in all rounds, or in as many as fit into a budget (`reach`); `SkippedRounds`
+says which.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from leakaudit.core.verdict import Verdict
 from leakaudit.protocols import expected
 from leakaudit.protocols.declared import constant
 from leakaudit.protocols.deviation import Deviation
-from leakaudit.protocols.equations.written import Written
-from leakaudit.protocols.expected import STATED, Expected
+from leakaudit.protocols.equations.written import TextProtocol
+from leakaudit.protocols.expected import STATED, ExpectedMessages
 from leakaudit.tasks.task import Task
 from leakaudit.traces import gaps, vocabulary
 from leakaudit.views.conformance.case import Case
 from leakaudit.views.conformance.equations import Consistency, Part, consistency
 from leakaudit.views.conformance.pitfall import Pitfall
 from leakaudit.views.conformance.residual import Residual
-from leakaudit.views.conformance.rest import Rest
-from leakaudit.views.conformance.substitute import Left, left
+from leakaudit.views.conformance.rest import SkippedRounds
+from leakaudit.views.conformance.substitute import RecordingRemainder, left
 from leakaudit.views.conformance.values import Values, contradicted
 
 # What a relation between messages fails on -> the subject of the deviation.
 FAILS: dict[Part, str] = {"columns": "messages", "sums": "columns", "sketch": "sketch"}
 # Most numbers that are computed with the gradients of the truth: a few seconds. A choice.
 NUMBERS = 1 << 30
-COMPLETE = Rest()
+COMPLETE = SkippedRounds()
 QUIET = 20  # the pitfall of too little noise
 NUMBER = 22  # of the pitfall
 RESIDUAL = 23  # of that of a remainder within the tolerance
@@ -64,7 +65,7 @@ class Conformance:
     # what is wrong with the noise of the messages, whose size and distribution are the subject of
     # other pitfalls
     noise: tuple[Pitfall, ...] = ()
-    rest: Rest = COMPLETE  # which rounds were not compared because there are too many
+    rest: SkippedRounds = COMPLETE  # which rounds were not compared because there are too many
     # what remains between gradients and those of the truth; None if it is not known
     residual: Residual | None = None
 
@@ -116,7 +117,7 @@ def examine(
     """
     adversary = adversary or Adversary()
     trace = expected.within(gaps.before(trace), adversary)
-    declared = Expected.outlined(trace)
+    declared = ExpectedMessages.outlined(trace)
     found = [*_constants(trace), *expected.observed(trace, declared, adversary)]
     if truth is not None:
         found += _records(trace, truth)
@@ -139,7 +140,7 @@ def examine(
         made = _Recording(trace, truth, task or Task.build(trace.task))
         remainder = left(made, case.compared_relations, NUMBERS, memory)
         if remainder is None:
-            remainder = Left(())
+            remainder = RecordingRemainder(())
             obstacle = "the values of one round do not fit into the memory for this comparison"
         compared = remainder.compared
         residual = remainder.residual
@@ -180,9 +181,9 @@ def not_compared(case: Case) -> list[str]:
     return said
 
 
-def _rest(trace: Trace, tested: int, explained: int) -> Rest:
+def _rest(trace: Trace, tested: int, explained: int) -> SkippedRounds:
     """Return which rounds are left out, if the others are compared up to these."""
-    return Rest(
+    return SkippedRounds(
         tested if tested < trace.rounds else None, explained if explained < trace.rounds else None
     )
 
@@ -199,7 +200,7 @@ def check(case: Case) -> Iterator[Pitfall]:
     figures: Figures = {}
     # Noise is the subject of other pitfalls, and so are equations without noise.
     elsewhere = {"quiet", "distribution"}
-    if case.protocol and isinstance(case.protocol.victim, Written) and not case.laws:
+    if case.protocol and isinstance(case.protocol.victim, TextProtocol) and not case.laws:
         elsewhere |= {"messages", "gradients"}
     if case.truth is not None and not case.truth.states:  # which would contain the noise itself
         yield from found.noise
@@ -310,7 +311,7 @@ def _low_bits(case: Case) -> list[Deviation]:
 
 
 def _noise_of(
-    found: Left, values: Values, layers: Mapping[str, slice[int, int, None]]
+    found: RecordingRemainder, values: Values, layers: Mapping[str, slice[int, int, None]]
 ) -> Iterator[Pitfall]:
     """Test whether the remainder of the messages is the declared noise."""
     if not found.noise:

@@ -52,7 +52,7 @@ from leakaudit.protocols.deviation import Deviation
 from leakaudit.theory.bounds.empirical import at_least
 from leakaudit.views.conformance import ties
 from leakaudit.views.conformance.pitfall import Pitfall
-from leakaudit.views.conformance.substitute import Floats, Noise
+from leakaudit.views.conformance.substitute import Floats, NormalisedNoise
 
 # Probability of a false alarm of each family of tests: about 1e-6 per check with the ten families
 # below, a thousandth of the gate's default alpha.
@@ -116,7 +116,7 @@ NUMBERS = {QUIET: 20, LATTICE: 10, SHAPE: 13}  # subject -> pitfall, if not that
 
 
 @dataclass(frozen=True)
-class Run:
+class ProgramRun:
     """One call of a program."""
 
     seed: int = 0
@@ -128,7 +128,7 @@ class Run:
 class _Draw:
     """One draw of the noise."""
 
-    run: Run
+    run: ProgramRun
     node: int
     place: int  # index among the draws of its node
     label: str  # name of the noise in the declaration
@@ -189,7 +189,7 @@ def _too_many(some: Sequence[_Below], level: float) -> _Below | None:
     return next((one for one in some if one.chance < level), None)
 
 
-def rounding_of(noise: Sequence[Noise]) -> dict[int, float]:
+def rounding_of(noise: Sequence[NormalisedNoise]) -> dict[int, float]:
     """Return the rounding error of one number of each node's messages, in units of its noise.
 
     Args:
@@ -199,7 +199,7 @@ def rounding_of(noise: Sequence[Noise]) -> dict[int, float]:
 
 
 def judged(
-    noise: Sequence[Noise], layers: Mapping[str, slice[int, int, None]]
+    noise: Sequence[NormalisedNoise], layers: Mapping[str, slice[int, int, None]]
 ) -> Iterator[Pitfall]:
     """Yield the first property of a recording's noise that independent normal noise does not have.
 
@@ -207,7 +207,7 @@ def judged(
         layers: name of a parameter -> its columns.
     """
     every = Draws()
-    every.add(Run(only=True), noise, layers, rounding_of(noise))
+    every.add(ProgramRun(only=True), noise, layers, rounding_of(noise))
     for one in itertools.islice(itertools.chain(every.shared(), every.wrong()), 1):
         number = NUMBERS.get(one.about, 6)
         yield Pitfall(number, Verdict.REFUTED, one.says, {"nodes": list(one.nodes)})
@@ -250,8 +250,8 @@ class Draws:
 
     def add(
         self,
-        run: Run,
-        noise: Sequence[Noise],
+        run: ProgramRun,
+        noise: Sequence[NormalisedNoise],
         layers: Mapping[str, slice[int, int, None]],
         rounding: Mapping[int, float],
     ) -> None:
@@ -311,7 +311,7 @@ class Draws:
         if len(layers) > 1 and max(part.stop for part in layers.values()) == width:
             self._layers |= layers
 
-    def _add(self, run: Run, one: Noise, rounding: float) -> None:
+    def _add(self, run: ProgramRun, one: NormalisedNoise, rounding: float) -> None:
         """Add one node's noise; that of a second process is compared only with other seeds."""
         names = [_Draw(run, one.node, place, label) for place, label in enumerate(one.labels)]
         # An eighth is reserved for the new process, which comes last.
@@ -362,7 +362,9 @@ class Draws:
                 self._at.append(inside)
             self._sizes_kept.append(size[self._columns])
 
-    def _project(self, one: Noise, every: Sequence[Noise], rounding: float) -> None:
+    def _project(
+        self, one: NormalisedNoise, every: Sequence[NormalisedNoise], rounding: float
+    ) -> None:
         """Keep the products of draws with vectors that do not depend on them."""
         total: dict[int, Floats] = {}
         for other in every:
@@ -394,7 +396,7 @@ class Draws:
             products = (rest * vectors).sum(1) / np.maximum(length, 1e-300)
             self._along.setdefault(name, []).append(products[real])
 
-    def _search(self, one: Noise) -> None:
+    def _search(self, one: NormalisedNoise) -> None:
         """Add to the spectra.
 
         They yield the sums of products at all distances at once (Wiener, Khinchin).
@@ -588,17 +590,17 @@ class Draws:
         columns = np.tile(self._columns, len(self._sizes_kept))
         draw = np.repeat(np.arange(len(self._sizes_kept)), len(self._columns))
         size = np.concatenate(self._sizes_kept)
-        found = ties.equal(ties.Numbers(size, draw, columns, self._rounding), LEVEL / 2)
+        found = ties.equal(ties.NumberSizes(size, draw, columns, self._rounding), LEVEL / 2)
         if found is None and self._some:
             draw = np.repeat([k for k, _ in self._some], [len(size) for _, size in self._some])
             size = np.concatenate([size for _, size in self._some])
             density = SHIFTED * ties.DENSITY * math.exp(-(FROM**2) / 2) * self._width / WIDTH
-            some = ties.Numbers(size, draw, np.concatenate(self._at), self._rounding, density)
+            some = ties.NumberSizes(size, draw, np.concatenate(self._at), self._rounding, density)
             found = ties.equal(some, LEVEL / 2)
         if found is not None:
             yield self._tied(found)
 
-    def _tied(self, found: ties.Tie) -> Deviation:
+    def _tied(self, found: ties.TiedNumbers) -> Deviation:
         """Report numbers that are equal."""
         if found.draws is None:
             says = (
@@ -665,7 +667,7 @@ class Draws:
                 return
             norms = np.sqrt(energy[:, k])
             places = np.arange(len(norms))
-            one = ties.Numbers(norms, places, np.zeros_like(places), self._rounding)
+            one = ties.NumberSizes(norms, places, np.zeros_like(places), self._rounding)
             found = ties.equal(one, each)
             if found is not None:
                 says = (
@@ -807,7 +809,7 @@ def _spread(width: int, some: int) -> Places:
     return np.linspace(0, width - 1, some).astype(int)
 
 
-def _may_be_equal(runs: Sequence[Run]) -> Callable[[int, int], NDArray[np.bool_]]:
+def _may_be_equal(runs: Sequence[ProgramRun]) -> Callable[[int, int], NDArray[np.bool_]]:
     """Return which pairs of draws may be equal, because a repeated seed may draw the same noise.
 
     Returns:

@@ -26,9 +26,9 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.core.verdict import Verdict
 from leakaudit.protocols.declared import largest, protocol_of
-from leakaudit.protocols.equations.declare import Declared
-from leakaudit.protocols.equations.syntax import Indexed, Line, Repeat, shown
-from leakaudit.protocols.equations.written import Written
+from leakaudit.protocols.equations.declare import FileRelations
+from leakaudit.protocols.equations.syntax import EquationLine, IndexedVector, Repeat, shown
+from leakaudit.protocols.equations.written import TextProtocol
 from leakaudit.protocols.expected import LARGE
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
@@ -67,10 +67,10 @@ TRIES = 6  # steps of the secant method for a constant; a linear one needs two
 
 
 @dataclass(frozen=True)
-class Failure:
+class ContradictedEquation:
     """An equation that the messages contradict."""
 
-    lines: tuple[Line, ...]  # the equations, one of which is wrong; usually a single one
+    lines: tuple[EquationLine, ...]  # the equations, one of which is wrong; usually a single one
     round: int  # the first round in which it fails
     label: str  # the vector that it defines there
     residual: float  # norm of the difference of both sides, relative to their largest term
@@ -80,19 +80,19 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Untested:
+class UntestedEquation:
     """An equation that fits any messages."""
 
-    line: Line
+    line: EquationLine
     why: str  # the reason, in words
 
 
 @dataclass(frozen=True)
-class Examined:
+class EquationFindings:
     """What the messages say about the equations of a file."""
 
-    failure: Failure | None  # the first equation that fails; None if none does
-    untested: tuple[Untested, ...]  # equations that cannot be tested
+    failure: ContradictedEquation | None  # the first equation that fails; None if none does
+    untested: tuple[UntestedEquation, ...]  # equations that cannot be tested
     rounds: int  # number of rounds that were examined
     tested: bool
 
@@ -103,7 +103,7 @@ class Consistency:
 
     rounds: int  # number of rounds in which the relations were tested
     # the first relation that fails, as its only line; None if none does
-    failure: Failure | None = None
+    failure: ContradictedEquation | None = None
     # what it fails on: a sample of the recorded columns, sums of all of them, or the sketches of
     # the messages
     part: Part = "columns"
@@ -147,13 +147,13 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 @once
-def examine(case: Case) -> Examined | None:
+def examine(case: Case) -> EquationFindings | None:
     """Test the equations of a protocol file.
 
     Returns:
         The results; None if the protocol is not from a file, or cannot be declared on this graph.
     """
-    if case.protocol is None or not isinstance(case.protocol.victim, Written):
+    if case.protocol is None or not isinstance(case.protocol.victim, TextProtocol):
         return None
     victim = case.protocol.victim
     task = _task(case)
@@ -176,17 +176,17 @@ def examine(case: Case) -> Examined | None:
         return None
     if failure is not None:
         failure = replace(failure, hint=hint)
-    return Examined(failure, tuple(tests.untested()), rounds, bool(tests.misses))
+    return EquationFindings(failure, tuple(tests.untested()), rounds, bool(tests.misses))
 
 
-def _tests(case: Case, declared: Declared, task: Task | None) -> _Tests:
+def _tests(case: Case, declared: FileRelations, task: Task | None) -> _Tests:
     """Test the equations of a file; with a task, gradients are computed."""
     most = max(FEWEST, _numbers(case.trace) // max(1, len(declared.relations.vectors)))
     known = _known(case, declared, whole=task is not None, most=most)
     return _Tests(case, declared, known, task)
 
 
-def _rounds_with_gradients(victim: Written, trace: Trace, rounds: int) -> int:
+def _rounds_with_gradients(victim: TextProtocol, trace: Trace, rounds: int) -> int:
     """Return the number of rounds whose equations are tested with gradients of whole models."""
     first = min(rounds, reach.ROUNDS)
     relations = _declared(victim, trace, first).relations
@@ -265,27 +265,27 @@ def _numbers(trace: Trace) -> int:
 
 def _failure(
     case: Case, read: Trace, relations: Relations, most: int, length: int | None
-) -> Failure | None:
+) -> ContradictedEquation | None:
     """Return the first relation that the messages of `read` contradict.
 
     Args:
         length: Length of the vectors of which `read` contains sums; None if it contains none.
     """
     # A relation is written only if it fails: the text of all of them takes longer than the tests.
-    lines = [Line(k, "") for k in range(len(relations.relations))]
-    declared = Declared(relations, lines, [None] * len(relations.vectors))
+    lines = [EquationLine(k, "") for k in range(len(relations.relations))]
+    declared = FileRelations(relations, lines, [None] * len(relations.vectors))
     known = _known(Case(read), declared, whole=False, most=most)
     failure = _Tests(case, declared, known, None, length).failure
     if failure is None:
         return None
     # The other ones, of earlier rounds, define private vectors in the last one.
     number = failure.lines[-1].number
-    return replace(failure, lines=(Line(number, relations.relations[number].text),))
+    return replace(failure, lines=(EquationLine(number, relations.relations[number].text),))
 
 
 def not_testable(case: Case) -> list[str]:
     """Return which equations of a protocol file the recording cannot test."""
-    if case.protocol is None or not isinstance(case.protocol.victim, Written):
+    if case.protocol is None or not isinstance(case.protocol.victim, TextProtocol):
         return []
     try:
         declared = _declared(case.protocol.victim, case.trace, reach.last(case.trace))
@@ -299,13 +299,13 @@ def not_testable(case: Case) -> list[str]:
     return said
 
 
-def _declared(victim: Written, trace: Trace, rounds: int) -> Declared:
+def _declared(victim: TextProtocol, trace: Trace, rounds: int) -> FileRelations:
     """Return the equations of a file over the first rounds of a recording."""
     with at_most(largest(trace)):
         return victim.declared(trace.graph, rounds)
 
 
-def _undeclared(case: Case, declared: Declared) -> Iterator[str]:
+def _undeclared(case: Case, declared: FileRelations) -> Iterator[str]:
     """Yield a sentence about each kind with recorded messages that the file does not send."""
     sent: set[tuple[int, str, int | None, int | None]] = set()
     for vector in declared.relations.vectors:
@@ -352,7 +352,9 @@ def _obstacle(case: Case) -> str:
     return ""
 
 
-def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> dict[int, Floats]:
+def _known(
+    case: Case, declared: FileRelations, whole: bool, most: int = WIDTH
+) -> dict[int, Floats]:
     """Return the recorded vectors by their place: messages, public vectors, and kept states."""
     everybody = Adversary(corrupt=frozenset(range(case.trace.graph.nodes)))
     once = _assigned_once(declared, case)
@@ -387,13 +389,13 @@ def _known(case: Case, declared: Declared, whole: bool, most: int = WIDTH) -> di
     return found
 
 
-def _assigned_once(declared: Declared, case: Case) -> set[str]:
+def _assigned_once(declared: FileRelations, case: Case) -> set[str]:
     """Return the vectors whose recorded value of a round is the one that their equation defines.
 
     A vector that is assigned several times in a round is recorded once, at its end.
     """
     victim = case.protocol.victim if case.protocol else None
-    if not isinstance(victim, Written):
+    if not isinstance(victim, TextProtocol):
         return set()
     counts: dict[str, int] = {}
     for block in (victim.definition.start, victim.definition.first, victim.definition.round):
@@ -402,7 +404,7 @@ def _assigned_once(declared: Declared, case: Case) -> set[str]:
                 for inner in statement.body:
                     name = getattr(getattr(inner, "target", None), "name", "")
                     counts[name] = 2
-            elif isinstance(statement.target, Indexed) and block is victim.definition.round:
+            elif isinstance(statement.target, IndexedVector) and block is victim.definition.round:
                 counts[statement.target.name] = counts.get(statement.target.name, 0) + 1
     return {name for name, count in counts.items() if count == 1}
 
@@ -434,7 +436,7 @@ class _Clipping(NamedTuple):
 class _Source(NamedTuple):
     """How a vector was computed."""
 
-    line: Line | None  # the equation; None for a gradient at a model that no equation names
+    line: EquationLine | None  # the equation; None for a gradient at a model that no equation names
     places: tuple[int, ...]  # the vectors from which it was computed
 
 
@@ -450,7 +452,7 @@ class _Tests:
     def __init__(
         self,
         case: Case,
-        declared: Declared,
+        declared: FileRelations,
         known: Mapping[int, Floats],
         task: Task | None,
         length: int | None = None,
@@ -471,7 +473,7 @@ class _Tests:
         self.sources: dict[int, _Source] = {}
         self.defines: dict[int, int] = {}  # relation -> the vector that it defines
         self.errors: dict[int, float] = {}  # relation -> largest norm of the error of its terms
-        self.failures: list[tuple[int, int, Failure]] = []
+        self.failures: list[tuple[int, int, ContradictedEquation]] = []
         self.misses: dict[int, Floats] = {}  # relation -> the difference of its sides
         self.pending = list(range(len(declared.relations.relations)))
         with np.errstate(all="ignore"):  # what overflows fails its test
@@ -487,7 +489,7 @@ class _Tests:
         return _Value(value, size, error)
 
     @property
-    def failure(self) -> Failure | None:
+    def failure(self) -> ContradictedEquation | None:
         """The first failure."""
         if not self.failures:
             return None
@@ -576,12 +578,14 @@ class _Tests:
         lines = {one for one in self._lines([k]) if one not in self._copies} or {line}
         ordered = tuple(sorted(lines, key=lambda one: one.number))
         label = self.declared.relations.vectors[max(relation.terms)].label
-        failure = Failure(ordered, relation.round, label, error, allowed, total.computed)
+        failure = ContradictedEquation(
+            ordered, relation.round, label, error, allowed, total.computed
+        )
         self.failures.append((relation.round, k, failure))
 
-    def _lines(self, relations: Iterable[int]) -> set[Line]:
+    def _lines(self, relations: Iterable[int]) -> set[EquationLine]:
         """Return the equations of relations, and all from which their terms were computed."""
-        found = set[Line]()
+        found = set[EquationLine]()
         seen = set[int]()
         waiting: list[int] = []
         for k in relations:
@@ -599,9 +603,9 @@ class _Tests:
         return found
 
     @cached_property
-    def _copies(self) -> set[Line]:
+    def _copies(self) -> set[EquationLine]:
         """Equations of which all relations say that two vectors are equal."""
-        others = set[Line]()
+        others = set[EquationLine]()
         for line, relation in zip(
             self.declared.lines, self.declared.relations.relations, strict=True
         ):
@@ -610,24 +614,24 @@ class _Tests:
                 others.add(line)
         return set(self.declared.lines) - others
 
-    def untested(self) -> Iterator[Untested]:
+    def untested(self) -> Iterator[UntestedEquation]:
         """Yield the equations that were neither tested nor used in a test."""
         tested = self._lines(self.misses)
         for line, term in self._weak().items():
             if line in tested:
-                yield Untested(line, f"its term {term} is too small beside the others")
+                yield UntestedEquation(line, f"its term {term} is too small beside the others")
         seen = set(tested)
         for k, line in enumerate(self.declared.lines):
             if line in seen or line in self._copies:
                 continue
             seen.add(line)
-            yield Untested(line, self._why(k))
+            yield UntestedEquation(line, self._why(k))
 
-    def _weak(self) -> dict[Line, str]:
+    def _weak(self) -> dict[EquationLine, str]:
         """Return equations with a term that is always too small to be tested, with this term."""
         relations = self.declared.relations
-        strong = set[Line]()
-        weak: dict[Line, str] = {}
+        strong = set[EquationLine]()
+        weak: dict[EquationLine, str] = {}
         for k, error in self.errors.items():
             line = self.declared.lines[k]
             small = ""
@@ -675,7 +679,7 @@ def _hint(case: Case, tests: _Tests, rounds: int) -> str:
     pass.
     """
     victim = case.protocol.victim if case.protocol else None
-    if not isinstance(victim, Written):
+    if not isinstance(victim, TextProtocol):
         return ""
     clip = tests.clipping.norm
     if clip and tests.task is not None:
@@ -738,7 +742,7 @@ def _shortest(case: Case, tests: _Tests, name: str, value: float, rounds: int) -
 def _changed(case: Case, tests: _Tests, name: str, value: float, rounds: int) -> _Tests | None:
     """Repeat the tests with another value of a constant; None if it is not a valid one."""
     victim = case.protocol.victim if case.protocol else None
-    if not isinstance(victim, Written):
+    if not isinstance(victim, TextProtocol):
         return None
     kind = type(registry.values(victim)[name])
     try:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from leakaudit.views.conformance.substitute import CLOSE, Floats, Noise
+from leakaudit.views.conformance.substitute import CLOSE, Floats, NormalisedNoise
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Fit:
     beyond: float = 0.0  # sum of <rest, better>, whose variance is `margin` if the rest is noise
     margin: float = 0.0  # sum of |better|^2
 
-    def add(self, one: Noise) -> None:
+    def add(self, one: NormalisedNoise) -> None:
         """Add the noise of a node in one recording."""
         self.regress(one.rest, one.signal)
         self.beyond += float((one.rest * one.better).sum())

@@ -105,7 +105,7 @@ def claims(trace: Trace) -> tuple[Claim, ...]:
 
 
 @dataclass(frozen=True)
-class Costs:
+class RunEpsilon:
     """The epsilon of a run at the delta of its claim, for linear losses."""
 
     all: float  # epsilon of all rounds, under the claimed adjacency
@@ -114,7 +114,7 @@ class Costs:
     leaking: tuple[str, ...] = ()  # names of gradients that are sent without noise
 
 
-def costs(trace: Trace, claim: Claim) -> Costs | None:
+def costs(trace: Trace, claim: Claim) -> RunEpsilon | None:
     """Return the epsilon of Gaussian noise on clipped gradients.
 
     Over T rounds, mu = sqrt(T) clip / sigma.
@@ -136,7 +136,7 @@ def costs(trace: Trace, claim: Claim) -> Costs | None:
         times = 2.0
     mu = times * clip / std
     total = math.sqrt(trace.rounds)
-    return Costs(
+    return RunEpsilon(
         all=gaussian.epsilon(delta, total * mu),
         one=gaussian.epsilon(delta, mu),
         added=gaussian.epsilon(delta, total * mu / times),

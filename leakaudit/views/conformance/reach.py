@@ -10,7 +10,7 @@ from __future__ import annotations
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.protocols.declared import Protocol, protocol_of
-from leakaudit.protocols.equations.written import Written
+from leakaudit.protocols.equations.written import TextProtocol
 from leakaudit.protocols.expected import LARGE
 from leakaudit.theory.relations import Relations
 
@@ -60,7 +60,7 @@ def _declared(protocol: Protocol) -> Relations:
     Copies take a fifth of the time. Equations of a file may repeat with a delay that the first
     rounds do not show, so they are always declared.
     """
-    if isinstance(protocol.victim, Written) or not protocol.repeats:
+    if isinstance(protocol.victim, TextProtocol) or not protocol.repeats:
         return protocol.whole
     everything = range(len(protocol.start.relations))
     return protocol.continued(everything, range(1, protocol.rounds + 1))

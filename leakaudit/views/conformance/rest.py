@@ -26,7 +26,7 @@ def _explained(last: int) -> str:
 
 
 @dataclass(frozen=True)
-class Rest:
+class SkippedRounds:
     """Which rounds are not compared because there are too many."""
 
     # the last round in which the relations between messages are tested; None if all rounds are

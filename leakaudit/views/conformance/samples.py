@@ -15,8 +15,8 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations import Vector
 from leakaudit.views.conformance.case import Case
-from leakaudit.views.conformance.substitute import OF_NOISE, Noise
-from leakaudit.views.extraction.deduction import Deduction, Determined
+from leakaudit.views.conformance.substitute import OF_NOISE, NormalisedNoise
+from leakaudit.views.extraction.deduction import ChosenRelations, Deduction
 from leakaudit.views.extraction.gradient_values import minimum_variance
 
 Floats = NDArray[np.float64]
@@ -90,7 +90,7 @@ def of_trace(case: Case) -> Iterator[Sample]:
             continue
 
 
-def _estimated(deduction: Deduction, found: Determined, rounds: int) -> Iterator[Sample]:
+def _estimated(deduction: Deduction, found: ChosenRelations, rounds: int) -> Iterator[Sample]:
     """Yield the estimates of a node's gradients that have the least noise.
 
     Those with considerable rounding are left out, such as those of a run that diverges.
@@ -151,7 +151,7 @@ def _drawn(node: int, kept: Sequence[tuple[Vector, Tensor]]) -> Sample:
     )
 
 
-def of_messages(noise: Sequence[Noise], suspects: Sequence[int] = ()) -> list[Sample]:
+def of_messages(noise: Sequence[NormalisedNoise], suspects: Sequence[int] = ()) -> list[Sample]:
     """Return the noise of some nodes that results from messages and gradients of the truth.
 
     Draws with considerable rounding are left out, such as those of a run that diverges.
@@ -176,7 +176,7 @@ def of_messages(noise: Sequence[Noise], suspects: Sequence[int] = ()) -> list[Sa
     return found
 
 
-def clear(noise: Noise) -> Noise:
+def clear(noise: NormalisedNoise) -> NormalisedNoise:
     """Return the draws of a node's noise that rounding does not hide."""
     rows = np.flatnonzero(noise.rounded <= CLEAR * noise.std)
     if len(rows) == len(noise.std):
@@ -194,7 +194,7 @@ def clear(noise: Noise) -> Noise:
     )
 
 
-def every_draw_of_truth(case: Case) -> list[Noise]:
+def every_draw_of_truth(case: Case) -> list[NormalisedNoise]:
     """Return all draws in a truth that contains them, as far as they fit into memory."""
     if case.truth is None or not case.truth.states or case.relations is None:
         return []
@@ -214,7 +214,7 @@ def every_draw_of_truth(case: Case) -> list[Noise]:
         rest = np.stack([value for _, value in kept[node]])
         nothing = np.zeros_like(rest)
         found.append(
-            Noise(
+            NormalisedNoise(
                 node=node,
                 labels=tuple(vector.label for vector in vectors),
                 rounds=tuple(vector.round for vector in vectors),

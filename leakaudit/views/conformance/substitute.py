@@ -111,7 +111,7 @@ class Recording(Protocol):
 
 
 @dataclass(frozen=True)
-class Noise:
+class NormalisedNoise:
     """The draws of one node's noise, each divided by its declared standard deviation."""
 
     node: int  # the node that adds the noise
@@ -133,10 +133,10 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Left:
+class RecordingRemainder:
     """The remainder of a recording."""
 
-    noise: tuple[Noise, ...]  # one entry for each node whose noise is determined
+    noise: tuple[NormalisedNoise, ...]  # one entry for each node whose noise is determined
     # root of the sum of squared errors of relations without unknown vectors, beyond rounding
     missed: float = 0.0
     size: float = 0.0  # the same for the contribution of the gradients to these relations
@@ -171,7 +171,7 @@ class Left:
 
 def left(
     made: Recording, declared: Relations, numbers: int = NUMBERS, memory: int | None = None
-) -> Left | None:
+) -> RecordingRemainder | None:
     """Substitute the gradients of the truth into the relations of a recording.
 
     Args:
@@ -523,7 +523,7 @@ def norm(vector: Floats) -> float:
         return math.sqrt(float(vector @ vector))
 
 
-def _missed(declared: Relations, done: _Substitution, eps: float) -> Left:
+def _missed(declared: Relations, done: _Substitution, eps: float) -> RecordingRemainder:
     """Return the errors of relations without unknown vectors, and no noise."""
     missed = 0.0
     size = 0.0
@@ -552,7 +552,7 @@ def _missed(declared: Relations, done: _Substitution, eps: float) -> Left:
             worst = off / most
             node = _sender(declared, terms)
     close = SHORT_CLOSE if eps > SHORT else CLOSE
-    return Left((), missed, size, broken, worst, node, absent=absent, close=close)
+    return RecordingRemainder((), missed, size, broken, worst, node, absent=absent, close=close)
 
 
 def _margin(eps: float) -> float:
@@ -568,7 +568,7 @@ def _sender(declared: Relations, terms: Iterable[int]) -> int | None:
 
 def _noise(
     declared: Relations, node: int, places: list[int], done: _Substitution, eps: float
-) -> Noise:
+) -> NormalisedNoise:
     """Return the draws of one node."""
     vectors = [declared.vectors[place] for place in places]
     std = np.array([vector.std for vector in vectors])[:, None]
@@ -576,7 +576,7 @@ def _noise(
     shape = (max(3, *map(len, values)), values[0].shape[1])
     drawn = np.stack([np.broadcast_to(value, shape) for value in values])
     rest, plain, guessed, *longer = np.moveaxis(drawn, 1, 0) / std
-    return Noise(
+    return NormalisedNoise(
         node=node,
         labels=tuple(vector.label for vector in vectors),
         rounds=tuple(vector.round for vector in vectors),

@@ -39,7 +39,7 @@ MOST = 1 << 22
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberSizes:
     """Sizes of numbers of several draws."""
 
     size: Floats  # (n,) their sizes, by draw
@@ -54,7 +54,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Tie:
+class TiedNumbers:
     """More equal numbers than independent ones have."""
 
     where: Where  # which numbers were compared with each other
@@ -64,7 +64,7 @@ class Tie:
     draws: tuple[int, int] | None = None  # the two draws, if only two were compared
 
 
-def equal(numbers: Numbers, level: float) -> Tie | None:
+def equal(numbers: NumberSizes, level: float) -> TiedNumbers | None:
     """Return the first excess of equal numbers, or None."""
     each = level / (len(WHERE) * SCALES)
     for distance in _distances(numbers):
@@ -88,7 +88,7 @@ def log_chance(count: float, expected: float) -> float:
     return count - expected - count * math.log(count / expected)
 
 
-def _distances(numbers: Numbers) -> Iterator[float]:
+def _distances(numbers: NumberSizes) -> Iterator[float]:
     """Yield distances within which few enough pairs of independent numbers are expected."""
     distance = NEAR * numbers.rounding
     for _ in range(SCALES):
@@ -122,8 +122,8 @@ def _pairs(size: Floats, distance: float) -> tuple[Places, Places]:
 
 
 def _excesses(
-    numbers: Numbers, first: Places, second: Places, distance: float, level: float
-) -> Iterator[Tie]:
+    numbers: NumberSizes, first: Places, second: Places, distance: float, level: float
+) -> Iterator[TiedNumbers]:
     """Yield where more numbers equal an earlier one than chance explains."""
     within = numbers.within(distance)
     groups = {
@@ -140,12 +140,12 @@ def _excesses(
         _, sizes = np.unique(group, return_counts=True)
         expected = within * float((sizes * (sizes - 1.0)).sum()) / 2
         if log_chance(count, expected) < math.log(level):
-            yield Tie(where, count, len(group), expected)
+            yield TiedNumbers(where, count, len(group), expected)
 
 
 def _in_two_draws(
-    numbers: Numbers, first: Places, second: Places, within: float, level: float
-) -> Iterator[Tie]:
+    numbers: NumberSizes, first: Places, second: Places, within: float, level: float
+) -> Iterator[TiedNumbers]:
     """Yield the two draws that have most numbers in common, if chance does not explain it."""
     one, other = numbers.draw[first], numbers.draw[second]
     apart = one != other
@@ -164,4 +164,4 @@ def _in_two_draws(
         expected = within * size_of[earlier] * size_of[later]
         if log_chance(int(counts[at]), expected) < math.log(level / tests):
             found = (earlier, later)
-            yield Tie("in two draws", int(counts[at]), size_of[later], expected, found)
+            yield TiedNumbers("in two draws", int(counts[at]), size_of[later], expected, found)

@@ -14,7 +14,12 @@ from dataclasses import dataclass, field
 
 from leakaudit.protocols.deviation import Deviation
 from leakaudit.views.conformance.fit import Fit
-from leakaudit.views.conformance.substitute import CLOSE, LONGER, Left, Noise
+from leakaudit.views.conformance.substitute import (
+    CLOSE,
+    LONGER,
+    NormalisedNoise,
+    RecordingRemainder,
+)
 
 # Probability of a false alarm of each test, over all recordings: a hundredth of a gate's default
 # alpha.
@@ -27,7 +32,7 @@ _Chance = Callable[[Fit], float]
 _Report = Callable[[str, Fit, tuple[int, ...]], Deviation]
 
 
-def contradicted(found: Left) -> Iterator[Deviation]:
+def contradicted(found: RecordingRemainder) -> Iterator[Deviation]:
     """Yield what contradicts the declaration without any noise."""
     if found.broken:
         says = f"the messages contradict the declared relations: {found.broken} does not hold"
@@ -59,7 +64,7 @@ class _Size:
     rounding: float = 0.0  # root of the sum of the squared rounding errors
 
     @classmethod
-    def of(cls, one: Noise, k: int) -> _Size:
+    def of(cls, one: NormalisedNoise, k: int) -> _Size:
         """Return the size of a node's draw `k`."""
         rest = one.rest[k]
         return cls(
@@ -124,7 +129,7 @@ class Values:
     # how much normal noise each part of the messages contains
     sizes: dict[_Part, _Size] = field(default_factory=dict)
 
-    def add(self, found: Sequence[Noise]) -> None:
+    def add(self, found: Sequence[NormalisedNoise]) -> None:
         """Add the noise of one recording."""
         for one in found:
             self.nodes.setdefault(one.node, Fit()).add(one)

@@ -20,14 +20,14 @@ from leakaudit.core.trace import Graph, Trace
 from leakaudit.protocols import expected
 from leakaudit.protocols.declared import DECLARED, protocol_of
 from leakaudit.protocols.deviation import Deviation
-from leakaudit.protocols.expected import STATED, Expected
+from leakaudit.protocols.expected import STATED, ExpectedMessages
 from leakaudit.theory.relations import Expression, Knowledge, Relations, Vector, determined, explain
 from leakaudit.theory.relations.account import unexplained
 from leakaudit.theory.relations.determine import basis
 from leakaudit.theory.relations.estimate import recorded
 from leakaudit.traces import gaps
-from leakaudit.views.extraction.partial_messages import Part, parts
-from leakaudit.views.extraction.sums import Sum, shares_noise, sums
+from leakaudit.views.extraction.partial_messages import PartialCombination, parts
+from leakaudit.views.extraction.sums import NodeSum, shares_noise, sums
 
 ROWS = 12_000  # most relations that are solved together if messages are missing; a choice
 REACH = 2  # in that case, least distance of the nodes whose relations are used; a choice
@@ -41,7 +41,7 @@ UNHEARD = "the adversary observes no message"
 
 
 @dataclass(frozen=True)
-class Determined:
+class ChosenRelations:
     """What a view determines about one node, over relations that were chosen for it."""
 
     node: int
@@ -141,7 +141,7 @@ class Deduction:
             return []
         return [f"nothing was examined: {why}"]
 
-    def of(self, node: int, gradients: int) -> Determined:
+    def of(self, node: int, gradients: int) -> ChosenRelations:
         """Return what is determined about a node's first gradients.
 
         Raises NotDetermined, with the reason, if nothing is determined, or if it is not known
@@ -188,19 +188,21 @@ class Deduction:
             return reason
         return f"{reason}; {summed}"
 
-    def partial(self, node: int, gradients: int) -> tuple[Determined, list[Part]]:
+    def partial(
+        self, node: int, gradients: int
+    ) -> tuple[ChosenRelations, list[PartialCombination]]:
         """Return what messages that omit coordinates determine on those that they hold.
 
         Only relations of the node itself are used, so all its messages have to be observed.
         """
         own = self._open.near([node])
         knowledge = self._heard(*self._continued(node, own, gradients, None))
-        found: list[Part] = []
+        found: list[PartialCombination] = []
         if self.base.omits and not self._unheard(node, own):
             found = parts(knowledge, node, self.fetch, gradients)
-        return Determined(node, knowledge, (), 0, None, self.assumed, self.limit), found
+        return ChosenRelations(node, knowledge, (), 0, None, self.assumed, self.limit), found
 
-    def sums(self, node: int, gradients: int) -> tuple[Determined, list[Sum]]:
+    def sums(self, node: int, gradients: int) -> tuple[ChosenRelations, list[NodeSum]]:
         """Return sums of the gradients of several nodes, from the relations of the whole network.
 
         Returns:
@@ -208,10 +210,10 @@ class Deduction:
         """
         group = self._groups.get(node)
         if group is None:
-            return Determined(node, self._open, (), 0, None), []
+            return ChosenRelations(node, self._open, (), 0, None), []
         knowledge = self._heard(*self._continued(node, self._open, gradients, REACH))
         found = [one for one in sums(knowledge, group) if tuple(one.parts) == group]
-        where = Determined(node, knowledge, (), 0, None, self.assumed, self.limit)
+        where = ChosenRelations(node, knowledge, (), 0, None, self.assumed, self.limit)
         return where, found[:gradients]
 
     @cached_property
@@ -235,7 +237,7 @@ class Deduction:
                     groups[node] = group
         return groups
 
-    def loses_noise(self, found: Determined) -> bool:
+    def loses_noise(self, found: ChosenRelations) -> bool:
         """Return whether a sum with other nodes' gradients may contain less noise."""
         return found.noisy == len(found.rows) > 0 and self._shares_noise
 
@@ -249,7 +251,7 @@ class Deduction:
         group = [other for other in self._groups.get(node, ()) if other != node]
         return f"the sum with those of {named(group)} is determined" if group else ""
 
-    def around(self, node: int, rounds: int) -> Determined:
+    def around(self, node: int, rounds: int) -> ChosenRelations:
         """Return the relations around a node, without rows.
 
         They are the node's own if all its messages are observed, and otherwise also those of nodes
@@ -261,7 +263,7 @@ class Deduction:
             reach = REACH
             part = self._open.near(_ball(self.view.graph, node, reach))
         knowledge = self._heard(*self._continued(node, part, rounds, reach))
-        return Determined(node, knowledge, (), 0, reach, self.assumed, self.limit)
+        return ChosenRelations(node, knowledge, (), 0, reach, self.assumed, self.limit)
 
     def _nothing(
         self, reason: str, understood: bool = True, explained: bool = True
@@ -280,7 +282,7 @@ class Deduction:
     def _deviations(self) -> tuple[Deviation, ...]:
         """How the observed messages differ from those that the protocol declares."""
         trace = expected.within(self.trace, self.view.adversary)
-        declared = Expected.outlined(trace)
+        declared = ExpectedMessages.outlined(trace)
         return tuple(expected.observed(trace, declared, self.view.adversary))
 
     def _hidden(self, node: int) -> str:
@@ -292,7 +294,7 @@ class Deduction:
                     return why
         return ""
 
-    def _search(self, node: int, gradients: int) -> Determined:
+    def _search(self, node: int, gradients: int) -> ChosenRelations:
         """Use the relations of more and more nodes until nothing is added."""
         reach = REACH
         ball = _ball(self.view.graph, node, reach)
@@ -308,14 +310,16 @@ class Deduction:
                 return best
             best = found
 
-    def _solve(self, node: int, part: Knowledge, gradients: int, reach: int | None) -> Determined:
+    def _solve(
+        self, node: int, part: Knowledge, gradients: int, reach: int | None
+    ) -> ChosenRelations:
         knowledge = self._heard(*self._continued(node, part, gradients, reach))
         wanted = knowledge.gradients(node)
         rows = determined(knowledge, wanted)
         exact = len(rows)
         if knowledge.noise:
             rows = basis([*rows, *determined(knowledge, wanted, up_to_noise=True)])
-        return Determined(
+        return ChosenRelations(
             node, knowledge, tuple(rows), len(rows) - exact, reach, self.assumed, self.limit
         )
 

@@ -17,7 +17,7 @@ from leakaudit.core.adversary import CHUNK, View
 from leakaudit.core.leak import GradientLeak
 from leakaudit.theory.relations import Expression, Knowledge, Vector, determined, estimate, explain
 from leakaudit.theory.relations.estimate import Estimate
-from leakaudit.views.extraction.deduction import Deduction, Determined
+from leakaudit.views.extraction.deduction import ChosenRelations, Deduction
 
 SAMPLES = 6  # messages of a kind whose size is examined
 LARGEST = 1e150  # largest size of a message, whose square is finite
@@ -45,7 +45,7 @@ class _GradientColumns:
         return [places[0] for places in self.places]
 
 
-def leak(deduction: Deduction, found: Determined) -> GradientLeak:
+def leak(deduction: Deduction, found: ChosenRelations) -> GradientLeak:
     """Return the values of what is determined about a node, with their noise and the models.
 
     The models are those at which the gradients were evaluated, if they are determined. If there are
@@ -99,7 +99,7 @@ def sum_leak(deduction: Deduction, node: int, gradients: int) -> GradientLeak | 
 
 def _leak(
     deduction: Deduction,
-    found: Determined,
+    found: ChosenRelations,
     rows: Sequence[Expression],
     forms: Sequence[Expression],
     text: str,
@@ -169,7 +169,7 @@ def minimum_variance(
     )
 
 
-def formula(found: Determined, row: Expression) -> str:
+def formula(found: ChosenRelations, row: Expression) -> str:
     """Return ``row = messages`` in exact rationals, abbreviated if it is long."""
     exact = found.formula(row)
     ends = sorted(exact.terms)
@@ -179,7 +179,7 @@ def formula(found: Determined, row: Expression) -> str:
     return f"{row} = {some} + … ({len(ends)} terms)"
 
 
-def _single(found: Determined) -> tuple[Expression, ...]:
+def _single(found: ChosenRelations) -> tuple[Expression, ...]:
     """The rows that contain gradients of a single round."""
     return tuple(row for row in found.rows if len(row.rounds) == 1)
 

@@ -11,7 +11,7 @@ from leakaudit.core.errors import LeakauditError, NotDetermined
 from leakaudit.core.leak import GradientLeak, Leaks
 from leakaudit.core.trace import Trace
 from leakaudit.views.extraction import changes, gradient_values
-from leakaudit.views.extraction.deduction import Deduction, Determined
+from leakaudit.views.extraction.deduction import ChosenRelations, Deduction
 
 # Defaults for the bytes of the values of one leak, and for the number of gradients. Choices.
 MEMORY = 512_000_000
@@ -144,7 +144,7 @@ def _leak(heard: Deduction, node: int, rounds: int) -> GradientLeak:
 
 
 def clearer_sum(
-    heard: Deduction, what: Determined, noise: float, rounds: int
+    heard: Deduction, what: ChosenRelations, noise: float, rounds: int
 ) -> GradientLeak | None:
     """Return a sum with gradients of other nodes that noise hides less than those of a node.
 

@@ -27,7 +27,7 @@ from leakaudit.theory.relations.estimate import Fetch
 
 
 @dataclass(frozen=True)
-class Part:
+class PartialCombination:
     """A combination of gradients that is determined on some coordinates."""
 
     row: Expression  # the combination of gradients
@@ -43,7 +43,7 @@ class _Omitted:
     sent: Tensor  # (c,) bool, the coordinates on which the message is not zero
 
 
-def parts(knowledge: Knowledge, node: int, fetch: Fetch, most: int) -> list[Part]:
+def parts(knowledge: Knowledge, node: int, fetch: Fetch, most: int) -> list[PartialCombination]:
     """Return what the messages of a node determine of its gradients, coordinate by coordinate.
 
     Args:
@@ -69,7 +69,7 @@ def parts(knowledge: Knowledge, node: int, fetch: Fetch, most: int) -> list[Part
             row = Expression(home, {k: v for k, v in form.terms.items() if k not in kept})
             # Combinations without the later message belong to an earlier pair.
             if row.terms and after.place in form.terms:
-                found.append(Part(row, form, _between(omitted, before, after)))
+                found.append(PartialCombination(row, form, _between(omitted, before, after)))
     return found
 
 

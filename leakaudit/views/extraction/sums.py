@@ -20,7 +20,7 @@ from leakaudit.theory.relations.determine import basis
 
 
 @dataclass(frozen=True)
-class Sum:
+class NodeSum:
     """A determined combination of gradients of one round, the same for several nodes."""
 
     # the gradients of each node, by node; the last one has the weight 1
@@ -33,7 +33,7 @@ class Sum:
         return sum(rest, start=first) * Fraction(1, len(self.parts))
 
 
-def sums(knowledge: Knowledge, nodes: Iterable[int]) -> list[Sum]:
+def sums(knowledge: Knowledge, nodes: Iterable[int]) -> list[NodeSum]:
     """Return the determined sums of gradients, those without noise first."""
     wanted: list[Expression] = []
     for node in nodes:
@@ -50,7 +50,7 @@ def sums(knowledge: Knowledge, nodes: Iterable[int]) -> list[Sum]:
     for row in rows:
         parts = _alike(knowledge, row)
         if len(parts) > 1:
-            found.append(Sum(parts))
+            found.append(NodeSum(parts))
     return found
 
 

@@ -30,7 +30,7 @@ class NamedArray:
 
 
 @dataclass(frozen=True)
-class Place:
+class ExchangePlace:
     """To which exchange a message belongs."""
 
     kind: str  # train, evaluate or another word
@@ -52,7 +52,7 @@ class ArrayList:
     """The arrays of one message."""
 
     arrays: Sequence[NamedArray]
-    place: Place  # to which exchange the message belongs
+    place: ExchangePlace  # to which exchange the message belongs
     examples: int | None = None  # number of training examples that the client reports
     notes: Mapping[str, Any] = field(default_factory=dict)  # what else to note about the message
 

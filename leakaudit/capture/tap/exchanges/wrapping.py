@@ -33,7 +33,7 @@ def capture_of(folder: str, rank: int, run: str = "") -> Capture:
     return _captures[key]
 
 
-class Noted:
+class ProcessRemarks:
     """Remarks about what runs in a process, each written once per process."""
 
     def __init__(self, folder: str) -> None:

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from leakaudit.capture.tap.exchanges.wrapping import Noted, wrap
-from leakaudit.capture.tap.flower.server import ServerTap
+from leakaudit.capture.tap.exchanges.wrapping import ProcessRemarks, wrap
+from leakaudit.capture.tap.flower.server import FlowerServerTap
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.environment import ENDS, LAUNCHER
 from leakaudit.capture.tap.log.writing import UNRANKED, Log
 
 MODS = ("fixedclipping_mod", "adaptiveclipping_mod", "secagg_mod", "secaggplus_mod")
 
-_taps: dict[int, ServerTap] = {}
+_taps: dict[int, FlowerServerTap] = {}
 
 
 def listen(module: ModuleType, capture: Capture) -> None:
@@ -42,12 +42,12 @@ def listen(module: ModuleType, capture: Capture) -> None:
         _note_mods(module, capture)
 
 
-def _tap(capture: Capture) -> ServerTap:
+def _tap(capture: Capture) -> FlowerServerTap:
     """Return the tap of the server in this process."""
-    return _taps.setdefault(id(capture), ServerTap(capture))
+    return _taps.setdefault(id(capture), FlowerServerTap(capture))
 
 
-def _tap_grids(module: ModuleType, tap: ServerTap) -> None:
+def _tap_grids(module: ModuleType, tap: FlowerServerTap) -> None:
     """Tap every kind of grid, through which a server sends and receives, when it is defined."""
     base = module.Grid
 
@@ -61,7 +61,7 @@ def _tap_grids(module: ModuleType, tap: ServerTap) -> None:
     base.__init_subclass__ = classmethod(tapped)
 
 
-def _tap_simulation(module: ModuleType, tap: ServerTap) -> None:
+def _tap_simulation(module: ModuleType, tap: FlowerServerTap) -> None:
     """Learn which client of a simulation has which partition."""
 
     def register(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
@@ -74,7 +74,7 @@ def _tap_simulation(module: ModuleType, tap: ServerTap) -> None:
 
 def _note_mods(module: ModuleType, capture: Capture) -> None:
     """Note which of flwr's mods change what this process sends."""
-    noted = Noted(capture.folder)
+    noted = ProcessRemarks(capture.folder)
 
     def tap_mod(owner: Any, name: str, mod: str) -> None:
         def noting(function: Callable[..., Any], *args: Any, **named: Any) -> Any:

@@ -14,8 +14,8 @@ from leakaudit.capture.tap.exchanges.arrays import (
     NAMES,
     TRAIN,
     ArrayList,
+    ExchangePlace,
     NamedArray,
-    Place,
     write_lists,
 )
 from leakaudit.capture.tap.log.capture import Capture
@@ -44,7 +44,7 @@ def round_in(message: Any) -> int | None:
     return None
 
 
-def write(capture: Capture, op: str, messages: Sequence[tuple[Any, Place]]) -> None:
+def write(capture: Capture, op: str, messages: Sequence[tuple[Any, ExchangePlace]]) -> None:
     """Log messages that are sent or received together."""
     lists: list[ArrayList] = []
     read: dict[int, tuple[Any, Any]] = {}

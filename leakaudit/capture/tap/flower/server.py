@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from leakaudit.capture.tap.exchanges.arrays import TRAIN, ArrayList, Place, write_lists
+from leakaudit.capture.tap.exchanges.arrays import TRAIN, ArrayList, ExchangePlace, write_lists
 from leakaudit.capture.tap.exchanges.conversation import Conversation
 from leakaudit.capture.tap.flower.messages import kind_of, round_in, unpacked, write
 from leakaudit.capture.tap.log.capture import Capture
 
 
-class ServerTap:
+class FlowerServerTap:
     """The tap of one server process; its methods may be called by several threads."""
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
         self.talk = Conversation()
-        self._places: dict[str, Place] = {}  # number of an instruction -> its place
+        self._places: dict[str, ExchangePlace] = {}  # number of an instruction -> its place
         self._lock = threading.Lock()
         self._nested = threading.local()
 
@@ -50,7 +50,7 @@ class ServerTap:
         self.capture.safely(self.receive, replies)
         return replies
 
-    def instruct(self, messages: Iterable[Any], known: Iterable[int] = ()) -> list[Place]:
+    def instruct(self, messages: Iterable[Any], known: Iterable[int] = ()) -> list[ExchangePlace]:
         """Log what the server sends."""
         with self._lock:
             placed = [(message, self._place(message, known)) for message in messages]
@@ -92,17 +92,17 @@ class ServerTap:
             receivers |= set(self._once(grid.get_node_ids))
         return list(receivers)
 
-    def _place(self, message: Any, known: Iterable[int]) -> Place:
+    def _place(self, message: Any, known: Iterable[int]) -> ExchangePlace:
         """Return the exchange that an instruction begins."""
         node = message.metadata.dst_node_id
         kind = kind_of(message)
         at = self.talk.round
         if kind == TRAIN:
             at = self.talk.begin(node, round_in(message))
-        return Place(kind, at, self.talk.rank(node, known), str(node))
+        return ExchangePlace(kind, at, self.talk.rank(node, known), str(node))
 
     def _remember(
-        self, messages: Iterable[Any], numbers: Iterable[Any], places: Iterable[Place]
+        self, messages: Iterable[Any], numbers: Iterable[Any], places: Iterable[ExchangePlace]
     ) -> None:
         """Keep the places until the replies arrive; messages get their numbers when pushed."""
         for message, place in zip(messages, places, strict=True):
@@ -110,25 +110,29 @@ class ServerTap:
         for number, place in zip(numbers, places, strict=False):
             self._places[str(number)] = place
 
-    def _answered(self, message: Any) -> Place:
+    def _answered(self, message: Any) -> ExchangePlace:
         """Return the exchange to which a reply belongs."""
         place = self._places.get(message.metadata.reply_to_message_id)
         if place is None:
             node = message.metadata.src_node_id
-            place = Place(kind_of(message), self.talk.round, self.talk.rank(node), str(node))
+            place = ExchangePlace(
+                kind_of(message), self.talk.round, self.talk.rank(node), str(node)
+            )
         if place.kind == TRAIN:
             self.talk.answered = True
         return place
 
-    def _ask(self, proxy: Any, ins: Any, group: Any) -> Place:
+    def _ask(self, proxy: Any, ins: Any, group: Any) -> ExchangePlace:
         with self._lock:
             node = hash(proxy.cid)
-            place = Place(TRAIN, self.talk.begin(node, group), self.talk.rank(node), proxy.cid)
+            place = ExchangePlace(
+                TRAIN, self.talk.begin(node, group), self.talk.rank(node), proxy.cid
+            )
             arrays = unpacked(ins.parameters.tensors)
             write_lists(self.capture, "send", [ArrayList(arrays, place)])
             return place
 
-    def _answer(self, result: Any, place: Place) -> None:
+    def _answer(self, result: Any, place: ExchangePlace) -> None:
         with self._lock:
             self.talk.answered = True
             arrays = unpacked(result.parameters.tensors)

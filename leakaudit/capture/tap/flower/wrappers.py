@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from leakaudit.capture.tap.exchanges.arrays import SERVER, ArrayList, Place, write_lists
+from leakaudit.capture.tap.exchanges.arrays import SERVER, ArrayList, ExchangePlace, write_lists
 from leakaudit.capture.tap.exchanges.wrapping import capture_of
 from leakaudit.capture.tap.flower.messages import kind_of, round_in, unpacked, write
-from leakaudit.capture.tap.flower.server import ServerTap
+from leakaudit.capture.tap.flower.server import FlowerServerTap
 
 Strategy = TypeVar("Strategy")
 
@@ -43,7 +43,7 @@ class ClientMod:
         rank = self.rank
         if rank is None:
             rank = SERVER + 1 + int(context.node_config.get("partition-id", 0))
-        place = Place(kind_of(message), round_in(message), rank, str(context.node_id))
+        place = ExchangePlace(kind_of(message), round_in(message), rank, str(context.node_id))
         capture = capture_of(self.folder, rank, str(context.run_id))
         capture.safely(write, capture, "recv", [(message, place)])
         reply = call_next(message, context)
@@ -65,7 +65,7 @@ def client_mod(folder: str, rank: int | None = None) -> ClientMod:
 
 def server_strategy(strategy: Strategy, folder: str) -> Strategy:
     """Make a strategy record what it sends to clients, and what they answer."""
-    tap = ServerTap(capture_of(folder, SERVER))
+    tap = FlowerServerTap(capture_of(folder, SERVER))
     kind: Any = strategy
     if hasattr(kind, "configure_train"):
         _record_messages(kind, tap)
@@ -74,7 +74,7 @@ def server_strategy(strategy: Strategy, folder: str) -> Strategy:
     return strategy
 
 
-def _record_messages(strategy: Any, tap: ServerTap) -> None:
+def _record_messages(strategy: Any, tap: FlowerServerTap) -> None:
     """Record a strategy that makes messages."""
     configure = strategy.configure_train
     aggregate = strategy.aggregate_train
@@ -93,14 +93,14 @@ def _record_messages(strategy: Any, tap: ServerTap) -> None:
     strategy.aggregate_train = aggregated
 
 
-def _record_fits(strategy: Any, tap: ServerTap) -> None:
+def _record_fits(strategy: Any, tap: FlowerServerTap) -> None:
     """Record a strategy of the older generation, which makes instructions to fit."""
     configure = strategy.configure_fit
     aggregate = strategy.aggregate_fit
 
-    def place(server_round: int, client: Any) -> Place:
+    def place(server_round: int, client: Any) -> ExchangePlace:
         node = getattr(client, "node_id", None) or hash(client.cid)
-        return Place("train", server_round, tap.talk.rank(node), str(client.cid))
+        return ExchangePlace("train", server_round, tap.talk.rank(node), str(client.cid))
 
     def log(op: str, server_round: int, pairs: Iterable[Any]) -> None:
         lists: list[ArrayList] = []

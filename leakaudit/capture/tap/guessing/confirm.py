@@ -11,20 +11,20 @@ from dataclasses import replace
 from itertools import chain
 
 from leakaudit.capture.fitting import factors, fit, local, local_optimiser, stepping
-from leakaudit.capture.fitting.part import Misses
+from leakaudit.capture.fitting.part import FactorDeviation
 from leakaudit.capture.tap.guessing import duals, gradients, hub, observed
 from leakaudit.capture.tap.guessing.draft import SPREADS
 from leakaudit.capture.tap.guessing.explanation import PROVED
 from leakaudit.capture.tap.guessing.payloads import Payload
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages import layouts
-from leakaudit.capture.tap.messages.description import USUAL, Description
-from leakaudit.capture.tap.messages.private import Private, private
+from leakaudit.capture.tap.messages.description import USUAL, MessageDescription
+from leakaudit.capture.tap.messages.private import PrivateGradients, private
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
 
 
-def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]:
+def contradictions(described: MessageDescription, logs: Sequence[RankLog]) -> list[str]:
     """Return how a description contradicts the messages.
 
     Only descriptions in the form that `guess` writes are compared: a usual protocol, all messages,
@@ -59,7 +59,7 @@ def contradictions(described: Description, logs: Sequence[RankLog]) -> list[str]
     return wrong
 
 
-def verified(described: Description, logs: Sequence[RankLog]) -> list[str]:
+def verified(described: MessageDescription, logs: Sequence[RankLog]) -> list[str]:
     """Return what the sketches of parameters that were left out show, in words."""
     try:
         seen = observed.collect(logs, described.task, described.places)
@@ -78,7 +78,9 @@ def verified(described: Description, logs: Sequence[RankLog]) -> list[str]:
     ]
 
 
-def _misses(described: Description, seen: observed.Observed) -> Iterator[Misses]:
+def _misses(
+    described: MessageDescription, seen: observed.ChannelVectors
+) -> Iterator[FactorDeviation]:
     """Yield how gradients recomputed from a part of the parameters differ from what was sent."""
     if described.payload == "duals":
         return
@@ -92,7 +94,7 @@ def _misses(described: Description, seen: observed.Observed) -> Iterator[Misses]
                 yield found
 
 
-def _of_rest(described: Description, seen: observed.Observed) -> Iterator[str]:
+def _of_rest(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
     """Yield a line if a gradient fits the recorded parameters, but not the sketch of the others."""
     for one in _misses(described, seen):
         if one.kept < PROVED <= one.rest:
@@ -104,7 +106,7 @@ def _of_rest(described: Description, seen: observed.Observed) -> Iterator[str]:
             return
 
 
-def is_proved(described: Description, seen: observed.Observed) -> bool:
+def is_proved(described: MessageDescription, seen: observed.ChannelVectors) -> bool:
     """Return whether recomputed gradients equal those of the messages.
 
     Args:
@@ -121,7 +123,7 @@ def is_proved(described: Description, seen: observed.Observed) -> bool:
     return all(_is_one(one.factor * described.scale_in(one.index)) for one in found.compared)
 
 
-def _of_axes(described: Description, logs: Sequence[RankLog]) -> Iterator[str]:
+def _of_axes(described: MessageDescription, logs: Sequence[RankLog]) -> Iterator[str]:
     """Yield a line if the messages prove other axes of the parameters than those described."""
     for order in layouts.toggled(described.order, described.task.layout):
         other = replace(described, order=order)
@@ -134,13 +136,13 @@ def _of_axes(described: Description, logs: Sequence[RankLog]) -> Iterator[str]:
             return
 
 
-def _written(described: Description) -> str:
+def _written(described: MessageDescription) -> str:
     entries = described.order or described.task.layout.names
     return f"[{', '.join(entries)}]"
 
 
 def _optimiser(
-    described: Description, seen: observed.Observed
+    described: MessageDescription, seen: observed.ChannelVectors
 ) -> tuple[str, stepping.Stepping] | None:
     """Return the optimiser of the nodes, and where they compute gradients, if both are proved."""
     samples = gradients.samples(seen, "weights")
@@ -149,7 +151,7 @@ def _optimiser(
     return local_optimiser.identify(described.task, sorted(samples[0].thetas), samples)
 
 
-def _of_weights(described: Description, seen: observed.Observed) -> Iterator[str]:
+def _of_weights(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
     """Compare order, optimiser and step size of decentralised SGD."""
     declared = {**registry.values(described.victim), **described.params}
     order = declared["order"]
@@ -175,7 +177,9 @@ def _of_weights(described: Description, seen: observed.Observed) -> Iterator[str
         yield from _unequal("alpha", declared["alpha"], named.rate, named.miss)
 
 
-def _gradient(described: Description, seen: observed.Observed) -> factors.Factors | None:
+def _gradient(
+    described: MessageDescription, seen: observed.ChannelVectors
+) -> factors.Factors | None:
     """Return how recomputed gradients equal those that were sent; None if they do not."""
     samples = gradients.samples(seen, "gradients")
     found = fit.fit([described.task], samples)
@@ -188,7 +192,7 @@ def _gradient(described: Description, seen: observed.Observed) -> factors.Factor
     return shown if shown.proved else None
 
 
-def _of_gradients(described: Description, seen: observed.Observed) -> Iterator[str]:
+def _of_gradients(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
     """Compare the factor of gradients: a program may send multiples of them."""
     found = _gradient(described, seen)
     if found is None:
@@ -203,7 +207,7 @@ def _of_gradients(described: Description, seen: observed.Observed) -> Iterator[s
             return
 
 
-def _of_private(described: Description, stated: Private) -> Iterator[str]:
+def _of_private(described: MessageDescription, stated: PrivateGradients) -> Iterator[str]:
     """Compare the constants with those that Opacus states; messages show them only in part."""
     if stated.why:
         yield f"protocol: {described.protocol} contradicts the program: {stated.why}"
@@ -225,7 +229,7 @@ def _is_one(factor: float) -> bool:
     return abs(factor - 1) < PROVED
 
 
-def _of_clients(described: Description, seen: observed.Observed) -> Iterator[str]:
+def _of_clients(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
     """Compare the server's step and the clients' training of FedAvg."""
     server = hub.server(seen)
     if server is None:
@@ -250,7 +254,7 @@ def _of_clients(described: Description, seen: observed.Observed) -> Iterator[str
     yield from _unequal("lr", declared["lr"], proved.lr, proved.miss)
 
 
-def _of_duals(described: Description, seen: observed.Observed) -> Iterator[str]:
+def _of_duals(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
     """Compare sign, step size and penalty of PDMM."""
     solved = duals.solve(seen, [described.task])
     if solved is None or not solved.proved:

@@ -10,13 +10,13 @@ from leakaudit.capture.fitting import fit
 from leakaudit.capture.fitting.digits import shortest
 from leakaudit.capture.fitting.factors import Factors
 from leakaudit.capture.tap.guessing import hub
-from leakaudit.capture.tap.guessing.duals import Solved
-from leakaudit.capture.tap.guessing.explanation import Explanation, Model
-from leakaudit.capture.tap.guessing.observed import Observed
+from leakaudit.capture.tap.guessing.duals import DualSolution
+from leakaudit.capture.tap.guessing.explanation import GuessedModel, MessageExplanation
+from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess
 from leakaudit.capture.tap.messages.description import USUAL
 from leakaudit.capture.tap.messages.layouts import Arrangement
-from leakaudit.capture.tap.messages.private import Private
+from leakaudit.capture.tap.messages.private import PrivateGradients
 from leakaudit.capture.tap.messages.starter import Comment
 
 LIST = "see 'leakaudit list victims'"
@@ -37,7 +37,7 @@ class Draft:
         return [name for name, comment in self.comments.items() if not comment.known]
 
 
-def drafted(explained: Explanation, changed: str = "", assumed: str = "") -> Draft:
+def drafted(explained: MessageExplanation, changed: str = "", assumed: str = "") -> Draft:
     """Return the description that an explanation of the messages suggests.
 
     Args:
@@ -81,11 +81,11 @@ def blank() -> Draft:
     }
     values = {"payload": "", "protocol": "", "first": "update", "params": {}}
     draft = Draft(values, comments)
-    _add_model(draft, Model(None))
+    _add_model(draft, GuessedModel(None))
     return draft
 
 
-def _begun(explained: Explanation) -> Draft:
+def _begun(explained: MessageExplanation) -> Draft:
     """Return a description of payload and protocol, still without constants and model."""
     sent = explained.sent
     values = {
@@ -113,14 +113,14 @@ def _begun(explained: Explanation) -> Draft:
     return draft
 
 
-def _add_channels(draft: Draft, seen: Observed) -> None:
+def _add_channels(draft: Draft, seen: ChannelVectors) -> None:
     """Leave the protocol open if gradients travel between nodes without a server."""
     if len(seen.graph.edges) > 1 and seen.centre is None:
         asked = f"vectors travel between nodes without a server: {LIST}"
         draft.comments["protocol"] = Comment(asked, known=False)
 
 
-def _add_start(draft: Draft, seen: Observed) -> None:
+def _add_start(draft: Draft, seen: ChannelVectors) -> None:
     """Add what models without a server start from, and leave open what the channels do not show."""
     comment = "the ranks' first messages differ"
     if seen.same_start:
@@ -142,7 +142,7 @@ def _add_start(draft: Draft, seen: Observed) -> None:
         )
 
 
-def _add_params(draft: Draft, payload: Payload, model: Model, hooked: bool) -> None:
+def _add_params(draft: Draft, payload: Payload, model: GuessedModel, hooked: bool) -> None:
     """Add the protocol's constants; what a hook recorded are gradients, whatever they show."""
     comments = draft.comments
     if payload == "weights" and "protocol" in comments:
@@ -160,7 +160,7 @@ def _add_params(draft: Draft, payload: Payload, model: Model, hooked: bool) -> N
     _add_records(draft, model)
 
 
-def _add_records(draft: Draft, model: Model) -> None:
+def _add_records(draft: Draft, model: GuessedModel) -> None:
     """Add how many records a gradient uses, and a rank has, as far as the messages show it."""
     shown = model.records
     params = draft.values["params"]
@@ -177,7 +177,7 @@ def _add_records(draft: Draft, model: Model) -> None:
         comments["params.samples"] = Comment(shown.text)
 
 
-def _add_private(draft: Draft, stated: Private) -> None:
+def _add_private(draft: Draft, stated: PrivateGradients) -> None:
     """Add the constants that Opacus states; no other protocol describes its messages."""
     draft.comments["payload"] = Comment(f"sums over a rank's records: {stated.words}")
     if stated.why:
@@ -192,7 +192,7 @@ def _add_private(draft: Draft, stated: Private) -> None:
         draft.values.setdefault("messages", {})["scale"] = stated.scale
 
 
-def _ask_payload(draft: Draft, model: Model) -> None:
+def _ask_payload(draft: Draft, model: GuessedModel) -> None:
     """Leave open what is sent: vectors that show single records, but equal no gradient."""
     if model.factors is not None and model.factors.loss_only:
         draft.comments[_open(model)] = Comment(model.doubt, known=False)
@@ -205,7 +205,7 @@ def _ask_payload(draft: Draft, model: Model) -> None:
     draft.comments["protocol"] = Comment(LIST, known=False)
 
 
-def _open(model: Model) -> str:
+def _open(model: GuessedModel) -> str:
     """Return the key that gradients leave open if they match none that is recomputed."""
     if model.factors is None or not model.factors.loss_only:
         return "model.name"
@@ -230,7 +230,7 @@ def _add_scale(draft: Draft, factors: Factors | None) -> None:
         draft.values["messages"] = {"scale": _rounded(1 / factors.factor, factors.spread)}
 
 
-def _add_samples(draft: Draft, model: Model, examples: set[int]) -> None:
+def _add_samples(draft: Draft, model: GuessedModel, examples: set[int]) -> None:
     """Add the number of records per client, if it is proved or all clients report the same."""
     shown = model.records
     if model.reused:
@@ -243,7 +243,9 @@ def _add_samples(draft: Draft, model: Model, examples: set[int]) -> None:
         draft.comments["params.samples"] = Comment("records per client, as clients report")
 
 
-def _add_server(draft: Draft, sent: PayloadGuess, model: Model, is_mean: bool | None) -> None:
+def _add_server(
+    draft: Draft, sent: PayloadGuess, model: GuessedModel, is_mean: bool | None
+) -> None:
     """Add the constants of a protocol with a server."""
     params = draft.values["params"]
     comments = draft.comments
@@ -286,7 +288,7 @@ def _add_server(draft: Draft, sent: PayloadGuess, model: Model, is_mean: bool | 
     comments["params.server"] = said[is_mean]
 
 
-def _add_epochs(draft: Draft, model: Model, proved: bool) -> None:
+def _add_epochs(draft: Draft, model: GuessedModel, proved: bool) -> None:
     """Add the passes over all records of a client, or over those of a round."""
     draft.values["params"] |= {"epochs": model.steps, "batch": 0}
     passes = "passes over a client's records in a round"
@@ -297,7 +299,7 @@ def _add_epochs(draft: Draft, model: Model, proved: bool) -> None:
     draft.comments["params.batch"] = Comment(all_, proved)
 
 
-def _of_rate(model: Model, spread: float) -> str:
+def _of_rate(model: GuessedModel, spread: float) -> str:
     """Return the comment on the step size of clients."""
     said = f"accurate to {spread:.0e}"
     if model.steps == 1:
@@ -305,7 +307,7 @@ def _of_rate(model: Model, spread: float) -> str:
     return said
 
 
-def _add_weights(draft: Draft, model: Model) -> None:
+def _add_weights(draft: Draft, model: GuessedModel) -> None:
     """Add the constants of decentralised SGD."""
     params = draft.values["params"]
     comments = draft.comments
@@ -345,7 +347,7 @@ def _add_weights(draft: Draft, model: Model) -> None:
         params["clip"] = named.scaling.clip
 
 
-def _add_duals(draft: Draft, solved: Solved | None) -> None:
+def _add_duals(draft: Draft, solved: DualSolution | None) -> None:
     """Add the constants of PDMM and ECL."""
     alpha = 0.0
     rho = 0.0
@@ -367,7 +369,7 @@ def _add_duals(draft: Draft, solved: Solved | None) -> None:
     draft.comments["params.z0"] = Comment("duals start at zero")
 
 
-def _add_model(draft: Draft, model: Model) -> None:
+def _add_model(draft: Draft, model: GuessedModel) -> None:
     """Add the model, or a placeholder if none is known."""
     if model.task is None:
         draft.values["model"] = {
@@ -408,7 +410,7 @@ def _add_model(draft: Draft, model: Model) -> None:
         draft.comments["model.name"] = Comment("of the right size, but not proved")
 
 
-def add_order(draft: Draft, model: Model, arrangement: Arrangement, possible: int) -> None:
+def add_order(draft: Draft, model: GuessedModel, arrangement: Arrangement, possible: int) -> None:
     """Add the order of the parameters in a message.
 
     Args:

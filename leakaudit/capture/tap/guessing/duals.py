@@ -25,8 +25,8 @@ from torch import Tensor
 
 from leakaudit.capture.fitting.fit import GradientSample, ModelFit, explained, fit
 from leakaudit.capture.fitting.rank_one import rank_one_scale
-from leakaudit.capture.tap.guessing.observed import Observed
-from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
+from leakaudit.capture.tap.guessing.observed import ChannelVectors
+from leakaudit.capture.tap.messages.streams import LogChannel, LoggedMessage
 from leakaudit.tasks.task import Task
 
 # Penalties to try first, in steps of 21 %: a choice that golden sections refine.
@@ -64,7 +64,7 @@ class _Move:
 
 
 @dataclass(frozen=True)
-class Solved:
+class DualSolution:
     """The constants and the model behind duals."""
 
     fit: ModelFit  # the fit of the gradients; its step is 1 if everything is correct
@@ -81,7 +81,7 @@ class Solved:
         return max(self.fit.miss, abs(self.fit.step - 1)) < allowed
 
 
-def solve(seen: Observed, tasks: Iterable[Task]) -> Solved | None:
+def solve(seen: ChannelVectors, tasks: Iterable[Task]) -> DualSolution | None:
     """Return the constants and the model that explain the duals best.
 
     Returns:
@@ -90,7 +90,7 @@ def solve(seen: Observed, tasks: Iterable[Task]) -> Solved | None:
     moves = list(_moves(seen))
     if not moves:
         return None
-    best: Solved | None = None
+    best: DualSolution | None = None
     for task in tasks:
         inverse = rank_one_scale(task, moves[0].r, moves[0].v, FLAT)
         if inverse is None:
@@ -102,7 +102,7 @@ def solve(seen: Observed, tasks: Iterable[Task]) -> Solved | None:
             if found is not None and (best is None or found.miss < best.fit.miss):
                 alpha = 1 / (2 * rho * inverse)
                 error = max(move.error(inverse) for move in moves)
-                best = Solved(replace(found, point=""), alpha, rho, sign, samples, error)
+                best = DualSolution(replace(found, point=""), alpha, rho, sign, samples, error)
     return best
 
 
@@ -112,14 +112,14 @@ def _sample(move: _Move, inverse: float, sign: int, rho: float) -> GradientSampl
     return GradientSample(sign * move.gradient(inverse), {"": model}, None, move.node, move.round)
 
 
-def _moves(seen: Observed) -> Iterator[_Move]:
+def _moves(seen: ChannelVectors) -> Iterator[_Move]:
     """Yield moves of every node: in its third round, its last one and the one between them.
 
     Its first two models are known by the third round.
     """
     for i, near in enumerate(seen.graph.neighbours):
-        out = {j: seen.streams.get(Wire(i, j, "send"), []) for j in near}
-        back = {j: seen.streams.get(Wire(j, i, "send"), []) for j in near}
+        out = {j: seen.streams.get(LogChannel(i, j, "send"), []) for j in near}
+        back = {j: seen.streams.get(LogChannel(j, i, "send"), []) for j in near}
         streams = [*out.values(), *back.values()]
         rounds = min(map(len, streams), default=0)
         if rounds < 3:
@@ -136,11 +136,11 @@ def _moves(seen: Observed) -> Iterator[_Move]:
             yield _Move(u, u - after, pull + len(near) / 2 * u, i, t, _rounding(seen, out[j][t]))
 
 
-def _value(seen: Observed, message: LoggedMessage) -> Tensor:
+def _value(seen: ChannelVectors, message: LoggedMessage) -> Tensor:
     return seen.value(message).double()
 
 
-def _rounding(seen: Observed, message: LoggedMessage) -> float:
+def _rounding(seen: ChannelVectors, message: LoggedMessage) -> float:
     """Return the distance from 1 to the next number of a message, or of float32 in float64."""
     value = seen.value(message)
     if torch.equal(value.float().to(value.dtype), value):

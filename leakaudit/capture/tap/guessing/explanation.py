@@ -9,12 +9,12 @@ from itertools import chain
 
 from leakaudit.capture.fitting import fit, local, local_optimiser, records, stepping
 from leakaudit.capture.fitting.factors import Factors, compare
-from leakaudit.capture.fitting.records import Records
+from leakaudit.capture.fitting.records import RecordCounts
 from leakaudit.capture.tap.guessing import duals, gradients, hub, payloads
-from leakaudit.capture.tap.guessing.observed import Observed
+from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.guessing.payloads import PayloadGuess
-from leakaudit.capture.tap.messages.private import Private, private
-from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
+from leakaudit.capture.tap.messages.private import PrivateGradients, private
+from leakaudit.capture.tap.messages.streams import LogChannel, LoggedMessage
 from leakaudit.protocols.optimiser import Optimiser
 from leakaudit.tasks.models import ACTIVATIONS
 from leakaudit.tasks.task import Task
@@ -25,13 +25,13 @@ PROVED = 0.01  # miss of a recomputed gradient
 
 
 @dataclass(frozen=True)
-class Model:
+class GuessedModel:
     """The model behind the messages."""
 
     task: Task | None  # the best of the models that were tried; None if there was none to try
     levels: int = 0  # 255 if the inputs are proved to be k/255, else 0
     found: fit.ModelFit | None = None  # the fit of recomputed gradients, if it proves the model
-    solved: duals.Solved | None = None  # the constants behind duals, if they are proved
+    solved: duals.DualSolution | None = None  # the constants behind duals, if they are proved
     # whether gradients could be recomputed, but none equals the messages
     contradicted: bool = False
     stepping: stepping.Stepping | None = None  # the optimiser of the local steps, if it is proved
@@ -39,7 +39,7 @@ class Model:
     optimiser: Optimiser = local.PLAIN  # SGD as clients of a server use it, if it is proved
     moved: float = 0.0  # distance by which every coordinate moves, if all move equally; else 0
     # how many records the gradients show at least; None if they do not show it
-    records: Records | None = None
+    records: RecordCounts | None = None
     # whether gradients at the models would show that several records are several
     apart: bool = False
     # what the gradients of the whole run show of model, loss and factor; None if they were not
@@ -67,18 +67,18 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class MessageExplanation:
     """What is sent, for one order of the parameters in a message."""
 
-    seen: Observed  # the messages, read in this order
+    seen: ChannelVectors  # the messages, read in this order
     sent: PayloadGuess
-    model: Model  # the model behind the messages
+    model: GuessedModel  # the model behind the messages
     server: int | None  # rank of the server; None if there is none
     # what Opacus states about the messages; None if it did not send them
-    stated: Private | None = None
+    stated: PrivateGradients | None = None
 
 
-def explain(seen: Observed, task: Task | None) -> Explanation:
+def explain(seen: ChannelVectors, task: Task | None) -> MessageExplanation:
     """Explain messages."""
     found = _explained(seen, task)
     if task is None:
@@ -86,7 +86,7 @@ def explain(seen: Observed, task: Task | None) -> Explanation:
     return found
 
 
-def _explained(seen: Observed, task: Task | None) -> Explanation:
+def _explained(seen: ChannelVectors, task: Task | None) -> MessageExplanation:
     """Explain messages with a model whose inputs may have any shape."""
     stated = private(chain.from_iterable(seen.streams.values()), seen.slices)
     if stated is not None:
@@ -96,7 +96,7 @@ def _explained(seen: Observed, task: Task | None) -> Explanation:
         sent, model = _between_ranks(seen, task)
         if sent.sure != "unknown":
             model = counted(model, gradients.spread(seen, sent.payload))
-        return Explanation(seen, sent, model, None)
+        return MessageExplanation(seen, sent, model, None)
     sent = hub.payload(seen, server)
     samples = hub.samples(seen, server, sent.payload)
     model = _model_behind(seen, sent, samples, task, hub.run(seen, server))
@@ -104,10 +104,10 @@ def _explained(seen: Observed, task: Task | None) -> Explanation:
     model = _of_clients(model, sent, samples, whole, hub.examples(seen))
     if sent.payload == "weights" or model.found is not None:
         model = counted(model, samples)
-    return Explanation(seen, sent, model, server)
+    return MessageExplanation(seen, sent, model, server)
 
 
-def _between_ranks(seen: Observed, task: Task | None) -> tuple[PayloadGuess, Model]:
+def _between_ranks(seen: ChannelVectors, task: Task | None) -> tuple[PayloadGuess, GuessedModel]:
     """Explain messages without a server: what a comparison leaves open, a gradient may prove."""
     sent = payloads.payload(seen)
     tried = [sent]
@@ -124,10 +124,12 @@ def _between_ranks(seen: Observed, task: Task | None) -> tuple[PayloadGuess, Mod
     return sent, model
 
 
-def _clipped(seen: Observed, stated: Private, task: Task | None) -> Explanation:
+def _clipped(
+    seen: ChannelVectors, stated: PrivateGradients, task: Task | None
+) -> MessageExplanation:
     """Explain clipped gradients; only those without noise can show the model behind them."""
     sent = PayloadGuess("gradients", "sure", f"Opacus sends {stated.words}")
-    heard: dict[Wire, list[LoggedMessage]] = {}
+    heard: dict[LogChannel, list[LoggedMessage]] = {}
     for wire, stream in seen.streams.items():
         if wire.op == "model" or wire.src in stated.silent:
             heard[wire] = stream
@@ -135,10 +137,10 @@ def _clipped(seen: Observed, stated: Private, task: Task | None) -> Explanation:
     samples = gradients.samples(some, "gradients")
     model = _model_behind(some, sent, samples, task, gradients.run(some), clipped=True)
     model = counted(model, gradients.spread(some, "gradients"))
-    return Explanation(seen, sent, model, None, stated)
+    return MessageExplanation(seen, sent, model, None, stated)
 
 
-def counted(model: Model, samples: Sequence[fit.GradientSample]) -> Model:
+def counted(model: GuessedModel, samples: Sequence[fit.GradientSample]) -> GuessedModel:
     """Return the model with the number of records that gradients show at least."""
     if model.solved is not None:
         samples = model.solved.samples
@@ -169,7 +171,7 @@ def _undecayed(sample: fit.GradientSample, named: stepping.Stepping) -> fit.Grad
     return replace(sample, value=sample.value.double() - shrinkage)
 
 
-def best(models: Sequence[Model]) -> list[int]:
+def best(models: Sequence[GuessedModel]) -> list[int]:
     """Return which models explain most: the first that is proved, or else all that are possible.
 
     Args:
@@ -183,13 +185,13 @@ def best(models: Sequence[Model]) -> list[int]:
 
 
 def _model_behind(
-    seen: Observed,
+    seen: ChannelVectors,
     sent: PayloadGuess,
     samples: Sequence[fit.GradientSample],
     task: Task | None,
     run: Iterable[fit.GradientSample],
     clipped: bool = False,
-) -> Model:
+) -> GuessedModel:
     """Find the model behind the messages.
 
     task: the one given by the user; run: gradients from the whole run, to verify the first ones.
@@ -197,11 +199,11 @@ def _model_behind(
     if seen.missing and not any(sample.part for sample in samples):
         # The gradient of a part of a model cannot be recomputed from what it shows, and a part that
         # looks like a small model is none: its inputs are not records.
-        return Model(task)
+        return GuessedModel(task)
     first = [sample for sample in samples if sample.base is None or sample.index == 0]
     tasks = [task] if task is not None else _tasks(seen, first)
     if not tasks:
-        return Model(None)
+        return GuessedModel(None)
     solved = None
     if sent.payload == "duals":
         solved = duals.solve(seen, tasks)
@@ -211,7 +213,7 @@ def _model_behind(
     else:
         found = fit.fit(tasks, first)
     if found is None:
-        return Model(tasks[0])
+        return GuessedModel(tasks[0])
     if sent.payload == "weights" and samples[0].base is not None:
         return _of_steps(seen, found, samples)
     factors = None
@@ -226,14 +228,16 @@ def _model_behind(
         proved = found.miss < PROVED
     if not proved:
         # With random masks, recomputed gradients cannot equal those that travel.
-        return Model(found.task, contradicted=not found.task.masked, factors=factors)
+        return GuessedModel(found.task, contradicted=not found.task.masked, factors=factors)
     if factors is not None:
         found = replace(found, step=factors.factor, spread=factors.spread, miss=factors.miss)
     task, levels = fit.normalised(found.task, samples)
-    return Model(task, levels, replace(found, task=task), solved, factors=factors)
+    return GuessedModel(task, levels, replace(found, task=task), solved, factors=factors)
 
 
-def _of_steps(seen: Observed, found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> Model:
+def _of_steps(
+    seen: ChannelVectors, found: fit.ModelFit, samples: Sequence[fit.GradientSample]
+) -> GuessedModel:
     """Find the optimiser of nodes that send models, which proves the model as well.
 
     A log with a single step per node cannot tell one optimiser from another, so it is only taken
@@ -244,12 +248,12 @@ def _of_steps(seen: Observed, found: fit.ModelFit, samples: Sequence[fit.Gradien
     if not several:
         factors = compare(found.task, found.point, samples)
         if not factors.proved:
-            return Model(found.task, factors=factors)
+            return GuessedModel(found.task, factors=factors)
         found = replace(found, task=task, step=factors.factor, spread=factors.spread)
-        return Model(task, levels, replace(found, miss=factors.miss), factors=factors)
+        return GuessedModel(task, levels, replace(found, miss=factors.miss), factors=factors)
     named = local_optimiser.identify(task, sorted(samples[0].thetas), samples)
     if named is None:
-        return Model(found.task, contradicted=True)
+        return GuessedModel(found.task, contradicted=True)
     point, optimiser = named
     if optimiser.rate is not None:
         whole = gradients.steps(seen)
@@ -259,19 +263,19 @@ def _of_steps(seen: Observed, found: fit.ModelFit, samples: Sequence[fit.Gradien
                 f"{optimiser.text} explains the first steps, but not step {wrong + 1}: constants "
                 "that change, or other records"
             )
-            return Model(found.task, changed=why)
+            return GuessedModel(found.task, changed=why)
     rate = 0.0 if optimiser.rate is None else optimiser.rate
     proved = fit.ModelFit(task, point, rate, optimiser.miss, optimiser.miss)
-    return Model(task, levels, proved, stepping=optimiser)
+    return GuessedModel(task, levels, proved, stepping=optimiser)
 
 
 def _of_clients(
-    model: Model,
+    model: GuessedModel,
     sent: PayloadGuess,
     samples: Sequence[fit.GradientSample],
     whole: Sequence[fit.GradientSample],
     examples: set[int],
-) -> Model:
+) -> GuessedModel:
     """Return the model if the same training explains every client; else without its constants.
 
     whole: answers of the whole run, which the training of some has to explain.
@@ -296,10 +300,10 @@ def _of_clients(
         return unproved
     task, levels = fit.normalised(trained.task, samples)
     found = fit.ModelFit(task, hub.POINT, trained.lr, trained.miss, trained.miss)
-    return Model(task, levels, found, steps=trained.steps, optimiser=trained.optimiser)
+    return GuessedModel(task, levels, found, steps=trained.steps, optimiser=trained.optimiser)
 
 
-def _shaped(model: Model) -> Model:
+def _shaped(model: GuessedModel) -> GuessedModel:
     """Return a model that was inferred: its inputs are pictures only if they are proved pixels."""
     if model.task is None or model.levels:
         return model
@@ -320,7 +324,7 @@ def _alike(task: Task) -> list[Task]:
     return found
 
 
-def _tasks(seen: Observed, samples: Sequence[fit.GradientSample]) -> list[Task]:
+def _tasks(seen: ChannelVectors, samples: Sequence[fit.GradientSample]) -> list[Task]:
     """Return the models with the widths that the samples reveal."""
     tasks: list[Task] = []
     for widths in gradients.agreed(samples, seen.sizes):

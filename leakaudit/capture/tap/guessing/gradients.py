@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.fitting import factors, fit
-from leakaudit.capture.tap.guessing.observed import Observed
+from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.guessing.payloads import Payload
 from leakaudit.capture.tap.messages.arranged import round_of
-from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
+from leakaudit.capture.tap.messages.streams import LogChannel, LoggedMessage
 from leakaudit.protocols.mixing import metropolis
 
 SOME = 6  # rounds or samples to use: a choice that bounds the time
@@ -24,7 +24,7 @@ LEAST = 3
 BUDGET = 50_000_000
 
 
-def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
+def samples(seen: ChannelVectors, payload: Payload) -> list[fit.GradientSample]:
     """Return vectors that should be gradients, from the first rounds of several ranks.
 
     Args:
@@ -39,7 +39,7 @@ def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
     return []
 
 
-def spread(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
+def spread(seen: ChannelVectors, payload: Payload) -> list[fit.GradientSample]:
     """Return vectors that should be gradients, from rounds spread over the whole run.
 
     Only their records can be counted: the models at which they were computed are left out, except
@@ -62,27 +62,27 @@ def spread(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
     return found
 
 
-def run(seen: Observed) -> Iterator[fit.GradientSample]:
+def run(seen: ChannelVectors) -> Iterator[fit.GradientSample]:
     """Yield the gradients of a run, or as many of them as time allows, from first to last."""
     ranks = max(1, len(seen.own))
     most = max(LEAST, BUDGET // (seen.sizes[-1] * ranks))
     yield from _gradients(seen, most)
 
 
-def steps(seen: Observed) -> list[fit.GradientSample]:
+def steps(seen: ChannelVectors) -> list[fit.GradientSample]:
     """Return the steps of the first node that sends models, as far as time allows."""
     shortest = min(map(len, seen.own.values()), default=0)
     most = max(SOME, BUDGET // seen.sizes[-1])
     return list(_steps(seen, range(min(shortest - 1, most)), 1))
 
 
-def rounds(seen: Observed) -> list[int]:
+def rounds(seen: ChannelVectors) -> list[int]:
     """Return the round of every gradient that was sent."""
     clients = [stream for rank, stream in seen.own.items() if rank != seen.centre]
     return [round_of(message, 1) for stream in clients for message in stream]
 
 
-def _gradients(seen: Observed, most: int = 0) -> Iterator[fit.GradientSample]:
+def _gradients(seen: ChannelVectors, most: int = 0) -> Iterator[fit.GradientSample]:
     """Yield each rank's first two messages, or up to `most` of all, with their models."""
     for rank, stream in seen.own.items():
         if rank == seen.centre:
@@ -105,11 +105,11 @@ def _gradients(seen: Observed, most: int = 0) -> Iterator[fit.GradientSample]:
             )
 
 
-def _points(seen: Observed, rank: int, message: LoggedMessage) -> dict[str, Tensor]:
+def _points(seen: ChannelVectors, rank: int, message: LoggedMessage) -> dict[str, Tensor]:
     """Return the model that was logged or sent with a rank's gradient, by name; or nothing."""
     models: list[LoggedMessage] = []
     if seen.centre is not None:
-        models = seen.streams.get(Wire(seen.centre, rank, "send"), [])
+        models = seen.streams.get(LogChannel(seen.centre, rank, "send"), [])
     else:
         models = next((stream for wire, stream in seen.streams.items() if wire.op == "model"), [])
     near = next((model for model in models if model.index == message.index), None)
@@ -117,7 +117,7 @@ def _points(seen: Observed, rank: int, message: LoggedMessage) -> dict[str, Tens
     return {} if found is None else {"model": found}
 
 
-def _steps(seen: Observed, rounds: Sequence[int], ranks: int) -> Iterator[fit.GradientSample]:
+def _steps(seen: ChannelVectors, rounds: Sequence[int], ranks: int) -> Iterator[fit.GradientSample]:
     """Yield what decentralised SGD with Metropolis weights W subtracts in some rounds.
 
     w_i(t+1) = sum_j W_ij w_j(t) - alpha g_i, where g_i is computed at w_i(t) (combine) or at the
@@ -139,7 +139,7 @@ def _steps(seen: Observed, rounds: Sequence[int], ranks: int) -> Iterator[fit.Gr
             yield fit.GradientSample(step, points, mean, i, t, rounding)
 
 
-def _first_steps(seen: Observed) -> Iterator[fit.GradientSample]:
+def _first_steps(seen: ChannelVectors) -> Iterator[fit.GradientSample]:
     """Yield the first steps as above, if a sketch of the others was recorded beside some columns.
 
     Only the first models are recorded whole. If they are equal, averaging changes nothing.

@@ -11,11 +11,16 @@ from leakaudit.capture.equations.propose import obstacle
 from leakaudit.capture.fitting.factors import Factors
 from leakaudit.capture.tap.guessing import observed
 from leakaudit.capture.tap.guessing.draft import Draft, add_order, blank, drafted
-from leakaudit.capture.tap.guessing.explanation import Explanation, Model, best, explain
-from leakaudit.capture.tap.guessing.observed import Observed
+from leakaudit.capture.tap.guessing.explanation import (
+    GuessedModel,
+    MessageExplanation,
+    best,
+    explain,
+)
+from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages import answers, description, starter
-from leakaudit.capture.tap.messages.description import Description
+from leakaudit.capture.tap.messages.description import MessageDescription
 from leakaudit.capture.tap.messages.layouts import Arrangement, arrangements
 from leakaudit.capture.tap.messages.wires import latest
 from leakaudit.core.errors import LeakauditError
@@ -40,7 +45,7 @@ class Guess:
     said: str  # the finding in one line
     evidence: tuple[str, ...]  # the reasons, one line each
     toml: str  # a description to start from
-    description: Description | None  # the same as a value; None if it has gaps
+    description: MessageDescription | None  # the same as a value; None if it has gaps
     # what may help if the protocol is not known, in one line; empty if nothing does
     advice: str = ""
 
@@ -113,7 +118,7 @@ def guess(
     )
 
 
-def _advice(draft: Draft, explained: Explanation) -> str:
+def _advice(draft: Draft, explained: MessageExplanation) -> str:
     """Return that equations can be fitted, if the protocol is not known and they could be found.
 
     Without its constants, a protocol is only the usual one for what is sent.
@@ -150,7 +155,7 @@ def unknown(why: str, rounds: int) -> Guess:
 
 def _readings(
     logs: Sequence[RankLog], task: Task | None
-) -> Iterator[tuple[Observed, Arrangement | None]]:
+) -> Iterator[tuple[ChannelVectors, Arrangement | None]]:
     """Yield the messages in each order and with the axes in which they may hold the parameters."""
     shapes = observed.shapes(logs, task)
     found = arrangements(shapes)
@@ -164,7 +169,7 @@ def _readings(
         yield observed.collect(logs, task, one.places(shapes)), one
 
 
-def _headline(draft: Draft, explained: Explanation) -> str:
+def _headline(draft: Draft, explained: MessageExplanation) -> str:
     """Return payload and protocol, as far as they are known."""
     gaps = draft.gaps
     payload = f"{explained.sent.payload} ({explained.sent.sure})"
@@ -178,7 +183,9 @@ def _headline(draft: Draft, explained: Explanation) -> str:
     return f"{payload}, {protocol}"
 
 
-def _evidence(explained: Explanation, logs: Sequence[RankLog], task: Task | None) -> Iterator[str]:
+def _evidence(
+    explained: MessageExplanation, logs: Sequence[RankLog], task: Task | None
+) -> Iterator[str]:
     """Yield the reasons, one line each; task: the one given by the user."""
     seen = explained.seen
     size = seen.sizes[-1]
@@ -203,7 +210,7 @@ def _evidence(explained: Explanation, logs: Sequence[RankLog], task: Task | None
         yield from explained.stated.remarks
 
 
-def _of_model(model: Model, given: bool, size: int, sketched: bool) -> str:
+def _of_model(model: GuessedModel, given: bool, size: int, sketched: bool) -> str:
     """Return the evidence for the model."""
     found = model.found
     if found is not None and model.factors is not None:
@@ -259,14 +266,14 @@ def _of_factors(found: Factors, sketched: bool) -> str:
     return f"{said}: model, loss and step are correct"
 
 
-def _fits_both(model: Model) -> bool:
+def _fits_both(model: GuessedModel) -> bool:
     """Return whether a model that was guessed has one output, which does not show its loss."""
     if model.task is None or model.found is not None:
         return False
     return model.task.spec.loss == "binary"
 
 
-def _partial(seen: Observed) -> list[str]:
+def _partial(seen: ChannelVectors) -> list[str]:
     """Return remarks about parameters and streams that the messages do not contain."""
     found: list[str] = []
     missing = seen.missing

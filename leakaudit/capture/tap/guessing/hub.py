@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.fitting import factors, fit
-from leakaudit.capture.tap.guessing.observed import Observed
+from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess
 from leakaudit.capture.tap.messages.arranged import round_of
 from leakaudit.capture.tap.messages.streams import LoggedMessage
@@ -39,7 +39,7 @@ class Exchange:
     up: Tensor  # (d,) the answer
 
 
-def server(seen: Observed) -> int | None:
+def server(seen: ChannelVectors) -> int | None:
     """Return the rank of the server of a star; None if there is none.
 
     A program that knows its server says so. Otherwise a rank is the server if all the others
@@ -65,7 +65,7 @@ def server(seen: Observed) -> int | None:
 
 
 def exchanges(
-    seen: Observed, hub: int, chosen: Iterable[tuple[int, int]] | None = None
+    seen: ChannelVectors, hub: int, chosen: Iterable[tuple[int, int]] | None = None
 ) -> Iterator[Exchange]:
     """Yield what clients received and answered, round by round.
 
@@ -78,14 +78,16 @@ def exchanges(
         yield Exchange(*key, seen.value(downs[key]), seen.value(ups[key]))
 
 
-def _pairs(seen: Observed, hub: int) -> list[tuple[int, int]]:
+def _pairs(seen: ChannelVectors, hub: int) -> list[tuple[int, int]]:
     """Return the rounds and clients of all exchanges."""
     downs = _by_round(seen, hub, from_server=True)
     ups = _by_round(seen, hub, from_server=False)
     return sorted(downs.keys() & ups.keys())
 
 
-def _by_round(seen: Observed, hub: int, from_server: bool) -> dict[tuple[int, int], LoggedMessage]:
+def _by_round(
+    seen: ChannelVectors, hub: int, from_server: bool
+) -> dict[tuple[int, int], LoggedMessage]:
     """Return round and client -> the message to or from the client; a sender's log comes first."""
     found: dict[tuple[int, int], LoggedMessage] = {}
     for wire, stream in sorted(seen.streams.items(), key=lambda item: item[0].op):
@@ -100,7 +102,7 @@ def _by_round(seen: Observed, hub: int, from_server: bool) -> dict[tuple[int, in
     return found
 
 
-def payload(seen: Observed, hub: int) -> PayloadGuess:
+def payload(seen: ChannelVectors, hub: int) -> PayloadGuess:
     """Determine what clients answer: a model, or a gradient or difference."""
     near = _cosine(seen, hub)
     why = f"clients' answers and the server's model have cosine {near:.3f}"
@@ -111,7 +113,7 @@ def payload(seen: Observed, hub: int) -> PayloadGuess:
     return PayloadGuess("gradients", "unsure", f"{why}: gradients, or differences of models")
 
 
-def _cosine(seen: Observed, hub: int) -> float:
+def _cosine(seen: ChannelVectors, hub: int) -> float:
     """Return the median cosine of an answer with the model that was sent."""
     found: list[float] = []
     for one in islice(exchanges(seen, hub), SOME):
@@ -124,7 +126,7 @@ def _cosine(seen: Observed, hub: int) -> float:
 
 
 def samples(
-    seen: Observed, hub: int, payload: Payload, most: int = 2 * SOME
+    seen: ChannelVectors, hub: int, payload: Payload, most: int = 2 * SOME
 ) -> list[fit.GradientSample]:
     """Return what should be gradients: answers, or what clients subtract from the server's model.
 
@@ -144,12 +146,12 @@ def samples(
     return found
 
 
-def steps(seen: Observed, hub: int) -> list[fit.GradientSample]:
+def steps(seen: ChannelVectors, hub: int) -> list[fit.GradientSample]:
     """Return what clients subtract in the whole run, or as much of it as time allows."""
     return samples(seen, hub, "weights", max(2 * SOME, BUDGET // (LOCAL * seen.sizes[-1])))
 
 
-def run(seen: Observed, hub: int) -> Iterator[fit.GradientSample]:
+def run(seen: ChannelVectors, hub: int) -> Iterator[fit.GradientSample]:
     """Yield the answers of a run, or as many of them as time allows, from first to last."""
     pairs = _pairs(seen, hub)
     most = max(SOME, BUDGET // seen.sizes[-1])
@@ -161,13 +163,13 @@ def run(seen: Observed, hub: int) -> Iterator[fit.GradientSample]:
         yield fit.GradientSample(one.up, points, None, one.client, one.round, rounding)
 
 
-def examples(seen: Observed) -> set[int]:
+def examples(seen: ChannelVectors) -> set[int]:
     """Return the numbers of examples that clients report."""
     noted = {message.note("examples") for stream in seen.streams.values() for message in stream}
     return {count for count in noted if type(count) is int}
 
 
-def is_one_model(seen: Observed, hub: int) -> bool:
+def is_one_model(seen: ChannelVectors, hub: int) -> bool:
     """Return whether the server sends the same model to all clients of a round."""
     models: dict[int, Tensor] = {}
     for one in islice(exchanges(seen, hub), ROUNDS):
@@ -176,7 +178,7 @@ def is_one_model(seen: Observed, hub: int) -> bool:
     return True
 
 
-def is_mean(seen: Observed, hub: int) -> bool | None:
+def is_mean(seen: ChannelVectors, hub: int) -> bool | None:
     """Return whether the next model is the mean of all answers; None if no round shows it."""
     by_round: dict[int, list[Exchange]] = {}
     for one in exchanges(seen, hub):

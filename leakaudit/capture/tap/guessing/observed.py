@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.fitting.part import Part
-from leakaudit.capture.fitting.sketch import Sketch
+from leakaudit.capture.fitting.part import RecordedPart
+from leakaudit.capture.fitting.sketch import ModelSketch
 from leakaudit.capture.tap.log.layers import NOTE
 from leakaudit.capture.tap.log.reading import Event, RankLog
-from leakaudit.capture.tap.messages.layouts import Place
+from leakaudit.capture.tap.messages.layouts import ParameterPlace
 from leakaudit.capture.tap.messages.states import sort_out
 from leakaudit.capture.tap.messages.streams import (
     FLOATS,
     POINT,
+    LogChannel,
     LoggedMessage,
-    Wire,
     assemble,
     is_of_hook,
     one_kind,
@@ -42,11 +42,13 @@ LONGEST = 500  # maximum number of tensors per message for which a period is sea
 
 
 @dataclass(frozen=True)
-class Observed:
+class ChannelVectors:
     """Messages by channel, as vectors."""
 
-    streams: Mapping[Wire, list[LoggedMessage]]  # the messages with payloads, by channel
-    slices: list[Place]  # the place of each parameter in a vector, in the order of a message
+    streams: Mapping[LogChannel, list[LoggedMessage]]  # the messages with payloads, by channel
+    slices: list[
+        ParameterPlace
+    ]  # the place of each parameter in a vector, in the order of a message
     # lengths of the parameters in the model's order, followed by the model's own length
     sizes: tuple[int, ...]
     graph: Graph  # the graph of the ranks that exchange messages one to one
@@ -80,7 +82,7 @@ class Observed:
         """Return a message (d,) with what was left out; None if that is not recorded."""
         return message.whole(self.slices)
 
-    def part(self, message: LoggedMessage) -> Part | None:
+    def part(self, message: LoggedMessage) -> RecordedPart | None:
         """Return what is recorded of a message.
 
         Returns:
@@ -95,13 +97,13 @@ class Observed:
             kept[self.slices[place].start : self.slices[place].stop] = True
         lengths = [place.stop - place.start for place in self.slices]
         columns = {k: slice(self.slices[k].start, self.slices[k].stop) for k in others}
-        return Part(kept, columns, Sketch(lengths, seed), total)
+        return RecordedPart(kept, columns, ModelSketch(lengths, seed), total)
 
     @property
     def own(self) -> dict[int, list[LoggedMessage]]:
         """Rank -> its messages to its first receiver, or to all."""
 
-        def key(wire: Wire) -> tuple[int, int]:
+        def key(wire: LogChannel) -> tuple[int, int]:
             return wire.src, -1 if wire.dst is None else wire.dst
 
         out: dict[int, list[LoggedMessage]] = {}
@@ -140,7 +142,9 @@ class Observed:
         return len(firsts) > 1 and all(torch.equal(firsts[0], value) for value in firsts)
 
 
-def collect(logs: Sequence[RankLog], task: Task | None, places: Sequence[Place] = ()) -> Observed:
+def collect(
+    logs: Sequence[RankLog], task: Task | None, places: Sequence[ParameterPlace] = ()
+) -> ChannelVectors:
     """Combine the log's tensors into messages.
 
     Args:
@@ -154,7 +158,7 @@ def collect(logs: Sequence[RankLog], task: Task | None, places: Sequence[Place] 
         places = _usual(sizes_of(task) if task is not None else _sizes(logs))
     sent = [place.stop - place.start for place in places]
     sizes = (*sent, sum(sent))
-    streams: dict[Wire, list[LoggedMessage]] = {}
+    streams: dict[LogChannel, list[LoggedMessage]] = {}
     for wire, stream in assemble(logs, sizes).messages.items():
         kept = [message for message in stream if message.kept]
         if kept:
@@ -170,7 +174,7 @@ def collect(logs: Sequence[RankLog], task: Task | None, places: Sequence[Place] 
     lane = None
     if dropped:
         lane = next(iter(streams.values()))[0].lane
-    return Observed(
+    return ChannelVectors(
         streams,
         list(places),
         (*ordered, sizes[-1]),
@@ -191,13 +195,13 @@ def _position(message: LoggedMessage) -> int:
     return message.index
 
 
-def _usual(sizes: Sequence[int]) -> list[Place]:
+def _usual(sizes: Sequence[int]) -> list[ParameterPlace]:
     """Return the places of parameters that messages hold in the model's order and axes."""
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
-    return [Place(begin, end) for begin, end in pairwise(starts)]
+    return [ParameterPlace(begin, end) for begin, end in pairwise(starts)]
 
 
-def _start(place: Place) -> int:
+def _start(place: ParameterPlace) -> int:
     return place.start
 
 
@@ -216,7 +220,7 @@ def shapes(logs: Sequence[RankLog], task: Task | None) -> list[tuple[int, ...]]:
     return []
 
 
-def _names(streams: Mapping[Wire, list[LoggedMessage]]) -> tuple[str, ...]:
+def _names(streams: Mapping[LogChannel, list[LoggedMessage]]) -> tuple[str, ...]:
     """Return the names of the parameters that a hook noted."""
     for stream in streams.values():
         noted = stream[0].note("names")
@@ -225,7 +229,7 @@ def _names(streams: Mapping[Wire, list[LoggedMessage]]) -> tuple[str, ...]:
     return ()
 
 
-def _graph(wires: Iterable[Wire]) -> Graph:
+def _graph(wires: Iterable[LogChannel]) -> Graph:
     """Return the graph of the ranks that exchange messages one to one."""
     last = 0
     edges: set[tuple[int, int]] = set()

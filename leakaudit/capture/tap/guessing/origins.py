@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from leakaudit.capture.fitting.records import Records
+from leakaudit.capture.fitting.records import RecordCounts
 from leakaudit.capture.tap.guessing import hub, observed
-from leakaudit.capture.tap.guessing.explanation import Explanation, Model, explain
+from leakaudit.capture.tap.guessing.explanation import GuessedModel, MessageExplanation, explain
 from leakaudit.capture.tap.log.reading import RankLog
-from leakaudit.capture.tap.messages.description import Description
+from leakaudit.capture.tap.messages.description import MessageDescription
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.evidence import Evidence, Origin
 
@@ -30,7 +30,7 @@ TRAINING = (
 
 
 def origins(
-    described: Description,
+    described: MessageDescription,
     logs: Sequence[RankLog],
     params: Mapping[str, Any],
     inferred: bool,
@@ -60,7 +60,9 @@ def remark(found: Sequence[Evidence]) -> list[str]:
     return [f"{origins}: {shown[0]}"]
 
 
-def _payload(described: Description, explained: Explanation, word: Origin) -> Evidence:
+def _payload(
+    described: MessageDescription, explained: MessageExplanation, word: Origin
+) -> Evidence:
     sent = explained.sent
     origin = word
     if sent.payload == described.payload and sent.sure == "sure":
@@ -69,7 +71,10 @@ def _payload(described: Description, explained: Explanation, word: Origin) -> Ev
 
 
 def _constants(
-    described: Description, explained: Explanation, params: Mapping[str, Any], word: Origin
+    described: MessageDescription,
+    explained: MessageExplanation,
+    params: Mapping[str, Any],
+    word: Origin,
 ) -> Iterator[Evidence]:
     """Yield the origin of each constant that is neither a default nor a number of records."""
     stated = explained.stated
@@ -89,12 +94,14 @@ def _constants(
             yield Evidence(name, word)
 
 
-def _proves(model: Model, payload: str) -> bool:
+def _proves(model: GuessedModel, payload: str) -> bool:
     """Return whether the steps of the nodes were computed again; gradients show no step."""
     return model.found is not None and payload != "gradients"
 
 
-def _records(described: Description, explained: Explanation, word: Origin) -> Iterator[Evidence]:
+def _records(
+    described: MessageDescription, explained: MessageExplanation, word: Origin
+) -> Iterator[Evidence]:
     """Yield the origin of the numbers of records, of a node and behind a gradient."""
     shown = explained.model.records
     text = "" if shown is None else shown.text
@@ -121,7 +128,9 @@ def _records(described: Description, explained: Explanation, word: Origin) -> It
     yield from _unknown(missing, text)
 
 
-def _count(name: str, batch: int, shown: Records | None, model: Model, word: Origin) -> Evidence:
+def _count(
+    name: str, batch: int, shown: RecordCounts | None, model: GuessedModel, word: Origin
+) -> Evidence:
     """Return the origin of the number of records behind each gradient."""
     if shown is None:
         return Evidence(name, word)

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.guessing.observed import Observed
-from leakaudit.capture.tap.messages.streams import LoggedMessage, Wire
+from leakaudit.capture.tap.guessing.observed import ChannelVectors
+from leakaudit.capture.tap.messages.streams import LogChannel, LoggedMessage
 
 Payload: TypeAlias = Literal["weights", "gradients", "duals"]
 
@@ -61,7 +61,7 @@ class PayloadGuess:
     why: str  # the evidence, in one line
 
 
-def payload(seen: Observed) -> PayloadGuess:
+def payload(seen: ChannelVectors) -> PayloadGuess:
     """Determine what is sent by comparing messages of different ranks and rounds."""
     if seen.hooked:
         zero = ", which are zero in the rounds that were compared" if _all_zero(seen) else ""
@@ -104,13 +104,13 @@ def _not_known(why: str) -> PayloadGuess:
     return PayloadGuess("gradients", "unknown", why)
 
 
-def _all_zero(seen: Observed) -> bool:
+def _all_zero(seen: ChannelVectors) -> bool:
     """Return whether the first messages of all ranks consist of zeros."""
     some = [message for stream in seen.own.values() for message in stream[:SOME]]
     return bool(some) and not any(bool(seen.value(message).any()) for message in some)
 
 
-def _duals(seen: Observed) -> PayloadGuess | None:
+def _duals(seen: ChannelVectors) -> PayloadGuess | None:
     """Return that duals are sent, if the sums of two neighbours' messages indicate it."""
     opposed = _median(list(_swaps(seen)), 0.0)
     if opposed > OPPOSED:
@@ -129,19 +129,19 @@ def _duals(seen: Observed) -> PayloadGuess | None:
     return PayloadGuess("duals", "likely", why)
 
 
-def _across(seen: Observed) -> Iterator[float]:
+def _across(seen: ChannelVectors) -> Iterator[float]:
     """Yield cosines of messages that two ranks send at the same position on their channels."""
     for one, other in _pairs(seen):
         yield _cosine(one, other)
 
 
-def _apart(seen: Observed) -> Iterator[float]:
+def _apart(seen: ChannelVectors) -> Iterator[float]:
     """Yield the relative difference between messages of two ranks."""
     for one, other in _pairs(seen):
         yield float((one - other).norm() / one.norm().clamp_min(1e-30))
 
 
-def _pairs(seen: Observed) -> Iterator[tuple[Tensor, Tensor]]:
+def _pairs(seen: ChannelVectors) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield messages that two ranks send at the same position on their channels."""
     own = list(seen.own.values())
     pairs: list[tuple[LoggedMessage, LoggedMessage]] = []
@@ -153,18 +153,18 @@ def _pairs(seen: Observed) -> Iterator[tuple[Tensor, Tensor]]:
         yield seen.value(one_message), seen.value(other_message)
 
 
-def _met(seen: Observed) -> Iterator[float]:
+def _met(seen: ChannelVectors) -> Iterator[float]:
     """Yield cosines of messages that two ranks send to each other."""
     pairs: list[tuple[LoggedMessage, LoggedMessage]] = []
     for i, j in seen.graph.edges:
-        there = seen.streams.get(Wire(i, j, "send"), [])[:SOME]
-        back = seen.streams.get(Wire(j, i, "send"), [])[:SOME]
+        there = seen.streams.get(LogChannel(i, j, "send"), [])[:SOME]
+        back = seen.streams.get(LogChannel(j, i, "send"), [])[:SOME]
         pairs.extend(zip(there, back, strict=False))
     for one, other in pairs[:PAIRS]:
         yield _cosine(seen.value(one), seen.value(other))
 
 
-def _moves(seen: Observed) -> Iterator[float]:
+def _moves(seen: ChannelVectors) -> Iterator[float]:
     """Yield the relative difference between a message and the previous one on its channel."""
     for stream in seen.own.values():
         for before, after in islice(pairwise(stream), SOME):
@@ -173,28 +173,28 @@ def _moves(seen: Observed) -> Iterator[float]:
             yield float(move.norm() / old.norm().clamp_min(1e-30))
 
 
-def _swaps(seen: Observed) -> Iterator[float]:
+def _swaps(seen: ChannelVectors) -> Iterator[float]:
     """Yield the cosines of z_ji(t+1) - z_ij(t) and z_ij(t+1) - z_ji(t).
 
     PDMM makes them 2 rho w_i and -2 rho w_j.
     """
     for i, j in seen.graph.edges:
-        there = seen.streams.get(Wire(i, j, "send"), [])
-        back = seen.streams.get(Wire(j, i, "send"), [])
+        there = seen.streams.get(LogChannel(i, j, "send"), [])
+        back = seen.streams.get(LogChannel(j, i, "send"), [])
         for t in range(min(len(there), len(back), SOME) - 1):
             one = seen.value(there[t + 1]) - seen.value(back[t])
             two = seen.value(back[t + 1]) - seen.value(there[t])
             yield _cosine(one, two)
 
 
-def _kept(seen: Observed) -> Iterator[float]:
+def _kept(seen: ChannelVectors) -> Iterator[float]:
     """Yield the change of the sum of both messages of an edge, relative to the messages.
 
     Squares are summed over rounds: the first rounds, in which duals change most, count most.
     """
     for i, j in seen.graph.edges:
-        there = seen.streams.get(Wire(i, j, "send"), [])[:SOME]
-        back = seen.streams.get(Wire(j, i, "send"), [])[:SOME]
+        there = seen.streams.get(LogChannel(i, j, "send"), [])[:SOME]
+        back = seen.streams.get(LogChannel(j, i, "send"), [])[:SOME]
         of_sum = 0.0
         of_both = 0.0
         for (one, one_after), (two, two_after) in zip(
@@ -208,11 +208,11 @@ def _kept(seen: Observed) -> Iterator[float]:
             yield of_sum / of_both
 
 
-def _wires_agree(seen: Observed) -> Iterator[bool]:
+def _wires_agree(seen: ChannelVectors) -> Iterator[bool]:
     """Yield whether all channels of a node show the same 2 rho w_i, for nodes with several."""
     for i, near in enumerate(seen.graph.neighbours):
-        out = {j: seen.streams.get(Wire(i, j, "send"), []) for j in near}
-        back = {j: seen.streams.get(Wire(j, i, "send"), []) for j in near}
+        out = {j: seen.streams.get(LogChannel(i, j, "send"), []) for j in near}
+        back = {j: seen.streams.get(LogChannel(j, i, "send"), []) for j in near}
         rounds = min((len(stream) for stream in (*out.values(), *back.values())), default=0)
         if len(near) < 2:
             continue

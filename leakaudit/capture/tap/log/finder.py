@@ -53,7 +53,7 @@ class NotExported(Exception):
     """Says why a model cannot be exported."""
 
 
-class Call:
+class ModuleCall:
     """How a module was called: shapes and formats, but no values of tensors."""
 
     def __init__(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ class Finder:
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
         self.done = False
-        self.calls: WeakKeyDictionary[Any, Call] = WeakKeyDictionary()
+        self.calls: WeakKeyDictionary[Any, ModuleCall] = WeakKeyDictionary()
         self.losses: set[str] = set()
         self._facts: dict[str, Any] | None = None  # what this process has written
         self._restore: Callable[[], None] = lambda: None
@@ -150,7 +150,7 @@ class Finder:
         try:
             inner = unwrapped(module)
             if any(p.requires_grad for p in inner.parameters()):
-                self.calls[module] = Call(inner, args, named)
+                self.calls[module] = ModuleCall(inner, args, named)
         except Exception:  # a module of any kind; it is then not found
             return
 
@@ -175,13 +175,13 @@ class Finder:
             return
         inner = unwrapped(module)
         try:
-            call = Call(inner, args, named)
+            call = ModuleCall(inner, args, named)
         except Exception as error:  # a forward of any kind
             self.save(inner, None, f"its arguments are not understood: {error}")
             return
         self.save(inner, call)
 
-    def save(self, module: Any, call: Call | None, why: str = "") -> None:
+    def save(self, module: Any, call: ModuleCall | None, why: str = "") -> None:
         """Save a model, unless another process has done so.
 
         Args:
@@ -273,7 +273,7 @@ def _constructor(kind: Any) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def exported(module: Any, call: Call, path: Path) -> dict[str, Any]:
+def exported(module: Any, call: ModuleCall, path: Path) -> dict[str, Any]:
     """Export a copy of a model and write the program.
 
     Returns:
@@ -326,7 +326,7 @@ def _traced(export: Callable[..., Any], twin: Any, x: Any) -> tuple[Any, bool]:
         return export(twin, (x,), strict=False), False
 
 
-def _input(call: Call) -> tuple[str, list[str]]:
+def _input(call: ModuleCall) -> tuple[str, list[str]]:
     """Return the name of the input, and those of the tensors that are omitted."""
     names = [name for name in call.tensors if name != LABELS]
     if not names or call.other:

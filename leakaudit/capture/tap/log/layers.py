@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
 
-from leakaudit.capture.fitting.sketch import NUMBERS, RunningSketch, Sketch
+from leakaudit.capture.fitting.sketch import NUMBERS, ModelSketch, RunningSketch
 
 NOTE = "layers"  # the note of an event with only the chosen parameters
 REST = "rest"  # the note of an event that stands for the others; its value is WHOLE or SKETCH
@@ -34,7 +34,9 @@ class Selection:
     names: tuple[str, ...]  # names of all parameters, in the order in which they are sent
     sizes: tuple[int, ...]
     kept: frozenset[int]  # the places of the chosen ones
-    sketch: Sketch | None = None  # the sketch of the others; None if nothing of them is recorded
+    sketch: ModelSketch | None = (
+        None  # the sketch of the others; None if nothing of them is recorded
+    )
 
     @property
     def numbers(self) -> int:
@@ -83,7 +85,7 @@ def select(
         return Selection(tuple(names), tuple(sizes), kept)
     if rest <= NUMBERS:  # not more than the sketch itself
         return None
-    return Selection(tuple(names), tuple(sizes), kept, Sketch(sizes, seed))
+    return Selection(tuple(names), tuple(sizes), kept, ModelSketch(sizes, seed))
 
 
 def described(selection: Selection | None, numbers: int) -> str:

@@ -28,7 +28,7 @@ COSTLY = 1e-9  # CPU seconds per byte: five times a copy into available pages (b
 PATIENCE = 5e-9  # seconds per byte (200 MB/s) above which the disk is too slow to wait for
 
 
-class Tail:
+class PayloadFile:
     """Append payloads to a file; data written by `append` survive the process.
 
     If writing costs more than COSTLY, earlier payloads are written back to the disk immediately and

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from leakaudit._util.files import private_folder
-from leakaudit.capture.tap.log.tail import Tail
+from leakaudit.capture.tap.log.tail import PayloadFile
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.log.tail import Bytes
@@ -75,7 +75,7 @@ class Log:
         self._seq = 0
         self._lock = threading.Lock()
         data, self._lines = _fresh(Path(folder), rank)
-        self._tail = Tail(data)
+        self._tail = PayloadFile(data)
         self._begun = time.time()
         self._line(
             {

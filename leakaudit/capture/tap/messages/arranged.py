@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap.log.layers import NOTE
-from leakaudit.capture.tap.messages.description import Description
-from leakaudit.capture.tap.messages.layouts import Place
+from leakaudit.capture.tap.messages.description import MessageDescription
+from leakaudit.capture.tap.messages.layouts import ParameterPlace
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.evidence import Evidence
@@ -18,7 +18,7 @@ from leakaudit.core.trace import Graph
 
 
 @dataclass(frozen=True)
-class Sent:
+class ProtocolMessage:
     """One message in terms of the protocol."""
 
     round: int
@@ -30,7 +30,7 @@ class Sent:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingMessages:
     """Messages of a channel that were not sent in some rounds."""
 
     src: int  # node that should have sent them
@@ -44,12 +44,14 @@ class Missing:
 class ArrangedLog:
     """The contents of a log, ready to be written as a trace."""
 
-    description: Description  # the description of the program's messages
+    description: MessageDescription  # the description of the program's messages
     graph: Graph  # the graph of the nodes that exchange messages
-    sent: tuple[Sent, ...]
+    sent: tuple[ProtocolMessage, ...]
     start: Tensor | None  # the common initial model (d,); None if it was not observed
     rounds: int  # number of the last round
-    missing: tuple[Missing, ...] = ()  # messages that were never sent in the rounds up to `rounds`
+    missing: tuple[
+        MissingMessages, ...
+    ] = ()  # messages that were never sent in the rounds up to `rounds`
     # reason -> number of messages without payload
     left_out: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # remarks for the reader of the trace
@@ -107,7 +109,7 @@ class ArrangedLog:
         return any(sent.message.note(NOTE) for sent in self.sent)
 
     @property
-    def slices(self) -> list[Place]:
+    def slices(self) -> list[ParameterPlace]:
         """The place of each parameter of a message in the model's vector."""
         return self.description.places
 

@@ -13,7 +13,7 @@ from leakaudit._util import config, files, own_code
 from leakaudit._util.forms import Number, Numbers, Words, present
 from leakaudit._util.own_code import Trust
 from leakaudit.capture.tap.messages import layouts
-from leakaudit.capture.tap.messages.layouts import Place
+from leakaudit.capture.tap.messages.layouts import ParameterPlace
 from leakaudit.capture.tap.messages.starter import ASK
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, suggest
@@ -60,7 +60,7 @@ class _Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Messages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The table [messages]; the attributes are those of `Description`."""
+    """The table [messages]; the attributes are those of `MessageDescription`."""
 
     scale: Number = 1.0
     scales: dict[str, float] = {}
@@ -79,7 +79,7 @@ class _Body(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Description:
+class MessageDescription:
     """The content of the messages, their protocol and their model."""
 
     payload: str  # weights, gradients or duals
@@ -146,12 +146,12 @@ class Description:
         return (*sizes, self.task.layout.size)
 
     @property
-    def places(self) -> list[Place]:
+    def places(self) -> list[ParameterPlace]:
         """The place of each parameter of a message in the model's vector."""
         return layouts.places(self.order, self.task.layout)
 
 
-def read(path: Path, trusted: Trust = False) -> Description:
+def read(path: Path, trusted: Trust = False) -> MessageDescription:
     """Read a description.
 
     Args:
@@ -182,14 +182,14 @@ def _beside(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def of(
     values: Mapping[str, Any], trusted: Trust = False, text: str = "", beside: str = ""
-) -> Description:
+) -> MessageDescription:
     """Return the description given by the values of a TOML file.
 
     Args:
         trusted: the ``package.module:factory`` that may be imported and run; True for any.
         beside: folder of the file, in which a model ``file.pt2`` is searched for.
     """
-    file = config.Table(values, text=text)
+    file = config.ConfigTable(values, text=text)
     _require_known(file, TOP, "")
     _require_filled_in(file)
     # A missing payload is reported like an invalid one.
@@ -212,7 +212,7 @@ def of(
         raise file.error(says, "messages", "scale")
     scales = _scales(messages, head.payload, file)
     default = "start" if head.payload == "weights" else "update"
-    return Description(
+    return MessageDescription(
         payload=head.payload,
         protocol=protocol,
         params=head.params,
@@ -228,7 +228,7 @@ def of(
     )
 
 
-def _scales(messages: _Messages, payload: str, file: config.Table) -> dict[int, float]:
+def _scales(messages: _Messages, payload: str, file: config.ConfigTable) -> dict[int, float]:
     """Return round -> the factor from it on, of gradients."""
     found: dict[int, float] = {}
     for text, factor in messages.scales.items():
@@ -243,7 +243,7 @@ def _scales(messages: _Messages, payload: str, file: config.Table) -> dict[int, 
     return found
 
 
-def _check_protocol(protocol: str, file: config.Table) -> None:
+def _check_protocol(protocol: str, file: config.ConfigTable) -> None:
     """Check the protocol's name and constants; an undeclared one may have any."""
     if protocol.startswith(registry.OWN):
         return
@@ -282,7 +282,7 @@ def _tags_and_kinds(messages: _Messages) -> tuple[frozenset[int] | None, dict[in
     return frozenset(kinds) or None, kinds
 
 
-def _require_filled_in(file: config.Table) -> None:
+def _require_filled_in(file: config.ConfigTable) -> None:
     """Reject a description in which a value is still the placeholder of `tap describe`."""
     for name in TOP:
         value = file.values.get(name)
@@ -295,7 +295,7 @@ def _require_filled_in(file: config.Table) -> None:
                 raise file.error(says, name, key)
 
 
-def _require_known(table: config.Table, known: Collection[str], where: str) -> None:
+def _require_known(table: config.ConfigTable, known: Collection[str], where: str) -> None:
     for name in table.values:
         if name not in known:
             raise table.error(f"{where}{name}: unknown key{suggest(name, known)}", name)

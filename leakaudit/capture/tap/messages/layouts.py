@@ -24,7 +24,7 @@ SUFFIXES = {  # suffix of a name -> axes of the message's tensor, in the order o
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterPlace:
     """The position of a parameter in the model's vector, and its form in a message."""
 
     start: int  # its first column in the model's vector
@@ -41,13 +41,13 @@ class Place:
         return numbers.reshape(self.shape).permute(self.axes).reshape(-1)
 
 
-def place(entry: str, layout: Layout) -> Place:
+def place(entry: str, layout: Layout) -> ParameterPlace:
     """Return the place of one entry of an order."""
     name, suffix = split(entry, layout)
     shape = layout.shapes[layout.names.index(name)]
     columns = layout.slices[name]
     if not suffix:
-        return Place(columns.start, columns.stop, shape)
+        return ParameterPlace(columns.start, columns.stop, shape)
     axes = SUFFIXES[suffix]
     if len(shape) != len(axes):
         raise LeakauditError(
@@ -57,7 +57,7 @@ def place(entry: str, layout: Layout) -> Place:
     sent = [0] * len(axes)
     for own, axis in enumerate(axes):
         sent[axis] = shape[own]
-    return Place(columns.start, columns.stop, tuple(sent), axes)
+    return ParameterPlace(columns.start, columns.stop, tuple(sent), axes)
 
 
 def split(entry: str, layout: Layout) -> tuple[str, str]:
@@ -74,7 +74,7 @@ def split(entry: str, layout: Layout) -> tuple[str, str]:
     )
 
 
-def places(order: Sequence[str], layout: Layout) -> list[Place]:
+def places(order: Sequence[str], layout: Layout) -> list[ParameterPlace]:
     """Return the place of each parameter, in the order of a message.
 
     Args:
@@ -113,7 +113,7 @@ class Arrangement:
             ordered[parameter] = length
         return (*ordered, sum(ordered))
 
-    def places(self, shapes: Sequence[tuple[int, ...]]) -> list[Place]:
+    def places(self, shapes: Sequence[tuple[int, ...]]) -> list[ParameterPlace]:
         """Return the places of the tensors."""
         sizes = self.sizes([math.prod(shape) for shape in shapes])
         found = []
@@ -122,7 +122,7 @@ class Arrangement:
         ):
             start = sum(sizes[:parameter])
             axes = SUFFIXES["T"] if transposed else ()
-            found.append(Place(start, start + sizes[parameter], shape, axes))
+            found.append(ParameterPlace(start, start + sizes[parameter], shape, axes))
         return found
 
     def order(self, names: Sequence[str]) -> list[str]:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.fitting import stepping
-from leakaudit.capture.fitting.sketch import RunningSketch, Sketch
-from leakaudit.capture.tap.messages.layouts import Place
+from leakaudit.capture.fitting.sketch import ModelSketch, RunningSketch
+from leakaudit.capture.tap.messages.layouts import ParameterPlace
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 
 ROUNDINGS = 4  # of a sketch's sums, in units of the format; measured: 1 to 2
@@ -24,7 +24,7 @@ def follow(
     found: stepping.Stepping,
     models: Sequence[LoggedMessage],
     gradients: Sequence[Sequence[LoggedMessage]],
-    slices: Sequence[Place],
+    slices: Sequence[ParameterPlace],
     scale: float,
 ) -> bool | None:
     """Return whether the sketches show the step that was found for the recorded parameters.
@@ -35,14 +35,14 @@ def follow(
     Returns:
         The answer; None if there are no sketches, or if the optimiser is not linear.
     """
-    if not found.optimiser.is_linear or found.scaling != stepping.Scaling():
+    if not found.optimiser.is_linear or found.scaling != stepping.StepScaling():
         return None
     common = [message.sketched() for of_round in gradients for message in of_round]
     first = common[0] if common else None
     if first is None:
         return None
     _, seed, places = first
-    sketch = Sketch([place.stop - place.start for place in slices], seed)
+    sketch = ModelSketch([place.stop - place.start for place in slices], seed)
     values: list[Tensor] = []
     means: list[Tensor] = []
     for model in models:
@@ -62,7 +62,10 @@ def follow(
 
 
 def _sketch(
-    message: LoggedMessage, sketch: Sketch, places: Sequence[int], slices: Sequence[Place]
+    message: LoggedMessage,
+    sketch: ModelSketch,
+    places: Sequence[int],
+    slices: Sequence[ParameterPlace],
 ) -> Tensor | None:
     """Return the sketch of some parameters of a message, recorded or computed; None if unknown."""
     recorded = message.sketched()

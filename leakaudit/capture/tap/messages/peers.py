@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from leakaudit.capture.tap.messages.arranged import ArrangedLog, Sent, common, receivers, round_of
-from leakaudit.capture.tap.messages.description import Description
+from leakaudit.capture.tap.messages.arranged import (
+    ArrangedLog,
+    ProtocolMessage,
+    common,
+    receivers,
+    round_of,
+)
+from leakaudit.capture.tap.messages.description import MessageDescription
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph
 
 
-def peers(description: Description, found: list[LoggedMessage], nodes: int) -> ArrangedLog:
+def peers(description: MessageDescription, found: list[LoggedMessage], nodes: int) -> ArrangedLog:
     """Arrange the messages of a protocol without a server.
 
     Raises:
@@ -22,12 +28,12 @@ def peers(description: Description, found: list[LoggedMessage], nodes: int) -> A
     graph = _graph(found, nodes)
     kinds = _kinds(description, graph)
 
-    def sent_in(round_: int, message: LoggedMessage) -> Sent:
+    def sent_in(round_: int, message: LoggedMessage) -> ProtocolMessage:
         kind = _kind(description, message, kinds)
         to = receivers(message, nodes)
-        return Sent(round_, message.src, to, kind, message, description.scale)
+        return ProtocolMessage(round_, message.src, to, kind, message, description.scale)
 
-    sent: list[Sent] = []
+    sent: list[ProtocolMessage] = []
     starts: list[LoggedMessage] = []
     for message in found:
         at = round_of(message, description.start)
@@ -66,13 +72,13 @@ def _graph(found: Iterable[LoggedMessage], nodes: int) -> Graph:
     return Graph(nodes, tuple(sorted(edges)))
 
 
-def _one_way(sent: Iterable[Sent]) -> list[tuple[int, int]]:
+def _one_way(sent: Iterable[ProtocolMessage]) -> list[tuple[int, int]]:
     """Return the edges with messages in one direction only."""
     ways = {(s.src, dst) for s in sent for dst in s.dst}
     return sorted((i, j) for i, j in ways if (j, i) not in ways)
 
 
-def _kinds(description: Description, graph: Graph) -> list[str]:
+def _kinds(description: MessageDescription, graph: Graph) -> list[str]:
     """Return the kinds of messages that the protocol sends in its rounds."""
     try:
         declared = description.victim.relations(graph, 2, {}).vectors
@@ -84,7 +90,7 @@ def _kinds(description: Description, graph: Graph) -> list[str]:
     return sorted({v.name for v in declared if v.kind == "message" and v.round and not v.secure})
 
 
-def _kind(description: Description, message: LoggedMessage, kinds: list[str]) -> str:
+def _kind(description: MessageDescription, message: LoggedMessage, kinds: list[str]) -> str:
     """Return the kind of a message: as noted by the program, from its tag, or the only kind."""
     noted = message.note("kind")
     if isinstance(noted, str) and (noted in kinds or description.undeclared):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from leakaudit._util.plain import is_number
-from leakaudit.capture.tap.messages.layouts import Place
+from leakaudit.capture.tap.messages.layouts import ParameterPlace
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 
 OPERATION = "opacus"  # the word for a rank's clipped gradient in a log
@@ -24,7 +24,7 @@ ROUNDING = 1e-4  # relative rounding of a norm, and of a factor of clipping: a c
 
 
 @dataclass(frozen=True)
-class Private:
+class PrivateGradients:
     """Clipped gradients, of which some have noise.
 
     FedSGD then describes sums over the records of a rank: the sent value times `scale`.
@@ -64,7 +64,9 @@ class _Stated:
         return self.multiplier * self.clip
 
 
-def private(messages: Iterable[LoggedMessage], slices: Sequence[Place]) -> Private | None:
+def private(
+    messages: Iterable[LoggedMessage], slices: Sequence[ParameterPlace]
+) -> PrivateGradients | None:
     """Return what is known about the clipped gradients among some messages.
 
     Returns:
@@ -78,7 +80,7 @@ def private(messages: Iterable[LoggedMessage], slices: Sequence[Place]) -> Priva
     for message in sent:
         ranks = noisy if message.note("noise") else silent
         ranks.add(message.src)
-    known = Private(noisy=tuple(sorted(noisy)), silent=tuple(sorted(silent)))
+    known = PrivateGradients(noisy=tuple(sorted(noisy)), silent=tuple(sorted(silent)))
     stated = {_stated(message) for message in sent}
     first = next(iter(stated))
     if first is None or len(stated) > 1:
@@ -116,7 +118,9 @@ def _uneven(stated: _Stated, noisy: set[int], silent: set[int]) -> str:
     return ""
 
 
-def _unlike(sent: Sequence[LoggedMessage], slices: Sequence[Place], stated: _Stated) -> str:
+def _unlike(
+    sent: Sequence[LoggedMessage], slices: Sequence[ParameterPlace], stated: _Stated
+) -> str:
     """Return how the messages differ from what Opacus states; empty if they do not."""
     if stated.by_layer:
         return "Opacus clips every layer on its own, which no protocol here describes"

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from leakaudit.capture.fitting import stepping
 from leakaudit.capture.tap.messages import left_out
-from leakaudit.capture.tap.messages.arranged import ArrangedLog, Sent, common, round_of
-from leakaudit.capture.tap.messages.description import Description
+from leakaudit.capture.tap.messages.arranged import ArrangedLog, ProtocolMessage, common, round_of
+from leakaudit.capture.tap.messages.description import MessageDescription
 from leakaudit.capture.tap.messages.streams import POINT, LoggedMessage
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph
@@ -85,7 +85,7 @@ class _Roles:
 
 
 def star(
-    description: Description,
+    description: MessageDescription,
     found: Sequence[LoggedMessage],
     ranks: int,
     partitions: Mapping[str, int] | None = None,
@@ -94,14 +94,14 @@ def star(
     roles = _roles(description, found, ranks, partitions or {})
     graph = Graph(roles.hub + 1, tuple((node, roles.hub) for node in range(roles.hub)))
     down, up = _directions(description, graph)
-    sent: list[Sent] = []
+    sent: list[ProtocolMessage] = []
     models: list[LoggedMessage] = []
     for m in found:
         if m.src != roles.server and m.op in UP and m.dst in (None, roles.server):
             # Ranks divide what they contribute. The models that they start from are as they are.
             node = roles.place[m.src]
             scale = description.scale_in(round_of(m, 1))
-            sent.append(Sent(round_of(m, 1), node, (roles.hub,), up, m, scale))
+            sent.append(ProtocolMessage(round_of(m, 1), node, (roles.hub,), up, m, scale))
         elif m.op in DOWN and roles.server in (m.src, None) and m.dst in (None, *roles.place):
             models.append(m)
     bare = ArrangedLog(description, graph, (), None, 0)
@@ -112,7 +112,7 @@ def star(
     if asks or any(m.index for m in models):
         for m in models:
             to = tuple(range(roles.hub)) if m.dst is None else (roles.place[m.dst],)
-            sent.append(Sent(round_of(m, 1), roles.hub, to, down, m))
+            sent.append(ProtocolMessage(round_of(m, 1), roles.hub, to, down, m))
     arranged = replace(
         bare,
         sent=tuple(sent),
@@ -129,7 +129,7 @@ def star(
 
 
 def _roles(
-    description: Description,
+    description: MessageDescription,
     found: Sequence[LoggedMessage],
     ranks: int,
     partitions: Mapping[str, int],
@@ -191,7 +191,7 @@ def _noted_roles(
     return _Roles(server, place, names)
 
 
-def _directions(description: Description, graph: Graph) -> tuple[str, str]:
+def _directions(description: MessageDescription, graph: Graph) -> tuple[str, str]:
     """Return the kinds of the server's messages and of the clients' messages."""
     down: list[str] = []
     up: list[str] = []
@@ -243,7 +243,7 @@ def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
         return _unknown(plan, f"the server's optimiser is not known: {why}")
     of_whom = ""
     if any(message.covers for message in of_models):
-        if found.rate is None or found.scaling != stepping.Scaling():
+        if found.rate is None or found.scaling != stepping.StepScaling():
             # Gradients are clipped by their whole norm, which a part does not show.
             return _unknown(
                 plan,
@@ -332,7 +332,7 @@ def _with_params(plan: ArrangedLog, params: Mapping[str, Any]) -> ArrangedLog:
 
 def _constants(found: stepping.Stepping | None) -> dict[str, Any] | None:
     """Return an optimiser as constants of FedSGD; None if these do not describe it."""
-    if found is None or found.rate is None or found.scaling != stepping.Scaling():
+    if found is None or found.rate is None or found.scaling != stepping.StepScaling():
         return None
     constants: dict[str, Any] = {"lr": found.rate}
     optimiser = found.optimiser

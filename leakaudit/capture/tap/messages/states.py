@@ -23,7 +23,7 @@ SHOWN = 6  # names in a remark: a choice
 
 
 @dataclass(frozen=True)
-class Sorted:
+class MarkedLogs:
     """Logs in which the arrays of messages are marked."""
 
     # the logs; an array that is a parameter has the notes that `streams` reads, and others are left
@@ -34,7 +34,7 @@ class Sorted:
 
 def sort_out(
     logs: Sequence[RankLog], task: Task | None, tags: frozenset[int] | None = None
-) -> Sorted:
+) -> MarkedLogs:
     """Mark the arrays that are parameters, and leave out the others.
 
     Messages that are not lists of arrays are left as they are.
@@ -64,7 +64,7 @@ def sort_out(
     for log in logs:
         used = [_event(log, event, marked) for event in log.events]
         found.append(replace(log, events=tuple(event for event in used if event is not None)))
-    return Sorted(tuple(found), tuple(_remarks(logs, left, tags)))
+    return MarkedLogs(tuple(found), tuple(_remarks(logs, left, tags)))
 
 
 def _event(log: RankLog, event: Event, marked: dict[tuple[int, int], Event]) -> Event | None:

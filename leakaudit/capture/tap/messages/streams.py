@@ -16,7 +16,7 @@ from leakaudit.capture.tap.log.capture import HOOK
 from leakaudit.capture.tap.log.layers import REST, SEED, SKETCH, WHOLE
 from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.capture.tap.log.writing import LEFT_OUT
-from leakaudit.capture.tap.messages.layouts import Place
+from leakaudit.capture.tap.messages.layouts import ParameterPlace
 from leakaudit.core.errors import LeakauditError
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -26,7 +26,7 @@ SHOWN = 8  # operations in one line
 GRADIENTS = ("ddp", "fsdp", "opacus", "model")  # logged together, with their places in one model
 
 
-class Wire(NamedTuple):
+class LogChannel(NamedTuple):
     """One channel of a log."""
 
     src: int  # rank that sends
@@ -107,7 +107,7 @@ class LoggedMessage:
         """
         return self.pieces[0].notes.get(name)
 
-    def value(self, slices: Sequence[Place]) -> Tensor:
+    def value(self, slices: Sequence[ParameterPlace]) -> Tensor:
         """Return the vector (d,).
 
         Args:
@@ -115,7 +115,7 @@ class LoggedMessage:
         """
         return self._filled(self.pieces, slices)
 
-    def whole(self, slices: Sequence[Place]) -> Tensor | None:
+    def whole(self, slices: Sequence[ParameterPlace]) -> Tensor | None:
         """Return the vector (d,) with the parameters that were left out, if they were recorded.
 
         Args:
@@ -145,7 +145,7 @@ class LoggedMessage:
         total = self.log.tensor(sketches[0]).double()
         return total, notes[SEED], tuple(notes["parameters"])
 
-    def _filled(self, pieces: Sequence[Event], slices: Sequence[Place]) -> Tensor:
+    def _filled(self, pieces: Sequence[Event], slices: Sequence[ParameterPlace]) -> Tensor:
         """Return the vector (d,) with the parameters in some pieces."""
         tensors = [_restored(self.log.tensor(piece), piece) for piece in pieces]
         noted = "parameters" in pieces[0].notes
@@ -193,7 +193,7 @@ def _factor(piece: Event) -> int:
     return noted
 
 
-def _in_order(slices: Sequence[Place]) -> bool:
+def _in_order(slices: Sequence[ParameterPlace]) -> bool:
     """Return whether places follow each other from 0 on without gaps, in the model's own axes."""
     end = 0
     for part in slices:
@@ -204,10 +204,12 @@ def _in_order(slices: Sequence[Place]) -> bool:
 
 
 @dataclass(frozen=True)
-class Streams:
+class LogStreams:
     """All messages of a log."""
 
-    messages: dict[Wire, list[LoggedMessage]]  # by channel, in the order in which they were sent
+    messages: dict[
+        LogChannel, list[LoggedMessage]
+    ]  # by channel, in the order in which they were sent
     others: Counter[str]  # description -> number, for tensors that are not part of a model
     # (operation, lane) -> number, for tensors that are parts of another model
     models: Counter[tuple[str, str]]
@@ -224,7 +226,7 @@ def assemble(
     sizes: Sequence[int],
     tags: frozenset[int] | None = None,
     by_tag: bool = False,
-) -> Streams:
+) -> LogStreams:
     """Combine tensors into models.
 
     Args:
@@ -235,8 +237,8 @@ def assemble(
     others = Counter[str]()
     models = Counter[tuple[str, str]]()
     vectors = 0
-    pending: dict[tuple[Wire, int | None], list[Event]] = defaultdict(list)
-    streams: dict[tuple[Wire, int | None], list[LoggedMessage]] = defaultdict(list)
+    pending: dict[tuple[LogChannel, int | None], list[Event]] = defaultdict(list)
+    streams: dict[tuple[LogChannel, int | None], list[LoggedMessage]] = defaultdict(list)
     for log in logs:
         for event in log.events:
             if not _may_be_model(event, tags):
@@ -260,10 +262,10 @@ def assemble(
                     wire.src, wire.dst, wire.op, index, event.tag, log, pieces, rest
                 )
                 streams[key].append(found)
-    messages: dict[Wire, list[LoggedMessage]] = {}
+    messages: dict[LogChannel, list[LoggedMessage]] = {}
     for (wire, _), stream in streams.items():
         messages.setdefault(wire, []).extend(stream)
-    return Streams(messages, others, models, vectors)
+    return LogStreams(messages, others, models, vectors)
 
 
 def is_of_hook(event: Event) -> bool:
@@ -293,8 +295,8 @@ def operations(logs: Iterable[RankLog]) -> str:
 
 
 def one_lane(
-    messages: dict[Wire, list[LoggedMessage]], wanted: str | None = None
-) -> tuple[dict[Wire, list[LoggedMessage]], Counter[str]]:
+    messages: dict[LogChannel, list[LoggedMessage]], wanted: str | None = None
+) -> tuple[dict[LogChannel, list[LoggedMessage]], Counter[str]]:
     """Keep the messages of one lane if several carry messages of one kind on the same channel.
 
     The lane with the most messages is kept.
@@ -309,7 +311,7 @@ def one_lane(
     rivals: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
     for wire, stream in messages.items():
         rivals[_channel(wire)][wire.lane] += len(stream)
-    kept: dict[Wire, list[LoggedMessage]] = {}
+    kept: dict[LogChannel, list[LoggedMessage]] = {}
     dropped = Counter[str]()
     for wire, stream in messages.items():
         counts = rivals[_channel(wire)]
@@ -322,8 +324,8 @@ def one_lane(
 
 
 def one_kind(
-    messages: dict[Wire, list[LoggedMessage]], gradients: bool = True
-) -> tuple[dict[Wire, list[LoggedMessage]], Counter[str]]:
+    messages: dict[LogChannel, list[LoggedMessage]], gradients: bool = True
+) -> tuple[dict[LogChannel, list[LoggedMessage]], Counter[str]]:
     """Keep either the gradients that hooks logged or all other messages, if there are both.
 
     A program that averages gradients may also send models of the same size.
@@ -332,7 +334,7 @@ def one_kind(
     dropped = Counter[str]()
     if len(set(noted.values())) < 2:
         return messages, dropped
-    kept: dict[Wire, list[LoggedMessage]] = {}
+    kept: dict[LogChannel, list[LoggedMessage]] = {}
     for wire, stream in messages.items():
         if noted[wire] == gradients:
             kept[wire] = stream
@@ -341,7 +343,7 @@ def one_kind(
     return kept, dropped
 
 
-def _channel(wire: Wire) -> tuple[Any, ...]:
+def _channel(wire: LogChannel) -> tuple[Any, ...]:
     """Return what wires share that must not be mixed: they differ only in their lane.
 
     Messages to all others go to all ranks of a group, so those of several groups differ, too.
@@ -375,14 +377,14 @@ def _may_be_model(event: Event, tags: frozenset[int] | None) -> bool:
     return event.tag in tags
 
 
-def _wire(log: RankLog, event: Event) -> Wire:
+def _wire(log: RankLog, event: Event) -> LogChannel:
     """Return the channel of an event; a received message belongs to the channel of its sender."""
     lane = str(event.notes.get("lane", ""))
     if event.op == "recv" and event.peer is not None:
-        return Wire(event.peer, log.rank, "recv", lane)
+        return LogChannel(event.peer, log.rank, "recv", lane)
     if event.op in POINT:
-        return Wire(log.rank, event.peer, event.op, lane)
-    return Wire(log.rank, None, event.op, lane)
+        return LogChannel(log.rank, event.peer, event.op, lane)
+    return LogChannel(log.rank, None, event.op, lane)
 
 
 def _add(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | None:

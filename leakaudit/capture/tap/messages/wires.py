@@ -13,8 +13,8 @@ from leakaudit.capture.tap.log.layers import shortened
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.log.writing import LEFT_OUT, UNRANKED
 from leakaudit.capture.tap.messages import answers
-from leakaudit.capture.tap.messages.arranged import ArrangedLog, Missing
-from leakaudit.capture.tap.messages.description import Description
+from leakaudit.capture.tap.messages.arranged import ArrangedLog, MissingMessages
+from leakaudit.capture.tap.messages.description import MessageDescription
 from leakaudit.capture.tap.messages.peers import peers
 from leakaudit.capture.tap.messages.private import private
 from leakaudit.capture.tap.messages.star import star
@@ -22,7 +22,7 @@ from leakaudit.capture.tap.messages.states import sort_out
 from leakaudit.capture.tap.messages.streams import (
     GRADIENTS,
     LoggedMessage,
-    Streams,
+    LogStreams,
     assemble,
     one_kind,
     one_lane,
@@ -96,7 +96,7 @@ def restarts(logs: Sequence[RankLog]) -> list[str]:
     return [f"several processes had rank {ranks}: the trace contains the messages of the last one"]
 
 
-def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
+def plan(description: MessageDescription, logs: Sequence[RankLog]) -> ArrangedLog:
     """Arrange a log according to its description.
 
     Raises:
@@ -173,7 +173,7 @@ def listed(others: Counter[str]) -> str:
     return ", ".join(counted) or "nothing at all"
 
 
-def _apart(dropped: Counter[str], others: Counter[str], streams: Streams) -> Iterator[str]:
+def _apart(dropped: Counter[str], others: Counter[str], streams: LogStreams) -> Iterator[str]:
     """Yield remarks about messages of other models, process groups and kinds."""
     for op, count in sorted(others.items()):
         yield f"{count} messages of the same size ({op}) are of another kind and not in the trace"
@@ -277,7 +277,7 @@ def _counted(plan: ArrangedLog, found: list[LoggedMessage]) -> ArrangedLog:
     )
 
 
-def _missing(plan: ArrangedLog, last: int) -> Iterator[Missing]:
+def _missing(plan: ArrangedLog, last: int) -> Iterator[MissingMessages]:
     """Yield, for every channel, the rounds up to the last one in which nothing was sent.
 
     A channel is known from its messages. A node that never sent has none, so each message to it
@@ -298,10 +298,10 @@ def _missing(plan: ArrangedLog, last: int) -> Iterator[Missing]:
     for wire, there in sorted(rounds.items()):
         absent = [t for t in range(1, last + 1) if t not in there]
         for first, end in _runs(absent):
-            yield Missing(*wire, first, end)
+            yield MissingMessages(*wire, first, end)
 
 
-def _unanswered(plan: ArrangedLog) -> Iterator[Missing]:
+def _unanswered(plan: ArrangedLog) -> Iterator[MissingMessages]:
     """Yield the answers that did not arrive at the server, which is the last node."""
     hub = plan.graph.nodes - 1
     kind = next((sent.kind for sent in plan.sent if sent.src != hub), "")
@@ -313,7 +313,7 @@ def _unanswered(plan: ArrangedLog) -> Iterator[Missing]:
                 absent[dst].append(sent.round)
     for src, rounds in sorted(absent.items()):
         for first, end in _runs(sorted(rounds)):
-            yield Missing(src, hub, kind, first, end)
+            yield MissingMessages(src, hub, kind, first, end)
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

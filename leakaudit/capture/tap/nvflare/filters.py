@@ -22,7 +22,7 @@ from leakaudit.capture.tap.exchanges.arrays import SERVER, TRAIN
 from leakaudit.capture.tap.exchanges.wrapping import capture_of
 from leakaudit.capture.tap.nvflare.client import ClientTap
 from leakaudit.capture.tap.nvflare.hooks import note_filters
-from leakaudit.capture.tap.nvflare.server import ServerTap
+from leakaudit.capture.tap.nvflare.server import NVFlareServerTap
 from leakaudit.core.errors import LeakauditError
 
 _missing = ""  # why NVFlare cannot be imported
@@ -37,7 +37,7 @@ except ImportError as error:
     _missing = str(error)
 
 _clients: dict[tuple[str, int], ClientTap] = {}
-_servers: dict[str, ServerTap] = {}
+_servers: dict[str, NVFlareServerTap] = {}
 _noting: set[str] = set()  # folders in which the filters of this process are noted
 
 
@@ -97,7 +97,7 @@ class RecordMessages(Filter):
 
     def _at_server(self, message: Any, fl_ctx: Any, task: str, is_task: bool) -> None:
         if self.folder not in _servers:
-            _servers[self.folder] = ServerTap(capture_of(self.folder, SERVER))
+            _servers[self.folder] = NVFlareServerTap(capture_of(self.folder, SERVER))
         tap = _servers[self.folder]
         client = str(fl_ctx.get_peer_context().get_identity_name())
         number = str(fl_ctx.get_prop(FLContextKey.TASK_ID, ""))

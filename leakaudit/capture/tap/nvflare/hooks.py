@@ -9,16 +9,16 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from leakaudit.capture.tap.exchanges.wrapping import Noted, wrap
+from leakaudit.capture.tap.exchanges.wrapping import ProcessRemarks, wrap
 from leakaudit.capture.tap.log.capture import Capture
-from leakaudit.capture.tap.nvflare.server import ServerTap
+from leakaudit.capture.tap.nvflare.server import NVFlareServerTap
 
 
 def listen(module: ModuleType, capture: Capture) -> None:
     """Tap a module of nvflare."""
     name = module.__name__.rpartition(".")[2]
     if name == "server_runner":
-        tap = ServerTap(capture)
+        tap = NVFlareServerTap(capture)
         wrap(module.ServerRunner, "process_task_request", tap.request)
         wrap(module.ServerRunner, "process_submission", tap.submission)
     elif name == "task_utils":
@@ -33,7 +33,7 @@ def note_filters(module: ModuleType, folder: str) -> None:
     Args:
         module: ``nvflare.apis.utils.task_utils``.
     """
-    noted = Noted(folder)
+    noted = ProcessRemarks(folder)
 
     def noting(get_filters: Callable[..., Any], *args: Any, **named: Any) -> Any:
         filters = get_filters(*args, **named)

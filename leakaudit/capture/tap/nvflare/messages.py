@@ -14,8 +14,8 @@ from leakaudit.capture.tap.exchanges.arrays import (
     NAMES,
     TRAIN,
     ArrayList,
+    ExchangePlace,
     NamedArray,
-    Place,
     write_lists,
 )
 from leakaudit.capture.tap.log.capture import Capture
@@ -31,7 +31,7 @@ OTHER_TASKS = ("validate", "evaluate", "submit_model")  # tasks that do not ask 
 
 
 @dataclass(frozen=True)
-class Content:
+class MessageContent:
     """What a message holds."""
 
     kind: str  # WEIGHTS, WEIGHT_DIFF or another word; empty if the message has no such content
@@ -58,11 +58,11 @@ class Content:
         return found
 
 
-def content_of(message: Any) -> Content:
+def content_of(message: Any) -> MessageContent:
     """Return what a message holds."""
     held = message.get(HELD)
     if not isinstance(held, dict):
-        return Content("", {}, {})
+        return MessageContent("", {}, {})
     kind = held.get("kind")
     data = held.get("data")
     meta = held.get("meta")
@@ -70,7 +70,7 @@ def content_of(message: Any) -> Content:
         data = {}
     if not isinstance(meta, dict):
         meta = {}
-    return Content(str(getattr(kind, "value", kind))[:KEYS], data, meta)
+    return MessageContent(str(getattr(kind, "value", kind))[:KEYS], data, meta)
 
 
 def kind_of(task: str) -> str:
@@ -92,7 +92,7 @@ def write(
     capture: Capture,
     op: str,
     message: Any,
-    place: Place,
+    place: ExchangePlace,
     model: Mapping[str, Any] | None = None,
     is_answer: bool = False,
 ) -> None:
@@ -109,7 +109,7 @@ def write(
         write_lists(capture, op, [ArrayList(arrays, place, notes=content.notes)])
 
 
-def arrays_of(content: Content, model: Mapping[str, Any] | None = None) -> list[NamedArray]:
+def arrays_of(content: MessageContent, model: Mapping[str, Any] | None = None) -> list[NamedArray]:
     """Return the arrays of a message; for a difference, those of the model that it stands for."""
     found: list[NamedArray] = []
     for name, value in content.data.items():
@@ -126,7 +126,7 @@ def arrays_of(content: Content, model: Mapping[str, Any] | None = None) -> list[
     return found
 
 
-def copy_of(content: Content, last: Mapping[str, Any]) -> Mapping[str, Any]:
+def copy_of(content: MessageContent, last: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a copy of a model, which the program may change afterwards."""
     import numpy as np
 
@@ -175,7 +175,7 @@ def _holds_arrays(value: Any) -> bool:
     return isinstance(value, dict) and any(map(_is_array, value.values()))
 
 
-def _named(content: Content) -> list[str]:
+def _named(content: MessageContent) -> list[str]:
     """Return what a message without a model holds: its kind, and how its values are encoded."""
     if not content.kind:
         return []

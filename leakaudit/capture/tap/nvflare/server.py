@@ -6,19 +6,19 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from leakaudit.capture.tap.exchanges.arrays import TRAIN, Place
+from leakaudit.capture.tap.exchanges.arrays import TRAIN, ExchangePlace
 from leakaudit.capture.tap.exchanges.conversation import Client, Conversation
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.nvflare.messages import content_of, copy_of, kind_of, round_in, write
 
 
-class ServerTap:
+class NVFlareServerTap:
     """The tap of one server; its methods may be called by several threads."""
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
         self.talk = Conversation()
-        self._places: dict[tuple[str, str], Place] = {}  # client and task -> place
+        self._places: dict[tuple[str, str], ExchangePlace] = {}  # client and task -> place
         self._models: dict[str, Mapping[str, Any]] = {}  # client -> the last model sent to it
         self._last: Mapping[str, Any] = {}  # the last model sent to any client
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class ServerTap:
                 at = self.talk.begin(client, round_in(data))
                 self._last = copy_of(content, self._last)
                 self._models[client] = self._last
-            place = Place(kind, at, self.talk.rank(client, known), client)
+            place = ExchangePlace(kind, at, self.talk.rank(client, known), client)
             self._places[client, number] = place
             write(self.capture, "send", data, place)
 
@@ -74,7 +74,9 @@ class ServerTap:
         with self._lock:
             place = self._places.pop((client, number), None)
             if place is None:
-                place = Place(kind_of(task), self.talk.round, self.talk.rank(client), client)
+                place = ExchangePlace(
+                    kind_of(task), self.talk.round, self.talk.rank(client), client
+                )
             if place.kind == TRAIN:
                 self.talk.answered = True
             model = self._models.get(client)

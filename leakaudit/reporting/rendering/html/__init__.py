@@ -15,14 +15,14 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.findings.wording import clean
 from leakaudit.reporting.rendering.html.content import content
 
 _HERE = Path(__file__).parent
 
 
-def page(shown: Shown) -> str:
+def page(shown: DisplayRecord) -> str:
     """Render the record of an attack, an audit or a gate."""
     return rendered("page.html.j2", content(shown))
 

@@ -10,9 +10,9 @@ from msgspec.structs import asdict
 
 from leakaudit.core.verdict import Verdict
 from leakaudit.reporting.findings import grading
-from leakaudit.reporting.findings.comparison import MEANS, Against
+from leakaudit.reporting.findings.comparison import MEANS, ResultsComparison
 from leakaudit.reporting.findings.measured import harm
-from leakaudit.reporting.findings.shown import Shown
+from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.findings.wording import (
     LIMITS,
     NUMBERS,
@@ -28,7 +28,7 @@ from leakaudit.reporting.findings.wording import (
 from leakaudit.reporting.rendering.html import audited, curves, gated, heat, topology
 from leakaudit.reporting.rendering.html.causes import causes
 from leakaudit.reporting.rendering.html.first_screen import first_screen
-from leakaudit.reporting.rendering.html.shades import STEPS, Scene, step, worst_steps
+from leakaudit.reporting.rendering.html.shades import STEPS, NetworkScene, step, worst_steps
 from leakaudit.reporting.rendering.html.threat import threat
 from leakaudit.reporting.results.model import (
     AuditRecord,
@@ -48,7 +48,7 @@ NOTES = 40  # notes on nodes
 Row = tuple[str, Sequence[str]]  # level, and cells
 
 
-def content(shown: Shown) -> dict[str, object]:
+def content(shown: DisplayRecord) -> dict[str, object]:
     """Return all variables of ``page.html.j2``."""
     record = shown.record
     headings, rows = table(record.findings)
@@ -91,7 +91,7 @@ def content(shown: Shown) -> dict[str, object]:
     }
 
 
-def _sections(shown: Shown) -> Iterator[tuple[str, str]]:
+def _sections(shown: DisplayRecord) -> Iterator[tuple[str, str]]:
     """Yield the id and the name of every section that the page has."""
     record = shown.record
     audit = isinstance(record, AuditRecord)
@@ -139,7 +139,7 @@ def _networks(record: RunRecord) -> Iterator[tuple[str, Markup]]:
         yield from _observed(scene, f" in check {name}" if len(every) > 1 else "")
 
 
-def _observed(scene: Scene, where: str) -> Iterator[tuple[str, Markup]]:
+def _observed(scene: NetworkScene, where: str) -> Iterator[tuple[str, Markup]]:
     names = dict.fromkeys((*(one.adversary for one in scene.shades), *scene.others))
     for who in list(names)[:DRAWN]:
         steps = worst_steps(one for one in scene.shades if one.adversary == who)
@@ -219,7 +219,7 @@ def _methods(record: RunRecord) -> list[Mapping[str, object]]:
     return methods
 
 
-def _against(against: Against | None) -> Mapping[str, object] | None:
+def _against(against: ResultsComparison | None) -> Mapping[str, object] | None:
     """Return a comparison, with changes separate from what stayed the same."""
     if against is None:
         return None
@@ -232,7 +232,7 @@ def _against(against: Against | None) -> Mapping[str, object] | None:
     }
 
 
-def _missing(shown: Shown) -> Iterator[str]:
+def _missing(shown: DisplayRecord) -> Iterator[str]:
     """Yield what this report lacks, and the command that adds it."""
     record = shown.record
     gate = isinstance(record, CheckRecord)

@@ -16,14 +16,14 @@ WIDTH = 340.0  # width of a figure in pixels
 
 
 @dataclass(frozen=True)
-class Drawn:
+class HeadedFigure:
     """One figure and its heading."""
 
     title: str  # what the figure shows
     picture: Markup  # the figure with its legend
 
 
-def panels(record: RunRecord) -> list[tuple[str, list[Drawn]]]:
+def panels(record: RunRecord) -> list[tuple[str, list[HeadedFigure]]]:
     """Draw the results of every adversary of an audit."""
     if not isinstance(record, AuditRecord):
         return []
@@ -60,8 +60,8 @@ def refusals(record: RunRecord) -> list[str]:
 
 
 def _drawn(
-    panel: plots.Panel, legend: Mapping[str, str], looks: Mapping[str, plots.Look], name: str
-) -> Drawn:
+    panel: plots.Panel, legend: Mapping[str, str], looks: Mapping[str, plots.LineLook], name: str
+) -> HeadedFigure:
     """Draw a panel without its title, which becomes a heading of the page."""
     styles = audit_panels.styles([panel])
     rows = [("", [replace(panel, title="")])]
@@ -71,10 +71,10 @@ def _drawn(
     for k, line in enumerate(panel.lines):
         if plots.STYLES[line.style].marked:
             titles[f"line{k}"] = _titles(panel, line)
-    return Drawn(panel.title, inline(plots.svg(figure, name), label, titles))
+    return HeadedFigure(panel.title, inline(plots.svg(figure, name), label, titles))
 
 
-def _titles(panel: plots.Panel, marked: plots.Line) -> list[str]:
+def _titles(panel: plots.Panel, marked: plots.PlotLine) -> list[str]:
     """The tooltip of each marker: all values with its name at that point."""
     found = []
     name = marked.name
@@ -91,7 +91,7 @@ def _titles(panel: plots.Panel, marked: plots.Line) -> list[str]:
     return found
 
 
-def _said(lines: Sequence[plots.Line]) -> str:
+def _said(lines: Sequence[plots.PlotLine]) -> str:
     """A description of the lines for screen readers."""
     said = []
     for one in lines:

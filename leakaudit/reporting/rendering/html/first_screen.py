@@ -11,9 +11,9 @@ from leakaudit._util.plural import named
 from leakaudit.core.verdict import Verdict
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.overview import Advice, Overview, overview
-from leakaudit.reporting.findings.shown import Passage, Picture, Shown
+from leakaudit.reporting.findings.shown import DisplayRecord, Passage, Picture
 from leakaudit.reporting.findings.wording import point_of
-from leakaudit.reporting.findings.worst_case import RECOGNISABLE, Outcome, whom
+from leakaudit.reporting.findings.worst_case import RECOGNISABLE, WorstOutcome, whom
 from leakaudit.reporting.rendering.html import gated, topology
 from leakaudit.reporting.rendering.html.shades import STEPS, Shade, worst_steps
 from leakaudit.reporting.results.model import AuditRecord, CheckRecord, Finding, RunRecord, given
@@ -54,7 +54,7 @@ class First:
         return "reconstruction"
 
 
-def first_screen(shown: Shown) -> First:
+def first_screen(shown: DisplayRecord) -> First:
     """Compose the first screen of an attack, an audit or a gate."""
     record = shown.record
     view = overview(record)
@@ -81,7 +81,7 @@ def first_screen(shown: Shown) -> First:
     )
 
 
-def _picture(shown: Shown, finding: Finding | None) -> Picture | None:
+def _picture(shown: DisplayRecord, finding: Finding | None) -> Picture | None:
     """The best image of a finding, or of the whole report if the finding shows none."""
     if isinstance(shown.record, CheckRecord):
         # One image for each cell over its limits; the closest one may be a plain one.
@@ -107,7 +107,7 @@ def _closeness(one: Picture) -> tuple[bool, float]:
     return exact, -1.0 if one.psnr is None else one.psnr
 
 
-def _passage(shown: Shown, finding: Finding | None) -> Passage | None:
+def _passage(shown: DisplayRecord, finding: Finding | None) -> Passage | None:
     """The first text that was recovered, certified ones before others."""
     found = [one for one in shown.passages if one.found is not None]
     if finding is not None:
@@ -138,7 +138,7 @@ def _network(record: RunRecord, view: Overview) -> Markup | None:
 
 def _is_undecided(view: Overview) -> bool:
     """Whether the headline says that nothing can be concluded."""
-    return view.badge == Outcome.CONTRADICTED.value
+    return view.badge == WorstOutcome.CONTRADICTED.value
 
 
 def _rounds(shades: Iterable[Shade]) -> Mapping[int, Sequence[tuple[int, int]]]:

@@ -9,7 +9,7 @@ from typing import TypedDict
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.grading import CONTROLS
 from leakaudit.reporting.findings.wording import outcome_word, rule_name
-from leakaudit.reporting.rendering.html.shades import Scene, Shade, shaded, shaded_best
+from leakaudit.reporting.rendering.html.shades import NetworkScene, Shade, shaded, shaded_best
 from leakaudit.reporting.results.model import CheckRecord, RuleEntry, RunRecord, given
 
 # Up to this number of rules of a kind, all are expanded; otherwise, those within their limits are
@@ -27,7 +27,7 @@ MEANT = {
 }
 
 
-class Group(TypedDict):
+class RuleGroup(TypedDict):
     """Rules of some kinds, for the template."""
 
     name: str
@@ -65,7 +65,7 @@ def tables(record: RunRecord) -> Mapping[str, object] | None:
     }
 
 
-def _group(name: str, some: list[RuleEntry]) -> Group:
+def _group(name: str, some: list[RuleEntry]) -> RuleGroup:
     from leakaudit.reporting.rendering import gate_text
 
     rules: list[Mapping[str, object]] = []
@@ -90,12 +90,12 @@ def _group(name: str, some: list[RuleEntry]) -> Group:
         else:
             rules.append(row)
     counted = any((r.value, r.limit, r.p) != (None, None, None) for r in some)
-    return Group(
+    return RuleGroup(
         name=name, meant=MEANT[name], rules=rules, fine=fine, counted=counted, count=len(some)
     )
 
 
-def checks(record: CheckRecord) -> Iterator[tuple[str, Scene]]:
+def checks(record: CheckRecord) -> Iterator[tuple[str, NetworkScene]]:
     """Yield what was recovered from the nodes in each check."""
     for name, network in given(record.gate.networks, {}).items():
         shades: list[Shade] = []
@@ -105,10 +105,10 @@ def checks(record: CheckRecord) -> Iterator[tuple[str, Scene]]:
                 for one in given(cell.nodes, ()):
                     shades.append(shaded_best(one, cell.adversary))
                 others += [cell.adversary] * len(cell.reasons)
-        yield name, Scene(network, tuple(shades), tuple(others))
+        yield name, NetworkScene(network, tuple(shades), tuple(others))
 
 
-def scene(record: RunRecord) -> Scene:
+def scene(record: RunRecord) -> NetworkScene:
     """Return what was recovered from the nodes.
 
     Returns:
@@ -119,14 +119,14 @@ def scene(record: RunRecord) -> Scene:
         first = _worst_check(record, every)
         if first is not None:
             return every[first]
-    return Scene(
+    return NetworkScene(
         record.trace,
         tuple(chain.from_iterable(map(shaded, record.findings))),
         tuple(one.adversary for one in record.undetermined),
     )
 
 
-def _worst_check(record: CheckRecord, every: Mapping[str, Scene]) -> str | None:
+def _worst_check(record: CheckRecord, every: Mapping[str, NetworkScene]) -> str | None:
     """The check of the first rule; the first check if that rule belongs to none."""
     gate = record.gate
     if gate.rules:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from leakaudit.reporting.rendering.html.shades import STEPS, Scene, Shade
+from leakaudit.reporting.rendering.html.shades import STEPS, NetworkScene, Shade
 from leakaudit.reporting.results.model import Extended, decoded
 
 ROWS = 48  # most rows; if there are more nodes, several share a row, which shows the worst of them
@@ -24,7 +24,7 @@ Places = Callable[[Shade], Iterable[int]]  # returns the columns of a shade
 
 
 @dataclass(frozen=True)
-class Cell:
+class HeatCell:
     """Neighbouring places with the same shade."""
 
     shade: str  # CSS class
@@ -40,12 +40,12 @@ class HeatTable:
     label: str  # description for screen readers
     across: str  # what the columns represent
     heads: tuple[tuple[str, int], ...]  # name and number of columns of each heading
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]  # name and cells of each row
+    rows: tuple[tuple[str, tuple[HeatCell, ...]], ...]  # name and cells of each row
     columns: int  # number of columns
     wide: int  # width of a column in pixels, if the page is wide enough
 
 
-def by_round(scene: Scene) -> HeatTable | None:
+def by_round(scene: NetworkScene) -> HeatTable | None:
     """Show by node and round what was recovered from leaks that span the round.
 
     Returns:
@@ -66,7 +66,7 @@ def by_round(scene: Scene) -> HeatTable | None:
     return _map(scene.shades, columns, places, "round", said)
 
 
-def by_point(scene: Scene) -> HeatTable | None:
+def by_point(scene: NetworkScene) -> HeatTable | None:
     """Show by node and grid point of an audit what was recovered, with the largest epsilon last.
 
     Returns:
@@ -100,7 +100,7 @@ def _name(epsilon: Extended) -> str:
     return f"{epsilon:g}"
 
 
-def by_adversary(scene: Scene) -> HeatTable | None:
+def by_adversary(scene: NetworkScene) -> HeatTable | None:
     """Show by node and adversary what was recovered.
 
     Returns:
@@ -119,7 +119,7 @@ def by_adversary(scene: Scene) -> HeatTable | None:
     return _map(scene.shades, columns, places, "adversary", said)
 
 
-def adversaries(scene: Scene) -> list[str]:
+def adversaries(scene: NetworkScene) -> list[str]:
     """Return the adversaries that `by_adversary` draws."""
     return list(dict.fromkeys(one.adversary for one in scene.shades))[:NAMED]
 
@@ -164,7 +164,7 @@ def _stride(columns: int) -> int:
     return 10
 
 
-def _cells(name: str, values: Sequence[int], columns: Sequence[Span]) -> tuple[Cell, ...]:
+def _cells(name: str, values: Sequence[int], columns: Sequence[Span]) -> tuple[HeatCell, ...]:
     """The cells of a row; neighbours with the same shade are merged. -1 means not examined."""
     cells = []
     x = 0
@@ -176,7 +176,7 @@ def _cells(name: str, values: Sequence[int], columns: Sequence[Span]) -> tuple[C
             said = STEPS[value]
             shade = f"s{value}"
         span = _words((columns[x][0], columns[x + count - 1][1]))
-        cells.append(Cell(shade, said, f"{name} {span}: {said}", count))
+        cells.append(HeatCell(shade, said, f"{name} {span}: {said}", count))
         x += count
     return tuple(cells)
 

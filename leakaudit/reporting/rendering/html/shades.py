@@ -36,7 +36,7 @@ class Shade:
 
 
 @dataclass(frozen=True)
-class Scene:
+class NetworkScene:
     """A network, and what was recovered from its nodes."""
 
     trace: TraceSummary

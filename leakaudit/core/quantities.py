@@ -74,7 +74,7 @@ class Quantity:
     @property
     def is_power(self) -> bool:
         """Whether values span orders of magnitude."""
-        return self.form.endswith("e")
+        return self.form[-1] == "e"
 
     def text(self, value: float) -> str:
         """Return a value without its unit."""
@@ -180,7 +180,7 @@ def shown(place: Place, kind: str = "", data: Data | None = None) -> tuple[Quant
     for one in QUANTITIES.values():
         hidden = data is not None and one.data not in (Data.ANY, data)
         hidden = hidden or (data is Data.IMAGES and one.fallback)
-        if place in one.shown and one.kind.startswith(kind) and not hidden:
+        if place in one.shown and kind in ("", one.kind) and not hidden:
             found.append(one)
     return tuple(found)
 

@@ -172,9 +172,6 @@ def build(
 
     Args:
         truth: The truth of the run; None if it is not known.
-        about_model: Remarks about the model, for the summary.
-        unverified: What is unverified.
-        unclear: Why the result is inconclusive.
     """
     said = summary(findings, undetermined, not_tried, trace.task.shape, complete)
     said = "".join([*(f"MODEL: {remark}. " for remark in about_model), said])

@@ -521,8 +521,8 @@ def _gate_facts(
         facts.append((measured(rule.measure), f"{value}, at most {limit} allowed"))
     budget = _epsilon_rule(record)
     if budget is not None:
-        holds = next((one.holds for one in gate.cells if one.name == budget.cell), None)
-        value = Holds.read(holds).says(_number(budget.value))
+        holds = [one.holds for one in gate.cells if one.name == budget.cell]
+        value = Holds.read(given(holds[0], None) if holds else None).says(_number(budget.value))
         facts.append(("epsilon", f"{value}, limit {_number(budget.limit)}"))
     broken = sum(one.status in (RuleStatus.OVER, RuleStatus.REGRESSION) for one in gate.rules)
     contradicted = sum(one.status is RuleStatus.CONTRADICTED for one in gate.rules)

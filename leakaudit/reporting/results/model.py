@@ -915,7 +915,7 @@ class CellEntry(_Entry, frozen=True, kw_only=True):
         seeds: Seeds of the runs.
         measures: Measures by name.
         epsilon: Epsilon of one record in this view.
-        holds: A `leakaudit.core.verdict.Holds`; None in a record of an earlier version.
+        holds: A `leakaudit.core.verdict.Holds`; absent in a record of an earlier version.
         rounds_priced: Number of rounds that the epsilon covers.
         worst: The record that was recovered best, None if none was recovered.
         nodes: The same for each node.
@@ -932,7 +932,7 @@ class CellEntry(_Entry, frozen=True, kw_only=True):
     seeds: tuple[int, ...]
     measures: dict[str, SampleColumn]
     epsilon: Extended
-    holds: str | None = None
+    holds: str | UnsetType = UNSET
     rounds_priced: int | UnsetType | None = UNSET
     worst: NodeBest | None
     nodes: tuple[NodeBest, ...] | UnsetType = UNSET

@@ -279,7 +279,7 @@ def test_a_gate_does_not_write_its_baseline_elsewhere(
     scenario = '{ victim = "fedsgd", nodes = 2, rounds = 1, model = "logistic" }'
     text = f'[gate]\nseeds = 1\nbaseline = "../b.json"\n[check.a]\nscenario = {scenario}\n'
     (place / "leakaudit.toml").write_text(text)
-    complaint = said(capsys, "baseline", "update", "--reason", "x", "-q")
+    complaint = said(capsys, "check", "--update", "--reason", "x", "-q")
     assert "expected a file inside the folder of the configuration" in complaint
 
 

@@ -23,12 +23,12 @@ from leakaudit.judging.gate import rules
 from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Budget, Check
 from leakaudit.judging.gate.priced import Epsilon, PricedView
-from leakaudit.judging.papers import dpnorm
-from leakaudit.judging.papers.runs import exact_mu, protocol
+from leakaudit.judging.papers import dpnorm, runs
+from leakaudit.judging.papers.runs import protocol
 from leakaudit.reporting.rendering import cards
 from leakaudit.reporting.rendering.html import bounded
 from leakaudit.reporting.trackers import content
-from leakaudit.theory.relations import know
+from leakaudit.theory.relations import account, know
 from leakaudit.views.accounting.compare import Comparison
 
 SAYS = {
@@ -126,16 +126,19 @@ def test_a_tracker_stores_it_in_the_name_of_the_number() -> None:
         }
 
 
-def test_a_row_of_the_claims_calls_no_upper_bound_exact() -> None:
-    """Noise on a message that the node itself does not use leaves its models unknown."""
+def test_rows_of_the_claims_use_values_that_are_attained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where hidden noise moves a node's models: linear losses attain the mu."""
     about = {"nodes": 3, "graph": "ring", "rounds": 2, "data": "gaussians", "model": "logistic"}
-    mus = []
     for noise in ("step", "message"):
         made = protocol(victim="dpsgd", set={"sigma": 0.5, "clip": 1.0, "noise": noise}, **about)
-        mus.append((know(made.whole, Adversary()), made.whole.gradients(0)))
-    assert exact_mu(*mus[0], 1.0) > 0
-    with pytest.raises(LeakauditError, match="mu is at most"):
-        exact_mu(*mus[1], 1.0)
+        view, gradients = know(made.whole, Adversary()), made.whole.gradients(0)
+        mu = runs.attained_mu(view, gradients, 1.0)
+        assert 0 < mu == pytest.approx(account(view, gradients, 1.0).attained)
+        larger = replace(account(view, gradients, 1.0), mu=2 * mu)
+        monkeypatch.setattr(runs, "account", lambda *_, larger=larger: larger)
+        with pytest.raises(LeakauditError, match="mu is at most"):
+            runs.attained_mu(view, gradients, 1.0)
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(

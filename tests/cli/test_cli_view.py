@@ -298,7 +298,7 @@ def test_the_list_loads_no_torch(folder: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from leakaudit.reporting.viewing import server;"
         "from leakaudit.reporting.viewing.filters import Query; from leakaudit.reporting.viewing import pages;"
-        f"i = server.Index(Path({str(folder)!r})); pages.listed(i.listing(), Query(), 'x');"
+        f"i = server.RunIndex(Path({str(folder)!r})); pages.listed(i.listing(), Query(), 'x');"
         "print(sorted({'torch', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -325,26 +325,37 @@ def test_lpips_is_added_to_an_attack_that_ran_without(place: Path, shared_data: 
 def test_scores_that_cannot_be_had_are_refused_and_nothing_is_written(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "do not name a truth file" in refused(capsys, "score", "blind")
-    assert "did you mean 'ssim'" in refused(capsys, "score", "out", "--metric", "sim")
+    assert "do not name a truth file" in refused(capsys, "report", "--rescore", "blind")
+    assert "did you mean 'ssim'" in refused(capsys, "report", "--rescore", "out", "--metric", "sim")
     assert "lpips could not be computed for any record" in refused(
-        capsys, "score", "out", "--metric", "lpips", "--lpips-weights", "off", "-o", "x"
+        capsys,
+        "report",
+        "--rescore",
+        "out",
+        "--metric",
+        "lpips",
+        "--lpips-weights",
+        "off",
+        "-o",
+        "x",
     )
     main([*RECORD, "-o", "other.pt", "--seed", "1"])
     assert "expected the truth of recording" in refused(
-        capsys, "score", "out", "--truth", "other.truth.pt"
+        capsys, "report", "--rescore", "out", "--truth", "other.truth.pt"
     )
     of = record_file.read(place / "out/results.json")
     changed(
         place / "out/results.json",
         provenance={**of["provenance"], "truth": {"sha256": "0" * 64, "path": "trace.truth.pt"}},
     )
-    assert "another sha256" in refused(capsys, "score", "out")
+    assert "another sha256" in refused(capsys, "report", "--rescore", "out")
     changed(
         place / "out/results.json",
         provenance={**of["provenance"], "truth": {"sha256": None, "path": "gone.pt"}},
     )
-    assert "gone.pt" in refused(capsys, "score", "out")
+    assert "gone.pt" in refused(capsys, "report", "--rescore", "out")
     changed(place / "out/results.json", **of)
     (place / "out/reconstructions.npz").unlink()
-    assert "expected the saved reconstruction" in refused(capsys, "score", "out", "-o", "x")
+    assert "expected the saved reconstruction" in refused(
+        capsys, "report", "--rescore", "out", "-o", "x"
+    )

@@ -109,7 +109,7 @@ def test_what_is_missing_is_said_with_the_command_that_adds_it() -> None:
     for command in (
         "leakaudit audit",
         "leakaudit check",
-        "leakaudit score",
+        "--rescore",
         "--against",
         "leakaudit report",
     ):

@@ -12,7 +12,7 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import TaskSpec
 from leakaudit.core.verdict import Verdict, against
 from leakaudit.judging.papers.row import Judgement
-from leakaudit.judging.papers.runs import exact_mu, fresh, protocol
+from leakaudit.judging.papers.runs import attained_mu, fresh, protocol
 from leakaudit.judging.papers.sources import other_row
 from leakaudit.protocols.prox import prox
 from leakaudit.tasks.task import Problem, Task
@@ -44,7 +44,7 @@ def _pairwise() -> tuple[Judgement, ...]:
         2 * torch.from_numpy(cast(Any, made.victim).pairwise(made.graph, gossips))[0]
     )  # mu^2 = 2 rho
     view = know(made.whole, Adversary(hears="none", corrupt=frozenset({0})))
-    exact = [exact_mu(view, made.whole.gradients(u), 2 * clip) ** 2 for u in range(1, 8)]
+    exact = [attained_mu(view, made.whole.gradients(u), 2 * clip) ** 2 for u in range(1, 8)]
     far = len(determined(view, made.whole.gradients(4), up_to_noise=True))
     listed = "; ".join(
         f"{float(said[u]):.3g} claimed and {exact[u - 1]:.3g} exact at distance {u}"

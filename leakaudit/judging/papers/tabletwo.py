@@ -25,7 +25,7 @@ from leakaudit.judging.papers.dpnorm import (
 )
 from leakaudit.judging.papers.dpnorm import setting as dpnorm_setting
 from leakaudit.judging.papers.row import Judgement, Quote
-from leakaudit.judging.papers.runs import exact_mu, protocol
+from leakaudit.judging.papers.runs import attained_mu, protocol
 from leakaudit.judging.papers.sources import dpnorm_row
 from leakaudit.theory.bounds import gaussian
 
@@ -139,7 +139,7 @@ def _public_batches() -> dict[str, float]:
     found = {}
     for change, name in ((1, "added or removed"), (2, "replaced")):
         moves = [change / BATCH if k % 2 == 0 else 0.0 for k in range(len(steps))]
-        found[name] = gaussian.epsilon(DELTA, exact_mu(view, steps, moves))
+        found[name] = gaussian.epsilon(DELTA, attained_mu(view, steps, moves))
     return found
 
 

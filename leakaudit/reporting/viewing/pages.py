@@ -122,8 +122,6 @@ def watched(progress: Progress, cells: Sequence[FinishedCell], paused: bool) -> 
 
 def report(run: RunSummary, page: Page) -> str:
     """Return the report of a run, with a way back to the list."""
-    if page.html is None:
-        return _render("text.html.j2", run=run, text=page.text or "")
     bar = (
         f'<nav aria-label="All runs"><p><a href="../{LIST}">All runs</a> '
         f'<span class="quiet">/ {escape(run.place)}</span></p></nav>'

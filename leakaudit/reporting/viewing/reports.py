@@ -28,8 +28,7 @@ Key = tuple[object, ...]
 class Page(Struct, frozen=True):
     """A report."""
 
-    html: str | None = None  # the page, None if there is none for this kind of record
-    text: str | None = None  # the report as text otherwise
+    html: str
     # content security policy of the page, None for a page without a script
     policy: str | None = None
 
@@ -134,7 +133,7 @@ class Reports:
 
 
 def _size(page: Page) -> int:
-    return len(page.html or "") + len(page.text or "")
+    return len(page.html)
 
 
 def _state(folder: Path) -> Key:

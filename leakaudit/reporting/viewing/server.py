@@ -152,8 +152,6 @@ class RunSite:
             shown = pages.message("The report cannot be shown", text, f"../{pages.LIST}")
             return HTMLResponse(shown, 422, _policy(pages.policy()))
         policy = page.policy or pages.REPORT_POLICY
-        if page.html is None:
-            policy = pages.policy()
         return HTMLResponse(pages.report(run, page), headers=_policy(policy))
 
     def compare(self, request: Request) -> Response:

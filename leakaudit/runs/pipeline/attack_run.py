@@ -89,6 +89,7 @@ class _Run:
     task: Task
     truth_path: Path | None  # None if nothing is scored
     truth: Truth | None
+    by_id: bool  # whether only the id ties the truth to the trace
     weights: lpips_weights.Weights | None
     lpips: str  # which weights are used, in words
 
@@ -98,9 +99,11 @@ class _Run:
         trace = trace_file.load(path)
         options = options.within(trace)
         truth: Truth | None = None
+        by_id = False
         truth_path = _truth_path(path, options.truth)
         if truth_path is not None:
             truth = trace_file.load_truth(truth_path)
+            by_id = not trace_file.same_run(trace, truth)
         weights, lpips = lpips_weights.find(options.lpips_weights, trace.task.shape)
         task = Task.build(trace.task, device=options.device, trusted=options.trusted)
         task.check_layout(trace.layout)
@@ -108,7 +111,18 @@ class _Run:
             registry.configure(registry.get("attacks", options.attack), dict(options.settings))
         if truth is not None:
             _require_records(trace, truth, options)
-        return cls(path, options, trace, _sha256(path), task, truth_path, truth, weights, lpips)
+        return cls(
+            path,
+            options,
+            trace,
+            _sha256(path),
+            task,
+            truth_path,
+            truth,
+            by_id,
+            weights,
+            lpips,
+        )
 
     def key(self) -> str:
         """Return a digest of everything that the reconstructions depend on."""
@@ -167,7 +181,7 @@ def _build(
         adversary = str(run.options.adversary)
         missing.append(findings.undetermined(node, adversary, reason, understood))
     unverified = []
-    if run.truth is not None and not trace_file.same_run(run.trace, run.truth):
+    if run.by_id:
         unverified.append(record_file.ID_ONLY)
     certified = {one.certificate for _, one in found.pairs} & CONFIRMED
     if found.pairs and not (checked.compared or certified):

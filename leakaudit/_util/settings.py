@@ -5,6 +5,7 @@ In decreasing priority: a flag, LEAKAUDIT_*, leakaudit.toml, pyproject.toml, the
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,14 @@ def size(text: str | int) -> int:
     if unit in UNITS:
         return int(float(lower[:-2]) * UNITS[unit])
     return int(float(lower))
+
+
+def seconds(text: str | float) -> float:
+    """Read a length of time: a finite number that is not negative."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise ValueError
+    return value
 
 
 def boolean(text: str | bool) -> bool:
@@ -85,7 +94,7 @@ SETTINGS: dict[str, Setting] = {
         4_000_000_000, size, "maximum size of a recording in bytes, e.g. 4GB", int | float | str
     ),
     "max_seconds": Setting(
-        0.0, float, "time limit for all attacks together in seconds, 0 for none"
+        0.0, seconds, "time limit for all attacks together in seconds, 0 for none"
     ),
 }
 

@@ -149,3 +149,27 @@ def test_an_unknown_protocol_and_a_wrong_model(
     trace = la.load("trace.pt")
     rewritten(place, task=replace(trace.task, args={"hidden": 33}))
     assert "wrong model for the trace" in refused(capsys, "attack", "changed.pt")
+
+
+@pytest.mark.parametrize("verb", ["attack", "explain"])
+@pytest.mark.parametrize("number", ["0", "-5"])
+def test_no_gradients_to_examine_are_refused(
+    verb: str, number: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were called not determined, with code 0."""
+    monkeypatch.chdir(tmp_path)
+    about = ("--nodes", "3", "--rounds", "2", "--data", "gaussians", "--model", "logistic")
+    assert main(["record", "dpsgd", "-o", "trace.pt", *about, "-q"]) == 0
+    before = {file.name for file in tmp_path.iterdir()}
+    assert main([verb, "trace.pt", f"--gradients={number}"]) == 2
+    assert {file.name for file in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+def test_a_time_limit_that_is_none_is_refused(
+    seconds: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A negative one replaced complete results by those of an interrupted run."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["attack", "trace.pt", f"--max-seconds={seconds}", "-o", "out"]) == 2
+    assert not list(tmp_path.iterdir())

@@ -96,6 +96,7 @@ class _Run:
     @classmethod
     def load(cls, path: Path, options: AttackOptions) -> _Run:
         """Read a trace and its truth."""
+        hearing.check_rounds(options.rounds)
         trace = trace_file.load(path)
         options = options.within(trace)
         truth: Truth | None = None

@@ -118,6 +118,7 @@ def explain(
         LeakauditError: A node does not exist, the protocol is unknown, or the adversary does not
             know a required constant.
     """
+    hearing.check_rounds(gradients)
     adversary = Adversary.of(adversary)
     heard = Deduction(trace, adversary)
     said = []

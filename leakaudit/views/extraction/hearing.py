@@ -79,6 +79,7 @@ def deduce(
             what local steps changed (`training`).
     """
     trace = heard.trace
+    check_rounds(rounds)
     if rounds is None:
         rounds = _usual(trace)
     found: list[GradientLeak] = []
@@ -109,6 +110,12 @@ def deduce(
 def _usual(trace: Trace) -> int:
     """Return the default of the largest number of gradients of a node."""
     return max(4, min(MOST, MEMORY // (8 * (trace.columns[1] - trace.columns[0]))))
+
+
+def check_rounds(rounds: int | None) -> None:
+    """Reject a number of gradients that leaves nothing to examine."""
+    if rounds is not None and rounds < 1:
+        raise LeakauditError(f"gradients: expected a number of at least 1, got {rounds}")
 
 
 def affordable(trace: Trace, rounds: int | None, memory: int) -> int | None:

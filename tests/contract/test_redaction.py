@@ -16,6 +16,7 @@ from records import FORMATS, RECORDS, Record, finding, gate_of_two_checks, recor
 from viewed import bare, put
 
 from leakaudit import api
+from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import MEASURES
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.gate.config import Acceptance, Budget, Check
@@ -371,3 +372,9 @@ def test_of_what_is_planted_in_every_field_nothing_stays(name: str) -> None:
         page = rendered(format, out)
         assert "PLANTED" not in page
         assert str(FIRST) not in page
+
+
+def test_an_empty_key_is_no_secret() -> None:
+    """It is what a variable that is not set gives; anyone could undo the new numbers."""
+    with pytest.raises(LeakauditError, match="expected a secret"):
+        redaction.redact(next(iter(RECORDS.values())), "")

@@ -165,6 +165,8 @@ class _Redactor:
     @classmethod
     def drawn(cls, key: str | None, *records: RunRecord) -> _Redactor:
         """Draw a permutation of the nodes of some records."""
+        if key == "":
+            raise LeakauditError("redaction key: expected a secret, got an empty text")
         secret = key
         if secret is None:
             values = [json.dumps(model.plain(record), sort_keys=True) for record in records]

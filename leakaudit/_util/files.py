@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 UNFINISHED = ".tmp"  # suffix of files that have not been moved to their final place
 PRIVATE = 0o600  # permissions of a file
 PRIVATE_FOLDER = 0o700  # permissions of a folder
+ARCHIVE = b"PK\x03\x04"  # first bytes of traces, truths and .npz files
 _RANDOM = 8  # bytes of the random number in the name of a temporary file
 _TEMPORARY = re.compile(rf"\.(.+)\.[0-9a-f]{{{2 * _RANDOM}}}{re.escape(UNFINISHED)}", re.DOTALL)
 
@@ -110,6 +111,17 @@ def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
         raise LeakauditError(
             f"cannot write {path}: {reason}; choose another place with --output"
         ) from None
+
+
+def expect_page(path: Path, *read: Path) -> None:
+    """Refuse to replace what was read, or an archive such as a trace, by what people read."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        archive = file.read(len(ARCHIVE)) == ARCHIVE
+    if archive or any(one.exists() and path.samefile(one) for one in read):
+        kind = "an archive, such as a trace" if archive else "what this command reads"
+        raise LeakauditError(f"{path} is {kind}; choose another file with --output")
 
 
 def write_tensors(path: Path, content: Mapping[str, Any], durable: bool = True) -> None:

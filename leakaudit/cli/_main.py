@@ -42,6 +42,7 @@ RENAMED = {
     "baseline diff": "check --diff",
     "baseline show": "check --show",
     "baseline update": "check --update",
+    "baseline": "check --show",
     "claims": "reproduce --claims",
     "completion": "config completion",
     "score": "report --rescore",

@@ -63,8 +63,9 @@ class PageOptions(Options):
         if self.output is None:
             sys.stdout.buffer.write(page)
             return
-        from leakaudit._util.files import replacing
+        from leakaudit._util.files import expect_page, replacing
 
+        expect_page(self.output)
         with replacing(self.output) as file:
             file.write(page)
         say(f"{self.output}: written", args)

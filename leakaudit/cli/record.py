@@ -190,6 +190,10 @@ def run(args: _Options) -> int:
             f"{ready.task.layout.size} parameters\n"
         )
         return 0
+    if args.output.endswith(".truth.pt"):
+        raise LeakauditError(
+            f"{args.output} is the name of a truth; name the trace, which gets a truth beside it"
+        )
     path = args.output if args.output.endswith("/") else Path(args.output)
     replaced = ", in place of an earlier one" if Path(args.output).exists() else ""
     with console.shown(chosen.progress, main="recording"):

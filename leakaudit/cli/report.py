@@ -127,12 +127,14 @@ def run(args: _Options) -> int:
         return _rescore(args)
     args.rescored.refuse("only with --rescore")
     from leakaudit import api
-    from leakaudit._util.files import replacing
+    from leakaudit._util.files import expect_page, replacing
     from leakaudit.reporting.rendering import console
 
     fit: console.Form = {}
     if args.output is None:
         fit = console.fit()
+    if args.output is not None:
+        expect_page(args.output, api.file_of(args.results))
     name = args.format or _format(args.output)
     if name in BINARY and args.output is None and sys.stdout.isatty():
         raise LeakauditError(f"{name} is not text: name a file with -o, or redirect the output")

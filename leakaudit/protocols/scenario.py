@@ -82,12 +82,7 @@ class Scenario:
             LeakauditError: It cannot be read, is empty, has an unknown key, or a value has the
                 wrong type.
         """
-        file = config.read(path, f"scenario {path}")
-        if not file.values:  # such as what remains of a file on a full disk
-            raise LeakauditError(
-                f"scenario {path} is empty: expected keys such as victim and rounds"
-            )
-        return cls.of(file)
+        return cls.of(config.read(path, f"scenario {path}"))
 
     @classmethod
     def of(cls, file: config.ConfigTable) -> Scenario:
@@ -97,8 +92,10 @@ class Scenario:
             file: If it has a table ``scenario``, that table is used; otherwise all but ``audit``.
 
         Raises:
-            LeakauditError: A key is unknown, or a value has the wrong type.
+            LeakauditError: It is empty, a key is unknown, or a value has the wrong type.
         """
+        if not file.values:  # such as what remains of a file on a full disk
+            raise LeakauditError(f"{file.file} is empty: expected keys such as victim and rounds")
         if "scenario" in file.values:
             file = file.table("scenario")
         return file.without("audit").decode(FORM, cls)

@@ -173,3 +173,53 @@ def test_a_time_limit_that_is_none_is_refused(
     monkeypatch.chdir(tmp_path)
     assert main(["attack", "trace.pt", f"--max-seconds={seconds}", "-o", "out"]) == 2
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a recording of three nodes."""
+    monkeypatch.chdir(tmp_path)
+    about = ("--nodes", "3", "--rounds", "2", "--data", "gaussians", "--model", "logistic")
+    assert main(["record", "dpsgd", "-o", "trace.pt", *about, "-q"]) == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize("verb", ["attack", "explain"])
+def test_nobody_learns_about_its_own_data(
+    verb: str, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node that "recovered" its own picture was a certain leak."""
+    assert "controlled by" in refused(capsys, verb, "trace.pt", "--as", "node:1", "--node", "1")
+    assert sorted(file.suffix for file in recording.iterdir()) == [
+        ".pt",
+        ".pt",
+        ".sha256",
+        ".sha256",
+    ]
+
+
+def test_a_page_replaces_no_recording_and_no_results(
+    recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = {file: file.read_bytes() for file in recording.iterdir()}
+    for own in ("trace.pt", "trace.truth.pt"):
+        assert "choose another file" in refused(capsys, "bound", "trace.pt", "-o", own)
+    assert "name the trace" in refused(capsys, "record", "dpsgd", "-o", "trace.truth.pt")
+    assert main(["attack", "trace.pt", "-o", "out", "-q"]) in (0, 3)
+    kept |= {file: file.read_bytes() for file in (recording / "out").iterdir()}
+    for own in ("results.json", "reconstructions.npz"):
+        assert "choose another file" in refused(
+            capsys, "report", "out", "-o", f"out/{own}", "-f", "html"
+        )
+    assert {file: file.read_bytes() for file in kept} == kept
+
+
+@pytest.mark.parametrize("verb", ["bound", "audit"])
+def test_an_empty_scenario_is_refused(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An audit of a file that was cut off ran with the defaults, and passed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.toml").touch()
+    assert "is empty" in refused(capsys, verb, "empty.toml")
+    assert [file.name for file in tmp_path.iterdir()] == ["empty.toml"]

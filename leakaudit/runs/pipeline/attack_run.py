@@ -97,6 +97,7 @@ class _Run:
     def load(cls, path: Path, options: AttackOptions) -> _Run:
         """Read a trace and its truth."""
         hearing.check_rounds(options.rounds)
+        hearing.check_nodes(options.adversary, options.nodes)
         trace = trace_file.load(path)
         options = options.within(trace)
         truth: Truth | None = None

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from leakaudit._util import marks
 from leakaudit._util.decoding import refuse_constant
-from leakaudit._util.files import intended
+from leakaudit._util.files import ARCHIVE, intended
 from leakaudit._util.uncollected import read_json
 from leakaudit._util.untrusted import safe_reader
 from leakaudit.core.errors import LeakauditError
@@ -34,7 +34,6 @@ from leakaudit.traces._storage.tree import TRUTH
 # Images of a run; those of earlier versions have no mark.
 IMAGES = ("reconstructions.npz", "reconstructions.png", "originals.npz", "leak.png", "leak.npz")
 PICTURE = b"\x89PNG\r\n\x1a\n"  # how the files of `IMAGES` begin
-ARRAYS = b"PK\x03\x04"
 FORMATS = {TRUTH: "truth", checkpoint.FORMAT: "images of an interrupted run"}
 SCRATCH = ".gloo-"  # begins the name of a folder of `leakaudit.capture.gloo.scratch`
 RECORDS = {"x", "y"}  # entries of a file with the records of one process, in such a folder
@@ -124,7 +123,7 @@ def _what(path: Path) -> str | None:
                 return "images, texts or labels"
     except OSError:
         return None
-    if head.startswith(ARRAYS):
+    if head.startswith(ARCHIVE):
         return _tensors(path)
     if PAGE in head and head.lstrip().lower().startswith(PAGES):
         return "page with images"
@@ -181,7 +180,7 @@ def _is_image(path: Path, sha256: str) -> bool:
     """Return whether a file is one of the images that a record was written with."""
     try:
         with path.open("rb") as file:
-            if not file.read(len(PICTURE)).startswith((PICTURE, ARRAYS)):
+            if not file.read(len(PICTURE)).startswith((PICTURE, ARCHIVE)):
                 return False
         return sidecar.digest(path) == sha256
     except (OSError, LeakauditError):

@@ -123,6 +123,7 @@ def explain(
     heard = Deduction(trace, adversary)
     said = []
     todo = node_list(nodes)
+    hearing.check_nodes(adversary, todo)
     if todo is None:
         todo = list(hearing.targets(trace, adversary))
     for k, node in enumerate(todo):

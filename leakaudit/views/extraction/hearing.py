@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from leakaudit.core import mapping, registry
@@ -46,10 +46,12 @@ def leaks(
         rounds: Largest number of gradients; by default as many as fit into 512 MB, at most 128.
 
     Raises:
-        LeakauditError: A node does not exist, or a message holds NaN.
+        LeakauditError: A node does not exist or is the adversary's own, or a message holds NaN.
     """
     heard = Deduction(trace, Adversary() if adversary is None else Adversary.of(adversary))
-    found = deduce(heard, node_list(nodes), rounds, incomplete=True)
+    chosen = node_list(nodes)
+    check_nodes(heard.view.adversary, chosen)
+    found = deduce(heard, chosen, rounds, incomplete=True)
     mapping.verify()
     return replace(found, items=tuple(each_sum_once(found)))
 
@@ -110,6 +112,15 @@ def deduce(
 def _usual(trace: Trace) -> int:
     """Return the default of the largest number of gradients of a node."""
     return max(4, min(MOST, MEMORY // (8 * (trace.columns[1] - trace.columns[0]))))
+
+
+def check_nodes(adversary: Adversary, nodes: Collection[int] | None) -> None:
+    """Reject nodes that the adversary controls: it learns nothing about what it knows."""
+    own = sorted(adversary.corrupt & {*(nodes or ())})
+    if own:
+        raise LeakauditError(
+            f"node {own[0]} is controlled by {adversary}, who knows its data; name other nodes"
+        )
 
 
 def check_rounds(rounds: int | None) -> None:

@@ -2,16 +2,16 @@
 requires.
 
 Exact: the Gaussian-DP parameter mu of an adversary who observes every channel, and its epsilon by
-`theory.bounds.gaussian`. One record of one node is replaced; the permutation is public and puts the record
-into every second inner step (B = d_i / 2), here the later one of each pair, which has the larger
-effect. A record's gradient has norm at most G, so that of a mini-batch changes by at most 2 G / B.
-The loss is convex and mu <= 2 / L: a gradient step does not increase the distance of two models.
-The inner steps of DP-Norm are hidden and without noise; for them, `theory.relations.drift` with smoothness
-0 derives the bound from the victim's own declaration. DP-SGD and DP-ADMM draw noise in every inner
-step and reveal the last model of a round: a shift may then be hidden step by step, in shares a_k
-that never exceed the shift so far, and mu^2 = sum_k a_k^2 / sigma^2 (Feldman, Mironov, Talwar,
-Thakurta 2018; as mu-GDP Bok, Su, Altschuler 2024). `seen` treats all inner models as observed
-instead.
+`theory.bounds.gaussian`. One record of one node is replaced; the permutation is public and puts the
+record into every second inner step (B = d_i / 2), here the later one of each pair, which has the
+larger effect. A record's gradient has norm at most G, so that of a mini-batch changes by at most 2
+G / B. The loss is convex and mu <= 2 / L: a gradient step does not increase the distance of two
+models. The inner steps of DP-Norm are hidden and without noise; for them, `theory.relations.drift`
+with smoothness 0 derives the bound from the victim's own declaration. DP-SGD and DP-ADMM draw noise
+in every inner step and reveal the last model of a round: a shift may then be hidden step by step,
+in shares a_k that never exceed the shift so far, and mu^2 = sum_k a_k^2 / sigma^2 (Feldman,
+Mironov, Talwar, Thakurta 2018; as mu-GDP Bok, Su, Altschuler 2024). `seen` treats all inner models
+as observed instead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Example records as described in `leakaudit.reporting.results.record_file`, one per kind, for tests of their
-rendering.
-"""
+"""Example records of `leakaudit.reporting.results`, one per kind, for tests of rendering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: one file a verb; nothing heavy is imported before a verb runs."""
+"""The command line: one file per command; nothing heavy is imported before a command runs."""
 
 from leakaudit.cli._main import VERBS, main, parser
 

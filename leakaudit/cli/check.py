@@ -26,7 +26,7 @@ class _GateOptions(Options):
 
     strict: bool = option("exit with code 3 if a measure increased, but not significantly")
     untrusted: bool = option(
-        "for code of strangers, such as pull requests: run everything in a process without "
+        "for untrusted code, such as pull requests: run everything in a process without "
         "network, secrets and files of others, as far as the system allows"
     )
     dry_run: bool = option("run one seed of each check, and estimate the time that all seeds take")

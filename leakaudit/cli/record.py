@@ -192,7 +192,8 @@ def run(args: _Options) -> int:
         return 0
     if args.output.endswith(".truth.pt"):
         raise LeakauditError(
-            f"{args.output} is the name of a truth; name the trace, which gets a truth beside it"
+            f"{args.output} is the name of a truth, which is written beside the trace; "
+            "name the trace with -o"
         )
     path = args.output if args.output.endswith("/") else Path(args.output)
     replaced = ", in place of an earlier one" if Path(args.output).exists() else ""

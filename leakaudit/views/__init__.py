@@ -1,1 +1,1 @@
-"""What a view determines, what it is allowed, and whether a recording is what it says."""
+"""What a view determines, what it is allowed, and whether a recording matches its declaration."""

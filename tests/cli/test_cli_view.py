@@ -297,7 +297,8 @@ def test_the_script_knows_the_same_fields_and_orders(project: Path) -> None:
 def test_the_list_loads_no_torch(folder: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from leakaudit.reporting.viewing import server;"
-        "from leakaudit.reporting.viewing.filters import Query; from leakaudit.reporting.viewing import pages;"
+        "from leakaudit.reporting.viewing import pages;"
+        "from leakaudit.reporting.viewing.filters import Query;"
         f"i = server.RunIndex(Path({str(folder)!r})); pages.listed(i.listing(), Query(), 'x');"
         "print(sorted({'torch', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )

@@ -276,7 +276,10 @@ def test_a_check_is_named_plainly() -> None:
 
 
 def test_the_configuration_is_read_without_torch() -> None:
-    probe = "import sys, leakaudit.judging.gate.tables; print(sorted({'torch', 'numpy', 'scipy'} & set(sys.modules)))"
+    probe = (
+        "import sys, leakaudit.judging.gate.tables; "
+        "print(sorted({'torch', 'numpy', 'scipy'} & set(sys.modules)))"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", probe], capture_output=True, text=True, check=True

@@ -1,4 +1,6 @@
-"""`leakaudit doctor --statistics`: its mechanisms have the privacy that they say, its rates are those of the estimators, and it can fail."""
+"""`leakaudit doctor --statistics`: the privacy of its mechanisms, the rates of the estimators, and
+that it can fail.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Processes and folders in which code of strangers runs."""
+"""Processes and folders for untrusted code."""

@@ -556,7 +556,7 @@ def test_an_unknown_server_may_send_anything(tmp_path: Path) -> None:
     ("server", "headline", "code"),
     [
         ("unknown", "node 0: not understood: {refused}", 3),
-        ("mean", "node 0: of 2 gradients, 1 gradients are determined", 0),
+        ("mean", "node 0: of 2 gradients, 1 gradient is determined", 0),
     ],
 )
 def test_a_headline_says_no_more_than_the_bound(

@@ -16,6 +16,7 @@ from leakaudit.cli import main
 from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols import declared
 from leakaudit.traces import trace_file
+from leakaudit.views.extraction.explanation import ExplainedRow, Explanation
 
 RECORD = [
     "record",
@@ -206,3 +207,19 @@ def test_a_bound_from_a_scenario_is_the_closed_form(
     assert found["level"].startswith("node")
     assert main(["bound", "trace.pt", "--node", "0", "-q"]) == 0
     assert "inf" in capsys.readouterr().out
+
+
+def test_an_estimate_that_noise_hides_is_not_called_determined() -> None:
+    """It was counted among the determined gradients, as lost in noise."""
+    weights = ((0, 0, "1"),)
+    clear = ExplainedRow("g[0,0]", weights, "w[0,1]", True, std=0.5, amplification=1.0, size=1.0)
+    hidden = replace(clear, std=2.0)
+    rows = {
+        (clear, hidden): "1 gradient is determined (1 up to the protocol's noise); "
+        "noise hides 1 estimate",
+        (hidden,): "none is determined; noise hides 1 estimate",
+        (clear, clear): "2 gradients are determined (2 up to the protocol's noise)",
+    }
+    for shown, says in rows.items():
+        summary = Explanation(0, "eavesdropper", 5, shown).summary
+        assert summary == f"node 0: of 5 gradients, {says}"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from leakaudit._util.plural import counted
 from leakaudit.core.adversary import Adversary, node_list
 from leakaudit.core.errors import LeakauditError, NotDetermined
 from leakaudit.core.progress import step
@@ -70,20 +71,22 @@ class Explanation:
             if not self.understood:
                 what = "not understood"
             return f"node {self.node}: {what}: {self.reason}"
-        single = 0
-        noisy = 0
-        formal = 0
-        for row in self.rows:
-            single += row.is_of_one_round
-            noisy += row.noisy
-            formal += row.formal
-        kinds = _counts((single, "gradients"), (len(self.rows) - single, "combinations of several"))
-        also = _counts((noisy, "up to the protocol's noise"), (formal, "lost in noise"))
-        text = (
-            f"node {self.node}: of {self.gradients} gradients, {' and '.join(kinds)} are determined"
-        )
-        if also:
-            text += f" ({', '.join(also)})"
+        clear = [row for row in self.rows if not row.formal]
+        single = sum(row.is_of_one_round for row in clear)
+        noisy = sum(row.noisy for row in clear)
+        kinds = []
+        if single:
+            kinds.append(counted(single, "gradient"))
+        if len(clear) > single:
+            kinds.append(counted(len(clear) - single, "combination") + " of several")
+        verb = "is" if len(clear) <= 1 else "are"
+        determined = f"{' and '.join(kinds) or 'none'} {verb} determined"
+        text = f"node {self.node}: of {counted(self.gradients, 'gradient')}, {determined}"
+        if noisy:
+            text += f" ({noisy} up to the protocol's noise)"
+        lost = len(self.rows) - len(clear)
+        if lost:
+            text += f"; noise hides {counted(lost, 'estimate')}"
         return text
 
     def to_json(self) -> dict[str, Json]:
@@ -92,11 +95,6 @@ class Explanation:
         for row in self.rows:
             rows.append({**asdict(row), "formal": row.formal})
         return {**asdict(self), "rows": rows, "summary": self.summary}
-
-
-def _counts(*counted: tuple[int, str]) -> list[str]:
-    """Return the non-zero counts with their descriptions."""
-    return [f"{number} {what}" for number, what in counted if number]
 
 
 def explain(

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from leakaudit.capture.equations import linear, steps
 from leakaudit.capture.equations.streams import SenderStreams
 from leakaudit.capture.equations.written import Equation, EquationWriter
+from leakaudit.capture.fitting.stepping import obstacle
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.tasks.task import Task
 
 RECORDS = 6  # records of a batch whose rank is looked for, at most: a choice
-# Rounding above which nothing is fitted, as where optimisers are named: with that of bfloat16,
-# different coefficients explain the same messages.
-COARSE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -57,15 +53,6 @@ def propose(trace: Trace, task: Task, name: str) -> Proposal:
     for one in found:
         nodes.extend(_of_nodes(streams, one))
     return Proposal(text, tuple(said), tuple(nodes))
-
-
-def obstacle(task: Task, dtype: torch.dtype) -> str:
-    """Return why no equation can be fitted to messages; empty if there is no reason."""
-    if task.first_linear is None or task.first_linear[1] is None:
-        return "the model has no fully connected first layer with a bias"
-    if torch.finfo(dtype).eps > COARSE:
-        return f"messages in {dtype} are rounded too coarsely"
-    return ""
 
 
 def _incomplete(trace: Trace) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from leakaudit._util.plural import counted
 from leakaudit.capture.fitting.digits import shortest
 from leakaudit.protocols.optimiser import Kind, Optimiser, OptimiserState
+from leakaudit.tasks.task import Task
 
 LEAST = 2  # moves without which nothing is named: one to fit the step size, one to predict
 HELD = 2  # moves that are held back, if there are four or more: a choice
@@ -60,6 +61,15 @@ STARTS = {
     "decay": (1e-3,),
     "clip": (0.8, 0.4),  # quantiles of the norms of the gradients
 }
+
+
+def obstacle(task: Task, dtype: torch.dtype) -> str:
+    """Return why no equation can be fitted to messages; empty if there is no reason."""
+    if task.first_linear is None or task.first_linear[1] is None:
+        return "the model has no fully connected first layer with a bias"
+    if torch.finfo(dtype).eps > COARSE:
+        return f"messages in {dtype} are rounded too coarsely"
+    return ""
 
 
 @dataclass(frozen=True)

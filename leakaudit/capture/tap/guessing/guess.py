@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leakaudit.capture.equations.propose import obstacle
 from leakaudit.capture.fitting.factors import Factors
+from leakaudit.capture.fitting.stepping import obstacle
 from leakaudit.capture.tap.guessing import observed
 from leakaudit.capture.tap.guessing.draft import Draft, add_order, blank, drafted
 from leakaudit.capture.tap.guessing.explanation import (

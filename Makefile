@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test programs gossip coverage trackers selfcheck fuzz faults lint bench dist lock lowest docs site
+.PHONY: help demo test mutants programs gossip coverage trackers selfcheck fuzz faults lint bench dist lock lowest docs site
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
@@ -47,6 +47,9 @@ selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's te
 
 fuzz: $(VENV)/.ready  ## mutated files for every reader, FUZZ_SECONDS (default 60) long, from FUZZ_SEED on
 	$(BIN)/python tests/fuzz/fuzzing.py
+
+mutants: $(VENV)/.ready  ## bugs planted one after the other; fails where the tests catch too few of them
+	$(BIN)/python tests/mutants.py
 
 faults: $(VENV)/.ready  ## every command that writes, broken in nine ways, FAULT_RUNS (default 20) times each
 	$(BIN)/python tests/fuzz/faults.py --page docs/reliability.md

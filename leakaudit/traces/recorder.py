@@ -29,10 +29,9 @@ from leakaudit.tasks import build_task
 from leakaudit.tasks.task import Task
 from leakaudit.traces import callers, layers, trace_file
 from leakaudit.traces._storage.arrays import integers, tensor
-from leakaudit.traces._storage.recording_file import RecordingFile
 from leakaudit.traces._storage.sizes import estimate, human, plan_size, refuse_above
 from leakaudit.traces._storage.table import TableFormat
-from leakaudit.traces._storage.truth_file import TruthBuilder
+from leakaudit.traces._storage.truth_file import TruthFile
 from leakaudit.traces._storage.wellformed import FLOATS
 from leakaudit.traces.arcs import Arcs
 from leakaudit.traces.vocabulary import Vocabulary, finite
@@ -200,25 +199,24 @@ class Recorder:
         )
         format = TableFormat(trace_file.head(described), width, dtype)
         in_folder = path is not None and (os.fspath(path).endswith("/") or Path(path).is_dir())
-        self._writer = RecordingWriter(
-            RecordingFile(
-                self.path,
-                format,
-                size=(messages, rows),
-                limit=max_bytes,
-                shard_bytes=shard_bytes if in_folder else None,
-            ),
-            TruthBuilder(
-                self.task,
-                graph.nodes,
-                limit=max_bytes,
-                provenance=own,
-                check=check,
-                samples=_samples(constants),
-            ),
+        self._truth = TruthFile(
             _truth_path(self.path, truth),
             self.id,
-            hash,
+            self.task,
+            graph.nodes,
+            limit=max_bytes,
+            provenance=own,
+            check=check,
+            samples=_samples(constants),
+        )
+        self._writer = RecordingWriter(
+            self.path,
+            format,
+            size=(messages, rows),
+            limit=max_bytes,
+            shard_bytes=shard_bytes if in_folder else None,
+            truth=self._truth,
+            hash=hash,
         )
 
     def __enter__(self) -> Self:
@@ -364,7 +362,7 @@ class Recorder:
             y: (b,) labels.
             index: (b,) their rows in the data set; None if there is none.
         """
-        self._writer.truth.add(node, x, y, index)
+        self._truth.add(node, x, y, index)
 
     def pool(self, x: Any) -> None:
         """Store other records of the data set, as candidates for identification.
@@ -372,7 +370,7 @@ class Recorder:
         Args:
             x: (p, *shape) inputs.
         """
-        self._writer.truth.pool(x)
+        self._truth.pool(x)
 
     def state(self, name: str, round: int, value: Any) -> None:
         """Store private vectors of a round, if the recorder keeps states.
@@ -383,7 +381,7 @@ class Recorder:
             value: The vectors, for example (N, d).
         """
         if self._keep_states:
-            self._writer.truth.state(name, round, value)
+            self._truth.state(name, round, value)
 
     def curve(self, name: str, round: int, value: float) -> None:
         """Store a number of a round, if the recorder keeps curves.
@@ -394,7 +392,7 @@ class Recorder:
             value: The number.
         """
         if self.keep_curves:
-            self._writer.truth.state(name, round, torch.tensor(value, dtype=torch.float64))
+            self._truth.state(name, round, torch.tensor(value, dtype=torch.float64))
 
     def close(self, complete: bool = True) -> None:
         """End the recording with the current round.
@@ -421,14 +419,14 @@ class Recorder:
     @property
     def truth_record(self) -> Truth:
         """The truth that was provided."""
-        return self._writer.truth_record()
+        return self._truth.build()
 
     def _note(self, kind: str, caller: FrameType) -> None:
         """Note where the first message of a kind is sent, if the program may be known."""
         self._kinds.add(kind)
         place = callers.of_frame(caller) if self._vocabulary is not None else None
         if place is not None:
-            self._writer.truth.sent(kind, place)
+            self._truth.sent(kind, place)
 
     def _vector(self, value: Any) -> Tensor:
         """Return the recorded columns of a vector, which may be complete or already cut."""

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from leakaudit._util import files
-from leakaudit._util.files import write_tensors
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace, Truth
 from leakaudit.traces._storage import shards, sidecar, tree, wellformed
@@ -27,7 +26,6 @@ __all__ = [
     "load_truth",
     "outline",
     "same_run",
-    "save_truth",
     "truth_path",
     "version",
     "write_sidecar",
@@ -125,11 +123,6 @@ def truth_path(path: Path) -> Path:
     if path.name in ("", ".."):
         path = files.resolved(path)
     return path.with_name(f"{path.name.removesuffix('.pt')}.truth.pt")
-
-
-def save_truth(truth: Truth, path: Path) -> None:
-    """Write a truth file atomically."""
-    write_tensors(path, tree.truth_tree(truth))
 
 
 def write_sidecar(path: str | os.PathLike[str]) -> str:

@@ -46,30 +46,26 @@ class TableFormat:
         return plan_size(messages, self.width, self.dtype, rows)
 
 
-@dataclass(frozen=True)
-class TableSize:
-    """Numbers of messages and payload rows."""
-
-    messages: int | None  # number of messages; None if unknown
-    rows: int | None  # number of payloads; None if unknown
-
-
 class MessageTable:
     """A table to which messages are appended.
 
+    Args:
+        path: Path of the file, which exists from the start; None for memory.
+        size: Expected numbers of messages and rows; None if unknown.
+        limit: Maximum size in bytes.
+
     Attributes:
         messages: Number of messages appended so far.
+        rows: Number of payloads appended so far.
     """
 
     def __init__(
-        self, path: Path | None, format: TableFormat, size: TableSize, limit: float
+        self,
+        path: Path | None,
+        format: TableFormat,
+        size: tuple[int | None, int | None],
+        limit: float,
     ) -> None:
-        """Create the table.
-
-        Args:
-            path: Path of the file, which exists from the start; None for memory.
-            limit: Maximum size in bytes.
-        """
         self._path = path
         self._format = format
         self._limit = limit
@@ -83,8 +79,7 @@ class MessageTable:
         row_bytes = format.row_bytes
         affordable = limit // (row_bytes + sizes.INDEX)
         start = max(1, int(min(START, SPARSE // row_bytes, affordable)))
-        messages = start if size.messages is None else size.messages
-        rows = start if size.rows is None else size.rows
+        messages, rows = (start if count is None else count for count in size)
         self._file = self._new(messages, rows)
         self._file.publish()
         self._bind()

@@ -22,24 +22,18 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.traces.recorder import Recorder
 
 
-def run(folder: Path, rank: int) -> int:
+def run(setup: Setup, rank: int) -> int:
     """Run the nodes of one process; an error is written to ``error<rank>`` as one line."""
     try:
-        _run(Setup.read(folder), rank)
+        task = task_of(setup)
+        with Log(setup.folder, rank, engine="gloo", nodes=setup.here(rank)) as log:
+            mail = ProcessConnections(setup.folder, rank, setup.options.procs, task.dtype)
+            reached = serve(setup, rank, task, mail, log)
+            mail.close(setup.options.timeout, reached)
     except Exception as error:
-        failed(folder, rank, error)
+        failed(setup.folder, rank, error)
         return 1
     return 0
-
-
-def _run(setup: Setup, rank: int) -> None:
-    """Connect to the others, run the victim, and say goodbye."""
-    dtype = getattr(torch, setup.scenario.dtype)
-    task = task_of(setup)
-    with Log(setup.folder, rank, engine="gloo", nodes=setup.here(rank)) as log:
-        mail = ProcessConnections(setup.folder, rank, setup.options.procs, dtype)
-        reached = serve(setup, rank, task, mail, log)
-        mail.close(setup.options.timeout, reached)
 
 
 def task_of(setup: Setup) -> local.LocalTask:

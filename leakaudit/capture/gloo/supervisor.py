@@ -38,7 +38,7 @@ def main(folder: Path) -> int:
             threading.Thread(target=_die_with_parent, daemon=True).start()
             code = 1
             try:
-                code = process.run(folder, rank)
+                code = process.run(setup, rank)
             finally:
                 os._exit(code)
         ranks[pid] = rank

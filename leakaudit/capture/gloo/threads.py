@@ -18,18 +18,18 @@ from leakaudit.core import progress
 POLL = 0.02  # seconds between two checks of the threads: a choice
 
 
-class ThreadStop(BaseException):
+class _ThreadStop(BaseException):
     """Ends a thread, as a process ends when it is killed."""
 
 
-class ThreadConnections:
+class _ThreadConnections:
     """The connections of one thread: packets go directly into the receiver's inbox.
 
     Attributes:
         halted: Whether the run is over; then nothing more is sent.
     """
 
-    def __init__(self, hands: list[ThreadConnections], rank: int, procs: int) -> None:
+    def __init__(self, hands: list[_ThreadConnections], rank: int, procs: int) -> None:
         """Start with an empty inbox."""
         self.hands = hands
         self.rank = rank
@@ -43,7 +43,7 @@ class ThreadConnections:
             rows: (k, d).
         """
         if self.halted:
-            raise ThreadStop
+            raise _ThreadStop
         self.hands[peer].inbox.put(self.rank, number, rows.clone())
 
     def flush(self) -> None:
@@ -62,12 +62,12 @@ def run(setup: Setup) -> None:
     Errors are written to files, as processes do.
     """
     procs = setup.options.procs
-    hands: list[ThreadConnections] = []
-    hands += [ThreadConnections(hands, rank, procs) for rank in range(procs)]
+    hands: list[_ThreadConnections] = []
+    hands += [_ThreadConnections(hands, rank, procs) for rank in range(procs)]
     board = ProcessBoard(setup.folder / "board", procs)
     tasks = [process.task_of(setup) for _ in hands]  # a model cannot be shared between threads
 
-    def serve(hand: ThreadConnections) -> None:
+    def serve(hand: _ThreadConnections) -> None:
         rank = hand.rank
         word = CUT
         reached = 0
@@ -76,7 +76,7 @@ def run(setup: Setup) -> None:
             reached = process.serve(setup, rank, tasks[rank], hand, log, _stop)
             word = GOODBYE
             log.close()
-        except ThreadStop:
+        except _ThreadStop:
             log.abandon()
         except Exception as error:
             process.failed(setup.folder, rank, error)
@@ -98,4 +98,4 @@ def run(setup: Setup) -> None:
 
 
 def _stop() -> NoReturn:
-    raise ThreadStop
+    raise _ThreadStop

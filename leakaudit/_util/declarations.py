@@ -40,7 +40,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Declaration:
+class _Declaration:
     """The declaration of a class or a function."""
 
     attributes: Mapping[str, Any]  # values of the requested class variables
@@ -48,13 +48,13 @@ class Declaration:
     note: str  # first line of the docstring
 
 
-def everything(group: str, wanted: Sequence[str] = ()) -> Iterator[tuple[str, Declaration]]:
+def everything(group: str, wanted: Sequence[str] = ()) -> Iterator[tuple[str, _Declaration]]:
     """Read the declarations of a group, with their names."""
     for name in registry.names(group):
         yield name, of(group, name, wanted)
 
 
-def of(group: str, name: str, wanted: Sequence[str] = ()) -> Declaration:
+def of(group: str, name: str, wanted: Sequence[str] = ()) -> _Declaration:
     """Read the declaration of one victim, attack or renderer."""
     module = registry.unloaded(group, name)
     if module is not None:
@@ -66,7 +66,7 @@ def of(group: str, name: str, wanted: Sequence[str] = ()) -> Declaration:
 
 
 @cache
-def read(module: str, name: str, wanted: tuple[str, ...]) -> Declaration:
+def read(module: str, name: str, wanted: tuple[str, ...]) -> _Declaration:
     """Read what one of our own files registers."""
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and _registers(node, name):
@@ -74,7 +74,7 @@ def read(module: str, name: str, wanted: tuple[str, ...]) -> Declaration:
     raise _NotLiteral(f"{module}: expected a class or function registered as {name!r}")
 
 
-def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
+def of_loaded(thing: Any, wanted: Sequence[str]) -> _Declaration:
     """Return the declaration of a loaded class or function."""
     parameters = {}
     if isinstance(thing, type):
@@ -86,7 +86,7 @@ def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
                 _choices_of(thing, key),
             )
     attributes = {key: getattr(thing, key) for key in wanted}
-    return Declaration(attributes, parameters, _first_line(thing.__doc__))
+    return _Declaration(attributes, parameters, _first_line(thing.__doc__))
 
 
 def _choices_of(kind: type, key: str) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def table(module: str, name: str) -> dict[str, Any]:
     return found
 
 
-def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, Declaration]:
+def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, _Declaration]:
     """Read the declarations of the classes in a module's dictionary."""
     found = {}
     try:
@@ -158,18 +158,18 @@ def _registers(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:
 
 def _declaration(
     module: str, node: ast.ClassDef | ast.FunctionDef, wanted: Sequence[str]
-) -> Declaration:
+) -> _Declaration:
     """Read the declaration of a class or a function."""
     note = _first_line(ast.get_docstring(node, clean=False))
     if isinstance(node, ast.FunctionDef):
-        return Declaration({}, {}, note)
+        return _Declaration({}, {}, note)
     attributes, fields = _body(module, node)
     missing = [key for key in wanted if key not in attributes]
     if missing:
         raise _NotLiteral(f"{module}: {node.name}: expected {', '.join(missing)}")
     values = {key: _literal(attributes[key]) for key in wanted}
     parameters = {key: _parameter(field) for key, field in fields.items()}
-    return Declaration(values, parameters, note)
+    return _Declaration(values, parameters, note)
 
 
 def _body(module: str, node: ast.ClassDef) -> tuple[dict[str, ast.expr], dict[str, ast.AnnAssign]]:

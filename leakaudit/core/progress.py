@@ -107,7 +107,7 @@ def in_notebook() -> bool:
     return hasattr(ipython.get_ipython(), "kernel")
 
 
-class NotebookLine:
+class _NotebookLine:
     """One line of a notebook that is replaced as the work proceeds, and emptied at its end."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class NotebookLine:
 @contextmanager
 def in_one_line(seconds: float | None = None) -> Iterator[None]:
     """Show the progress of the work inside in one line of the notebook."""
-    line = NotebookLine()
+    line = _NotebookLine()
     try:
         with watching(line, seconds):
             yield

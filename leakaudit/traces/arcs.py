@@ -16,7 +16,7 @@ from torch import Tensor
 from leakaudit.core.trace import Graph
 
 
-class Participant(Protocol):
+class _Participant(Protocol):
     """What an exchange needs to know about the recorder that executes it."""
 
     graph: Graph  # the network of the run
@@ -50,7 +50,7 @@ class Arcs:
         return Arcs(self.src[which], self.dst[which], self.row[which], self.kept[which])
 
 
-def broadcast(recorder: Participant, wires: Iterable[tuple[int, int]]) -> Arcs:
+def broadcast(recorder: _Participant, wires: Iterable[tuple[int, int]]) -> Arcs:
     """Return the messages with which every node sends row i of (N, d) to all its neighbours.
 
     Args:

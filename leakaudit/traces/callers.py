@@ -20,7 +20,7 @@ MOST = 32  # kinds of messages that are read from a file
 
 
 @dataclass(frozen=True)
-class Caller:
+class _Caller:
     """A line of a program."""
 
     kind: str  # kind of the messages that it sends
@@ -42,7 +42,7 @@ def of_frame(frame: FrameType) -> list[Json] | None:
     return [file.relative_to(folder).as_posix(), frame.f_lineno]
 
 
-def read(provenance: Mapping[str, Json]) -> list[Caller]:
+def read(provenance: Mapping[str, Json]) -> list[_Caller]:
     """Return the lines that send messages.
 
     Returns:
@@ -55,7 +55,7 @@ def read(provenance: Mapping[str, Json]) -> list[Caller]:
     for kind, place in list(noted.items())[:MOST]:
         match place:
             case [str(file), int(line)] if line > 0 and _is_below(file):
-                found.append(Caller(str(kind), file, line))
+                found.append(_Caller(str(kind), file, line))
     return found
 
 

@@ -12,10 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from leakaudit._util import files
+from leakaudit._util.untrusted.archive import FileFault
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace, Truth
 from leakaudit.traces._storage import shards, sidecar, tree, wellformed
-from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, Outline, head, version
+from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, head, version
+from leakaudit.traces._storage.wellformed import CommittedTable
 
 __all__ = [
     "TRACE",
@@ -64,29 +66,32 @@ def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
     return replace(found, task=replace(found.task, beside=beside))
 
 
-def outline(path: str | os.PathLike[str]) -> tuple[Trace, list[Outline]]:
+def outline(path: str | os.PathLike[str]) -> tuple[Trace, list[CommittedTable]]:
     """Read what a trace contains, without its payloads and without torch.
 
     The file is checked as by `load`, but it is not compared with its sha256.
     """
     path = Path(path)
     if not path.is_dir():
-        parts = [tree.outline(path)]
-        trace = parts[0].trace
+        trace, table = tree.outline(path)
+        tables = [table]
     else:
         manifest = shards.read(path)
-        by_name = {name: tree.outline(path / name) for name in manifest.files}
-        parts = list(by_name.values())
-        trace = _joined(path, manifest, {name: part.trace for name, part in by_name.items()})
-    _check_rounds(path, trace, sum(len(part.messages) for part in parts))
-    return trace, parts
+        parts: dict[str, Trace] = {}
+        tables = []
+        for name in manifest.files:
+            parts[name], table = tree.outline(path / name)
+            tables.append(table)
+        trace = _joined(path, manifest, parts)
+    _check_rounds(path, trace, sum(map(len, tables)))
+    return trace, tables
 
 
 def _check_rounds(path: Path, trace: Trace, messages: int) -> None:
     """Raise LeakauditError if a trace has far more rounds than messages."""
     try:
         wellformed.rounds(trace.rounds, messages)
-    except wellformed.TraceFault as why:
+    except FileFault as why:
         raise LeakauditError(f"{path} is rejected: {why}") from None
 
 

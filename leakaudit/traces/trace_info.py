@@ -32,8 +32,7 @@ CHUNK = 32 << 20  # bytes of payload that are checked at once: a choice
 def info(path: str | os.PathLike[str]) -> dict[str, Json]:
     """Return the facts about a trace as plain values, without its payloads and without torch."""
     path = Path(path)
-    trace, parts = trace_file.outline(path)
-    tables = [part.messages for part in parts]
+    trace, tables = trace_file.outline(path)
     files = [path]
     if not path.is_file():
         files = [path / name for name in shards.read(path).files]
@@ -57,7 +56,7 @@ def info(path: str | os.PathLike[str]) -> dict[str, Json]:
         "d": trace.layout.size,
         "columns": list(trace.columns),
         **_kept(trace),
-        "public": {name: list(t.shape) for name, t in parts[0].public.items()},
+        "public": {name: list(t.shape) for name, t in trace.public.items()},
         "files": len(files),
         "bytes": sum(file.stat().st_size for file in files),
         "sha256": sidecar.recorded(path if path.is_file() else shards.place(path)),

@@ -33,7 +33,7 @@ INSIDE = 1e-6  # tolerance of pictures outside [0, 1]: rounding of an inverted n
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
-class Declares(Protocol):
+class _Declares(Protocol):
     """A victim, as far as it says which messages it sends."""
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
@@ -61,7 +61,7 @@ class Vocabulary:
     ) -> None:
         self.protocol, self.graph, self.rounds, self.public = protocol, graph, rounds, public
         self.provenance: dict[str, Json] = {}
-        self.victim: Declares | None = None
+        self.victim: _Declares | None = None
         self._seen = set[str]()
         if protocol.startswith(registry.OWN):
             return

@@ -44,7 +44,7 @@ _LOCATOR = 20
 _WIDE_END = 56  # bytes of the 64-bit end record
 
 
-class ArchiveFault(Exception):
+class FileFault(Exception):
     """Describes what is wrong with a file."""
 
 
@@ -57,8 +57,8 @@ class Record(NamedTuple):
 
 
 def refuse(why: str) -> NoReturn:
-    """Raise `ArchiveFault`."""
-    raise ArchiveFault(why)
+    """Raise `FileFault`."""
+    raise FileFault(why)
 
 
 def short(text: object) -> str:

@@ -45,11 +45,18 @@ def old_headers() -> Iterator[None]:
 
 
 class Npz:
-    """An open .npz file; its arrays are read one at a time."""
+    """An open .npz file; its arrays are read one at a time.
 
-    def __init__(self, path: Path) -> None:
-        """Open a file."""
-        most = unpacked(path.stat().st_size)
+    Args:
+        most: Bytes to which it may unpack; None for `unpacked` of its size.
+
+    Attributes:
+        size: Bytes to which it unpacks.
+    """
+
+    def __init__(self, path: Path, most: float | None = None) -> None:
+        if most is None:
+            most = unpacked(path.stat().st_size)
         try:
             self._archive = ZipFile(path)
         except OSError:
@@ -57,10 +64,10 @@ class Npz:
         except Exception as error:  # a damaged archive raises anything
             raise ValueError(str(error)) from None
         entries = self._archive.infolist()
-        size = sum(entry.file_size for entry in entries)
-        if size > most:
+        self.size = sum(entry.file_size for entry in entries)
+        if self.size > most:
             self._archive.close()
-            raise ValueError(f"it unpacks to {size} bytes, expected at most {most}")
+            raise ValueError(f"it unpacks to {self.size} bytes, expected at most {most}")
         self.files = [entry.filename.removesuffix(ENDING) for entry in entries]
 
     def __enter__(self) -> Npz:

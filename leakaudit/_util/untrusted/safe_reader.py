@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from leakaudit._util.untrusted.archive import ArchiveFault, Record, directory, refuse, short
+from leakaudit._util.untrusted.archive import FileFault, Record, directory, refuse, short
 from leakaudit.core import mapping
 from leakaudit.core.errors import LeakauditError
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class NumberType(NamedTuple):
+class _NumberType(NamedTuple):
     """A type of numbers."""
 
     name: str
@@ -42,16 +42,16 @@ class NumberType(NamedTuple):
 
 
 STORAGES = {
-    "HalfStorage": NumberType("float16", 2),
-    "BFloat16Storage": NumberType("bfloat16", 2),
-    "FloatStorage": NumberType("float32", 4),
-    "DoubleStorage": NumberType("float64", 8),
-    "ByteStorage": NumberType("uint8", 1),
-    "CharStorage": NumberType("int8", 1),
-    "ShortStorage": NumberType("int16", 2),
-    "IntStorage": NumberType("int32", 4),
-    "LongStorage": NumberType("int64", 8),
-    "BoolStorage": NumberType("bool", 1),
+    "HalfStorage": _NumberType("float16", 2),
+    "BFloat16Storage": _NumberType("bfloat16", 2),
+    "FloatStorage": _NumberType("float32", 4),
+    "DoubleStorage": _NumberType("float64", 8),
+    "ByteStorage": _NumberType("uint8", 1),
+    "CharStorage": _NumberType("int8", 1),
+    "ShortStorage": _NumberType("int16", 2),
+    "IntStorage": _NumberType("int32", 4),
+    "LongStorage": _NumberType("int64", 8),
+    "BoolStorage": _NumberType("bool", 1),
 }
 _CONTAINERS = (
     "PROTO STOP MARK EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
@@ -106,7 +106,7 @@ class MappedTensor:
 
 
 class _Store(NamedTuple):
-    dtype: NumberType
+    dtype: _NumberType
     key: str
     numel: int
 
@@ -144,7 +144,7 @@ def outline(path: Path) -> dict[str, Any]:
         raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
     try:
         return _read(fd, path)
-    except ArchiveFault as why:
+    except FileFault as why:
         raise LeakauditError(f"{path} is rejected: {why}") from None
     except OSError as error:
         raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
@@ -208,14 +208,14 @@ def _parse(index: bytes) -> Any:
         if index[end:].strip(b"\0"):
             refuse("there are data after its index")
         return _Unpickler(io.BytesIO(index)).load()
-    except ArchiveFault:
+    except FileFault:
         raise
     except Exception:  # a damaged pickle raises anything
         refuse("its index is damaged")
 
 
 def _allow(opcode: str, arg: Any, count: int) -> None:
-    """Raise `ArchiveFault` unless a trace may contain this step of a pickle."""
+    """Raise `FileFault` unless a trace may contain this step of a pickle."""
     if opcode not in OPCODES:
         refuse(f"its index uses {opcode}, which a trace does not need")
     if opcode == "GLOBAL" and arg not in _NAMES:
@@ -280,7 +280,7 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, described: Any) -> _Store:
         kind, dtype, key, _, numel = described
-        sound = kind == "storage" and isinstance(dtype, NumberType) and type(key) is str
+        sound = kind == "storage" and isinstance(dtype, _NumberType) and type(key) is str
         if not sound or not _is_count(numel):
             refuse("its index describes a storage differently from torch")
         return _Store(dtype, key, numel)

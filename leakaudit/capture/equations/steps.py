@@ -58,7 +58,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class EquationRemainder:
+class _EquationRemainder:
     """What an equation leaves of the messages of one node."""
 
     values: Mapping[int, Tensor]  # round -> (d,) float64
@@ -69,7 +69,7 @@ class EquationRemainder:
 
 def left(
     streams: SenderStreams, linear: LinearEquation, node: int, rounds: tuple[int, ...]
-) -> EquationRemainder:
+) -> _EquationRemainder:
     """Return what an equation leaves in some rounds."""
     values: dict[int, Tensor] = {}
     noise: dict[int, float] = {}
@@ -84,7 +84,7 @@ def left(
             continue
         values[t] = rest
         noise[t] = streams.eps * float(message.norm() + combined.norm()) / size
-    return EquationRemainder(values, noise)
+    return _EquationRemainder(values, noise)
 
 
 def prove(streams: SenderStreams, task: Task, linear: LinearEquation) -> Step | None:
@@ -95,7 +95,7 @@ def prove(streams: SenderStreams, task: Task, linear: LinearEquation) -> Step | 
     """
     if not linear.rank or task.spec.loss not in ("cross_entropy", "binary"):
         return None
-    rests: dict[int, EquationRemainder] = {}
+    rests: dict[int, _EquationRemainder] = {}
     for node in streams.senders(linear.kind):
         rest = left(streams, linear, node, linear.rounds)
         inputs = _inputs(task, rest, linear.rank, streams.eps)
@@ -151,7 +151,7 @@ def _at(
     streams: SenderStreams,
     task: Task,
     linear: LinearEquation,
-    rests: Mapping[int, EquationRemainder],
+    rests: Mapping[int, _EquationRemainder],
     form: Form,
     point: Term | None,
 ) -> Step | None:
@@ -183,7 +183,7 @@ def _at(
     return Step(form, point, exact[0], other[form], records, max(row.miss(used) for row in every))
 
 
-def _inputs(task: Task, rest: EquationRemainder, rank: int, eps: float) -> tuple[Tensor, ...]:
+def _inputs(task: Task, rest: _EquationRemainder, rank: int, eps: float) -> tuple[Tensor, ...]:
     """Return the records that all rounds have in common, as a program may have stored them."""
     if not rest.values:
         return ()
@@ -203,7 +203,7 @@ def _inputs(task: Task, rest: EquationRemainder, rank: int, eps: float) -> tuple
     return (x, x.float().double())
 
 
-def _record(task: Task, rest: EquationRemainder) -> Tensor | None:
+def _record(task: Task, rest: _EquationRemainder) -> Tensor | None:
     """Return the one record (1, p) that all rounds have in common."""
     scaled = [block(task, value) / float(value.norm()) for value in rest.values.values()]
     _, sizes, vh = np.linalg.svd(np.concatenate(scaled), full_matrices=False)
@@ -213,7 +213,7 @@ def _record(task: Task, rest: EquationRemainder) -> Tensor | None:
     return PixelGrid.of(task).pixels(row)
 
 
-def _batch(task: Task, rest: EquationRemainder, rank: int) -> Tensor | None:
+def _batch(task: Task, rest: _EquationRemainder, rank: int) -> Tensor | None:
     """Return the records (b, p) that all rounds have in common, if the attack `exact` finds all."""
     rounds = sorted(rest.values)
     values = torch.stack([rest.values[t] / rest.values[t].norm() for t in rounds])
@@ -234,7 +234,7 @@ def _batch(task: Task, rest: EquationRemainder, rank: int) -> Tensor | None:
     return x
 
 
-def _shared(rests: Mapping[int, EquationRemainder]) -> bool:
+def _shared(rests: Mapping[int, _EquationRemainder]) -> bool:
     """Return whether two nodes reveal the same record.
 
     A node that passes on the average of all gradients seems to hold the records of all nodes.
@@ -250,7 +250,7 @@ def _models(
     linear: LinearEquation,
     point: Term | None,
     node: int,
-    rest: EquationRemainder,
+    rest: _EquationRemainder,
 ) -> dict[int, Tensor]:
     """Return the models of all rounds, and of those before them, as far as they are known."""
     found: dict[int, Tensor] = {}
@@ -262,7 +262,7 @@ def _models(
 
 
 def _labels(
-    task: Task, form: Form, rest: EquationRemainder, thetas: Mapping[int, Tensor], eps: float
+    task: Task, form: Form, rest: _EquationRemainder, thetas: Mapping[int, Tensor], eps: float
 ) -> Tensor:
     """Return the label of each record whose first layer is nearest to what is left.
 
@@ -336,7 +336,7 @@ class _Row:
 
 
 def _rows(
-    form: Form, rest: EquationRemainder, gradients: Mapping[int, Tensor], eps: float
+    form: Form, rest: _EquationRemainder, gradients: Mapping[int, Tensor], eps: float
 ) -> list[_Row]:
     """Return what is left of all rounds in which the parts of a form are known."""
     found: list[_Row] = []

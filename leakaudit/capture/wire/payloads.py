@@ -7,14 +7,13 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from leakaudit._util import files
-from leakaudit._util.untrusted import npz
+from leakaudit._util.untrusted import npz, safetensors
 from leakaudit.capture.tap.log.writing import DTYPES
 from leakaudit.capture.tap.messages.streams import FLOATS
 from leakaudit.capture.wire.lines import NAME, MessageLine, require_name
@@ -185,7 +184,7 @@ def _of_safetensors(path: Path, line: MessageLine) -> Payload:
 
     The file's own order of tensors has no meaning, so that of their names is used.
     """
-    package = _safetensors()
+    package = safetensors.package()
     shapes: dict[str, tuple[int, ...]] = {}
     formats: dict[str, str] = {}
     try:
@@ -225,7 +224,7 @@ def _of_safetensors(path: Path, line: MessageLine) -> Payload:
 
 
 def _read_safetensors(payload: Payload) -> list[Tensor]:
-    package = _safetensors()
+    package = safetensors.package()
     try:
         with package.safe_open(payload.path, framework="pt") as file:
             return [file.get_tensor(name) for name in payload.names]
@@ -233,17 +232,6 @@ def _read_safetensors(payload: Payload) -> list[Tensor]:
         raise LeakauditError(
             f"file: cannot read {payload.path.name} as .safetensors: {_first_line(error)}"
         ) from None
-
-
-def _safetensors() -> Any:
-    """Return the package, which is optional and therefore imported only on request."""
-    try:
-        import safetensors
-    except ImportError:
-        raise LeakauditError(
-            ".safetensors requires another package: install leakaudit[safetensors]"
-        ) from None
-    return safetensors
 
 
 def _first_line(error: Exception) -> str:

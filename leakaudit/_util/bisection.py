@@ -90,36 +90,23 @@ def crossing_integer(holds: Callable[[int], bool], low: int, high: int) -> int:
     return high
 
 
-def bracket(holds: Callable[[float], bool], high: float = 1.0) -> tuple[float, float]:
-    """Double the upper end of a bracket that begins at 0 until the condition holds there.
+def bracket(holds: Callable[[float], bool]) -> tuple[float, float]:
+    """Double the upper end of a bracket from 0 to 1 until the condition holds there.
 
-    Args:
-        high: The first upper end, above 0.
-
-    Returns:
-        Two ends, as `crossing` expects them. The upper one is inf if the condition holds at none of
-        the doubled values.
+    The upper end is inf if the condition holds at none of the doubled values.
     """
     low = 0.0
+    high = 1.0
     while high < math.inf and not holds(high):
         low = high
         high = 2 * high
     return low, high
 
 
-def bracket_integer(
-    holds: Callable[[int], bool], most: int, high: int = 1
-) -> tuple[int, int] | None:
-    """Double the upper end of a bracket that begins at 0 until the condition holds there.
-
-    Args:
-        high: The first upper end, at least 1.
-
-    Returns:
-        Two ends, as `crossing_integer` expects them, or None if the condition does not hold up to
-        `most`.
-    """
+def bracket_integer(holds: Callable[[int], bool], most: int) -> tuple[int, int] | None:
+    """Return the same for integers; None if the condition does not hold up to `most`."""
     low = 0
+    high = 1
     while not holds(high):
         low = high
         high = 2 * high

@@ -13,6 +13,7 @@ from typing import Any
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Messages, Trace
+from leakaudit.traces._storage.wellformed import INDEX
 
 WHY = {
     "lost": "lost in transit",
@@ -90,15 +91,7 @@ def since(first: int) -> str:
 def between(m: Messages, first: int, last: int) -> Messages:
     """Return the messages of some rounds."""
     keep = (m.round >= first) & (m.round <= last)
-    return replace(
-        m,
-        round=m.round[keep],
-        src=m.src[keep],
-        dst=m.dst[keep],
-        kind=m.kind[keep],
-        row=m.row[keep],
-        secure=m.secure[keep],
-    )
+    return replace(m, **{name: getattr(m, name)[keep] for name in (*INDEX, "secure")})
 
 
 def _each(trace: Trace, name: str, say: Callable[[Any], str]) -> Iterator[str]:

@@ -34,12 +34,6 @@ __all__ = [
 ]
 
 
-# What a recording can mean: every node has an edge, but for a few, and a channel that is recorded
-# carries a message at least every thousand rounds, but for the first ones. Choices.
-SOME_NODES, NODES = 100, 4
-SOME_ROUNDS, ROUNDS = 1_000, 1_000
-
-
 def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
     """Read a trace; payloads are memory-mapped, not read.
 

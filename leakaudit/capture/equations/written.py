@@ -301,14 +301,14 @@ class EquationWriter:
         message = self.streams.value(linear.kind, node, 1)
         if combined is None or message is None:
             return None
-        rest = message - combined
         if one.step is None:
             size = float(message.norm() + combined.norm())
-            return float(rest.norm()) <= min_rank.FLOORS * self.streams.eps * size
+            away = float((message - combined).norm())
+            return away <= min_rank.FLOORS * self.streams.eps * size
         if one.step.form == "difference":
             return False
         theta = steps.model(self.streams, linear, one.step.point, node, 1)
-        return self._is_gradient(one.step, node, rest, theta, message)
+        return self._is_step(one.step, node, message, combined, theta)
 
     def _senders(self, one: Equation) -> tuple[int, ...]:
         return self.streams.senders(one.linear.kind)
@@ -324,14 +324,11 @@ class EquationWriter:
         for t in range(2, one.linear.rounds[0]):
             if not _confirmed(self._follows(one, node, t) for node in self._senders(one)):
                 return False
-        return _confirmed(self._moved_once(one, node, start) for node in self._senders(one))
-
-    def _moved_once(self, one: Equation, node: int, start: Tensor) -> bool | None:
-        """Return whether the first message is a step from a model; None if it is lost."""
-        message = self.streams.value(one.linear.kind, node, 1)
-        if message is None or one.step is None:
-            return None
-        return self._is_gradient(one.step, node, message - start, start, message)
+        moved: list[bool | None] = []
+        for node in self._senders(one):
+            message = self.streams.value(one.linear.kind, node, 1)
+            moved.append(self._is_step(one.step, node, message, start, start))
+        return _confirmed(moved)
 
     def _follows(self, one: Equation, node: int, t: int) -> bool | None:
         """Return whether a round follows an equation that contains the public model.
@@ -361,27 +358,31 @@ class EquationWriter:
 
     def _first_is_gradient(self, one: Equation) -> bool:
         """Return whether the message before the first round is a gradient at the public model."""
-        return _confirmed(self._starts_with_gradient(one, node) for node in self._senders(one))
-
-    def _starts_with_gradient(self, one: Equation, node: int) -> bool | None:
-        """Return the same for one node; None if its message is lost."""
         start = self.streams.start
         if one.step is None or start is None:
             return False
-        message = self.streams.sent[one.linear.kind, node].get(0)
+        nothing = torch.zeros_like(start)
+        gradients: list[bool | None] = []
+        for node in self._senders(one):
+            message = self.streams.sent[one.linear.kind, node].get(0)
+            gradients.append(self._is_step(one.step, node, message, nothing, start))
+        return _confirmed(gradients)
+
+    def _is_step(
+        self, step: Step, node: int, message: Tensor | None, base: Tensor, theta: Tensor | None
+    ) -> bool | None:
+        """Return whether a message is a vector and a node's first gradient, times the rate.
+
+        None if it is lost.
+        """
         if message is None:
             return None
-        return self._is_gradient(one.step, node, message, start, message)
-
-    def _is_gradient(
-        self, step: Step, node: int, rest: Tensor, theta: Tensor | None, message: Tensor
-    ) -> bool:
-        """Return whether a vector is the first gradient of a node, times the rate."""
-        if theta is None:
-            return False
-        gradient = recomputed(self.task, *step.records[node], theta)
+        gradient = None
+        if theta is not None:
+            gradient = recomputed(self.task, *step.records[node], theta)
         if gradient is None:
             return False
+        rest = message - base
         size = float(rest.norm())
         eps = self.streams.eps
         noise = eps * float(message.norm()) / max(size, 1e-300)

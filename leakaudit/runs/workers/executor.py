@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from leakaudit._util.jobs import IN_PROCESS, PROCESS, JobOutcome, Pool, Stop
+from leakaudit._util.jobs import PROCESS, JobOutcome, Pool, Stop
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.progress import remaining
 
@@ -111,7 +111,7 @@ class Executor(Pool):
             LeakauditError: The backend is not installed, cannot be reached or has no workers.
         """
         if self.inside:
-            yield from IN_PROCESS.completed(job, items, stop)
+            yield from super().completed(job, items, stop)
             return
         from leakaudit.runs.workers import clusters, shipping, worker_processes
 

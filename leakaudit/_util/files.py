@@ -30,6 +30,15 @@ _RANDOM = 8  # bytes of the random number in the name of a temporary file
 _TEMPORARY = re.compile(rf"\.(.+)\.[0-9a-f]{{{2 * _RANDOM}}}{re.escape(UNFINISHED)}", re.DOTALL)
 
 
+@contextmanager
+def explained(what: str, advice: str = "") -> Iterator[None]:
+    """Turn an error of the operating system into one that says what failed, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise LeakauditError(f"{what}: {error.strerror}{advice}") from None
+
+
 def mode(path: Path) -> int:
     """Return the permissions of a file to be written or replaced; stricter ones are kept."""
     try:

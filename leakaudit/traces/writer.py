@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from leakaudit._util.files import UNFINISHED, private_folder
+from leakaudit._util.files import UNFINISHED, explained, private_folder
 from leakaudit._util.uncollected import read_json
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
@@ -176,7 +176,7 @@ class RecordingWriter:
         path = self._path
         if path is None:
             return MessageTable(None, self._format, self._size, self._limit)
-        try:
+        with explained(f"cannot write {path}", "; choose another path"):
             if self._shard_bytes is None:
                 sidecar.beside(path).unlink(missing_ok=True)
                 return MessageTable(path, self._format, self._size, self._limit)
@@ -184,10 +184,6 @@ class RecordingWriter:
                 _clear(path)
             name = shards.name(round)
             table = MessageTable(path / name, self._format, self._size, self._limit)
-        except OSError as error:
-            raise LeakauditError(
-                f"cannot write {path}: {error.strerror}; choose another path"
-            ) from None
         self._manifest.files[name] = None
         self._manifest.write(path)
         return table
@@ -239,9 +235,5 @@ def _probe(path: Path, folder: bool) -> None:
     where = path if path.is_dir() else path.parent
     if not where.is_dir():
         raise LeakauditError(f"cannot write {path}: folder {where} does not exist; create it first")
-    try:
+    with explained(f"cannot write {path}", "; choose another path"):
         tempfile.TemporaryFile(dir=where).close()
-    except OSError as error:
-        raise LeakauditError(
-            f"cannot write {path}: {error.strerror}; choose another path"
-        ) from None

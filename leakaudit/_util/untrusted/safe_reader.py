@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
+from leakaudit._util.files import explained
 from leakaudit._util.untrusted.archive import FileFault, Record, directory, refuse, short
 from leakaudit.core import mapping
 from leakaudit.core.errors import LeakauditError
@@ -138,18 +139,14 @@ def read(path: Path) -> dict[str, Any]:
 
 def outline(path: Path) -> dict[str, Any]:
     """Return the file's dictionary as `read` does, with `MappedTensor` in place of tensors."""
-    try:
+    with explained(f"cannot read {path}"):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe must not block
-    except OSError as error:
-        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
-    try:
-        return _read(fd, path)
-    except FileFault as why:
-        raise LeakauditError(f"{path} is rejected: {why}") from None
-    except OSError as error:
-        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
-    finally:
-        os.close(fd)
+        try:
+            return _read(fd, path)
+        except FileFault as why:
+            raise LeakauditError(f"{path} is rejected: {why}") from None
+        finally:
+            os.close(fd)
 
 
 def _read(fd: int, path: Path) -> dict[str, Any]:

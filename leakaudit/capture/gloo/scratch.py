@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from leakaudit._util.files import explained
 from leakaudit._util.locking import lock as lock_folder
-from leakaudit.core.errors import LeakauditError
 
 PREFIX = ".gloo-"
 
@@ -29,12 +29,8 @@ def scratch(path: Path | str | None) -> Iterator[Path]:
     beside = None if path is None else Path(path).parent
     if beside is not None:
         clear(beside)
-    try:
+    with explained(f"cannot write beside {path}", "; choose another output"):
         folder, lock = _held(beside)
-    except OSError as error:
-        raise LeakauditError(
-            f"cannot write beside {path}: {error.strerror}; choose another output"
-        ) from None
     try:
         yield folder
     finally:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from leakaudit._util.files import explained
 from leakaudit.capture.wire import lines, payloads
 from leakaudit.capture.wire.lines import MessageLine
 from leakaudit.capture.wire.payloads import IncompletePayload, Payload
@@ -98,12 +99,8 @@ def read(path: Path, max_bytes: float) -> Folder:
 
 def _files(folder: Path) -> list[Path]:
     """Return the files of messages of a folder."""
-    try:
+    with explained(f"cannot read {folder}", "; expected a folder with messages.jsonl"):
         names = sorted(os.listdir(folder))
-    except OSError as error:
-        raise LeakauditError(
-            f"cannot read {folder}: {error.strerror}; expected a folder with messages.jsonl"
-        ) from None
     found = [folder / name for name in names if FILES.fullmatch(name)]
     if not found:
         raise LeakauditError(f"{folder} contains no messages.jsonl (see docs/wire.md)")
@@ -148,10 +145,8 @@ def _read(folder: Path, file: Path, found: list[FolderMessage]) -> str:
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file that are not blank, with their numbers from 1."""
-    try:
+    with explained(f"cannot read {file}"):
         opened = file.open("rb")
-    except OSError as error:
-        raise LeakauditError(f"cannot read {file}: {error.strerror}") from None
     number = 0
     with opened:
         while True:

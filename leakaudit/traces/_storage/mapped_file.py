@@ -124,12 +124,8 @@ class MapFile(MemoryFile):
         self._last = laid.tensors[-1]
         self._size = size = laid.writer.at + len(laid.tail)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
+        with files.explained(f"cannot write {path}", "; choose another path"):
             self._fd = os.open(self._temporary, flags, files.mode(path))
-        except OSError as error:
-            raise LeakauditError(
-                f"cannot write {path}: {error.strerror}; choose another path"
-            ) from None
         try:
             os.ftruncate(self._fd, size)
             if sys.platform == "linux":

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from leakaudit._util.files import replacing
+from leakaudit._util.files import explained, replacing
 from leakaudit._util.uncollected import read_json
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Json
@@ -99,7 +100,7 @@ def read(folder: Path) -> Manifest:
 
 def _json(path: Path, folder: Path) -> Json:
     """Return the contents of a manifest; None if it is too long or not JSON."""
-    try:
+    with explained(f"cannot read {path}"):
         if path.is_symlink() or not path.is_file():
             raise LeakauditError(
                 f"{folder} is a folder without a manifest.json; "
@@ -107,11 +108,9 @@ def _json(path: Path, folder: Path) -> Json:
             )
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
+    with suppress(ValueError, RecursionError):
         return read_json(text) if len(text) <= MAX_BYTES else None
-    except OSError as error:
-        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        return None
+    return None
 
 
 def _entry(folder: Path, entry: Any) -> tuple[str, str | None]:

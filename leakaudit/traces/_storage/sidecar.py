@@ -10,7 +10,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from leakaudit._util.files import replacing
+from leakaudit._util.files import explained, replacing
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import step
 
@@ -31,27 +31,23 @@ def digest(path: Path) -> str:
     sha = hashlib.sha256()
     piece = memoryview(bytearray(CHUNK))
     done = 0
-    try:
-        with path.open("rb", buffering=0) as file:
-            size = path.stat().st_size
-            while count := file.readinto(piece):
-                sha.update(piece[:count])
-                done += count
-                step("hashing", done, size)
-    except OSError as error:
-        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
+    with explained(f"cannot read {path}"), path.open("rb", buffering=0) as file:
+        size = path.stat().st_size
+        while count := file.readinto(piece):
+            sha.update(piece[:count])
+            done += count
+            step("hashing", done, size)
     return sha.hexdigest()
 
 
 def recorded(path: Path) -> str | None:
     """Return the sha256 that is stored next to a file; None if there is none."""
-    try:
-        with beside(path).open("rb") as file:
-            text = file.read(_LINE_BYTES)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise LeakauditError(f"cannot read {beside(path)}: {error.strerror}") from None
+    with explained(f"cannot read {beside(path)}"):
+        try:
+            with beside(path).open("rb") as file:
+                text = file.read(_LINE_BYTES)
+        except FileNotFoundError:
+            return None
     match = _LINE.match(text)
     if match is None:
         raise LeakauditError(

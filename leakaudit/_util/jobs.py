@@ -1,9 +1,7 @@
 """Independent jobs, and where they are computed.
 
-Attacks on nodes, bounds of views, audits, claims and the cells of a sweep are jobs: a function that
-can be pickled, and a list of items. Its value must depend on the item only, never on the order of
-jobs or on the process that computes them, so random numbers are seeded from the item. The results
-are then the same with every pool.
+A job is a function that can be pickled, and its items. Its value must depend on the item only, so
+random numbers are seeded from it; then the results are the same with every pool.
 """
 
 from __future__ import annotations

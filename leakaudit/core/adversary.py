@@ -182,14 +182,7 @@ class Adversary:
 
 
 def node_list(nodes: Iterable[int] | None) -> list[int] | None:
-    """Return the nodes that a caller asks for.
-
-    Args:
-        nodes: Their numbers; None for the default.
-
-    Returns:
-        The numbers, None for the default.
-    """
+    """Return the nodes that a caller asks for; None for the default."""
     if nodes is None:
         return None
     if isinstance(nodes, int):
@@ -205,7 +198,6 @@ def node_list(nodes: Iterable[int] | None) -> list[int] | None:
 
 
 def _not_finite(payload: Tensor) -> int:
-    """Return the number of values of a message that are NaN or infinite."""
     count = 0
     for first in range(0, len(payload), CHUNK):
         part = payload[first : first + CHUNK]
@@ -216,10 +208,7 @@ def _not_finite(payload: Tensor) -> int:
 
 
 class View:
-    """What one adversary observes of a trace.
-
-    It contains messages by (round, src, dst, kind), and the constants that the adversary knows.
-    """
+    """What one adversary observes of a trace: messages, and the constants that it knows."""
 
     def __init__(self, adversary: Adversary, trace: Trace) -> None:
         """Keep the trace private; only the methods return parts of it."""
@@ -291,10 +280,7 @@ class View:
         return self._find(round, src, dst, kind) is not None
 
     def message(self, round: int, src: int, dst: int, kind: str) -> Tensor:
-        """Return the payload (c,) of one message, in the recorded columns.
-
-        Raises LeakauditError if it was not observed, or contains NaN or infinity.
-        """
+        """Return the payload (c,) of one message that was observed and is finite."""
         found = self._find(round, src, dst, kind)
         if found is None:
             span = f"rounds {self.rounds.start} to {self.rounds.stop - 1}"
@@ -330,11 +316,7 @@ class View:
         return found
 
     def some(self, round: int, src: int, dst: int, kind: str, columns: Tensor) -> Tensor:
-        """Return some columns (k,) of one message, without reading the rest of it.
-
-        Args:
-            columns: (k,) indices, ascending.
-        """
+        """Return some columns (k,), ascending, of one message, without reading the rest of it."""
         found = self._find(round, src, dst, kind)
         if found is None:
             return self.message(round, src, dst, kind)  # raises
@@ -378,10 +360,7 @@ class View:
         return keys[order], row[keep][order]
 
     def _observed(self, src: np.ndarray, dst: np.ndarray, secure: np.ndarray) -> np.ndarray:
-        """Return `Adversary.observes` (m,) of messages (m,).
-
-        Each channel is evaluated once, regardless of its number of messages.
-        """
+        """Return `Adversary.observes` (m,) of messages (m,), evaluated once per channel."""
         n = self.graph.nodes
         channel = (src * n + dst) * 2 + secure
         if n > TABLE_NODES:

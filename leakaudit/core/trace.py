@@ -431,11 +431,7 @@ class Truth:
 
 
 def drawn(value: Json) -> str | None:
-    """Return the number of a recording.
-
-    Returns:
-        The number, or None if `value` is anything else.
-    """
+    """Return the number of a recording, or None if `value` is anything else."""
     if isinstance(value, str) and _DRAWN.fullmatch(value):
         return value
     return None

@@ -68,7 +68,6 @@ def convert(
 def _record(
     trace: Trace, target: str | os.PathLike[str], max_bytes: float, shard_bytes: int
 ) -> None:
-    """Record a trace again, in order of its rounds."""
     recorder = Recorder(
         target,
         protocol=trace.protocol,
@@ -101,7 +100,7 @@ Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _groups(m: Messages) -> Iterator[Places]:
-    """Split messages by round, kind and encryption, in order of their rounds.
+    """Split messages by round, kind and encryption, in order of rounds.
 
     Within a group, they keep their order.
     """
@@ -113,7 +112,7 @@ def _groups(m: Messages) -> Iterator[Places]:
 
 
 def _send(recorder: Recorder, m: Messages, group: Places) -> None:
-    """Record messages of one round, kind and encryption; payloads of broadcasts are stored once."""
+    """Record the messages of a group; payloads of broadcasts are stored once."""
     first = int(group[0])
     rows, row = np.unique(m.row.numpy()[group], return_inverse=True)
     out = recorder.send_many(

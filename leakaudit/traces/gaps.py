@@ -1,7 +1,7 @@
 """What is missing from a recording, as determined by the engine that made it.
 
-Messages may not have arrived, and nodes may have ended early. An engine writes this to the
-provenance of a trace; because a file may come from elsewhere, nothing here relies on its form.
+An engine writes this to the provenance of a trace, which may come from elsewhere, so nothing here
+relies on its form.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def sound(trace: Trace) -> int | None:
 def before(trace: Trace) -> Trace:
     """Return the trace up to the last round before the first missing message.
 
-    After this round, the relations are not those that the protocol declares.
+    From there on, the relations are not those that the protocol declares.
     """
     last = sound(trace)
     if last is None:

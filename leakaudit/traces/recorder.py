@@ -447,7 +447,6 @@ class Recorder:
     def _append(
         self, round: int, src: Integers, dst: Integers, kind: str, secure: bool, row: Integers
     ) -> Tensor:
-        """Check messages against the protocol and pass them to the writer."""
         self._enter_round(round)
         if self._vocabulary is not None:
             self._vocabulary.check(round, src, dst, kind)
@@ -503,7 +502,6 @@ def _with_sha256(task: TaskSpec) -> TaskSpec:
 
 
 def _copy_program(task: TaskSpec, path: Path) -> None:
-    """Copy the program of a task beside the trace, unless it is there."""
     source = build_task.program_file(task)
     copy = path.absolute().parent / source.name
     if not copy.exists():
@@ -537,7 +535,6 @@ def _kept(
     columns: tuple[int, int] | None,
     chosen: str | Sequence[str] | StoredColumns | None,
 ) -> StoredColumns:
-    """Return what is recorded of each message."""
     if chosen is None:
         span = columns or (0, layout.size)
         if len(span) != 2:
@@ -557,7 +554,6 @@ def _kept(
 
 
 def _check(dtype: torch.dtype, kept: StoredColumns, sizes: Mapping[str, int | None]) -> None:
-    """Raise LeakauditError for a type, a sketch or sizes that a recording cannot have."""
     if str(dtype).removeprefix("torch.") not in FLOATS:
         raise LeakauditError(f"dtype: expected {', '.join(FLOATS)}, got {dtype}")
     if kept.seed is not None and dtype.itemsize < torch.float32.itemsize:
@@ -576,7 +572,7 @@ def _provenance(
     """Return the provenance of the trace.
 
     A gate relies on `created`, `checked`, `planned` and the recording's number, so a recorder that
-    checks writes them itself. A copy keeps those of the original recording.
+    checks writes them itself; a copy keeps those of the original.
     """
     created = datetime.now(UTC).isoformat(timespec="seconds")
     made = {"leakaudit": VERSION, "torch": torch.__version__, "created": created}
@@ -592,13 +588,11 @@ def _provenance(
 
 
 def _samples(params: Mapping[str, Json]) -> int:
-    """Return how many records a node may have; 0 for any number."""
     samples = params.get("samples")
     return samples if isinstance(samples, int) else 0
 
 
 def _truth_path(path: Path | None, truth: bool | str | os.PathLike[str]) -> Path | None:
-    """Return the path of the truth; None if it is not written."""
     if not isinstance(truth, bool):
         return Path(truth)
     if truth and path is not None:

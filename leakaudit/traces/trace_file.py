@@ -1,7 +1,6 @@
-"""Traces and truths on disk: .pt files, or a folder of them.
+"""Traces and truths on disk: .pt files, or a folder of them; everything that is read is checked.
 
-Everything that is read is checked for all properties on which the program relies. The format is
-described in `leakaudit.traces._storage.tree`.
+`leakaudit.traces._storage.tree` describes the format.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
 def outline(path: str | os.PathLike[str]) -> tuple[Trace, list[CommittedTable]]:
     """Read what a trace contains, without its payloads and without torch.
 
-    The file is checked as by `load`, but it is not compared with its sha256.
+    Its sha256 is not compared.
     """
     path = Path(path)
     if not path.is_dir():
@@ -82,7 +81,6 @@ def outline(path: str | os.PathLike[str]) -> tuple[Trace, list[CommittedTable]]:
 
 
 def _check_rounds(path: Path, trace: Trace, messages: int) -> None:
-    """Raise LeakauditError if a trace has far more rounds than messages."""
     try:
         wellformed.rounds(trace.rounds, messages)
     except FileFault as why:
@@ -114,11 +112,7 @@ def load_truth(
 
 
 def truth_path(path: Path) -> Path:
-    """Return the path of the truth of a trace.
-
-    Args:
-        path: ``trace.pt``, or a folder ``trace``; both give ``trace.truth.pt``.
-    """
+    """Return ``trace.truth.pt`` for ``trace.pt`` or a folder ``trace``."""
     if path.name in ("", ".."):
         path = files.resolved(path)
     return path.with_name(f"{path.name.removesuffix('.pt')}.truth.pt")
@@ -142,7 +136,7 @@ def _load_folder(folder: Path, verify: bool | None) -> Trace:
 
 
 def _joined(folder: Path, manifest: shards.Manifest, parts: Mapping[str, Trace]) -> Trace:
-    """Return the trace of a folder from its shards, by name; the messages are those of the first.
+    """Return the trace of a folder from its shards by name, with the messages of the first.
 
     Raises `LeakauditError` if they belong to different recordings.
     """
@@ -170,13 +164,10 @@ def same_run(
     *,
     advice: str = "name the matching file with --truth, or use --truth none",
 ) -> bool:
-    """Check that a truth belongs to a trace.
+    """Check that a truth belongs to a trace; `advice` says what to do if it does not.
 
     A user may choose the id of a recording, so runs with the same id are distinguished by the
-    random number of each (`Trace.recording`), and by the task that both files describe.
-
-    Args:
-        advice: What the user can do if it belongs to another recording.
+    random number of each (`Trace.recording`), and by the task.
     """
     if trace.id != truth.id:
         raise LeakauditError(

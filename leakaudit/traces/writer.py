@@ -1,8 +1,7 @@
-"""The files of one recording: its messages, its truth, and a sha256 next to each.
+"""The files of one recording, and the order in which data reach the disk.
 
-A `leakaudit.traces.recorder.Recorder` decides what is recorded and when a round ends; this module
-decides in which order data reach the disk. A run may be killed at any moment, so the truth that is
-known when the first message arrives is written before that message.
+A run may be killed at any moment, so the truth that is known when the first message arrives is
+written before that message.
 """
 
 from __future__ import annotations
@@ -34,13 +33,9 @@ class RecordingWriter:
 
     Args:
         path: The file or folder; None for memory.
-        size: That of the whole recording.
         limit: Maximum total size of all tables in bytes.
         shard_bytes: Size of the shards of a folder; None for one file.
         hash: Whether to write a sha256 next to each file; None does so up to 4 GiB.
-
-    Attributes:
-        pending: Whether there are uncommitted messages because their round has not ended.
     """
 
     def __init__(
@@ -89,15 +84,12 @@ class RecordingWriter:
     def append(
         self, round: int, src: Integers, dst: Integers, kind: str, row: Integers, secure: bool
     ) -> Tensor:
-        """Add messages of one round.
+        """Return the new payloads (rows, columns), to be filled before the round is committed.
 
         Args:
             src: (k,) senders, or (1,) for all.
             dst: (k,) receivers.
             row: (k,) index of the new payload of each, counted from 0.
-
-        Returns:
-            (rows, columns) the new payloads, to be filled before the round is committed.
         """
         table = self._table_of(round)
         rows = int(row.max()) + 1 if len(row) else 0
@@ -121,11 +113,7 @@ class RecordingWriter:
         self.pending = False
 
     def finish(self, rounds: int | None) -> None:
-        """Close all files and hash them.
-
-        Args:
-            rounds: Number of rounds of the recording; None if it is incomplete.
-        """
+        """Close all files and hash them; `rounds` is None if the recording is incomplete."""
         self._table_of(self._last).finish(rounds)
         self._manifest.complete = rounds is not None
         if self._path is not None:
@@ -143,7 +131,6 @@ class RecordingWriter:
         return trace_file.load(self._path, verify=False)
 
     def _seal(self, path: Path) -> None:
-        """Write the sha256 next to the recording."""
         if self._hash is False:
             return
         files = [path]
@@ -153,7 +140,6 @@ class RecordingWriter:
             trace_file.write_sidecar(path)
 
     def _table_of(self, round: int) -> MessageTable:
-        """Return the table for messages of a round."""
         if self._table is None:
             self.begin()
             self._table = self._start(round)
@@ -172,7 +158,6 @@ class RecordingWriter:
         return self._table
 
     def _start(self, round: int) -> MessageTable:
-        """Create the table that starts with this round."""
         path = self._path
         if path is None:
             return MessageTable(None, self._format, self._size, self._limit)
@@ -218,7 +203,7 @@ def _aborted(folder: Path) -> bool:
 
 
 def _probe(path: Path, folder: bool) -> None:
-    """Raise LeakauditError unless a recording can be written to `path`; leaves nothing behind."""
+    """Raise LeakauditError unless a recording can be written to `path`."""
     if folder and path.is_dir() and not _aborted(path):
         try:
             shards.read(path)

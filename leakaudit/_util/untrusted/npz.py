@@ -1,7 +1,6 @@
-"""Reading of .npz files, which may come from strangers.
+"""Reading of .npz files of strangers: nothing is unpickled, and sizes are checked beforehand.
 
-An archive of a few megabytes can unpack to gigabytes, and an array can declare any shape. Both are
-checked before memory is allocated, and nothing is unpickled.
+An archive of a few megabytes can unpack to gigabytes, and an array can declare any shape.
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ ENDING = ".npy"
 
 
 def unpacked(size: int) -> int:
-    """Return to how many bytes a compressed file may unpack.
-
-    Args:
-        size: Its size in bytes.
-    """
+    """Return to how many bytes a compressed file of a size may unpack."""
     return min(LARGEST, max(HARMLESS, RATIO * size))
 
 
@@ -49,9 +44,6 @@ class Npz:
 
     Args:
         most: Bytes to which it may unpack; None for `unpacked` of its size.
-
-    Attributes:
-        size: Bytes to which it unpacks.
     """
 
     def __init__(self, path: Path, most: float | None = None) -> None:

@@ -1,13 +1,10 @@
-"""Safe reading of a .pt file from an untrusted source.
-
-The whole file is checked before any of it is used, and nothing in it is ever executed.
+"""Safe reading of a .pt file from an untrusted source: all of it is checked, none of it executed.
 
 `torch.load(weights_only=True)` rejects code, but not an archive or an index that exhausts the
-memory, and it cannot open a file larger than the memory (its private mapping reserves space for the
-whole file). Therefore torch never receives the file: its index is read here, and accepted only if
-it consists of the few things that `torch.save` writes for dictionaries of tensors, and the tensors
-are views of the memory-mapped file. `outline` does without torch, whose import takes longer than
-everything else.
+memory, and its private mapping reserves space for the whole file. Therefore torch never receives
+the file: its index is read here, and accepted only if it consists of what `torch.save` writes for
+dictionaries of tensors, which become views of the mapped file. `outline` does without torch, whose
+import takes longer than everything else.
 """
 
 from __future__ import annotations
@@ -36,8 +33,6 @@ if TYPE_CHECKING:
 
 
 class _NumberType(NamedTuple):
-    """A type of numbers."""
-
     name: str
     itemsize: int  # bytes of one number
 
@@ -113,25 +108,15 @@ class _Store(NamedTuple):
 
 
 class _Shell(NamedTuple):
-    """A tensor that is described in the index."""
-
     store: _Store
     offset: int
     shape: tuple[int, ...]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the file's dictionary.
+    """Return the file's dictionary: plain values, and tensors that are mapped copy-on-write.
 
     Memory and time do not depend on the size of the tensors.
-
-    Returns:
-        Plain Python values, dictionaries and lists of them, and tensors that are mapped
-        copy-on-write.
-
-    Raises:
-        LeakauditError: One line, for anything that `torch.save` would not have written for such a
-            dictionary.
     """
     tree: dict[str, Any] = _tensors(outline(path))
     return tree
@@ -150,7 +135,6 @@ def outline(path: Path) -> dict[str, Any]:
 
 
 def _read(fd: int, path: Path) -> dict[str, Any]:
-    """Check the archive, then the index, then build the tree."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         refuse("it is not a regular file")
@@ -183,7 +167,6 @@ def _read(fd: int, path: Path) -> dict[str, Any]:
 
 
 def _tensors(tree: Any) -> Any:
-    """Return the dictionaries and lists of `outline` with tensors."""
     if isinstance(tree, dict):
         return {key: _tensors(part) for key, part in tree.items()}
     if isinstance(tree, list):
@@ -194,8 +177,7 @@ def _tensors(tree: Any) -> Any:
 def _parse(index: bytes) -> Any:
     """Return the index with a `_Shell` for every tensor.
 
-    Every opcode is checked before any is executed. What then reaches the unpickler can call only
-    the functions of `_NAMES`.
+    Every opcode is checked before any is executed, and the unpickler can call only `_NAMES`.
     """
     try:
         end = 0
@@ -295,7 +277,6 @@ class _Builder:
         self.steps = 0
 
     def build(self, value: Any, depth: int) -> Any:
-        """Return a value with its tensors; a tuple becomes a list."""
         self.steps += 1
         if self.steps > MAX_STEPS or depth > MAX_DEPTH:
             refuse("its values are nested too deeply, or repeat endlessly")

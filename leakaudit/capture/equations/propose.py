@@ -69,7 +69,6 @@ def obstacle(task: Task, dtype: torch.dtype) -> str:
 
 
 def _incomplete(trace: Trace) -> str:
-    """Return what a trace lacks; empty if it lacks nothing."""
     if trace.columns != (0, trace.layout.size):
         return "only some of the parameters were recorded"
     if not trace.messages or not len(trace):
@@ -78,7 +77,6 @@ def _incomplete(trace: Trace) -> str:
 
 
 def _equation(streams: SenderStreams, task: Task, kind: str) -> tuple[Equation | None, str]:
-    """Return the proved equation of a kind of messages, and a line about it."""
     silent = _silent(streams, kind)
     if silent:
         return None, f"{kind}: not known: no messages of nodes {', '.join(map(str, silent))}"
@@ -117,7 +115,6 @@ def _silent(streams: SenderStreams, kind: str) -> list[int]:
 
 
 def _of_nodes(streams: SenderStreams, one: Equation) -> Iterator[str]:
-    """Yield the equation of every node that sends messages of a kind."""
     kind = one.linear.kind
     for node in streams.senders(kind):
         terms = list(_weights(one.linear, node))
@@ -135,7 +132,6 @@ def _tested(found: linear.LinearEquation) -> str:
 
 
 def _weights(found: linear.LinearEquation, node: int) -> Iterator[str]:
-    """Yield the terms of the equation of one node."""
     for (term, owner, sender), weight in found.weights.items():
         if owner != node or not weight:
             continue

@@ -51,12 +51,7 @@ class EquationWriter:
         self.matrices: dict[str, list[list[Fraction]]] = {}
 
     def text(self, name: str) -> str:
-        """Return the text of the file.
-
-        Raises:
-            LeakauditError: The first rounds do not follow the equations, in a way that a file
-                cannot state.
-        """
+        """Return the text of the file, if it can state how the first rounds differ."""
         start: list[str] = []
         first: list[str] = []
         round: list[str] = []
@@ -144,7 +139,6 @@ class EquationWriter:
         return f"{kind}[{node},t-{lag}]"
 
     def _constant(self, name: str, value: Fraction) -> str:
-        """Return the name of a constant with a value."""
         chosen = name
         number = 2
         while chosen in self.kinds or self.constants.get(chosen, value) != value:
@@ -154,7 +148,6 @@ class EquationWriter:
         return chosen
 
     def _plus(self, before: str, factor: Fraction, name: str, vector: str) -> str:
-        """Return a sum with one more term."""
         sign = "-" if factor < 0 else "+"
         term = vector
         if abs(factor) != 1:
@@ -164,7 +157,6 @@ class EquationWriter:
         return f"{before} {sign} {term}"
 
     def _combination(self, linear: LinearEquation) -> str:
-        """Return the terms of earlier messages, one for every kind and age."""
         groups: dict[tuple[str, int, bool], dict[tuple[int, int], Fraction]] = {}
         for (term, node, sender), weight in linear.weights.items():
             key = (term.kind, term.lag, term.who == "server")
@@ -194,7 +186,6 @@ class EquationWriter:
         return said
 
     def _matrix(self, weights: dict[tuple[int, int], Fraction]) -> str:
-        """Return the name of a matrix."""
         nodes = self.streams.graph.nodes
         rows = [[weights.get((i, j), Fraction(0)) for j in range(nodes)] for i in range(nodes)]
         for name, known in self.matrices.items():
@@ -224,7 +215,6 @@ class EquationWriter:
         return f"{kind}[server -> clients] = {kind}[server]", f"{kind}[server] = {said}"
 
     def _start_of_server(self, one: Equation) -> str:
-        """Return the server's first model: the public one, or a secret."""
         history = self.streams.sent[one.linear.kind, self._server]
         value = "secret()"
         if self.streams.start is not None and torch.equal(
@@ -271,7 +261,6 @@ class EquationWriter:
         return [], [f"{kind}[i] = secret()", self._send(kind)]
 
     def _sent_at_start(self, one: Equation, state: list[str]) -> list[str]:
-        """Return the equations of messages that were sent before the first round."""
         kind = one.linear.kind
         if one.step is not None and one.step.form == "difference":
             if not self._first_is_gradient(one):
@@ -295,7 +284,6 @@ class EquationWriter:
         return _confirmed(self._starts_at_model(one, node) for node in self._senders(one))
 
     def _starts_at_model(self, one: Equation, node: int) -> bool | None:
-        """Return the same for one node; None if its first message is lost."""
         linear = one.linear
         combined = linear.of(self.streams, node, 1)
         message = self.streams.value(linear.kind, node, 1)
@@ -331,7 +319,7 @@ class EquationWriter:
         return _confirmed(moved)
 
     def _follows(self, one: Equation, node: int, t: int) -> bool | None:
-        """Return whether a round follows an equation that contains the public model.
+        """Return whether a round follows an equation with the public model.
 
         None if messages are lost.
         """
@@ -371,7 +359,7 @@ class EquationWriter:
     def _is_step(
         self, step: Step, node: int, message: Tensor | None, base: Tensor, theta: Tensor | None
     ) -> bool | None:
-        """Return whether a message is a vector and a node's first gradient, times the rate.
+        """Return whether a message is a vector and a gradient times the rate.
 
         None if it is lost.
         """
@@ -397,7 +385,6 @@ def _confirmed(nodes: Iterable[bool | None]) -> bool:
 
 
 def _ordered(streams: SenderStreams, equations: Sequence[Equation]) -> list[Equation]:
-    """Return the equations in an order in which each uses vectors that exist."""
     waiting = list(equations)
     found: list[Equation] = []
     while waiting:
@@ -410,7 +397,6 @@ def _ordered(streams: SenderStreams, equations: Sequence[Equation]) -> list[Equa
 
 
 def _needs(one: Equation, waiting: Sequence[Equation]) -> bool:
-    """Return whether an equation uses messages of its round that have none yet."""
     used = {term.kind for term in one.linear.terms if term.lag == 0 and term.who != "server"}
     point = None if one.step is None else one.step.point
     if point is not None and point.lag == 0 and point.who != "server":
@@ -419,7 +405,6 @@ def _needs(one: Equation, waiting: Sequence[Equation]) -> bool:
 
 
 def _common(weights: dict[tuple[int, int], Fraction]) -> Fraction | None:
-    """Return the value that all weights have in common."""
     values = set(weights.values())
     if len(values) == 1:
         return values.pop()

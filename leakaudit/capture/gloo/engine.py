@@ -55,18 +55,13 @@ def record(
 ) -> Recorder:
     """Run the plan as processes over 127.0.0.1, and record it as `recording.record` does.
 
-    The faults that occurred, and the messages that are missing because a process ended, was late
-    or lost them, are listed in the trace's provenance (`leakaudit.traces.gaps`). Ctrl-C ends all
-    processes and keeps what they have sent.
+    The trace's provenance lists the faults that occurred, and missing messages
+    (`leakaudit.traces.gaps`). Ctrl-C ends all processes and keeps what they have sent.
 
     Args:
         path: File of the trace; None records in memory.
         max_bytes: Maximum size of the recording in bytes.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
-
-    Raises:
-        LeakauditError: The plan cannot be run in this way (nothing has been written then), or a
-            process fails.
     """
     check(plan, options)
     plan.fit(max_bytes)
@@ -188,7 +183,7 @@ def _run(prepared: Setup) -> _Termination:
 
 
 def _unwritten(folder: Path) -> str:
-    """Return the error of a process that could not write it to its file, empty if there is none."""
+    """Return the error of a process that could not write it to its file, or empty."""
     for rank, code in sorted(merge.exit_codes(folder).items()):
         if code > 0:
             return f"process {rank}: {_said(folder)}"
@@ -196,7 +191,6 @@ def _unwritten(folder: Path) -> str:
 
 
 def _said(folder: Path) -> str:
-    """Return the last line that the processes wrote to stderr."""
     file = folder / "stderr"
     if file.is_file():
         for line in reversed(file.read_text(errors="replace").split("\n")):

@@ -1,6 +1,6 @@
 """The part of a problem that one process holds.
 
-The inputs of other nodes are NaN, and so is everything computed from them.
+The inputs of other nodes, and all that is computed from them, are NaN.
 """
 
 from __future__ import annotations
@@ -28,14 +28,7 @@ class LocalTask(Task):
     ) -> Tensor:
         """Compute `Task.gradients` for the rows of x that are not NaN.
 
-        Args:
-            thetas: (N, d) Models.
-            x: (N, b, *shape) Inputs.
-            y: (N, b) Labels.
-            out: (N, d) Memory for the gradients; None allocates it.
-
-        Returns:
-            (N, d), NaN in the rows of other nodes.
+        Those of other nodes are NaN.
         """
         here = x.reshape(len(x), -1)[:, 0].isfinite()
         if bool(here.all()):
@@ -49,12 +42,7 @@ class LocalTask(Task):
 
 
 def problem(task: LocalTask, nodes: int, here: Sequence[int], x: Tensor, y: Tensor) -> Problem:
-    """Return the problem of all nodes, with the data of some.
-
-    Args:
-        x: (k, b, *shape) Their inputs.
-        y: (k, b) Their labels.
-    """
+    """Return the problem of all nodes, with inputs (k, b, *shape) and labels (k, b) of some."""
     rows = torch.tensor(here)
     all_x = x.new_full((nodes, *x.shape[1:]), torch.nan)
     all_y = y.new_zeros((nodes, *y.shape[1:]))

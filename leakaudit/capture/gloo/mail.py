@@ -1,8 +1,8 @@
 """Exchange of packets between the processes of one run by gloo.
 
-Each process has two threads per peer: one sends and one receives. A packet consists of a header
-(number of the exchange, rows, columns) and the rows. A goodbye has a negative number and, as its
-number of rows (without columns), the number of exchanges so far.
+Each process has a thread per peer that sends, and one that receives. A packet is a header (number
+of the exchange, rows, columns) and the rows. A goodbye has a negative number and, as its number of
+rows, the number of exchanges so far.
 """
 
 from __future__ import annotations
@@ -45,11 +45,7 @@ class ProcessConnections:
             thread.start()
 
     def post(self, peer: int, number: int, rows: Tensor) -> None:
-        """Send rows; they are dropped if the peer has ended.
-
-        Args:
-            rows: (k, d).
-        """
+        """Send rows (k, d); they are dropped if the peer has ended."""
         self._out[peer].put((number, rows))
 
     def flush(self) -> None:
@@ -67,7 +63,6 @@ class ProcessConnections:
             thread.join(max(0.0, end - time.monotonic()))
 
     def _send(self, peer: int) -> None:
-        """Send what is queued for a peer until the queue ends."""
         dead = False
         while (packet := self._out[peer].get()) is not None:
             number, rows = packet

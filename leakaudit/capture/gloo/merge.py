@@ -67,12 +67,7 @@ class Logs:
         return max(map(self.last, self.place))
 
     def about(self, planned: int, cut: str = "") -> dict[str, Json]:
-        """Return the provenance of the run.
-
-        Returns:
-            The planned rounds, missing messages, nodes that ended early, and the round up to which
-            the relations hold if messages are missing.
-        """
+        """Return the provenance of the run, with what is missing."""
         missed = [event for _, event in self.events("missed")]
         ended: list[Json] = []
         for rank in sorted(set(self.place)):
@@ -86,7 +81,6 @@ class Logs:
         return found
 
     def _why(self, rank: int, cut: str) -> str:
-        """Return why a process ended early."""
         for log, event in self.events("silence"):
             if log.rank == rank:
                 return str(event.notes["why"])
@@ -127,8 +121,7 @@ def _runs(rounds: Iterable[int]) -> Iterator[tuple[int, int]]:
 def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
     """Write all messages and private states into the recorder.
 
-    They are ordered by round, exchange, sender and receiver. An incomplete run ends with its last
-    message in a round that at least one process completed.
+    An incomplete run ends with its last message in a round that at least one process completed.
     """
     last = logs.rounds
     sent = sorted(logs.events("send"), key=_exchange_of)
@@ -150,14 +143,11 @@ def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
 
 
 def _exchange_of(sent: tuple[RankLog, Event]) -> tuple[int, int]:
-    """Return the round of a sent message and the number of its exchange."""
     _, event = sent
     return int(event.notes["round"]), event.tag
 
 
 class _Sent(NamedTuple):
-    """One message of an exchange."""
-
     src: int
     dst: int
     payload: Tensor

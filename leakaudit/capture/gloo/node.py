@@ -1,8 +1,4 @@
-"""The recorder of one process.
-
-Messages of its nodes are sent over gloo and written to the log of a tap; received messages are what
-the nodes use.
-"""
+"""The recorder of one process, which sends messages over gloo and writes them to a tap's log."""
 
 from __future__ import annotations
 
@@ -33,11 +29,7 @@ class Transport(Protocol):
     inbox: Inbox  # packets received from the others
 
     def post(self, peer: int, number: int, rows: Tensor) -> None:
-        """Send rows; they are dropped if the peer has ended.
-
-        Args:
-            rows: (k, d).
-        """
+        """Send rows (k, d); they are dropped if the peer has ended."""
 
     def flush(self) -> None:
         """Wait until everything has been sent."""
@@ -51,10 +43,6 @@ class NodeRecorder:
     """The `Recorder` of a victim of which only some nodes run in this process.
 
     Attributes:
-        partial: Whether some nodes run in other processes.
-        keep_curves: Whether `curve` records anything.
-        kept: What is recorded of each message.
-        columns: (start, stop) of the flat vector that is recorded; of several spans, the first.
         reached: Number of exchanges in which this process has taken part.
     """
 
@@ -70,7 +58,6 @@ class NodeRecorder:
         board: ProcessBoard,
         stop: Callable[[], None],
     ) -> None:
-        """Prepare the recorder, before the first exchange."""
         self.setup = setup
         self.rank = rank
         self.mail = mail
@@ -100,11 +87,8 @@ class NodeRecorder:
         """Send the rows of this process's nodes, and return them with the received rows.
 
         Args:
-            values: (rows, d) The payloads; rows of other processes are ignored.
-            instead: Returns (rows, d), which replace rows that were expected but did not arrive.
-
-        Returns:
-            (rows, d) The payloads as received; NaN in rows that no node of this process receives.
+            values: (rows, d) The payloads; rows of other processes are ignored, and return as NaN.
+            instead: Returns (rows, d), to replace rows that did not arrive.
         """
         self.reached += 1
         route = self._route(arcs)
@@ -144,11 +128,7 @@ class NodeRecorder:
         return received
 
     def state(self, name: str, round: int, value: Tensor) -> None:
-        """Log the private vectors of this process's nodes, if the run records states.
-
-        Args:
-            value: (N, ...) The vectors of all nodes.
-        """
+        """Log the private vectors (N, ...) of this process's nodes, if the run records states."""
         if self.setup.scenario.states:
             self.log.write("state", value[self._own], round=round, kind=name)
 
@@ -172,7 +152,6 @@ class NodeRecorder:
     send_many = send
 
     def _route(self, arcs: Arcs) -> ExchangeRoute:
-        """Return the part of this process in an exchange."""
         known = self._routes.get(id(arcs))
         if known is None or known[0] is not arcs:
             if len(self._routes) > ROUTES:
@@ -218,7 +197,6 @@ class NodeRecorder:
         return torch.cat(lost)
 
     def _happens(self, fault: Fault) -> bool:
-        """Log that a fault occurs, and return whether it is the first time."""
         if fault in self._happened:
             return False
         self._happened.add(fault)

@@ -61,7 +61,7 @@ class Setup:
         return [i for i, p in enumerate(self.place) if p == rank]
 
     def generator(self) -> Generator:
-        """Return the common generator at the start of the run.
+        """Return the common generator.
 
         Every process draws for all nodes, and uses what it drew for its own.
         """
@@ -70,11 +70,7 @@ class Setup:
         return made
 
     def data(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Return the data of a process's nodes, and remove the file that contained them.
-
-        Returns:
-            x (k, b, *shape) and y (k, b).
-        """
+        """Return x (k, b, *shape) and y (k, b) of a process's nodes, and remove their file."""
         path = self.folder / f"data{rank}.pt"
         found = torch.load(path, weights_only=True)
         path.unlink()

@@ -23,25 +23,15 @@ class _ThreadStop(BaseException):
 
 
 class _ThreadConnections:
-    """The connections of one thread: packets go directly into the receiver's inbox.
-
-    Attributes:
-        halted: Whether the run is over; then nothing more is sent.
-    """
+    """The connections of a thread, which puts packets into the receivers' inboxes."""
 
     def __init__(self, hands: list[_ThreadConnections], rank: int, procs: int) -> None:
-        """Start with an empty inbox."""
         self.hands = hands
         self.rank = rank
         self.halted = False
         self.inbox = Inbox(p for p in range(procs) if p != rank)
 
     def post(self, peer: int, number: int, rows: Tensor) -> None:
-        """Send rows.
-
-        Args:
-            rows: (k, d).
-        """
         if self.halted:
             raise _ThreadStop
         self.hands[peer].inbox.put(self.rank, number, rows.clone())
@@ -57,10 +47,7 @@ class _ThreadConnections:
 
 
 def run(setup: Setup) -> None:
-    """Run all threads and wait for them; Ctrl-C ends them.
-
-    Errors are written to files, as processes do.
-    """
+    """Run all threads and wait for them; Ctrl-C ends them, and errors are written to files."""
     procs = setup.options.procs
     hands: list[_ThreadConnections] = []
     hands += [_ThreadConnections(hands, rank, procs) for rank in range(procs)]

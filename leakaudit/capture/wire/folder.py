@@ -67,12 +67,7 @@ class Folder:
 
 
 def read(path: Path, max_bytes: float) -> Folder:
-    """Read and check the lines of all files of messages; payloads are only located.
-
-    Raises:
-        LeakauditError: a line or a payload is invalid, or the folder contains no messages; the
-            message names file and line.
-    """
+    """Read and check the lines of all files of messages; payloads are only located."""
     found: list[FolderMessage] = []
     cut: dict[str, str] = {}
     cut_nodes: set[int] = set()
@@ -98,7 +93,6 @@ def read(path: Path, max_bytes: float) -> Folder:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of messages of a folder."""
     with explained(f"cannot read {folder}", "; expected a folder with messages.jsonl"):
         names = sorted(os.listdir(folder))
     found = [folder / name for name in names if FILES.fullmatch(name)]
@@ -111,7 +105,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path, file: Path, found: list[FolderMessage]) -> str:
-    """Append the messages of one file.
+    """Append the messages of one file, and return why it is incomplete, or empty.
 
     Only the last line of a program that was killed may be truncated, or lack its payload.
     """
@@ -177,7 +171,6 @@ def _nodes(path: Path, found: Iterable[FolderMessage]) -> int:
 
 
 def _addressed(message: FolderMessage, nodes: int) -> FolderMessage:
-    """Return a message with the list of its receivers."""
     if message.line.dst is not None:
         return message
     others = tuple(node for node in range(nodes) if node != message.line.src)
@@ -200,7 +193,6 @@ def _check_number(path: Path, messages: Iterable[FolderMessage]) -> None:
 
 
 def _check_unique(messages: Iterable[FolderMessage]) -> None:
-    """Reject a second message of the same round, channel, kind and tag."""
     seen: dict[tuple[int, int, int, str, int], str] = {}
     for message in messages:
         line = message.line

@@ -105,7 +105,6 @@ def checked(value: object) -> MessageLine:
 
 
 def _departure(value: object) -> str:
-    """Return where a value departs from the form of a line."""
     if not isinstance(value, dict):
         return "expected one JSON object"
     found = decoding.first(value, _Line)
@@ -123,7 +122,6 @@ def _in_range(name: str, value: int, limit: int) -> None:
 
 
 def _receivers(dst: int | tuple[int, ...] | str, src: int) -> tuple[int, ...] | None:
-    """Return the receivers; None if all other nodes receive the message."""
     if dst == ALL:
         return None
     if isinstance(dst, str):

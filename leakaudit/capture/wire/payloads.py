@@ -93,7 +93,6 @@ def find(folder: Path, line: MessageLine) -> Payload:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a regular file inside a folder."""
     given = Path(name)
     outside = LeakauditError(
         f"file: {name!r:.60} is not inside the folder; name a file relative to it, without '..'"
@@ -180,10 +179,7 @@ def _of_numpy(path: Path, line: MessageLine) -> Payload:
 
 
 def _of_safetensors(path: Path, line: MessageLine) -> Payload:
-    """Return the named tensors of a .safetensors file; by default all with floating-point numbers.
-
-    The file's own order of tensors has no meaning, so that of their names is used.
-    """
+    """Return the named tensors of a file; by default all with floating-point numbers, by name."""
     package = safetensors.package()
     shapes: dict[str, tuple[int, ...]] = {}
     formats: dict[str, str] = {}

@@ -66,7 +66,6 @@ def read_npz(path: Path, max_bytes: float) -> Trace:
 
 
 def _check_unpacked(path: Path, size: int, max_bytes: float) -> None:
-    """Raise LeakauditError for an archive that is too large when unpacked."""
     if size > max_bytes:
         raise LeakauditError(
             f"{path} unpacks to {human(size)}, but max_bytes allows {human(max_bytes)}"
@@ -203,14 +202,13 @@ def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
 
 
 def _extent(column: Tensor) -> str:
-    """Return the number of entries of a column, or its shape if it is none."""
     if column.dim() == 1:
         return str(len(column))
     return f"the shape {tuple(column.shape)}"
 
 
 def _table(arrays: Arrays, kinds: Json, path: Path) -> tuple[list[str], dict[str, Tensor]]:
-    """Return the names of kinds and the columns of the messages, with defaults filled in."""
+    """Return the names of kinds and the columns of the messages, with defaults."""
     table = {name: _column(arrays, name, path) for name in ("round", "src", "dst")}
     count = len(table["round"])
     names, table["kind"] = _kinds(arrays, kinds, count, path)
@@ -261,7 +259,7 @@ _UNSOUND = (
 
 
 def _description(meta: str, path: Path) -> tuple[dict[str, Json], Tensor, int]:
-    """Return the description with defaults filled in, the edges (e, 2) and the rounds."""
+    """Return the description with defaults, the edges (e, 2) and the rounds."""
     try:
         about = {
             "params": {},

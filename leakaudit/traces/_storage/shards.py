@@ -1,7 +1,6 @@
-"""A large recording as a folder.
+"""A large recording as a folder of shards, each a trace file named after its first round.
 
-``manifest.json`` lists the shards ``shards/r000000.pt``, each a trace file by itself, named after
-its first round.
+``manifest.json`` lists the shards ``shards/r000000.pt``.
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ def name(round: int) -> str:
 
 
 def _first_round(name: str) -> int:
-    """Return the first round of a shard; the inverse of `name`."""
     found = _FILE.fullmatch(name)
     assert found is not None, name
     return int(found[1])
@@ -114,7 +112,6 @@ def _json(path: Path, folder: Path) -> Json:
 
 
 def _entry(folder: Path, entry: Any) -> tuple[str, str | None]:
-    """Return the name and the sha256 of one shard, checked."""
     path = place(folder)
     if not isinstance(entry, dict):
         entry = {}
@@ -135,11 +132,7 @@ def _entry(folder: Path, entry: Any) -> tuple[str, str | None]:
 
 
 def check(folder: Path, manifest: Manifest, verify: bool | None) -> None:
-    """Compare the manifest and all shards with their sha256, as `sidecar.check` does for a file.
-
-    Args:
-        verify: Whether to do so; None does if the shards are small.
-    """
+    """Compare the manifest and all shards with their sha256, as `sidecar.check` does for a file."""
     sidecar.check(place(folder), verify)
     size = sum((folder / name).stat().st_size for name in manifest.files)
     if verify is False or (verify is None and size >= sidecar.AUTOMATIC):

@@ -1,7 +1,6 @@
 """The sha256 next to a file, in the format of sha256sum.
 
-Tensors have no checksum of their own (`leakaudit._util.untrusted.archive`), so only this detects a
-changed byte in one.
+Nothing else detects a changed byte in a tensor (`leakaudit._util.untrusted.archive`).
 """
 
 from __future__ import annotations
@@ -68,8 +67,7 @@ def write(path: Path) -> str:
 def check(path: Path, verify: bool | None) -> None:
     """Compare a file with the sha256 next to it.
 
-    Args:
-        verify: Whether to do so; None does if there is a sha256 and the file is small.
+    If `verify` is None, only if there is one and the file is small.
     """
     if verify is False or not path.is_file():
         return
@@ -84,11 +82,7 @@ def check(path: Path, verify: bool | None) -> None:
 
 
 def compare(path: Path, expected: str) -> None:
-    """Reject a file that has changed.
-
-    Args:
-        expected: Its sha256.
-    """
+    """Reject a file that does not have the expected sha256."""
     if digest(path) != expected:
         raise LeakauditError(
             f"{path} was changed after it was recorded: it does not match its sha256; "

@@ -57,7 +57,6 @@ def outline(path: Path) -> tuple[Trace, CommittedTable]:
 
 
 def _checked(tree: dict[str, Any], path: Path, kind: str) -> dict[str, Any]:
-    """Return the tree of a file after checking its format and version."""
     found = tree.get("format")
     if found != kind:
         what = _FOREIGN
@@ -157,7 +156,6 @@ def _outlined(tree: Mapping[str, Any], where: str) -> tuple[Trace, CommittedTabl
 
 
 def _plain(values: Mapping[str, object]) -> Mapping[str, Json]:
-    """Return values that `wellformed` has read from JSON, with their actual type."""
     return cast("Mapping[str, Json]", values)
 
 
@@ -186,8 +184,7 @@ def _without_messages(tree: Mapping[str, Any]) -> Trace:
 def truth_tree(truth: Truth) -> dict[str, Any]:
     """Return the contents of a truth file.
 
-    Args:
-        truth: Its tensors are copied, because `torch.save` writes the whole storage of a view.
+    Tensors are copied, because `torch.save` writes the whole storage of a view.
     """
     own = {
         "x": truth.x,
@@ -234,7 +231,7 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
 
 
 def _check_records(truth: Truth) -> None:
-    """Raise `FileFault` unless records are of one length, of the task's shape, and few enough."""
+    """Raise `FileFault` unless records are of one length and of the task's shape."""
     lengths = {t.shape[:1] for t in (truth.x, truth.y, truth.node, truth.index)}
     shapes = {tuple(t.shape[1:]) for t in (truth.x, truth.pool)}
     if len(lengths) != 1 or shapes != {tuple(truth.task.shape)}:

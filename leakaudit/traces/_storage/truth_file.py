@@ -67,13 +67,7 @@ class TruthFile:
         self._changed = self._changed or bool(self._parts)
 
     def add(self, node: int, x: Any, y: Any, index: Any = None) -> None:
-        """Store samples of a node.
-
-        Args:
-            x: (b, *shape) inputs, or one (*shape).
-            y: (b,) labels.
-            index: (b,) rows in the data set; None stores -1.
-        """
+        """Store samples of a node: x (b, *shape), y (b,) and rows (b,) in the data set, or None."""
         (owner,) = integers(node, "node", self._nodes)
         x = self._inputs(x, "x")
         y = tensor(y, "y").cpu()
@@ -97,7 +91,6 @@ class TruthFile:
         self._changed = True
 
     def _count(self, node: int, more: int) -> None:
-        """Raise LeakauditError if a node has more records than it may have."""
         total = self._told.get(node, 0) + more
         self._told[node] = total
         if self._samples and total > self._samples:
@@ -108,22 +101,14 @@ class TruthFile:
             )
 
     def pool(self, x: Any) -> None:
-        """Store other records of the data set, for identification.
-
-        Args:
-            x: (p, *shape) inputs.
-        """
+        """Store other records (p, *shape) of the data set, for identification."""
         self._pool = self._inputs(x, "pool")
         self._changed = True
         if self._check:
             inputs(self._pool, self._task, "pool")
 
     def state(self, name: str, round: int, value: Any) -> None:
-        """Store a private vector of a round; a later one of the same round replaces it.
-
-        Args:
-            value: The vector, of the same shape in all rounds.
-        """
+        """Store a private vector of a round; a later one of the same round replaces it."""
         value = tensor(value, f"state {name}").cpu().clone()
         rounds = self._states.setdefault(name, {})
         first = next(iter(rounds.values()), value)

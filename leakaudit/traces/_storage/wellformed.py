@@ -92,7 +92,7 @@ class _Open(Struct, frozen=True, kw_only=True):
 
 
 class _TaskEntry(_Open, frozen=True, kw_only=True):
-    """The task of a description; the attributes are those of `TaskSpec`, which has the defaults."""
+    """The task of a description; `TaskSpec` has the defaults."""
 
     model: _Name
     args: dict[str, _Free] | UnsetType = UNSET
@@ -107,15 +107,11 @@ class _TaskEntry(_Open, frozen=True, kw_only=True):
 
 
 class _LayoutEntry(_Open, frozen=True, kw_only=True):
-    """The position of each parameter in the flat vector."""
-
     names: tuple[_Name, ...]
     shapes: tuple[tuple[int, ...], ...]
 
 
 class _SketchEntry(_Open, frozen=True, kw_only=True):
-    """The sketch of every message (`leakaudit.core.sketch`)."""
-
     seed: int  # determines the signs
     rows: int  # signs per row of numbers
     width: int  # length of a row of numbers
@@ -156,8 +152,8 @@ class TruthEntry(_Open, frozen=True, kw_only=True):
 def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
     """Return the description, without entries that this version does not know.
 
-    json.loads reads the text, not msgspec, because it accepts half of a surrogate pair, which
-    occurs in the provenance of recordings made in a folder with a name that is not valid UTF-8.
+    json.loads reads it, not msgspec, because it accepts half of a surrogate pair, which occurs in
+    recordings made in a folder with a name that is not valid UTF-8.
     """
     text = tree.get("meta")
     value = None
@@ -215,11 +211,7 @@ def columns(value: tuple[int, ...], size: int) -> tuple[int, int]:
 def kept(
     value: _KeptEntry | UnsetType, columns: tuple[int, int], size: int
 ) -> StoredColumns | None:
-    """Return what is stored of every message, if that is more than one span of columns.
-
-    Args:
-        columns: The recorded columns, which are the first span.
-    """
+    """Return what is stored of every message, if that is more than one span of columns."""
     if value is UNSET:
         return None
     seed = None
@@ -237,14 +229,7 @@ def kept(
 
 
 def graph(nodes: int, edges: Array) -> Graph:
-    """Return the topology.
-
-    Args:
-        edges: (e, 2) pairs of nodes.
-
-    Raises:
-        Bad: There are too many, or edges are not distinct pairs (i, j) with i < j.
-    """
+    """Return the topology from edges (e, 2), which are distinct pairs (i, j) with i < j."""
     most = min(MAX_NODES, SPARE_NODES + 2 * edges.shape[0])
     if not 1 <= nodes <= most or edges.shape[1] != 2 or edges.shape[0] > MAX_EDGES:
         refuse(f"its topology has {str(nodes)[:40]} nodes and edges of shape {tuple(edges.shape)}")
@@ -261,11 +246,7 @@ def graph(nodes: int, edges: Array) -> Graph:
 def tensor(
     tree: Mapping[str, Any], name: str, dtypes: tuple[str, ...], dim: int | None = None
 ) -> Any:
-    """Return one tensor of the tree.
-
-    Args:
-        dim: Required number of axes; None for any number.
-    """
+    """Return one tensor of the tree; `dim` is its number of axes, None for any."""
     value = tree.get(name)
     came = "not a tensor"
     if isinstance(value, Array):
@@ -305,7 +286,6 @@ def messages(
     """Return which messages were committed.
 
     Args:
-        table: The dictionary ``messages`` of the file.
         width: Number of columns of a payload, according to the description.
         stored: Number of numbers that are stored of a payload; None for only its columns.
     """
@@ -345,7 +325,6 @@ def rounds(last: int, messages: int) -> int:
 
 
 def _counters(table: Mapping[str, Any]) -> list[int]:
-    """Return rows, messages, the last round, and whether the recording was closed."""
     if "written" not in table:
         refuse("it contains no messages")
     counters: list[int] = np.asarray(tensor(table, "written", ("int64",), 1)).tolist()
@@ -355,7 +334,6 @@ def _counters(table: Mapping[str, Any]) -> list[int]:
 
 
 def _check_range(name: str, column: np.ndarray[Any, Any], stop: int) -> None:
-    """Raise `FileFault` for a value outside [0, stop)."""
     if not len(column):
         return
     low = int(column.min())
@@ -366,7 +344,7 @@ def _check_range(name: str, column: np.ndarray[Any, Any], stop: int) -> None:
 
 
 def _kinds(text: Array) -> tuple[str, ...]:
-    """Return the names of kinds from their bytes, each on a line, up to the first zero."""
+    """Return the names of kinds, each on a line, up to the first zero."""
     size = text.shape[0]
     if size > 16 * KINDS:  # later versions may keep more
         refuse(f"the names of its kinds take {size} bytes (maximum {16 * KINDS})")

@@ -47,10 +47,12 @@ def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
     """
     path = Path(path)
     if path.is_dir():
-        found = _load_folder(path, verify)
+        manifest = shards.read(path)
+        shards.check(path, manifest, verify)
+        found = _joined(path, manifest, {name: _decoded(path / name) for name in manifest.files})
     else:
         sidecar.check(path, verify)
-        found = tree.decode(tree.read(path, TRACE), str(path))
+        found = _decoded(path)
     _check_rounds(path, found, len(found))
     if not found.task.is_program:
         return found
@@ -124,15 +126,8 @@ def write_sidecar(path: str | os.PathLike[str]) -> str:
     return shards.seal(path) if path.is_dir() else sidecar.write(path)
 
 
-def _load_folder(folder: Path, verify: bool | None) -> Trace:
-    manifest = shards.read(folder)
-    shards.check(folder, manifest, verify)
-    parts = {}
-    for name in manifest.files:
-        file = folder / name
-        parts[name] = tree.decode(tree.read(file, TRACE), str(file))
-    messages = tuple(table for part in parts.values() for table in part.messages)
-    return replace(_joined(folder, manifest, parts), messages=messages)
+def _decoded(path: Path) -> Trace:
+    return tree.decode(tree.read(path, TRACE), str(path))
 
 
 def _joined(folder: Path, manifest: shards.Manifest, parts: Mapping[str, Trace]) -> Trace:
@@ -153,6 +148,7 @@ def _joined(folder: Path, manifest: shards.Manifest, parts: Mapping[str, Trace])
             )
     return replace(
         first,
+        messages=tuple(table for part in parts.values() for table in part.messages),
         rounds=max(part.rounds for part in parts.values()),
         complete=manifest.complete and all(part.complete for part in parts.values()),
     )

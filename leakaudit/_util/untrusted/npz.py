@@ -39,6 +39,17 @@ def old_headers() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _damage(name: str) -> Iterator[None]:
+    """Turn whatever a damaged entry raises into a ValueError with its name."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"array {name[:80]!r}: {str(error)[:200]}") from None
+
+
 class Npz:
     """An open .npz file; its arrays are read one at a time.
 
@@ -79,21 +90,13 @@ class Npz:
         """Return an array."""
         if name not in self.files:
             raise KeyError(name)
-        try:
+        with _damage(name):
             return self._read(name)
-        except OSError:
-            raise
-        except Exception as error:  # a damaged entry raises anything
-            raise ValueError(f"array {name[:80]!r}: {str(error)[:200]}") from None
 
     def length(self, name: str) -> int:
         """Return how many numbers an array declares; none of them is read."""
-        try:
+        with _damage(name):
             shape, _ = self._header(name)
-        except OSError:
-            raise
-        except Exception as error:  # a damaged entry raises anything
-            raise ValueError(f"array {name[:80]!r}: {str(error)[:200]}") from None
         return math.prod(shape)
 
     def _header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -72,7 +72,7 @@ NORESERVE = getattr(mmap, "MAP_NORESERVE", _LINUX_NORESERVE)
 
 
 @dataclass(frozen=True)
-class MappedTensor:
+class _MappedTensor:
     """A tensor of a file, whose bytes are mapped copy-on-write, but have not been read."""
 
     dtype: str  # name of the type of its numbers
@@ -123,7 +123,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def outline(path: Path) -> dict[str, Any]:
-    """Return the file's dictionary as `read` does, with `MappedTensor` in place of tensors."""
+    """Return the file's dictionary as `read` does, with tensors that have not been read."""
     with explained(f"cannot read {path}"):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe must not block
         try:
@@ -171,7 +171,7 @@ def _tensors(tree: Any) -> Any:
         return {key: _tensors(part) for key, part in tree.items()}
     if isinstance(tree, list):
         return [_tensors(part) for part in tree]
-    return tree.tensor() if isinstance(tree, MappedTensor) else tree
+    return tree.tensor() if isinstance(tree, _MappedTensor) else tree
 
 
 def _parse(index: bytes) -> Any:
@@ -292,7 +292,7 @@ class _Builder:
             refuse("it contains something other than plain values and tensors")
         return value
 
-    def _tensor(self, shell: _Shell) -> MappedTensor:
+    def _tensor(self, shell: _Shell) -> _MappedTensor:
         dtype, key, numel = shell.store
         record = self.records.get(f"data/{key}")
         if record is None or numel * dtype.itemsize > record.size:
@@ -300,4 +300,4 @@ class _Builder:
         if record.start % dtype.itemsize:
             refuse(f"record {short(key)} is not aligned")
         start = record.start + shell.offset * dtype.itemsize
-        return MappedTensor(dtype.name, shell.shape, self.data, start)
+        return _MappedTensor(dtype.name, shell.shape, self.data, start)

@@ -9,7 +9,7 @@ import torch
 
 from leakaudit.capture.equations import linear, steps
 from leakaudit.capture.equations.streams import SenderStreams
-from leakaudit.capture.equations.written import Equation, EquationWriter
+from leakaudit.capture.equations.written import Equation, protocol_file
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.tasks.task import Task
@@ -50,7 +50,7 @@ def propose(trace: Trace, task: Task, name: str) -> Proposal:
     if len(found) < len(streams.kinds):
         return Proposal(None, tuple(said))
     try:
-        text = EquationWriter(streams, task, found).text(name)
+        text = protocol_file(streams, task, found, name)
     except LeakauditError as error:
         return Proposal(None, (*said, f"not known: {error}"))
     nodes: list[str] = []

@@ -33,7 +33,14 @@ class Equation:
     step: Step | None  # what it leaves; None if it leaves nothing
 
 
-class EquationWriter:
+def protocol_file(
+    streams: SenderStreams, task: Task, equations: Sequence[Equation], name: str
+) -> str:
+    """Return the text of a protocol file, if it can state how the first rounds differ."""
+    return _EquationWriter(streams, task, equations).text(name)
+
+
+class _EquationWriter:
     """Writes the equations of all kinds."""
 
     def __init__(self, streams: SenderStreams, task: Task, equations: Sequence[Equation]) -> None:

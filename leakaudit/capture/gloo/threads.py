@@ -8,9 +8,10 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from leakaudit.capture.gloo import process
+from leakaudit.capture.gloo import node
 from leakaudit.capture.gloo.board import ProcessBoard
 from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
+from leakaudit.capture.gloo.process import failed
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.core import progress
@@ -52,7 +53,7 @@ def run(setup: Setup) -> None:
     hands: list[_ThreadConnections] = []
     hands += [_ThreadConnections(hands, rank, procs) for rank in range(procs)]
     board = ProcessBoard(setup.folder / "board", procs)
-    tasks = [process.task_of(setup) for _ in hands]  # a model cannot be shared between threads
+    tasks = [node.task_of(setup) for _ in hands]  # a model cannot be shared between threads
 
     def serve(hand: _ThreadConnections) -> None:
         rank = hand.rank
@@ -60,13 +61,13 @@ def run(setup: Setup) -> None:
         reached = 0
         log = Log(setup.folder, rank, engine="threads", nodes=setup.here(rank))
         try:
-            reached = process.serve(setup, rank, tasks[rank], hand, log, _stop)
+            reached = node.serve(setup, rank, tasks[rank], hand, log, _stop)
             word = GOODBYE
             log.close()
         except _ThreadStop:
             log.abandon()
         except Exception as error:
-            process.failed(setup.folder, rank, error)
+            failed(setup.folder, rank, error)
         hand.end(word, reached)
 
     threads = [threading.Thread(target=serve, args=(hand,), daemon=True) for hand in hands]

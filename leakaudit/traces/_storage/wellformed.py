@@ -1,6 +1,6 @@
 """Requirements on every part of a trace or truth file, so that later code need not check again.
 
-Arrays are tensors, or `safe_reader.MappedTensor` if the file is read without torch.
+Arrays are tensors, or what `safe_reader.outline` returns for them.
 """
 
 from __future__ import annotations

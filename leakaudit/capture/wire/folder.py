@@ -28,13 +28,9 @@ class FolderMessage:
     """One message of the folder."""
 
     where: str  # file and line, for messages to the user
-    line: MessageLine  # what the line states, with the receivers as a list
+    line: MessageLine  # what the line states
     payload: Payload
-
-    @property
-    def dst(self) -> tuple[int, ...]:
-        """The receivers."""
-        return self.line.dst or ()
+    dst: tuple[int, ...]  # the receivers
 
 
 @dataclass(frozen=True)
@@ -124,10 +120,11 @@ def _read(folder: Path, file: Path, found: list[FolderMessage]) -> str:
             return f"line {number} is truncated"
         try:
             line = lines.checked(value)
+            listed_receivers = lines.receivers(line)
             form = (line.file, line.names, line.offset, line.dtype, line.shapes)
             if form not in known:
                 known[form] = payloads.find(folder, line)
-            found.append(FolderMessage(where, line, known[form]))
+            found.append(FolderMessage(where, line, known[form], listed_receivers))
         except IncompletePayload as error:
             pending = f"line {number}: {error}"
         except LeakauditError as error:
@@ -171,12 +168,12 @@ def _nodes(path: Path, found: Iterable[FolderMessage]) -> int:
 
 
 def _addressed(message: FolderMessage, nodes: int) -> FolderMessage:
-    if message.line.dst is not None:
+    if message.dst:
         return message
     others = tuple(node for node in range(nodes) if node != message.line.src)
     if not others:
         raise LeakauditError(f"{message.where}: dst: there is no other node")
-    return replace(message, line=replace(message.line, dst=others))
+    return replace(message, dst=others)
 
 
 def _round(message: FolderMessage) -> int:
@@ -193,7 +190,7 @@ def _check_number(path: Path, messages: Iterable[FolderMessage]) -> None:
 
 
 def _check_unique(messages: Iterable[FolderMessage]) -> None:
-    seen: dict[tuple[int, int, int, str, int], str] = {}
+    seen: dict[tuple[int, int, int, str | None, int], str] = {}
     for message in messages:
         line = message.line
         for dst in message.dst:
@@ -208,7 +205,7 @@ def _check_unique(messages: Iterable[FolderMessage]) -> None:
 
 def _check_forms(messages: Iterable[FolderMessage]) -> None:
     """Reject messages of one kind with different tensors: some would be incomplete."""
-    first: dict[tuple[str, int], FolderMessage] = {}
+    first: dict[tuple[str | None, int], FolderMessage] = {}
     for message in messages:
         key = (message.line.kind, message.line.tag)
         usual = first.setdefault(key, message)

@@ -22,7 +22,7 @@ def write(
     folder: Folder, logs: Path, description: MessageDescription | None = None
 ) -> tuple[str, ...]:
     """Write one log for each sending node; `description` is None if it is to be inferred."""
-    chosen: dict[tuple[str, int], Sequence[int]] = {}
+    chosen: dict[tuple[str | None, int], Sequence[int]] = {}
     extra: set[str] = set()
     if description is not None:
         for message in folder.messages:
@@ -159,7 +159,7 @@ def check_complete(folder: Folder, seen: ChannelVectors, description: MessageDes
         if not _is_used(description, message):
             continue
         for dst in message.dst:
-            if (line.src, dst, line.round - folder.first, line.tag, line.kind) not in held:
+            if (line.src, dst, line.round - folder.first, line.tag, line.kind or "") not in held:
                 raise LeakauditError(
                     f"{message.where}: tensors {listed(message.payload)} are not a model of "
                     f"{seen.sizes[-1]} numbers; leave such messages out, or give them another tag "

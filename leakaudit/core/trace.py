@@ -220,6 +220,11 @@ class Messages:
         """Number of messages m."""
         return len(self.round)
 
+    @property
+    def rows(self) -> Tensor:
+        """Everything that the file holds of each payload."""
+        return self.payload if self.stored is None else self.stored
+
     def __repr__(self) -> str:
         """Sizes and kinds, without the payload."""
         rows, columns = self.payload.shape
@@ -292,7 +297,12 @@ class Trace(CardDisplay):
     @property
     def spans(self) -> tuple[Span, ...]:
         """All recorded spans of columns, (start, stop)."""
-        return (self.columns,) if self.kept is None else self.kept.spans
+        return self.recorded.spans
+
+    @property
+    def recorded(self) -> StoredColumns:
+        """What was recorded of each message, even if that is only `columns`."""
+        return self.kept or StoredColumns(self.layout.size, (self.columns,))
 
     def of_span(self, span: Span) -> Trace:
         """Return the trace with another recorded span of columns as its only one.

@@ -140,7 +140,7 @@ def _arrays(trace: Trace) -> tuple[dict[str, Tensor], str]:
         parts["kind"].append(number[m.kind.long()])
         parts["row"].append(m.row + rows)
         parts["secure"].append(m.secure)
-        parts["payload"].append(m.payload if m.stored is None else m.stored)
+        parts["payload"].append(m.rows)
         rows += len(m.payload)
     arrays = {}
     for name, part in parts.items():

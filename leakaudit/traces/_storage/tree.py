@@ -146,9 +146,7 @@ def _outlined(tree: Mapping[str, Any], where: str) -> tuple[Trace, CommittedTabl
         table = tree.get("messages")
         if not isinstance(table, dict):
             table = {}
-        width = trace.columns[1] - trace.columns[0]
-        stored = None if trace.kept is None else trace.kept.width
-        found = wellformed.messages(table, trace.graph.nodes, width, stored)
+        found = wellformed.messages(table, trace.graph.nodes, trace.recorded.width)
         public = wellformed.tensors(tree, "public")
     except FileFault as why:
         raise LeakauditError(f"{where} is rejected: {why}") from None

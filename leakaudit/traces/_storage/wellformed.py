@@ -280,22 +280,14 @@ def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def messages(
-    table: Mapping[str, Any], nodes: int, width: int, stored: int | None = None
-) -> CommittedTable:
-    """Return which messages were committed.
-
-    Args:
-        width: Number of columns of a payload, according to the description.
-        stored: Number of numbers that are stored of a payload; None for only its columns.
-    """
+def messages(table: Mapping[str, Any], nodes: int, width: int) -> CommittedTable:
+    """Return which messages were committed, if their payloads have the described width."""
     rows, count, last, closed = _counters(table)
     index = {name: np.asarray(tensor(table, name, ("int32",), 1)) for name in INDEX}
     secure = np.asarray(tensor(table, "secure", ("bool",), 1))
     payload = tensor(table, "payload", FLOATS, 2)
-    stated = width if stored is None else stored
-    if payload.shape[1] != stated:
-        refuse(f"its payload has {payload.shape[1]} columns, but its description states {stated}")
+    if payload.shape[1] != width:
+        refuse(f"its payload has {payload.shape[1]} columns, but its description states {width}")
     held = all(0 <= count <= len(column) for column in (*index.values(), secure))
     if not 0 <= rows <= payload.shape[0] or not held or not 0 <= last < INT32:
         refuse(

@@ -57,17 +57,12 @@ class Adversary:
     ) -> Adversary:
         """Parse an adversary as users write it.
 
-        ``node:3`` observes only the messages of node 3; ``eavesdropper+node:3`` also taps every
-        channel.
-
         Args:
             text: ``eavesdropper``, ``node:3``, ``nodes:3,5``, ``edges:0-1,1-0``, or several of them
-                joined by ``+``.
+                joined by ``+``: ``node:3`` observes only the messages of node 3, and
+                ``eavesdropper+node:3`` also taps every channel.
             window: Rounds that are observed; None for all.
             knows: Names of the known constants and public tensors, or "all".
-
-        Raises:
-            LeakauditError: The text has another form.
         """
         hears: Edges | Literal["all"] = frozenset()
         corrupt: frozenset[int] = frozenset()
@@ -88,14 +83,7 @@ class Adversary:
 
     @classmethod
     def of(cls, who: Adversary | str) -> Adversary:
-        """Return an adversary that was given as a value or as text.
-
-        Args:
-            who: The adversary, or the text that `parse` accepts.
-
-        Raises:
-            LeakauditError: It is neither.
-        """
+        """Return an adversary that was given as a value, or as text that `parse` accepts."""
         if isinstance(who, Adversary):
             return who
         if isinstance(who, str):
@@ -119,15 +107,12 @@ class Adversary:
     def observes(self, src: int, dst: int | None, *, secure: bool = False) -> bool:
         """Whether the adversary reads the content of a message on this channel, inside the window.
 
-        This is the only place that decides who observes what: for recorded messages (`View`),
-        messages that a protocol declares (`leakaudit.theory.relations.know`), messages that a check
-        expects, and channels that a report draws.
+        This is the only place that decides who observes what, in recordings and in declarations.
 
         Args:
             src: The sender.
             dst: The receiver; None for a public board, which everyone reads.
-            secure: Whether it is encrypted, so that only sender and receiver read it. Every node
-                is a receiver of a public board.
+            secure: Whether it is encrypted, so that only sender and receivers read it.
         """
         if src in self.corrupt or dst in self.corrupt:
             return True
@@ -140,12 +125,7 @@ class Adversary:
     def view(self, trace: Trace) -> View:
         """Restrict a trace to what this adversary observes.
 
-        Args:
-            trace: The recording.
-
-        Raises:
-            LeakauditError: The trace does not have one of the nodes or edges, or no round of the
-                window.
+        Raises LeakauditError if that is nothing.
         """
         self.check(trace.graph)
         view = View(self, trace)
@@ -157,14 +137,7 @@ class Adversary:
         return view
 
     def check(self, graph: Graph) -> None:
-        """Check that a graph has the nodes and edges of this adversary.
-
-        Args:
-            graph: The network.
-
-        Raises:
-            LeakauditError: It does not have one of the nodes or edges.
-        """
+        """Raise LeakauditError unless a graph has the nodes and edges of this adversary."""
         missing = {node for node in self.corrupt if node >= graph.nodes}
         if missing:
             raise LeakauditError(

@@ -257,9 +257,8 @@ class Recorder:
             secure: Whether it is sent encrypted.
 
         Raises:
-            LeakauditError: The node or channel does not exist, the protocol does not send this
-                kind, the round is lower than the last one, or the vector has another length or
-                contains NaN or infinity.
+            LeakauditError: The protocol sends no such message, the round is lower than the last, or
+                the vector has another length, NaN or infinity.
         """
         vector = self._vector(value)
         sender = integers(src, "src", self.graph.nodes)
@@ -288,12 +287,10 @@ class Recorder:
             dst: (k,) receivers.
             kind: Name of their kind.
             secure: Whether they are sent encrypted.
-            row: (k,) index of the payload of each message, 0 to max(row), if some are sent to
-                several nodes; by default each has its own.
+            row: (k,) index of the payload of each message, if some are sent to several nodes.
 
         Returns:
-            (max(row) + 1, c) the payloads, to be filled before the round ends: with the recorded
-            columns, or with several spans or a sketch, with the result of ``kept.cut``.
+            (max(row) + 1, c) the payloads, to be filled before the round ends, as by ``kept.cut``.
 
         Raises:
             LeakauditError: As for `send`, or src, dst and row differ in length.
@@ -322,7 +319,7 @@ class Recorder:
         secure: bool = False,
         instead: Callable[[], Tensor] | None = None,
     ) -> Tensor:
-        """Execute an exchange of messages and return what the receivers obtain.
+        """Record an exchange of messages and return what the receivers obtain.
 
         All nodes run in this process, so they obtain the values themselves. An engine with several
         processes returns what arrived (docs/engines.md).
@@ -334,9 +331,6 @@ class Recorder:
             arcs: Who sends which of them to whom.
             secure: Whether they are sent encrypted.
             instead: Returns replacements for rows that did not arrive; not needed here.
-
-        Returns:
-            (rows, d) the payloads as received.
         """
         src, dst, row, used = arcs.recorded
         if len(src):
@@ -345,64 +339,34 @@ class Recorder:
         return values
 
     def end_round(self, round: int) -> None:
-        """Commit: from now on, the messages up to this round are part of the trace.
-
-        Args:
-            round: The round that has ended.
-        """
+        """Commit: from now on, the messages up to this round are part of the trace."""
         self._enter_round(round)
         self._writer.commit(round)
 
     def truth(self, node: int, x: Any, y: Any, index: Any = None) -> None:
-        """Store samples of a node.
-
-        Args:
-            node: Their owner.
-            x: (b, *shape) inputs, or one (*shape).
-            y: (b,) labels.
-            index: (b,) their rows in the data set; None if there is none.
-        """
+        """Store samples of a node: inputs (b, *shape), labels (b,), rows in the data set (b,)."""
         self._truth.add(node, x, y, index)
 
     def pool(self, x: Any) -> None:
-        """Store other records of the data set, as candidates for identification.
-
-        Args:
-            x: (p, *shape) inputs.
-        """
+        """Store other records (p, *shape) of the data set, as candidates for identification."""
         self._truth.pool(x)
 
     def state(self, name: str, round: int, value: Any) -> None:
-        """Store private vectors of a round, if the recorder keeps states.
-
-        Args:
-            name: Name of the vectors.
-            round: Round at the end of which they have these values.
-            value: The vectors, for example (N, d).
-        """
+        """Store private vectors at the end of a round, if the recorder keeps states."""
         if self._keep_states:
             self._truth.state(name, round, value)
 
     def curve(self, name: str, round: int, value: float) -> None:
-        """Store a number of a round, if the recorder keeps curves.
-
-        Args:
-            name: Name of the number, for example ``loss``.
-            round: Its round.
-            value: The number.
-        """
+        """Store a number of a round, such as the loss, if the recorder keeps curves."""
         if self.keep_curves:
             self._truth.state(name, round, torch.tensor(value, dtype=torch.float64))
 
     def close(self, complete: bool = True) -> None:
-        """End the recording with the current round.
-
-        Args:
-            complete: False marks the recording as incomplete.
+        """End the recording with the current round; complete=False marks it as incomplete.
 
         Raises:
-            LeakauditError: The disk fails, or the messages come from a file that was truncated
-                while it was read; then the recording stays incomplete.
+            LeakauditError: The disk fails, or a file that was read was truncated meanwhile; the
+                recording then stays incomplete.
         """
         mapping.verify()
         if self._writer.pending:

@@ -38,12 +38,11 @@ def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
 
     Args:
         path: A .pt file or a folder.
-        verify: Whether to compare the file with the sha256 next to it. None does so if there is one
+        verify: Whether to compare the file with the sha256 next to it; None does so if there is one
             and the trace is smaller than 1 GiB.
 
     Raises:
-        LeakauditError: One line, for a file that is not a valid trace of a version that this
-            program can read.
+        LeakauditError: It is not a valid trace of a version that this program can read.
     """
     path = Path(path)
     if path.is_dir():

@@ -1,7 +1,4 @@
-"""Assignment of reconstructions to true records.
-
-An attack on a batch returns its reconstructions in arbitrary order.
-"""
+"""Assignment of reconstructions to true records, which an attack returns in arbitrary order."""
 
 from __future__ import annotations
 
@@ -28,16 +25,12 @@ class Match:
 def match(x: Tensor, y: Tensor, tokens: bool = False) -> Match:
     """Pair reconstructions with true records such that the sum of squared errors is minimal.
 
-    There is one guess per record, so only the first m finite rows of x can be paired. Otherwise
-    additional guesses would improve the score, up to submitting the whole data set for one record.
-    An attack lists the rows that it is most certain of first.
+    There is one guess per record: only the first m finite rows of x, of which an attack is most
+    certain, can be paired. Otherwise one could submit the whole data set for one record.
 
     Args:
-        x: (n, *shape) reconstructions; rows with NaN or infinity are never paired.
+        x: (n, *shape) reconstructions.
         y: (m, *shape) true records; those without a partner are missing.
-
-    Returns:
-        min(m, number of finite rows) pairs.
     """
     if x.shape[1:] != y.shape[1:]:
         raise LeakauditError(
@@ -58,11 +51,7 @@ def match(x: Tensor, y: Tensor, tokens: bool = False) -> Match:
 
 
 def kept(pairs: Match, true: Tensor) -> Match:
-    """Keep the pairs of some true records, which are counted anew.
-
-    Args:
-        true: (m,) bool, the records to keep.
-    """
+    """Keep the pairs of some true records, given by a mask (m,), which are counted anew."""
     chosen = true[pairs.true]
     place = true.cumsum(0) - 1
     rows = place[pairs.true[chosen]]
@@ -70,15 +59,7 @@ def kept(pairs: Match, true: Tensor) -> Match:
 
 
 def match_labels(found: Tensor, true: Tensor) -> Match:
-    """Pair labels so that most are equal, or real targets as close as possible.
-
-    Args:
-        found: (n,) labels of a reconstruction.
-        true: (m,) labels of the truth; real numbers for regression targets.
-
-    Returns:
-        min(m, n) pairs.
-    """
+    """Pair labels (n,) and (m,) so that most are equal, or real targets as close as possible."""
     gap = (found[:, None].double() - true[None, :].double()).abs()
     if not true.is_floating_point():
         gap = gap.sign()
@@ -86,13 +67,9 @@ def match_labels(found: Tensor, true: Tensor) -> Match:
 
 
 def assign(cost: Tensor) -> Match:
-    """Pair rows and columns with the minimal sum of costs.
+    """Pair rows and columns of cost (n, m) with the minimal sum.
 
-    Args:
-        cost: (n, m); what is not finite, as squares of huge errors, counts as `LARGEST`.
-
-    Returns:
-        min(n, m) pairs.
+    Non-finite costs count as `LARGEST`.
     """
     cost = cost.double().nan_to_num(nan=LARGEST, posinf=LARGEST).clamp(max=LARGEST)
     clear = _each_its_cheapest(cost)

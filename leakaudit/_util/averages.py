@@ -1,7 +1,6 @@
 """Mean and median of numbers near the largest float, as a file of a stranger may contain.
 
-`statistics.fmean` raises an error if the sum of the numbers is beyond all floats, and
-`statistics.median` returns infinity if the sum of the middle two is.
+`statistics.fmean` fails, and `statistics.median` returns infinity, if a sum is beyond all floats.
 """
 
 from __future__ import annotations
@@ -11,11 +10,7 @@ from collections.abc import Sequence
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean of numbers.
-
-    Args:
-        values: At least one number.
-    """
+    """Return the mean of at least one number."""
     try:
         return statistics.fmean(values)
     except OverflowError:
@@ -24,11 +19,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median of numbers.
-
-    Args:
-        values: At least one number.
-    """
+    """Return the median of at least one number."""
     ordered = sorted(values)
     low = ordered[(len(ordered) - 1) // 2]
     high = ordered[len(ordered) // 2]

@@ -1,11 +1,8 @@
 """The only bisection of the package: the point at which a monotone condition begins to hold.
 
-The caller selects the side of the last bracket to return. Every inversion of a bound uses this
-module: the epsilon of a curve, the noise of a claim, the trials of a test. Such a condition is
-monotone: false below one crossing and true from there on. A bisection ends with two values around
-the crossing, and only the caller knows which of the two is conservative. A published epsilon must
-not be too small, so it is the upper value; a mu that measured counts refute must not be too large,
-so it is the lower one.
+A bisection ends with two values around the crossing, and the caller knows which is conservative: a
+published epsilon must not be too small, so it is the upper value; a mu that measured counts refute
+must not be too large, so it is the lower one.
 
 >>> def enough(x):
 ...     return x * x >= 2
@@ -46,22 +43,16 @@ def crossing(
 ) -> float:
     """Return where a monotone condition begins to hold, rounded to the selected side.
 
-    The ends are not evaluated: the condition is taken as false at `low` and as true at `high`. If
-    it holds nowhere in between, `side="above"` therefore returns a value next to `high`; if it
-    holds everywhere, `side="below"` returns one next to `low`. If a condition is not monotone and
-    has several crossings, one of them is found.
+    The ends are not evaluated: the condition is taken as false at `low` and as true at `high`. Of
+    several crossings, one is found.
 
     Args:
-        low: Lower end of the bracket. If an end is infinite, no halving takes place and the end on
-            the chosen side is returned.
+        low: Lower end of the bracket; if an end is infinite, that of the chosen side is returned.
         side: `"above"`: the smallest value at which the condition held when evaluated, or `high`.
-            `"below"`: the largest value at which it did not, or `low`. The true crossing lies
-            between the two.
-        halvings: Maximum number of halvings. The default suffices for two adjacent floats.
-        tolerance: Stop once the bracket is narrower than this fraction of its upper end; 0
-            continues to adjacent floats.
-        middle: Returns the next point to evaluate; `arithmetic` by default, `geometric` if the
-            scale of the crossing is unknown.
+            `"below"`: the largest value at which it did not, or `low`.
+        halvings: Most halvings; the default suffices for two adjacent floats.
+        tolerance: Stop once the bracket is narrower than this fraction of its upper end.
+        middle: Returns the next point; `geometric` if the scale of the crossing is unknown.
     """
     if not low <= high:
         raise LeakauditError(f"bisection: expected low <= high, got {low} and {high}")
@@ -90,36 +81,20 @@ def crossing_integer(holds: Callable[[int], bool], low: int, high: int) -> int:
     return high
 
 
-def bracket(holds: Callable[[float], bool], high: float = 1.0) -> tuple[float, float]:
-    """Double the upper end of a bracket that begins at 0 until the condition holds there.
-
-    Args:
-        high: The first upper end, above 0.
-
-    Returns:
-        Two ends, as `crossing` expects them. The upper one is inf if the condition holds at none of
-        the doubled values.
-    """
+def bracket(holds: Callable[[float], bool]) -> tuple[float, float]:
+    """Double the upper end of a bracket from 0 to 1 until the condition holds, or it is inf."""
     low = 0.0
+    high = 1.0
     while high < math.inf and not holds(high):
         low = high
         high = 2 * high
     return low, high
 
 
-def bracket_integer(
-    holds: Callable[[int], bool], most: int, high: int = 1
-) -> tuple[int, int] | None:
-    """Double the upper end of a bracket that begins at 0 until the condition holds there.
-
-    Args:
-        high: The first upper end, at least 1.
-
-    Returns:
-        Two ends, as `crossing_integer` expects them, or None if the condition does not hold up to
-        `most`.
-    """
+def bracket_integer(holds: Callable[[int], bool], most: int) -> tuple[int, int] | None:
+    """Return the same for integers; None if the condition does not hold up to `most`."""
     low = 0
+    high = 1
     while not holds(high):
         low = high
         high = 2 * high
@@ -137,11 +112,5 @@ def arithmetic(low: float, high: float) -> float:
 
 
 def geometric(low: float, high: float) -> float:
-    """Return the geometric mean of two ends above 0.
-
-    The number of halvings is the same for each factor of ten of the bracket.
-
-    Args:
-        low: Lower end of the bracket, above 0.
-    """
+    """Return the geometric mean of two ends above 0: each factor of ten takes as many halvings."""
     return math.sqrt(low * high)

@@ -1,8 +1,7 @@
 """Reading of TOML files written by people: typed values, or an error with file, key and line.
 
-msgspec converts each value to the type of its key, strictly: text is not read as a number, and true
-is not 1. It is imported only when a table is read, because every command reads settings and few
-users have any.
+msgspec converts strictly (text is no number, true is not 1). It is imported only when a table is
+read, because every command reads settings and few users have any.
 """
 
 from __future__ import annotations
@@ -37,16 +36,12 @@ LONGEST = 4 * LARGEST  # bytes of a file: a character has at most four
 class InvalidValue(LeakauditError):
     """A value of the right type that is nevertheless invalid.
 
-    Attributes:
+    Args:
+        where: What the keys belong to, such as ``check ring``; may be empty.
         at: Keys that lead to it, within the table from which a value is built.
     """
 
     def __init__(self, where: str, says: str, *at: str) -> None:
-        """Build the message.
-
-        Args:
-            where: What the keys belong to, such as ``check ring``; may be empty.
-        """
         super().__init__(_joined(where, ".".join(at), says))
         self.at = at
 
@@ -76,11 +71,7 @@ class ConfigTable:
         return replace(self, values={k: v for k, v in self.values.items() if k not in keys})
 
     def table(self, *keys: str) -> ConfigTable:
-        """Return the table at nested keys.
-
-        Args:
-            keys: From the outermost to the innermost.
-        """
+        """Return the table at nested keys, from the outermost to the innermost."""
         values = self.values
         for depth, key in enumerate(keys, 1):
             values = values.get(key, {})
@@ -112,10 +103,6 @@ class ConfigTable:
 
         Args:
             kind: Receives the given values by key; the form itself, or a class of this package.
-
-        Raises:
-            LeakauditError: A key is unknown (the message suggests the nearest) or missing, a value
-                has the wrong type, or `kind` rejects it.
         """
         from msgspec import structs
 
@@ -133,22 +120,11 @@ class ConfigTable:
             raise LeakauditError(_joined(self.file, str(error))) from None
 
     def error(self, says: str, *at: str | int) -> LeakauditError:
-        """Return an error about a location in the table.
-
-        Args:
-            at: Keys and indices within the table; empty for the table as a whole.
-        """
+        """Return an error about keys and indices within the table; none for the table itself."""
         return LeakauditError(_joined(self.name, f"{says}{self.line(*at)}"))
 
     def line(self, *at: str | int) -> str:
-        """Return the line of a location, formatted as the end of a message.
-
-        Args:
-            at: Keys and indices within the table; empty for the table as a whole.
-
-        Returns:
-            For example `` (at line 3)``; empty if the line is not found.
-        """
+        """Return the line of a location for the end of a message: `` (at line 3)``, or empty."""
         line = line_of(self.text, (*self.path, *at))
         if line is None:
             return ""
@@ -193,12 +169,7 @@ def read(path: Path, name: str = "") -> ConfigTable:
 
 
 def parsed(text: str) -> dict[str, Any]:
-    """Parse TOML.
-
-    Raises:
-        ValueError: It is not TOML, is too long, nests too deeply, or contains a number of too many
-            digits.
-    """
+    """Parse TOML; raises ValueError if it is not TOML, is too long or nests too deeply."""
     if len(text) > LARGEST:
         raise ValueError(f"expected at most {LARGEST} characters, got {len(text)}")
     return _kept(text)
@@ -240,11 +211,7 @@ def check(values: Mapping[str, object], form: type[Struct]) -> None:
 
 
 def written(values: Mapping[str, object]) -> str:
-    """Write values as TOML.
-
-    Args:
-        values: Values by key; TOML cannot represent None.
-    """
+    """Write values as TOML, which cannot represent None."""
     import tomli_w
 
     try:
@@ -254,15 +221,9 @@ def written(values: Mapping[str, object]) -> str:
 
 
 def inline(value: object) -> str:
-    """Write one value as TOML on a single line.
+    """Write one value as TOML on a single line: the text after ``key =``.
 
     tomli-w puts every entry of a list on its own line, and a table under a heading.
-
-    Args:
-        value: Text, a number, true or false, or a list or a table of such values.
-
-    Returns:
-        The text after ``key =``.
     """
     if isinstance(value, Mapping):
         entries = [f"{_key(key)} = {inline(held)}" for key, held in value.items()]
@@ -283,14 +244,10 @@ def _key(key: str) -> str:
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int | None:
-    """Find the line on which a key or a table begins.
+    """Return the line, from 1, on which a key or a table begins; None if it is not found.
 
-    tomllib returns values without their lines. The file is therefore parsed up to each line that
-    contains the name of the key: the first part with something at that place ends with the key's
-    value.
-
-    Returns:
-        The line, counted from 1; None if it is not found.
+    tomllib returns values without their lines, so the file is parsed up to each line that contains
+    the name of the key: the first part with something at that place ends with the key's value.
     """
     names = [step for step in path if isinstance(step, str)]
     if not text or not names:
@@ -318,7 +275,6 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
 
 
 def _holds(values: Any, path: Sequence[str | int]) -> bool:
-    """Return whether a location exists."""
     try:
         for step in path:
             values = values[step]
@@ -328,7 +284,6 @@ def _holds(values: Any, path: Sequence[str | int]) -> bool:
 
 
 def _sentence(found: MismatchLocation) -> str:
-    """Describe what is wrong with the value of a key, or at a location within it."""
     from leakaudit._util.decoding import dotted, words
 
     place = dotted(found.path)

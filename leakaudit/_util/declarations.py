@@ -1,9 +1,8 @@
 """Read declarations from the source of our own files, without importing them.
 
-Tables, and the order in which `auto` tries attacks, need a few words and default values. These are
-literals in the body of a class, but importing the class imports torch, which takes about ten times
-as long as everything else that a table needs. A value that is not a literal is never guessed: in
-this case, as for every plug-in, the class is imported.
+Tables, and the order in which `auto` tries attacks, need a few literals in the body of a class, but
+importing it imports torch, which takes ten times as long as all else. A value that is not a literal
+is never guessed: the class is imported, as for every plug-in.
 """
 
 from __future__ import annotations
@@ -40,21 +39,19 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Declaration:
-    """The declaration of a class or a function."""
-
+class _Declaration:
     attributes: Mapping[str, Any]  # values of the requested class variables
     parameters: Mapping[str, Parameter]  # the hyper-parameters by name
     note: str  # first line of the docstring
 
 
-def everything(group: str, wanted: Sequence[str] = ()) -> Iterator[tuple[str, Declaration]]:
+def everything(group: str, wanted: Sequence[str] = ()) -> Iterator[tuple[str, _Declaration]]:
     """Read the declarations of a group, with their names."""
     for name in registry.names(group):
         yield name, of(group, name, wanted)
 
 
-def of(group: str, name: str, wanted: Sequence[str] = ()) -> Declaration:
+def of(group: str, name: str, wanted: Sequence[str] = ()) -> _Declaration:
     """Read the declaration of one victim, attack or renderer."""
     module = registry.unloaded(group, name)
     if module is not None:
@@ -66,7 +63,7 @@ def of(group: str, name: str, wanted: Sequence[str] = ()) -> Declaration:
 
 
 @cache
-def read(module: str, name: str, wanted: tuple[str, ...]) -> Declaration:
+def read(module: str, name: str, wanted: tuple[str, ...]) -> _Declaration:
     """Read what one of our own files registers."""
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and _registers(node, name):
@@ -74,7 +71,7 @@ def read(module: str, name: str, wanted: tuple[str, ...]) -> Declaration:
     raise _NotLiteral(f"{module}: expected a class or function registered as {name!r}")
 
 
-def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
+def of_loaded(thing: Any, wanted: Sequence[str]) -> _Declaration:
     """Return the declaration of a loaded class or function."""
     parameters = {}
     if isinstance(thing, type):
@@ -86,11 +83,10 @@ def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
                 _choices_of(thing, key),
             )
     attributes = {key: getattr(thing, key) for key in wanted}
-    return Declaration(attributes, parameters, _first_line(thing.__doc__))
+    return _Declaration(attributes, parameters, _first_line(thing.__doc__))
 
 
 def _choices_of(kind: type, key: str) -> tuple[str, ...]:
-    """Return the words that a hyper-parameter allows."""
     try:
         return registry.choices(kind, key)
     except NameError:  # a plug-in's annotation uses a name that only type checkers import
@@ -98,11 +94,7 @@ def _choices_of(kind: type, key: str) -> tuple[str, ...]:
 
 
 def table(module: str, name: str) -> dict[str, Any]:
-    """Read a module's dictionary with text keys.
-
-    Returns:
-        Its entries; None for a value that is not a literal.
-    """
+    """Read a module's dictionary with text keys; a value that is not a literal is None."""
     try:
         entries = _entries(module, name)
     except _NotLiteral:
@@ -116,7 +108,7 @@ def table(module: str, name: str) -> dict[str, Any]:
     return found
 
 
-def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, Declaration]:
+def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, _Declaration]:
     """Read the declarations of the classes in a module's dictionary."""
     found = {}
     try:
@@ -132,7 +124,6 @@ def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, Dec
 
 @cache
 def _tree(module: str) -> ast.Module:
-    """Parse a module's source."""
     spec = importlib.util.find_spec(module)
     file = (spec and spec.origin) or ""
     if Path(file).suffix != ".py":
@@ -158,18 +149,17 @@ def _registers(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:
 
 def _declaration(
     module: str, node: ast.ClassDef | ast.FunctionDef, wanted: Sequence[str]
-) -> Declaration:
-    """Read the declaration of a class or a function."""
+) -> _Declaration:
     note = _first_line(ast.get_docstring(node, clean=False))
     if isinstance(node, ast.FunctionDef):
-        return Declaration({}, {}, note)
+        return _Declaration({}, {}, note)
     attributes, fields = _body(module, node)
     missing = [key for key in wanted if key not in attributes]
     if missing:
         raise _NotLiteral(f"{module}: {node.name}: expected {', '.join(missing)}")
     values = {key: _literal(attributes[key]) for key in wanted}
     parameters = {key: _parameter(field) for key, field in fields.items()}
-    return Declaration(values, parameters, note)
+    return _Declaration(values, parameters, note)
 
 
 def _body(module: str, node: ast.ClassDef) -> tuple[dict[str, ast.expr], dict[str, ast.AnnAssign]]:
@@ -205,7 +195,6 @@ def _is_class_variable(annotation: ast.expr) -> bool:
 
 
 def _class(module: str, name: str) -> ast.ClassDef:
-    """Return the statement that defines a class."""
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node
@@ -213,7 +202,6 @@ def _class(module: str, name: str) -> ast.ClassDef:
 
 
 def _home(module: str, name: str) -> str:
-    """Return the module in which a class is defined."""
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return module
@@ -274,7 +262,6 @@ def _choices(annotation: ast.expr) -> tuple[str, ...]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """Return the value of a literal."""
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):
@@ -282,5 +269,4 @@ def _literal(node: ast.expr) -> Any:
 
 
 def _first_line(doc: str | None) -> str:
-    """Return the first line of a docstring."""
     return (doc or "").split("\n")[0]

@@ -1,8 +1,7 @@
 """Conversion of JSON or TOML values to types, and the first location at which a value does not fit.
 
-msgspec decides whether a value fits. Its message contains a type and a location, but neither the
-given value nor, in a mapping with free names, the name. After a rejection, the value and its type
-are therefore traversed together to find the location.
+msgspec's message has neither the given value nor a free name of a mapping, so after a rejection,
+the value and its type are traversed together.
 """
 
 from __future__ import annotations
@@ -67,11 +66,7 @@ class MismatchLocation:
 
 
 def decoded(value: object, kind: type[T]) -> T:
-    """Convert JSON values to a type.
-
-    Raises:
-        Misfit: It does not fit, or it contains values that JSON lacks: NaN, infinity.
-    """
+    """Convert JSON values to a type; raises `TypeMismatch`, for NaN and infinity, too."""
     try:
         found = msgspec.convert(value, kind)
         # Parts without a declared type must be JSON too; `json.loads` accepts NaN and infinity.
@@ -82,14 +77,9 @@ def decoded(value: object, kind: type[T]) -> T:
 
 
 def from_json(raw: bytes, kind: type[T] | UnionType) -> T:
-    """Convert JSON text to a type.
+    """Convert JSON text to a type; raises ValueError, for NaN and numbers beyond all floats, too.
 
-    `msgspec.json` would accept whole numbers of hundreds of digits, with which no float can be
-    computed.
-
-    Raises:
-        ValueError: It is not JSON, has NaN, infinity or a number beyond all floats, or does not fit
-            the type (`msgspec.ValidationError`).
+    `msgspec.json` would accept whole numbers of hundreds of digits.
     """
     values = read_json(raw, parse_constant=refuse_constant, parse_float=_finite)
     found: T = msgspec.convert(values, kind)
@@ -104,20 +94,12 @@ def _finite(text: str) -> float:
 
 
 def refuse_constant(constant: str) -> NoReturn:
-    """Reject a constant that Python reads, although JSON lacks it.
-
-    Args:
-        constant: ``NaN``, ``Infinity`` or ``-Infinity``.
-    """
+    """Reject NaN, Infinity or -Infinity, which Python reads although JSON lacks them."""
     raise ValueError(f"{constant} is not a JSON number")
 
 
 def departure(value: object, kind: type) -> str | None:
-    """Find the first location at which a JSON value does not fit its type.
-
-    Returns:
-        A sentence with location, expected type and given value; None if every value fits.
-    """
+    """Describe the first location at which a JSON value does not fit; None if every value fits."""
     found = first(value, kind)
     if found is None:
         return None
@@ -125,23 +107,12 @@ def departure(value: object, kind: type) -> str | None:
 
 
 def first(value: object, kind: object) -> MismatchLocation | None:
-    """Find the first location at which a value does not fit its type.
-
-    Returns:
-        The location; None if every value fits.
-    """
+    """Find the first location at which a value does not fit its type; None if every value fits."""
     return _departure(value, _described(kind), ())
 
 
 def dotted(path: Sequence[Step]) -> str:
-    """Format a location for people.
-
-    Args:
-        path: Keys and indices in lists, from the outermost.
-
-    Returns:
-        For example ``findings[0].scores.psnr``.
-    """
+    """Format a location for people, such as ``findings[0].scores.psnr``."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -154,11 +125,7 @@ def dotted(path: Sequence[Step]) -> str:
 
 
 def words(kinds: Sequence[inspect.Type], toml: bool = False) -> str:
-    """Describe the expected types in words.
-
-    Returns:
-        For example ``a whole number or null``.
-    """
+    """Describe the expected types in words, such as ``a whole number or null``."""
     # A number is a union of integers and floats, described by one word.
     has_float = any(isinstance(kind, inspect.FloatType) for kind in kinds)
     names = []
@@ -236,7 +203,6 @@ def _items(
 def _named(
     value: Mapping[object, object], kind: inspect.Type, at: tuple[Step, ...]
 ) -> MismatchLocation | None:
-    """Return the first mismatch in a mapping from free names."""
     for key in value:
         if not isinstance(key, str):
             return MismatchLocation(at, "key", key)
@@ -271,7 +237,6 @@ def _fields(
 
 
 def _fits(value: object, kind: inspect.Type) -> bool:
-    """Return whether a value without nested values fits its type."""
     if isinstance(kind, inspect.AnyType):
         return True
     if isinstance(kind, inspect.CustomType):

@@ -1,7 +1,6 @@
 """Writing of files: completely or not at all, and readable by their owner only.
 
-Most of what leakaudit writes contains personal data or what was computed from them, so every file
-and folder is private when it is created.
+Most of them contain personal data or what was computed from them.
 """
 
 from __future__ import annotations
@@ -28,6 +27,15 @@ PRIVATE_FOLDER = 0o700  # permissions of a folder
 ARCHIVE = b"PK\x03\x04"  # first bytes of traces, truths and .npz files
 _RANDOM = 8  # bytes of the random number in the name of a temporary file
 _TEMPORARY = re.compile(rf"\.(.+)\.[0-9a-f]{{{2 * _RANDOM}}}{re.escape(UNFINISHED)}", re.DOTALL)
+
+
+@contextmanager
+def explained(what: str, advice: str = "") -> Iterator[None]:
+    """Turn an error of the operating system into one that says what failed, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise LeakauditError(f"{what}: {error.strerror}{advice}") from None
 
 
 def mode(path: Path) -> int:
@@ -58,10 +66,7 @@ def private_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk: those of new files, and of renamed ones.
-
-    Without it, a failure of the machine may undo the renaming of a file whose content is safe.
-    """
+    """Wait until the names in a folder are on the disk, so that no failure undoes a renaming."""
     if os.name != "posix":  # other systems cannot open a folder
         return
     try:
@@ -79,14 +84,10 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, durable: bool = True) -> Iterator[BinaryIO]:
-    """Write to a temporary file and move it to its final place at the end.
-
-    If an exception is raised inside, the old file is kept. The folder is created if missing.
+    """Write to a temporary file and move it to its final place at the end, or keep the old one.
 
     Args:
-        durable: Whether the file and its name are on the disk at the end, so that a failure of
-            the machine can neither leave an empty file nor bring back the old one. This takes
-            milliseconds.
+        durable: Whether the file and its name are on the disk at the end, which takes milliseconds.
     """
     # Nobody else can plant a file or a link of this name, and no other process writes to it.
     beside = path.with_name(f".{path.name}.{secrets.token_hex(_RANDOM)}{UNFINISHED}")

@@ -1,7 +1,4 @@
-"""The process from which workers are forked.
-
-It imports torch once for all of them, while the planning process imports it too.
-"""
+"""The process from which workers are forked: it imports torch once for all of them."""
 
 from __future__ import annotations
 
@@ -21,14 +18,11 @@ ISOLATED = "LEAKAUDIT_ISOLATED"  # environment variable of a process that cannot
 
 
 def context(preloaded: Sequence[str] = PRELOADED) -> ForkServerContext | SpawnContext:
-    """Start the fork server if it is not running yet, without waiting for it.
+    """Return the context with which to start children, and start its fork server without waiting.
 
-    It and its children ignore Ctrl-C. It ends when the process that started it and all of its
-    children have ended.
-
-    Returns:
-        The context with which to start children. If there is no fork server, because the system
-        has none or denies its socket, every child is a new process.
+    It and its children ignore Ctrl-C; it ends when the process that started it and all of its
+    children have ended. If the system has no fork server, or denies its socket, every child is a
+    new process.
     """
     if "forkserver" not in get_all_start_methods() or ISOLATED in os.environ:
         return get_context("spawn")

@@ -44,10 +44,6 @@ def form(of: type[DataclassInstance], *without: str, **instead: object) -> type[
 
 
 def present(values: Struct) -> dict[str, Any]:
-    """Return the fields of a value that are set.
-
-    Args:
-        values: A value with fields that may be absent, i.e. `msgspec.UNSET`.
-    """
+    """Return the fields of a value that are set, and not `msgspec.UNSET`."""
     fields = msgspec.structs.asdict(values)
     return {name: held for name, held in fields.items() if held is not msgspec.UNSET}

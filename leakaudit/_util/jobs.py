@@ -1,14 +1,11 @@
 """Independent jobs, and where they are computed.
 
-Attacks on nodes, bounds of views, audits, claims and the cells of a sweep are jobs: a function that
-can be pickled, and a list of items. Its value must depend on the item only, never on the order of
-jobs or on the process that computes them, so random numbers are seeded from the item. The results
-are then the same with every pool.
+A job is a function that can be pickled, and its items. Its value must depend on the item only, so
+random numbers are seeded from it; then the results are the same with every pool.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,20 +43,19 @@ class JobOutcome(Generic[R]):
         return self.value  # type: ignore[return-value] # of type R if there is no error
 
 
-class Pool(ABC):
-    """Where jobs are computed; the choice changes no result."""
+class Pool:
+    """Where jobs are computed: here, or in a subclass elsewhere; the choice changes no result."""
 
     @property
-    @abstractmethod
     def workers(self) -> int:
         """Number of processes, or of jobs at a time; 0 for this process, or for no limit."""
+        return 0
 
     @property
-    @abstractmethod
     def inside(self) -> bool:
         """Whether jobs are computed in this process, one after the other."""
+        return True
 
-    @abstractmethod
     def completed(
         self,
         job: Callable[[T], R],
@@ -67,7 +63,14 @@ class Pool(ABC):
         stop: Stop = lambda: False,
         files: Sequence[Path] = (),
     ) -> Iterator[JobOutcome[R]]:
-        """Compute jobs, and yield how each one ended as soon as it has, in any order."""
+        """Compute jobs, and yield how each one ended as soon as it has, in any order.
+
+        Here, what a job raises is raised.
+        """
+        for place, item in enumerate(items):
+            if stop():
+                return
+            yield JobOutcome(place, job(item))
 
     def map(
         self, job: Callable[[T], R], items: Sequence[T], files: Sequence[Path] = ()
@@ -82,24 +85,4 @@ class Pool(ABC):
                 due += 1
 
 
-class ThisProcess(Pool):
-    """No workers: jobs are computed here, and what a job raises is raised here."""
-
-    workers = 0
-    inside = True
-
-    def completed(
-        self,
-        job: Callable[[T], R],
-        items: Sequence[T],
-        stop: Stop = lambda: False,
-        files: Sequence[Path] = (),
-    ) -> Iterator[JobOutcome[R]]:
-        """Compute one job after the other."""
-        for place, item in enumerate(items):
-            if stop():
-                return
-            yield JobOutcome(place, job(item))
-
-
-IN_PROCESS = ThisProcess()
+IN_PROCESS = Pool()

@@ -1,8 +1,8 @@
 """Memory of large vectors that is used again instead of being returned to the operating system.
 
-glibc returns a block of more than 32 MiB as soon as it is freed. The next block is new memory, and
-the kernel clears each of its pages when it is first used. A search on ResNet-18 allocates many
-vectors of 11 million numbers in every evaluation, and spent more than half of its time on this.
+glibc returns a block of more than 32 MiB as soon as it is freed, and the kernel clears each page of
+the next one. A search on ResNet-18, with vectors of 11 million numbers, spent half of its time on
+this.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ _users = 0  # searches that keep blocks at present; the settings are those of th
 
 @contextmanager
 def kept(numbers: int) -> Iterator[None]:
-    """Keep the blocks of large vectors for the next ones, and return them in the end.
-
-    Does nothing for vectors that glibc keeps anyway, and with other C libraries.
-    """
+    """Keep the blocks of large vectors for the next ones, if the C library is glibc."""
     global _users
     if numbers * BYTES <= USUAL or platform.libc_ver()[0] != "glibc":
         yield

@@ -11,11 +11,7 @@ if sys.platform != "win32":
 
 
 def lock(folder: Path, wait: bool) -> int | None:
-    """Lock a folder for as long as the returned descriptor is open.
-
-    Returns:
-        The descriptor; None if the system cannot lock folders.
-    """
+    """Lock a folder for as long as the returned descriptor is open; None if this system cannot."""
     if sys.platform == "win32":
         return None
     fd = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)

@@ -1,8 +1,8 @@
 """Marks in files that contain personal data, by which `leakaudit purge` recognises them.
 
-A picture states the mark in its metadata, a page of Markdown in a comment, a text in its last line
-and an archive of arrays in its comment. A file without a mark is somebody else's, whatever its
-name, unless its own format identifies it.
+They are in the metadata of a picture, a comment of a page of Markdown, the last line of a text and
+the comment of an archive. A file without one is somebody else's, unless its own format identifies
+it.
 """
 
 from __future__ import annotations

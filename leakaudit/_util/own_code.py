@@ -1,7 +1,6 @@
 """Code outside leakaudit: which factories may be called, and where their modules are searched.
 
-A trace, a description or a configuration may come from a stranger, so it can name a factory, but
-only the user can allow it to be called, one factory at a time.
+A file of a stranger can name a factory, but only the user can allow it to be called, one at a time.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ def importable(folder: str = "") -> Iterator[None]:
 def defined_in(value: object, module: str) -> bool:
     """Return whether a value is a Python function that a module or its submodules define.
 
-    Functions of the standard library and of torch do not count, and neither do names that a module
-    imports from elsewhere.
+    Functions of the standard library and of torch do not count.
     """
     if not isinstance(value, FunctionType) or module.partition(".")[0] in NO_FACTORIES:
         return False

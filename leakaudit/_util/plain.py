@@ -21,10 +21,7 @@ N = TypeVar("N", bound=int | float | None)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether a value is a number that is finite as a float, and not a Boolean.
-
-    A whole number of a file may have 400 digits, and no float is as large.
-    """
+    """Return whether a value is a number that is finite as a float, and not a Boolean."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -34,28 +31,14 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def encoded(value: N) -> N | Literal["inf"]:
-    """Return a number as JSON: infinity becomes the text ``inf``.
-
-    Args:
-        value: The number, or None.
-
-    Returns:
-        The value, or the text ``inf`` for infinity.
-    """
+    """Return a number as JSON: infinity becomes the text ``inf``."""
     if value == math.inf:
         return "inf"
     return value
 
 
 def decoded(value: Extended) -> Number | None:
-    """Return a number in JSON as a number.
-
-    Args:
-        value: A number, ``inf`` or None.
-
-    Returns:
-        The value, or infinity for the text ``inf``.
-    """
+    """Return a number in JSON as a number: the text ``inf`` becomes infinity."""
     if value == "inf":
         return math.inf
     return value

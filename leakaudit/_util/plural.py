@@ -11,21 +11,13 @@ def counted(number: int, noun: str) -> str:
 
 
 def named(nodes: Sequence[int]) -> str:
-    """Return nodes with their noun, such as ``node 3``, ``nodes 0 to 3`` or ``nodes 0, 2``.
-
-    Args:
-        nodes: At least one node, sorted.
-    """
+    """Return sorted nodes with their noun: ``node 3``, ``nodes 0 to 3`` or ``nodes 0, 2``."""
     plural = "s" * (len(nodes) > 1)
     return f"node{plural} {listed(nodes)}"
 
 
 def listed(nodes: Sequence[int]) -> str:
-    """Return nodes without a noun, such as ``3``, ``0 to 3`` or ``0, 2``.
-
-    Args:
-        nodes: At least one node, sorted.
-    """
+    """Return sorted nodes without a noun, such as ``3``, ``0 to 3`` or ``0, 2``."""
     first, last = nodes[0], nodes[-1]
     if len(nodes) > 2 and last - first + 1 == len(nodes):
         return f"{first} to {last}"

@@ -22,12 +22,9 @@ class Revision:
 
 
 def revision(folder: Path) -> Revision | None:
-    """Return the commit that is checked out in a folder.
+    """Return the commit that is checked out in a folder, if there is one.
 
     Call this only for a folder whose program is executed anyway.
-
-    Returns:
-        The state of the work tree; None if there is no repository, no commit, or no git.
     """
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None or not is_commit(commit.strip()):
@@ -44,7 +41,6 @@ def is_commit(text: object) -> bool:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """Return what git prints, None if it fails."""
     try:
         done = subprocess.run(
             ["git", *_INERT, *words],

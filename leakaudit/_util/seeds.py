@@ -20,22 +20,14 @@ def generators(seed: int, *names: str) -> dict[str, Generator]:
 
 
 def nth_generator(seed: int, place: int) -> Generator:
-    """Return one of the generators that `generators` returns, without making the others.
-
-    Args:
-        place: Its place in the list of names, from 0.
-    """
+    """Return one of the generators that `generators` returns, without making the others."""
     if seed < 0:
         raise LeakauditError(f"seed: expected a whole number >= 0, got {seed}")
     return Generator().manual_seed(_word(SeedSequence(seed, spawn_key=(place,))))
 
 
 def child(*numbers: int) -> int:
-    """Return a seed that is independent of the seeds of other numbers.
-
-    Args:
-        numbers: A seed and what distinguishes its uses, for example a node or a repetition.
-    """
+    """Return a seed that is independent of those of other numbers: a seed, a node, a repetition."""
     return _word(SeedSequence(list(numbers)))
 
 

@@ -16,15 +16,9 @@ _FORMULA = re.compile(r"(^|;)(\s*)([=+\-@＝＋－＠\N{MINUS SIGN}])")
 
 
 def text(columns: Iterable[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """Return a table as comma-separated values.
+    """Return a table as comma-separated values, with a header; lines end in CR LF.
 
-    Args:
-        columns: Names of the columns.
-        rows: One cell per column in each row.
-
-    Returns:
-        The header and the rows. Lines end in CR LF. Text is quoted and cannot act as a formula;
-        numbers are not quoted, and None and NaN are empty.
+    Text is quoted and cannot act as a formula; numbers are not quoted, and None and NaN are empty.
     """
     lines = [",".join(map(_cell, columns))]
     for row in rows:
@@ -33,11 +27,9 @@ def text(columns: Iterable[str], rows: Iterable[Sequence[Cell]]) -> str:
 
 
 def inert(value: str) -> str:
-    """Return text that no spreadsheet evaluates.
+    """Return one line of text that no spreadsheet evaluates.
 
-    Returns:
-        One line without control characters. An apostrophe precedes every character that could start
-        a formula.
+    An apostrophe precedes every character that could start a formula.
     """
     kept = []
     for character in value:

@@ -22,11 +22,7 @@ NO = ("false", "0", "no", "")
 
 
 def size(text: str | int) -> int:
-    """Read a number of bytes.
-
-    Args:
-        text: For example 4000000000, "4e9", "500MB" or "4GB".
-    """
+    """Read a number of bytes, such as 4000000000, "4e9", "500MB" or "4GB"."""
     lower = str(text).strip().lower()
     unit = lower[-2:]
     if unit in UNITS:
@@ -102,19 +98,13 @@ SETTINGS: dict[str, Setting] = {
 def resolve(
     flags: Mapping[str, Any], folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> dict[str, tuple[Any, str]]:
-    """Return every setting's value and its source.
+    """Return (value, source) of every setting.
+
+    The source is "flag", "environment", a file or "default".
 
     Args:
-        flags: Values from the command line by name; None if not given.
         folder: Folder of leakaudit.toml and pyproject.toml; the current one if None.
         environ: Environment variables; those of the process if None.
-
-    Returns:
-        (value, source) by name; the source is "flag", "environment", a file or "default".
-
-    Raises:
-        LeakauditError: A file has an unknown key, a value cannot be read, or the folder for results
-            is a link to another place that nobody asked for.
     """
     folder = folder or Path.cwd()
     environ = os.environ if environ is None else environ
@@ -139,7 +129,6 @@ def resolve(
 
 
 def _files(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Return the settings of both files, in increasing priority."""
     return [
         (
             "pyproject.toml",
@@ -181,7 +170,6 @@ def _typed(name: str, value: Any, table: config.ConfigTable, key: str) -> Any:
 
 
 def _require_harmless(name: str, value: Any, folder: Path, source: str, line: str) -> None:
-    """Reject a setting with which a file would download, or write outside its own folder."""
     if name == "download" and value:
         raise LeakauditError(
             f"download from {source}: a file cannot allow downloads{line}; "
@@ -209,7 +197,6 @@ def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _read(values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Read the values of the command line or the environment; None means not given."""
     found = {}
     for name, value in values.items():
         if value is None:

@@ -28,7 +28,7 @@ def read_json(text: str | bytes, deepest: int | None = None, **options: Any) -> 
     """Return what `json.loads` does; for lists of lists, ten times as fast.
 
     Args:
-        deepest: Most lists and dictionaries around a value. None for as many as Python can parse,
+        deepest: Most lists and dictionaries around a value; None for as many as Python can parse,
             which is too many for functions that call themselves for each level.
 
     Raises:
@@ -45,7 +45,6 @@ def read_json(text: str | bytes, deepest: int | None = None, **options: Any) -> 
 
 
 def _containers(text: str | bytes) -> int:
-    """At most as many lists and objects are in a text, whose strings may have brackets, too."""
     if isinstance(text, bytes):
         return text.count(b"[") + text.count(b"{")
     return text.count("[") + text.count("{")

@@ -57,17 +57,12 @@ class Adversary:
     ) -> Adversary:
         """Parse an adversary as users write it.
 
-        ``node:3`` observes only the messages of node 3; ``eavesdropper+node:3`` also taps every
-        channel.
-
         Args:
             text: ``eavesdropper``, ``node:3``, ``nodes:3,5``, ``edges:0-1,1-0``, or several of them
-                joined by ``+``.
+                joined by ``+``: ``node:3`` observes only the messages of node 3, and
+                ``eavesdropper+node:3`` also taps every channel.
             window: Rounds that are observed; None for all.
             knows: Names of the known constants and public tensors, or "all".
-
-        Raises:
-            LeakauditError: The text has another form.
         """
         hears: Edges | Literal["all"] = frozenset()
         corrupt: frozenset[int] = frozenset()
@@ -88,14 +83,7 @@ class Adversary:
 
     @classmethod
     def of(cls, who: Adversary | str) -> Adversary:
-        """Return an adversary that was given as a value or as text.
-
-        Args:
-            who: The adversary, or the text that `parse` accepts.
-
-        Raises:
-            LeakauditError: It is neither.
-        """
+        """Return an adversary that was given as a value, or as text that `parse` accepts."""
         if isinstance(who, Adversary):
             return who
         if isinstance(who, str):
@@ -119,15 +107,12 @@ class Adversary:
     def observes(self, src: int, dst: int | None, *, secure: bool = False) -> bool:
         """Whether the adversary reads the content of a message on this channel, inside the window.
 
-        This is the only place that decides who observes what: for recorded messages (`View`),
-        messages that a protocol declares (`leakaudit.theory.relations.know`), messages that a check
-        expects, and channels that a report draws.
+        This is the only place that decides who observes what, in recordings and in declarations.
 
         Args:
             src: The sender.
             dst: The receiver; None for a public board, which everyone reads.
-            secure: Whether it is encrypted, so that only sender and receiver read it. Every node
-                is a receiver of a public board.
+            secure: Whether it is encrypted, so that only sender and receivers read it.
         """
         if src in self.corrupt or dst in self.corrupt:
             return True
@@ -140,12 +125,7 @@ class Adversary:
     def view(self, trace: Trace) -> View:
         """Restrict a trace to what this adversary observes.
 
-        Args:
-            trace: The recording.
-
-        Raises:
-            LeakauditError: The trace does not have one of the nodes or edges, or no round of the
-                window.
+        Raises LeakauditError if that is nothing.
         """
         self.check(trace.graph)
         view = View(self, trace)
@@ -157,14 +137,7 @@ class Adversary:
         return view
 
     def check(self, graph: Graph) -> None:
-        """Check that a graph has the nodes and edges of this adversary.
-
-        Args:
-            graph: The network.
-
-        Raises:
-            LeakauditError: It does not have one of the nodes or edges.
-        """
+        """Raise LeakauditError unless a graph has the nodes and edges of this adversary."""
         missing = {node for node in self.corrupt if node >= graph.nodes}
         if missing:
             raise LeakauditError(
@@ -182,14 +155,7 @@ class Adversary:
 
 
 def node_list(nodes: Iterable[int] | None) -> list[int] | None:
-    """Return the nodes that a caller asks for.
-
-    Args:
-        nodes: Their numbers; None for the default.
-
-    Returns:
-        The numbers, None for the default.
-    """
+    """Return the nodes that a caller asks for; None for the default."""
     if nodes is None:
         return None
     if isinstance(nodes, int):
@@ -205,7 +171,6 @@ def node_list(nodes: Iterable[int] | None) -> list[int] | None:
 
 
 def _not_finite(payload: Tensor) -> int:
-    """Return the number of values of a message that are NaN or infinite."""
     count = 0
     for first in range(0, len(payload), CHUNK):
         part = payload[first : first + CHUNK]
@@ -216,10 +181,7 @@ def _not_finite(payload: Tensor) -> int:
 
 
 class View:
-    """What one adversary observes of a trace.
-
-    It contains messages by (round, src, dst, kind), and the constants that the adversary knows.
-    """
+    """What one adversary observes of a trace: messages, and the constants that it knows."""
 
     def __init__(self, adversary: Adversary, trace: Trace) -> None:
         """Keep the trace private; only the methods return parts of it."""
@@ -291,10 +253,7 @@ class View:
         return self._find(round, src, dst, kind) is not None
 
     def message(self, round: int, src: int, dst: int, kind: str) -> Tensor:
-        """Return the payload (c,) of one message, in the recorded columns.
-
-        Raises LeakauditError if it was not observed, or contains NaN or infinity.
-        """
+        """Return the payload (c,) of one message that was observed and is finite."""
         found = self._find(round, src, dst, kind)
         if found is None:
             span = f"rounds {self.rounds.start} to {self.rounds.stop - 1}"
@@ -330,11 +289,7 @@ class View:
         return found
 
     def some(self, round: int, src: int, dst: int, kind: str, columns: Tensor) -> Tensor:
-        """Return some columns (k,) of one message, without reading the rest of it.
-
-        Args:
-            columns: (k,) indices, ascending.
-        """
+        """Return some columns (k,), ascending, of one message, without reading the rest of it."""
         found = self._find(round, src, dst, kind)
         if found is None:
             return self.message(round, src, dst, kind)  # raises
@@ -378,10 +333,7 @@ class View:
         return keys[order], row[keep][order]
 
     def _observed(self, src: np.ndarray, dst: np.ndarray, secure: np.ndarray) -> np.ndarray:
-        """Return `Adversary.observes` (m,) of messages (m,).
-
-        Each channel is evaluated once, regardless of its number of messages.
-        """
+        """Return `Adversary.observes` (m,) of messages (m,), evaluated once per channel."""
         n = self.graph.nodes
         channel = (src * n + dst) * 2 + secure
         if n > TABLE_NODES:

@@ -1,7 +1,6 @@
 """What a notebook does with a value: it displays a card, and makes a data frame of a record.
 
-Both are made near the top of the house, so `leakaudit/__init__.py` sets the functions that make
-them. They are imported when a notebook asks, so that `import leakaudit` stays light.
+`leakaudit/__init__.py` sets the functions, which are imported when a notebook asks.
 """
 
 from __future__ import annotations

@@ -19,21 +19,17 @@ _BRIEF.maxstring = _BRIEF.maxlong = _BRIEF.maxother = 200
 
 
 def brief(value: object, length: int = 60) -> str:
-    """Return the beginning of a value's representation.
-
-    That of a deep or long value takes much longer to make than what is shown of it.
-    """
+    """Return the beginning of a value's representation, quickly also for a deep or long value."""
     if isinstance(value, str | bytes):
         return repr(value[:length])[:length]
     return _BRIEF.repr(value)[:length]
 
 
 def one_line(text: object) -> str:
-    """Return a value as one line of printable text.
+    """Return a value as one line of printable text, which may come from files of others.
 
-    Messages and reports repeat what files of others contain, and CI systems show them. Control,
-    format and direction characters are replaced by spaces, and what would begin a command of a CI
-    system (`COMMAND`) is separated by one.
+    Control, format and direction characters are replaced by spaces, and what would begin a command
+    of a CI system (`COMMAND`) is separated by one.
     """
     printable = [" " if unicodedata.category(c)[0] in "CZ" else c for c in str(text)]
     line = " ".join("".join(printable).split())
@@ -41,7 +37,6 @@ def one_line(text: object) -> str:
 
 
 def _shortened(text: str, most: int) -> str:
-    """Return a text without its middle if it has more than `most` characters."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]} … {text[-(most // 2) :]}"
@@ -86,8 +81,7 @@ class NotDetermined(LeakauditError):
 
     Attributes:
         understood: Whether the messages are those that the protocol declares, and its description
-            contains the node's gradients and explains whatever may reveal them. If not, nothing is
-            known about what they determine.
+            explains whatever may reveal the node's gradients; if not, nothing is known.
         explained: False if that is only because a vector is not explained. Sums of gradients that
             other messages determine are then valid.
     """
@@ -102,7 +96,7 @@ class Unexplained(LeakauditError):
     """A view contains vectors that the declaration does not explain, so it has no bound.
 
     Args:
-        owners: The nodes that hold them; None is among them if one belongs to no node.
+        owners: The nodes that hold them, or None.
     """
 
     def __init__(self, label: str, owners: frozenset[int | None]) -> None:
@@ -119,12 +113,9 @@ class AttackError(LeakauditError):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a sentence about an unknown name.
+    """Return the end of a sentence about an unknown name: a similar one, or all that are known.
 
-    Names are compared without case, hyphens, underscores and blanks, because papers write "D-PSGD".
-
-    Returns:
-        ``'; did you mean X?'`` if one is similar, else ``' (known: …)'``.
+    Case, hyphens, underscores and blanks do not count, because papers write "D-PSGD".
     """
     import difflib  # needed after a mistake only
 
@@ -137,7 +128,6 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name without case, hyphens, underscores and blanks."""
     return "".join(name.casefold().replace("-", " ").replace("_", " ").split())
 
 

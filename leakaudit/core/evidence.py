@@ -1,8 +1,6 @@
 """Where an input of a statement comes from: no statement is stronger than its weakest input.
 
-Whatever enters a bound, a certificate or a verdict is one of: verified on the messages, stated by
-the program, declared by whoever describes the recording, assumed, contradicted by the recording, or
-unknown. Nothing turns "unknown" into zero, one or "all".
+Nothing turns "unknown" into zero, one or "all".
 """
 
 from __future__ import annotations

@@ -153,8 +153,7 @@ class GradientLeak(CardDisplay):
     def samples(self) -> int | None:
         """Different samples behind each gradient; None if unknown.
 
-        The inner steps of a gradient take one mini-batch after the other, and a record again only
-        after all others, so every step adds new samples until all records were used.
+        Inner steps take one mini-batch after the other, and a record again only after all others.
         """
         if self.inner == 1:
             return self.batch
@@ -189,14 +188,7 @@ class GradientLeak(CardDisplay):
         )
 
     def equation(self, k: int) -> GradientLeak:
-        """Return one equation as a leak of its own.
-
-        Args:
-            k: Row of `combination`.
-
-        Returns:
-            The leak with this equation (1, T') and the T' gradients that it combines.
-        """
+        """Return equation `k` (1, T') as a leak of its own, with the T' gradients in it."""
         used = self.combination[k].nonzero().flatten()
         model_rounds = self.theta_rounds
         if len(model_rounds):

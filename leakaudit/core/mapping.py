@@ -1,13 +1,11 @@
 """Mapped files: their memory does not grow, and a file that is truncated is noticed.
 
-A page of a mapped file that was read stays in the memory of the process until the operating system
-needs it for something else, so a program that reads a file of 200 GB in pieces appears to use as
-much memory as the machine has. Pages that were changed in memory are never dropped.
+A page of a mapped file that was read stays in memory until the operating system needs it, so a
+program that reads 200 GB in pieces appears to use all of it. Pages that were changed are kept.
 
-If somebody truncates a file while it is mapped, what is gone reads as zeros. Whoever uses what was
-read therefore checks afterwards that it was there: `release` after every block, `verify` before
-results are written. Where the operating system would end the process instead (SIGBUS), Linux is
-made to do the same.
+What is gone of a truncated file reads as zeros, so whoever uses what was read checks that it was
+there: `release` after every block, `verify` before results are written. Linux, which would end the
+process instead (SIGBUS), is made to do the same.
 """
 
 from __future__ import annotations
@@ -60,7 +58,6 @@ class _File:
         return self.start <= address < self.start + self.size
 
     def stop(self) -> int:
-        """Return the number of bytes that the file must have."""
         self.used = [(tensor, stop) for tensor, stop in self.used if tensor() is not None]
         return max([self.needed, *(stop for _, stop in self.used)])
 
@@ -80,13 +77,10 @@ def register(data: mmap.mmap, path: str | os.PathLike[str]) -> None:
 
 
 def use(*read: Tensor) -> None:
-    """Note what a program needs of a mapped file: `verify` fails if the file loses it.
+    """Note the contiguous tensors that a program needs: `verify` fails if a file loses them.
 
-    A recording may be read while it is made, and its file becomes smaller when the recording ends;
-    what was recorded is kept. When nobody has a tensor any more, its file is checked once more.
-
-    Args:
-        read: Contiguous tensors; those that lie in no mapped file are left alone.
+    A recording may be read while it is made, and its file becomes smaller when the recording ends.
+    When nobody has a tensor any more, its file is checked once more.
     """
     for tensor in read:
         if tensor.numel() and tensor.device.type == "cpu":
@@ -99,22 +93,16 @@ def use(*read: Tensor) -> None:
 
 
 def need(data: mmap.mmap, stop: int) -> None:
-    """Note what a program needs of a file as long as it is mapped.
-
-    Args:
-        stop: Number of bytes that the file must keep.
-    """
+    """Note the number of bytes that a file must keep as long as it is mapped."""
     for mapped, file in _open():
         if mapped is data:
             file.needed = max(file.needed, stop)
 
 
 def verify() -> None:
-    """Check that all mapped files still have what was used of them.
+    """Raise LeakauditError if a mapped file was truncated, so that zeros may have been read.
 
-    Raises:
-        LeakauditError: A file was truncated, so zeros may have been read in its place. This is
-            said once about a file that nobody uses any more.
+    This is said once about a file that nobody uses any more.
     """
     if any(_left(data) < file.stop() for data, file in _open()):
         gc.collect()  # nobody may use what is truncated any more
@@ -127,10 +115,7 @@ def verify() -> None:
 
 
 def release(read: Tensor) -> None:
-    """Give back the pages of a tensor that was read, if it lies in a mapped file.
-
-    Its values stay the same: they are read from the file again when they are used again.
-    """
+    """Give back the pages of a tensor in a mapped file; they are read again when needed."""
     size = read.numel() * read.element_size()
     if size < SMALL or not read.is_contiguous() or read.device.type != "cpu":
         return
@@ -146,7 +131,6 @@ def release(read: Tensor) -> None:
 
 
 def _stop(file: _File, read: Tensor) -> int:
-    """Return the number of bytes that a file must have, so that it contains a tensor."""
     return read.data_ptr() - file.start + read.numel() * read.element_size()
 
 
@@ -179,7 +163,6 @@ def _left(data: mmap.mmap) -> float:
 
 
 def _open() -> Iterator[tuple[mmap.mmap, _File]]:
-    """Yield all maps that are still there."""
     for known, file in list(_files.values()):
         data = known()
         if data is not None:
@@ -187,7 +170,6 @@ def _open() -> Iterator[tuple[mmap.mmap, _File]]:
 
 
 def _around(address: int) -> tuple[mmap.mmap, _File] | None:
-    """Return the map around an address."""
     for data, file in _open():
         if address in file:
             return data, file
@@ -214,11 +196,10 @@ _kept: list[Any] = []  # what the operating system refers to; it must not be col
 def _survive() -> None:
     """Handle SIGBUS, once for the life of the process; elsewhere than on Linux, do nothing.
 
-    `signal.signal` cannot do this: a handler in Python runs only after the instruction that failed,
-    which never ends. This one is called by the operating system itself, maps zeros in place of what
-    is gone, and returns. The signal is raised by reading memory, never inside an allocator or a
-    lock, so the handler may call Python, as any callback of C code may. A fault at any other
-    address is left to whoever handled the signal before, or to the operating system.
+    A handler of `signal.signal` runs only after the instruction that failed, which never ends. This
+    one is called by the operating system, maps zeros in place of what is gone, and returns. The
+    signal is raised by reading memory, never inside an allocator or a lock, so the handler may call
+    Python. A fault at any other address is left to whoever handled the signal before.
     """
     if not SUPPORTED or _kept:
         return

@@ -22,8 +22,8 @@ Span = tuple[int, int]
 class StoredColumns:
     """The numbers that are stored of one message of length d.
 
-    A stored row holds the recorded columns, span by span; with a sketch, these are followed by the
-    sketch of the whole message and its norm.
+    These are the recorded columns, span by span; with a sketch, also the sketch of the whole
+    message and its norm.
     """
 
     size: int  # length d of a message
@@ -45,10 +45,7 @@ class StoredColumns:
     def joined(cls, size: int, spans: Iterable[Span], seed: int | None = None) -> StoredColumns:
         """Return what is kept for spans in any order, which may overlap.
 
-        Args:
-            spans: (start, stop) of the columns.
-            seed: Seed of the sketch; None without a sketch. If the rest is not larger than a
-                sketch, everything is recorded instead.
+        If the rest is not larger than a sketch, everything is recorded instead of a sketch.
         """
         found: list[Span] = []
         for start, stop in sorted(spans):
@@ -102,28 +99,17 @@ class StoredColumns:
         return found
 
     def project(self, values: Tensor) -> Tensor:
-        """Return what is stored of vectors, without their norms: a linear map.
-
-        Args:
-            values: (n, d).
-
-        Returns:
-            (n, linear); a view of `values` if only one span is kept.
-        """
+        """Return what is stored of vectors (n, d) but their norms, a linear map to (n, linear)."""
         if self.is_plain:
             return values[:, slice(*self.columns)]
         return self.cut(values)[:, : self.linear]
 
     def cut(self, values: Tensor, out: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
-        """Return what is stored of vectors.
+        """Return what is stored of vectors (m, d), as (n, width).
 
         Args:
-            values: (m, d).
-            out: (n, width) receives the result; allocated if None.
+            out: Receives the result; allocated if None.
             rows: (n,) which of the vectors to use; None for all.
-
-        Returns:
-            (n, width).
         """
         count = len(values) if rows is None else len(rows)
         if out is None:
@@ -145,21 +131,13 @@ class StoredColumns:
         return out
 
     def sketched(self, values: Tensor) -> Tensor:
-        """Return the sketches of vectors.
-
-        Args:
-            values: (n, d).
-
-        Returns:
-            (n, NUMBERS), in the format of `values`.
-        """
+        """Return the sketches (n, NUMBERS) of vectors (n, d), in their format."""
         if self.sketch is None:
             raise LeakauditError("the recording has no sketch; record with --layers first,sketch")
         return self.sketch.of(values)[0].to(values.dtype)
 
 
 def _gathered(values: Tensor, rows: Tensor | None) -> Iterator[Tensor]:
-    """Yield some rows of a matrix, as views if they are long."""
     if rows is None:
         yield values
         return

@@ -1,7 +1,6 @@
 """Progress reporting and cooperative deadlines: one callback and one deadline, both optional.
 
-A notebook shows the progress of the functions of `leakaudit` in one line, unless the caller reports
-it in another way with `watching`.
+A notebook shows progress in one line, unless it is reported in another way with `watching`.
 """
 
 from __future__ import annotations
@@ -97,17 +96,14 @@ def expired() -> bool:
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook.
-
-    IPython is not imported to find out: in a kernel, it has been.
-    """
+    """Whether this process is the kernel of a notebook, which has imported IPython."""
     ipython = sys.modules.get("IPython")
     if ipython is None or not hasattr(ipython, "get_ipython"):
         return False
     return hasattr(ipython.get_ipython(), "kernel")
 
 
-class NotebookLine:
+class _NotebookLine:
     """One line of a notebook that is replaced as the work proceeds, and emptied at its end."""
 
     def __init__(self) -> None:
@@ -142,7 +138,7 @@ class NotebookLine:
 @contextmanager
 def in_one_line(seconds: float | None = None) -> Iterator[None]:
     """Show the progress of the work inside in one line of the notebook."""
-    line = NotebookLine()
+    line = _NotebookLine()
     try:
         with watching(line, seconds):
             yield
@@ -151,10 +147,7 @@ def in_one_line(seconds: float | None = None) -> Iterator[None]:
 
 
 def visible(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that shows its progress if it is called in a notebook.
-
-    Nothing changes outside of notebooks, or if the progress is already reported to a listener.
-    """
+    """Return a function that shows its progress in a notebook, unless somebody listens."""
 
     @wraps(function)
     def shown(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,7 +1,7 @@
 """The table of quantities: what is measured of a recovered record, and how it is shown.
 
-Scores, the record and its schema, texts, tables, figures and trackers iterate over it. A new
-quantity is one row here, and one function of the same name in `leakaudit.scoring.metrics`.
+Whatever shows numbers iterates over it. A new quantity is one row here, and one function of the
+same name in `leakaudit.scoring.metrics`.
 """
 
 from __future__ import annotations
@@ -238,7 +238,6 @@ BETTER = "0 unless it is closer than a blind guess (the mean of all other record
 
 
 def _of_best(one: Quantity, tolerance: float) -> Measure:
-    """Return the measure of a gate that is a quantity of the best record."""
     words = f"{one.words} of the best record"
     return Measure(words, f"{words}, {BETTER}", tolerance, one.unit)
 

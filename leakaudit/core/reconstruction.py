@@ -131,7 +131,6 @@ def check_stored(
 
 
 def _is_whole(numbers: Tensor) -> bool:
-    """Return whether numbers have a type of integers, which bool is not."""
     dtype = str(numbers.dtype)
     return "int" in dtype and numbers.dim() == 1
 

@@ -1,12 +1,10 @@
 """Victims, attacks and report formats by name; the core refers to none of them directly.
 
-A leaf is one file in `leakaudit.victims`, `leakaudit.attacks` or `leakaudit.reports` that decorates
-one class or function with `@victim`, `@attack` or `@renderer`; the file has the registered name.
-Other distributions register through entry points with the same group names. A module outside any
-distribution is named in the environment variable LEAKAUDIT_PLUGINS or with `--plugin`. A
-configuration file cannot name one, because reading it would then execute code. A protocol file
-(docs/protocol-file.md) is named in the same way; reading it executes no code, so a trace may carry
-its text.
+A leaf is one file in `leakaudit.victims`, `leakaudit.attacks` or `leakaudit.reports`, which
+decorates a class or function with `@victim`, `@attack` or `@renderer` and the name of the file.
+Other distributions register through entry points with the same group names. Other modules, and
+protocol files (docs/protocol-file.md), are named in the environment variable LEAKAUDIT_PLUGINS or
+with `--plugin`: a configuration file cannot name one, because importing it executes code.
 """
 
 from __future__ import annotations
@@ -74,16 +72,11 @@ renderer = _decorator("reports")
 
 
 def add_plugins(modules: Iterable[str]) -> None:
-    """Import modules and register their victims, attacks and report formats.
-
-    Child processes import them too.
+    """Import modules and register what they decorate, in child processes too.
 
     Args:
-        modules: Names of modules of the current folder, or of installed ones; or paths of protocol
+        modules: Names of installed modules or modules of the current folder; or paths of protocol
             files, which end in ``.toml``.
-
-    Raises:
-        LeakauditError: One of them cannot be imported or read.
     """
     modules = [os.path.abspath(name) if name.endswith(FILE) else name for name in modules]
     for name in modules:
@@ -147,31 +140,25 @@ def _forget(path: str) -> None:
 
 
 def names(group: str) -> list[str]:
-    """Return the names of a group. Plug-ins are imported, bundled files are not.
+    """Return the sorted names of a group. Plug-ins are imported, bundled files are not.
 
     Args:
         group: One of `GROUPS`.
-
-    Returns:
-        Sorted names.
     """
     _import(_told())
     return sorted(_known(group))
 
 
 def _known(group: str) -> set[str]:
-    """Return the names of a group that are known so far."""
     return {*_own(group), *_found[group], *(entry.name for entry in _installed(group))}
 
 
 def _own(group: str) -> list[str]:
-    """Return the names of the bundled files of a group."""
     package = importlib.import_module(f"leakaudit.{group}")
     return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
 
 
 def _installed(group: str) -> tuple[EntryPoint, ...]:
-    """Return the entry points of other distributions in a group."""
     return _entry_points(group, tuple((folder, _changed(folder)) for folder in sys.path))
 
 
@@ -183,7 +170,6 @@ def _entry_points(group: str, path: tuple[tuple[str, int], ...]) -> tuple[EntryP
 
 
 def _changed(folder: str) -> int:
-    """Return the modification time of a folder, 0 if it does not exist."""
     try:
         return os.stat(folder or ".").st_mtime_ns
     except OSError:
@@ -191,14 +177,11 @@ def _changed(folder: str) -> int:
 
 
 def unloaded(group: str, name: str) -> str | None:
-    """Return the module of a bundled file that is not loaded yet.
+    """Return the module of a bundled file; None if it is loaded or belongs to a plug-in.
 
     Args:
         group: One of `GROUPS`.
         name: A registered name.
-
-    Returns:
-        Its dotted name; None if it is loaded or belongs to a plug-in.
     """
     if name in _found[group] or any(entry.name == name for entry in _installed(group)):
         return None
@@ -206,14 +189,11 @@ def unloaded(group: str, name: str) -> str | None:
 
 
 def get(group: str, name: str) -> Any:
-    """Load one victim, attack or renderer.
+    """Load one victim, attack or renderer; the error of an unknown name suggests a similar one.
 
     Args:
         group: One of `GROUPS`.
         name: Its registered name; for a victim, also the path of a protocol file.
-
-    Raises:
-        LeakauditError: There is none of this name; the message suggests a similar one.
     """
     if group == "victims" and name.endswith(FILE):
         return importlib.import_module(READER).load(name)
@@ -221,7 +201,6 @@ def get(group: str, name: str) -> Any:
 
 
 def _named(group: str, name: str) -> Any:
-    """Load what is registered by a name, which is never the path of a file."""
     if name not in _found[group]:
         if group == "victims" and name.startswith(OWN):
             says = (
@@ -246,18 +225,14 @@ def _named(group: str, name: str) -> Any:
 
 
 def of_trace(protocol: str, provenance: Mapping[str, Any]) -> Any:
-    """Return the victim of a trace.
+    """Return the victim of a trace: a registered one, otherwise that of the text in the trace.
 
-    A registered victim is used if there is one, so that the user's own file has precedence over the
-    text in a trace; otherwise the text of the protocol file that the trace carries. A trace comes
-    from a stranger, so that what it names is never read from this machine's files.
+    The user's own file has precedence. A trace comes from a stranger, so that what it names is
+    never read from this machine's files.
 
     Args:
         protocol: The protocol that the trace names.
         provenance: The provenance of the trace.
-
-    Raises:
-        LeakauditError: There is none of this name, or the text in the trace is wrong.
     """
     text = provenance.get(TEXT)
     if not isinstance(text, str) or protocol in names("victims"):
@@ -296,57 +271,44 @@ def param(default: Any, help: str, symbol: str = "") -> Any:
 
 
 def parameters(kind: type) -> dict[str, Field[Any]]:
-    """Return the hyper-parameters of a victim or an attack.
+    """Return the hyper-parameters of a victim or an attack: fields by name.
 
     Args:
         kind: Its class.
-
-    Returns:
-        Fields by name.
     """
     return {f.name: f for f in fields(kind) if f.init} if is_dataclass(kind) else {}
 
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    """Return the types of the fields of a class; Python evaluates them again in each call."""
     return get_type_hints(kind)
 
 
 def choices(kind: type, name: str) -> tuple[str, ...]:
-    """Return the words that a hyper-parameter accepts.
+    """Return the words that a hyper-parameter accepts; () if it accepts other values.
 
     Args:
         kind: Class of the victim or attack.
         name: The hyper-parameter.
-
-    Returns:
-        The words; () if it accepts other values.
     """
     hint = _hints(kind)[name]
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def values(thing: Any) -> dict[str, Any]:
-    """Return the hyper-parameters of a victim or an attack as files store them.
+    """Return the hyper-parameters of a victim or an attack, by name, as files store them.
 
     Args:
         thing: The victim or attack.
-
-    Returns:
-        Values by name, lists as `written`.
     """
     return {name: written(getattr(thing, name)) for name in parameters(type(thing))}
 
 
 def written(value: Any) -> Any:
-    """Return a hyper-parameter as files store it and users type it.
+    """Return a hyper-parameter as files store it: the numbers of a list separated by commas.
 
     Args:
         value: Its value in Python.
-
-    Returns:
-        The numbers of a list separated by commas; any other value unchanged.
     """
     if not isinstance(value, list | tuple):
         return value
@@ -354,14 +316,11 @@ def written(value: Any) -> Any:
 
 
 def configure(kind: type[T], settings: dict[str, Any]) -> T:
-    """Build a victim or an attack from settings.
+    """Build a victim or an attack from settings; raises LeakauditError if they do not fit.
 
     Args:
         kind: Its class.
         settings: Values by name; text is read as the field's type, and 3,1,4 as a list.
-
-    Raises:
-        LeakauditError: A key is unknown, or a value has another type or does not fit the others.
     """
     of: type = kind
     known, hints, read = parameters(kind), _hints(of), {}
@@ -384,7 +343,6 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
 
 
 def _list(one: Field[Any], value: Any, kind: type) -> tuple[Any, ...]:
-    """Convert a list of numbers, one number, or numbers separated by commas."""
     parts = value
     if value is None or value == "":
         parts = []

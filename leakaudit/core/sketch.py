@@ -1,16 +1,14 @@
 """A sketch of a vector: 1024 sums of all its numbers, of which every linear relation can be tested.
 
-A protocol's relations are linear and hold in every coordinate: sum_k c_k x_k = 0 for vectors x_k of
-length d. A sketch is a linear map S, so sum_k c_k S x_k = 0 as well. The converse holds for almost
-all signs: if the sum is some y != 0, S y = 0 is improbable, as follows.
+A protocol's relations sum_k c_k x_k = 0 hold in every coordinate, so for a linear map S, sum_k c_k
+S x_k = 0 as well. The converse holds for almost all signs, as follows.
 
 The numbers of a vector are written in rows of WIDTH, and row i has ROWS random signs s_ri. Entry
 (r, c) of the sketch is sum_i s_ri x_ic / sqrt(ROWS), so the expected squared length of S x is that
 of x. If y has a non-zero number in column c, the sum of this column vanishes for at most half of
 all signs, and so all ROWS sums vanish with probability at most 2^-ROWS (without rounding, for a y
-that was not chosen with the signs in mind). The map is a product of two matrices: one pass over the
-numbers. Projections by random signs are those of Achlioptas 2003; here, the numbers of a row share
-their signs.
+that was not chosen with the signs in mind). The map is a product of two matrices. Projections by
+random signs are those of Achlioptas 2003; here, the numbers of a row share their signs.
 """
 
 from __future__ import annotations
@@ -29,11 +27,7 @@ TOGETHER = 1 << 17  # numbers of a vector that are multiplied at once, which fit
 
 
 def signs(seed: int, rows: int, count: int) -> Tensor:
-    """Return random signs, which are the bits of SHAKE128 of "leakaudit sketch SEED"; 1 is plus.
-
-    Returns:
-        (rows, count) of 1 and -1, in float32; the bits are used row by row.
-    """
+    """Return signs (rows, count): the bits of SHAKE128 of "leakaudit sketch SEED", 1 for plus."""
     import numpy as np
     import torch
 
@@ -52,14 +46,7 @@ class Sketch:
         self.seed = seed
 
     def of(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sketches and the norms of vectors.
-
-        Args:
-            values: (n, d), in float32 or float64.
-
-        Returns:
-            (n, NUMBERS) the sketches and (n,) the norms, in float64.
-        """
+        """Return the sketches (n, NUMBERS) and the norms (n,), in float64, of vectors (n, d)."""
         import torch
 
         total = values.new_zeros(len(values), NUMBERS, dtype=torch.float64)

@@ -180,14 +180,7 @@ class TaskSpec:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> TaskSpec:
-        """Return the task that `to_json` wrote.
-
-        Args:
-            value: The attributes by name.
-
-        Raises:
-            LeakauditError: A key is not an attribute.
-        """
+        """Return the task that `to_json` wrote."""
         known = {f.name for f in fields(cls)} - {"beside"}
         extra = set(value) - known
         if extra:
@@ -219,6 +212,11 @@ class Messages:
     def __len__(self) -> int:
         """Number of messages m."""
         return len(self.round)
+
+    @property
+    def rows(self) -> Tensor:
+        """Everything that the file holds of each payload."""
+        return self.payload if self.stored is None else self.stored
 
     def __repr__(self) -> str:
         """Sizes and kinds, without the payload."""
@@ -292,17 +290,15 @@ class Trace(CardDisplay):
     @property
     def spans(self) -> tuple[Span, ...]:
         """All recorded spans of columns, (start, stop)."""
-        return (self.columns,) if self.kept is None else self.kept.spans
+        return self.recorded.spans
+
+    @property
+    def recorded(self) -> StoredColumns:
+        """What was recorded of each message, even if that is only `columns`."""
+        return self.kept or StoredColumns(self.layout.size, (self.columns,))
 
     def of_span(self, span: Span) -> Trace:
-        """Return the trace with another recorded span of columns as its only one.
-
-        Args:
-            span: One of `spans`.
-
-        Raises:
-            LeakauditError: It was not recorded.
-        """
+        """Return the trace with another one of `spans` as its only recorded span."""
         if span not in self.spans:
             known = ", ".join(f"{a}:{b}" for a, b in self.spans)
             raise LeakauditError(
@@ -316,9 +312,8 @@ class Trace(CardDisplay):
     def sketched(self) -> Trace | None:
         """The run of the sketches, whose messages follow the same relations; None without them.
 
-        Its model is the sketch, and public models are sketched. A relation may use a constant of
-        the protocol as a vector with this value in every coordinate, so constants become public
-        vectors, the sketches of these.
+        Its model is the sketch. A relation may use a constant of the protocol as a vector with this
+        value in every coordinate, so constants become public vectors, the sketches of these.
         """
         if self.kept is None or self.kept.sketch is None:
             return None
@@ -411,14 +406,10 @@ class Truth:
         return torch.isin(self.node, torch.tensor(list(nodes)))
 
     def blind_guess(self, *nodes: int) -> Tensor:
-        """Return the best guess of the records of a node, or of several, without a leak.
+        """Return the best guess (*shape) of the records of nodes without a leak.
 
-        Args:
-            nodes: The nodes whose records are guessed.
-
-        Returns:
-            (*shape): the mean of all other records, grey if there are none. For sequences, the
-            most frequent token at every position, 0 if there are no others.
+        This is the mean of all other records, grey if there are none; for sequences, the most
+        frequent token at every position.
         """
         import torch
 
@@ -431,11 +422,7 @@ class Truth:
 
 
 def drawn(value: Json) -> str | None:
-    """Return the number of a recording.
-
-    Returns:
-        The number, or None if `value` is anything else.
-    """
+    """Return the number of a recording, or None if `value` is anything else."""
     if isinstance(value, str) and _DRAWN.fullmatch(value):
         return value
     return None

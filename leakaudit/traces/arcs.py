@@ -1,7 +1,4 @@
-"""One exchange of messages: which node sends which payload to which node.
-
-Victims describe their exchanges in these terms; the engine that runs them executes the exchanges.
-"""
+"""One exchange of messages, as victims describe it: which node sends which payload to whom."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from torch import Tensor
 from leakaudit.core.trace import Graph
 
 
-class Participant(Protocol):
+class _Participant(Protocol):
     """What an exchange needs to know about the recorder that executes it."""
 
     graph: Graph  # the network of the run
@@ -42,21 +39,15 @@ class Arcs:
         return self.src[self.kept], self.dst[self.kept], row, used
 
     def some(self, which: Tensor) -> Arcs:
-        """Return the messages selected by a mask.
-
-        Args:
-            which: (k,) bool.
-        """
+        """Return the messages selected by a mask (k,)."""
         return Arcs(self.src[which], self.dst[which], self.row[which], self.kept[which])
 
 
-def broadcast(recorder: Participant, wires: Iterable[tuple[int, int]]) -> Arcs:
+def broadcast(recorder: _Participant, wires: Iterable[tuple[int, int]]) -> Arcs:
     """Return the messages with which every node sends row i of (N, d) to all its neighbours.
 
-    Args:
-        recorder: Recorder of the run. If all nodes run in its process, channels that are not
-            recorded are omitted; otherwise all are needed, because values are actually sent over
-            them.
+    If all nodes run in one process, channels that are not recorded are omitted; otherwise values
+    are actually sent over them.
     """
     both = set[tuple[int, int]]()
     for i, j in wires:

@@ -1,8 +1,7 @@
 """Where a program sends its messages: a file below the current folder, and a line.
 
-A recorder notes the first call for each kind of message in the provenance of the truth, which stays
-with its owner; reports point at that line. A path outside the current folder is not recorded, so no
-record names a folder of the machine.
+A recorder notes the first call for each kind in the provenance of the truth, which stays with its
+owner. A path outside the current folder would name a folder of the machine, so it is not recorded.
 """
 
 from __future__ import annotations
@@ -20,19 +19,16 @@ MOST = 32  # kinds of messages that are read from a file
 
 
 @dataclass(frozen=True)
-class Caller:
-    """A line of a program."""
-
+class _Caller:
     kind: str  # kind of the messages that it sends
     file: str  # path of the file, relative to the folder in which the program ran
     line: int  # number of the line, from 1
 
 
 def of_frame(frame: FrameType) -> list[Json] | None:
-    """Return the file and the line of a call.
+    """Return [file, line] of a call.
 
-    Returns:
-        [file, line]; None if the file is not below the current folder, or is a part of leakaudit.
+    None if the file is not below the current folder, or is ours.
     """
     file = Path(os.path.abspath(frame.f_code.co_filename))
     folder = Path.cwd()
@@ -42,12 +38,8 @@ def of_frame(frame: FrameType) -> list[Json] | None:
     return [file.relative_to(folder).as_posix(), frame.f_lineno]
 
 
-def read(provenance: Mapping[str, Json]) -> list[Caller]:
-    """Return the lines that send messages.
-
-    Returns:
-        One entry per kind; what does not have the form that a recorder writes is left out.
-    """
+def read(provenance: Mapping[str, Json]) -> list[_Caller]:
+    """Return the lines that send messages, one per kind; whatever has another form is left out."""
     found = []
     noted = provenance.get(SENT)
     if not isinstance(noted, dict):
@@ -55,11 +47,10 @@ def read(provenance: Mapping[str, Json]) -> list[Caller]:
     for kind, place in list(noted.items())[:MOST]:
         match place:
             case [str(file), int(line)] if line > 0 and _is_below(file):
-                found.append(Caller(str(kind), file, line))
+                found.append(_Caller(str(kind), file, line))
     return found
 
 
 def _is_below(file: str) -> bool:
-    """Whether a path is relative, stays in its folder, and can be printed."""
     path = Path(file)
     return file.isprintable() and not path.is_absolute() and ".." not in path.parts

@@ -12,7 +12,6 @@ import torch
 
 from leakaudit._util import files
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import step
 from leakaudit.core.trace import Messages, Trace
 from leakaudit.traces import trace_file
@@ -56,8 +55,7 @@ def convert(
         _record(trace, target, max_bytes, shard_bytes)
         return
     rows = sum(len(m.payload) for m in trace.messages)
-    width = trace.columns[1] - trace.columns[0] if trace.kept is None else trace.kept.width
-    size = plan_size(len(trace), width, trace.dtype, rows)
+    size = plan_size(len(trace), trace.recorded.width, trace.dtype, rows)
     if size > max_bytes:
         raise LeakauditError(
             f"convert: {new} requires {human(size)}, but max_bytes allows {human(max_bytes)}"
@@ -68,7 +66,6 @@ def convert(
 def _record(
     trace: Trace, target: str | os.PathLike[str], max_bytes: float, shard_bytes: int
 ) -> None:
-    """Record a trace again, in order of its rounds."""
     recorder = Recorder(
         target,
         protocol=trace.protocol,
@@ -80,7 +77,7 @@ def _record(
         messages=len(trace),
         rows=sum(len(m.payload) for m in trace.messages),
         dtype=trace.dtype,
-        layers=trace.kept or StoredColumns(trace.layout.size, (trace.columns,)),
+        layers=trace.recorded,
         public=trace.public,
         id=trace.id,
         truth=False,
@@ -101,7 +98,7 @@ Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def _groups(m: Messages) -> Iterator[Places]:
-    """Split messages by round, kind and encryption, in order of their rounds.
+    """Split messages by round, kind and encryption, in order of rounds.
 
     Within a group, they keep their order.
     """
@@ -113,7 +110,7 @@ def _groups(m: Messages) -> Iterator[Places]:
 
 
 def _send(recorder: Recorder, m: Messages, group: Places) -> None:
-    """Record messages of one round, kind and encryption; payloads of broadcasts are stored once."""
+    """Record the messages of a group; payloads of broadcasts are stored once."""
     first = int(group[0])
     rows, row = np.unique(m.row.numpy()[group], return_inverse=True)
     out = recorder.send_many(
@@ -124,5 +121,4 @@ def _send(recorder: Recorder, m: Messages, group: Places) -> None:
         bool(m.secure[first]),
         row=row,
     )
-    stored = m.payload if m.stored is None else m.stored
-    torch.index_select(stored, 0, torch.from_numpy(rows), out=out)
+    torch.index_select(m.rows, 0, torch.from_numpy(rows), out=out)

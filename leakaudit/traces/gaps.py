@@ -1,7 +1,7 @@
 """What is missing from a recording, as determined by the engine that made it.
 
-Messages may not have arrived, and nodes may have ended early. An engine writes this to the
-provenance of a trace; because a file may come from elsewhere, nothing here relies on its form.
+An engine writes this to the provenance of a trace, which may come from elsewhere, so nothing here
+relies on its form.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Messages, Trace
+from leakaudit.traces._storage.wellformed import INDEX
 
 WHY = {
     "lost": "lost in transit",
@@ -48,7 +49,7 @@ def sound(trace: Trace) -> int | None:
 def before(trace: Trace) -> Trace:
     """Return the trace up to the last round before the first missing message.
 
-    After this round, the relations are not those that the protocol declares.
+    From there on, the relations are not those that the protocol declares.
     """
     last = sound(trace)
     if last is None:
@@ -90,15 +91,7 @@ def since(first: int) -> str:
 def between(m: Messages, first: int, last: int) -> Messages:
     """Return the messages of some rounds."""
     keep = (m.round >= first) & (m.round <= last)
-    return replace(
-        m,
-        round=m.round[keep],
-        src=m.src[keep],
-        dst=m.dst[keep],
-        kind=m.kind[keep],
-        row=m.row[keep],
-        secure=m.secure[keep],
-    )
+    return replace(m, **{name: getattr(m, name)[keep] for name in (*INDEX, "secure")})
 
 
 def _each(trace: Trace, name: str, say: Callable[[Any], str]) -> Iterator[str]:

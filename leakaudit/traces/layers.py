@@ -53,20 +53,18 @@ def kept(
 
 
 def _seed(text: str) -> int:
-    """Return the seed of a sketch."""
     if not text.isdecimal():
         raise LeakauditError(f"layers: expected sketch:SEED with a whole number, got {text!r:.40}")
     return int(text)
 
 
 def _module(layout: Layout, name: str) -> list[str]:
-    """Return all parameters of the module of a parameter."""
     module = name.rpartition(".")[0]
     return [other for other in layout.names if other.rpartition(".")[0] == module]
 
 
 def _matching(layout: Layout, pattern: str) -> list[str]:
-    """Return the parameters whose name, or whose module, has this name or matches the pattern."""
+    """Return the parameters of which the name or the module matches the pattern."""
     found = []
     for name in layout.names:
         module = name.rpartition(".")[0]

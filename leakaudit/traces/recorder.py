@@ -29,10 +29,9 @@ from leakaudit.tasks import build_task
 from leakaudit.tasks.task import Task
 from leakaudit.traces import callers, layers, trace_file
 from leakaudit.traces._storage.arrays import integers, tensor
-from leakaudit.traces._storage.recording_file import RecordingFile
 from leakaudit.traces._storage.sizes import estimate, human, plan_size, refuse_above
 from leakaudit.traces._storage.table import TableFormat
-from leakaudit.traces._storage.truth_file import TruthBuilder
+from leakaudit.traces._storage.truth_file import TruthFile
 from leakaudit.traces._storage.wellformed import FLOATS
 from leakaudit.traces.arcs import Arcs
 from leakaudit.traces.vocabulary import Vocabulary, finite
@@ -200,25 +199,24 @@ class Recorder:
         )
         format = TableFormat(trace_file.head(described), width, dtype)
         in_folder = path is not None and (os.fspath(path).endswith("/") or Path(path).is_dir())
-        self._writer = RecordingWriter(
-            RecordingFile(
-                self.path,
-                format,
-                size=(messages, rows),
-                limit=max_bytes,
-                shard_bytes=shard_bytes if in_folder else None,
-            ),
-            TruthBuilder(
-                self.task,
-                graph.nodes,
-                limit=max_bytes,
-                provenance=own,
-                check=check,
-                samples=_samples(constants),
-            ),
+        self._truth = TruthFile(
             _truth_path(self.path, truth),
             self.id,
-            hash,
+            self.task,
+            graph.nodes,
+            limit=max_bytes,
+            provenance=own,
+            check=check,
+            samples=_samples(constants),
+        )
+        self._writer = RecordingWriter(
+            self.path,
+            format,
+            size=(messages, rows),
+            limit=max_bytes,
+            shard_bytes=shard_bytes if in_folder else None,
+            truth=self._truth,
+            hash=hash,
         )
 
     def __enter__(self) -> Self:
@@ -259,9 +257,8 @@ class Recorder:
             secure: Whether it is sent encrypted.
 
         Raises:
-            LeakauditError: The node or channel does not exist, the protocol does not send this
-                kind, the round is lower than the last one, or the vector has another length or
-                contains NaN or infinity.
+            LeakauditError: The protocol sends no such message, the round is lower than the last, or
+                the vector has another length, NaN or infinity.
         """
         vector = self._vector(value)
         sender = integers(src, "src", self.graph.nodes)
@@ -290,12 +287,10 @@ class Recorder:
             dst: (k,) receivers.
             kind: Name of their kind.
             secure: Whether they are sent encrypted.
-            row: (k,) index of the payload of each message, 0 to max(row), if some are sent to
-                several nodes; by default each has its own.
+            row: (k,) index of the payload of each message, if some are sent to several nodes.
 
         Returns:
-            (max(row) + 1, c) the payloads, to be filled before the round ends: with the recorded
-            columns, or with several spans or a sketch, with the result of ``kept.cut``.
+            (max(row) + 1, c) the payloads, to be filled before the round ends, as by ``kept.cut``.
 
         Raises:
             LeakauditError: As for `send`, or src, dst and row differ in length.
@@ -324,7 +319,7 @@ class Recorder:
         secure: bool = False,
         instead: Callable[[], Tensor] | None = None,
     ) -> Tensor:
-        """Execute an exchange of messages and return what the receivers obtain.
+        """Record an exchange of messages and return what the receivers obtain.
 
         All nodes run in this process, so they obtain the values themselves. An engine with several
         processes returns what arrived (docs/engines.md).
@@ -336,9 +331,6 @@ class Recorder:
             arcs: Who sends which of them to whom.
             secure: Whether they are sent encrypted.
             instead: Returns replacements for rows that did not arrive; not needed here.
-
-        Returns:
-            (rows, d) the payloads as received.
         """
         src, dst, row, used = arcs.recorded
         if len(src):
@@ -347,64 +339,34 @@ class Recorder:
         return values
 
     def end_round(self, round: int) -> None:
-        """Commit: from now on, the messages up to this round are part of the trace.
-
-        Args:
-            round: The round that has ended.
-        """
+        """Commit: from now on, the messages up to this round are part of the trace."""
         self._enter_round(round)
         self._writer.commit(round)
 
     def truth(self, node: int, x: Any, y: Any, index: Any = None) -> None:
-        """Store samples of a node.
-
-        Args:
-            node: Their owner.
-            x: (b, *shape) inputs, or one (*shape).
-            y: (b,) labels.
-            index: (b,) their rows in the data set; None if there is none.
-        """
-        self._writer.truth.add(node, x, y, index)
+        """Store samples of a node: inputs (b, *shape), labels (b,), rows in the data set (b,)."""
+        self._truth.add(node, x, y, index)
 
     def pool(self, x: Any) -> None:
-        """Store other records of the data set, as candidates for identification.
-
-        Args:
-            x: (p, *shape) inputs.
-        """
-        self._writer.truth.pool(x)
+        """Store other records (p, *shape) of the data set, as candidates for identification."""
+        self._truth.pool(x)
 
     def state(self, name: str, round: int, value: Any) -> None:
-        """Store private vectors of a round, if the recorder keeps states.
-
-        Args:
-            name: Name of the vectors.
-            round: Round at the end of which they have these values.
-            value: The vectors, for example (N, d).
-        """
+        """Store private vectors at the end of a round, if the recorder keeps states."""
         if self._keep_states:
-            self._writer.truth.state(name, round, value)
+            self._truth.state(name, round, value)
 
     def curve(self, name: str, round: int, value: float) -> None:
-        """Store a number of a round, if the recorder keeps curves.
-
-        Args:
-            name: Name of the number, for example ``loss``.
-            round: Its round.
-            value: The number.
-        """
+        """Store a number of a round, such as the loss, if the recorder keeps curves."""
         if self.keep_curves:
-            self._writer.truth.state(name, round, torch.tensor(value, dtype=torch.float64))
+            self._truth.state(name, round, torch.tensor(value, dtype=torch.float64))
 
     def close(self, complete: bool = True) -> None:
-        """End the recording with the current round.
-
-        Args:
-            complete: False marks the recording as incomplete.
+        """End the recording with the current round; complete=False marks it as incomplete.
 
         Raises:
-            LeakauditError: The disk fails, or the messages come from a file that was truncated
-                while it was read; then the recording stays incomplete.
+            LeakauditError: The disk fails, or a file that was read was truncated meanwhile; the
+                recording then stays incomplete.
         """
         mapping.verify()
         if self._writer.pending:
@@ -421,14 +383,14 @@ class Recorder:
     @property
     def truth_record(self) -> Truth:
         """The truth that was provided."""
-        return self._writer.truth_record()
+        return self._truth.build()
 
     def _note(self, kind: str, caller: FrameType) -> None:
         """Note where the first message of a kind is sent, if the program may be known."""
         self._kinds.add(kind)
         place = callers.of_frame(caller) if self._vocabulary is not None else None
         if place is not None:
-            self._writer.truth.sent(kind, place)
+            self._truth.sent(kind, place)
 
     def _vector(self, value: Any) -> Tensor:
         """Return the recorded columns of a vector, which may be complete or already cut."""
@@ -449,7 +411,6 @@ class Recorder:
     def _append(
         self, round: int, src: Integers, dst: Integers, kind: str, secure: bool, row: Integers
     ) -> Tensor:
-        """Check messages against the protocol and pass them to the writer."""
         self._enter_round(round)
         if self._vocabulary is not None:
             self._vocabulary.check(round, src, dst, kind)
@@ -505,7 +466,6 @@ def _with_sha256(task: TaskSpec) -> TaskSpec:
 
 
 def _copy_program(task: TaskSpec, path: Path) -> None:
-    """Copy the program of a task beside the trace, unless it is there."""
     source = build_task.program_file(task)
     copy = path.absolute().parent / source.name
     if not copy.exists():
@@ -539,7 +499,6 @@ def _kept(
     columns: tuple[int, int] | None,
     chosen: str | Sequence[str] | StoredColumns | None,
 ) -> StoredColumns:
-    """Return what is recorded of each message."""
     if chosen is None:
         span = columns or (0, layout.size)
         if len(span) != 2:
@@ -559,7 +518,6 @@ def _kept(
 
 
 def _check(dtype: torch.dtype, kept: StoredColumns, sizes: Mapping[str, int | None]) -> None:
-    """Raise LeakauditError for a type, a sketch or sizes that a recording cannot have."""
     if str(dtype).removeprefix("torch.") not in FLOATS:
         raise LeakauditError(f"dtype: expected {', '.join(FLOATS)}, got {dtype}")
     if kept.seed is not None and dtype.itemsize < torch.float32.itemsize:
@@ -578,7 +536,7 @@ def _provenance(
     """Return the provenance of the trace.
 
     A gate relies on `created`, `checked`, `planned` and the recording's number, so a recorder that
-    checks writes them itself. A copy keeps those of the original recording.
+    checks writes them itself; a copy keeps those of the original.
     """
     created = datetime.now(UTC).isoformat(timespec="seconds")
     made = {"leakaudit": VERSION, "torch": torch.__version__, "created": created}
@@ -594,13 +552,11 @@ def _provenance(
 
 
 def _samples(params: Mapping[str, Json]) -> int:
-    """Return how many records a node may have; 0 for any number."""
     samples = params.get("samples")
     return samples if isinstance(samples, int) else 0
 
 
 def _truth_path(path: Path | None, truth: bool | str | os.PathLike[str]) -> Path | None:
-    """Return the path of the truth; None if it is not written."""
     if not isinstance(truth, bool):
         return Path(truth)
     if truth and path is not None:

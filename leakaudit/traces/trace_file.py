@@ -1,7 +1,6 @@
-"""Traces and truths on disk: .pt files, or a folder of them.
+"""Traces and truths on disk: .pt files, or a folder of them; everything that is read is checked.
 
-Everything that is read is checked for all properties on which the program relies. The format is
-described in `leakaudit.traces._storage.tree`.
+`leakaudit.traces._storage.tree` describes the format.
 """
 
 from __future__ import annotations
@@ -12,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from leakaudit._util import files
-from leakaudit._util.files import write_tensors
+from leakaudit._util.untrusted.archive import FileFault
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace, Truth
 from leakaudit.traces._storage import shards, sidecar, tree, wellformed
-from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, Outline, head, version
+from leakaudit.traces._storage.tree import TRACE, TRUTH, VERSION, head, version
+from leakaudit.traces._storage.wellformed import CommittedTable
 
 __all__ = [
     "TRACE",
@@ -27,17 +27,10 @@ __all__ = [
     "load_truth",
     "outline",
     "same_run",
-    "save_truth",
     "truth_path",
     "version",
     "write_sidecar",
 ]
-
-
-# What a recording can mean: every node has an edge, but for a few, and a channel that is recorded
-# carries a message at least every thousand rounds, but for the first ones. Choices.
-SOME_NODES, NODES = 100, 4
-SOME_ROUNDS, ROUNDS = 1_000, 1_000
 
 
 def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
@@ -45,19 +38,20 @@ def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
 
     Args:
         path: A .pt file or a folder.
-        verify: Whether to compare the file with the sha256 next to it. None does so if there is one
+        verify: Whether to compare the file with the sha256 next to it; None does so if there is one
             and the trace is smaller than 1 GiB.
 
     Raises:
-        LeakauditError: One line, for a file that is not a valid trace of a version that this
-            program can read.
+        LeakauditError: It is not a valid trace of a version that this program can read.
     """
     path = Path(path)
     if path.is_dir():
-        found = _load_folder(path, verify)
+        manifest = shards.read(path)
+        shards.check(path, manifest, verify)
+        found = _joined(path, manifest, {name: _decoded(path / name) for name in manifest.files})
     else:
         sidecar.check(path, verify)
-        found = tree.decode(tree.read(path, TRACE), str(path))
+        found = _decoded(path)
     _check_rounds(path, found, len(found))
     if not found.task.is_program:
         return found
@@ -66,29 +60,31 @@ def load(path: str | os.PathLike[str], verify: bool | None = None) -> Trace:
     return replace(found, task=replace(found.task, beside=beside))
 
 
-def outline(path: str | os.PathLike[str]) -> tuple[Trace, list[Outline]]:
+def outline(path: str | os.PathLike[str]) -> tuple[Trace, list[CommittedTable]]:
     """Read what a trace contains, without its payloads and without torch.
 
-    The file is checked as by `load`, but it is not compared with its sha256.
+    Its sha256 is not compared.
     """
     path = Path(path)
     if not path.is_dir():
-        parts = [tree.outline(path)]
-        trace = parts[0].trace
+        trace, table = tree.outline(path)
+        tables = [table]
     else:
         manifest = shards.read(path)
-        by_name = {name: tree.outline(path / name) for name in manifest.files}
-        parts = list(by_name.values())
-        trace = _joined(path, manifest, {name: part.trace for name, part in by_name.items()})
-    _check_rounds(path, trace, sum(len(part.messages) for part in parts))
-    return trace, parts
+        parts: dict[str, Trace] = {}
+        tables = []
+        for name in manifest.files:
+            parts[name], table = tree.outline(path / name)
+            tables.append(table)
+        trace = _joined(path, manifest, parts)
+    _check_rounds(path, trace, sum(map(len, tables)))
+    return trace, tables
 
 
 def _check_rounds(path: Path, trace: Trace, messages: int) -> None:
-    """Raise LeakauditError if a trace has far more rounds than messages."""
     try:
         wellformed.rounds(trace.rounds, messages)
-    except wellformed.TraceFault as why:
+    except FileFault as why:
         raise LeakauditError(f"{path} is rejected: {why}") from None
 
 
@@ -117,19 +113,10 @@ def load_truth(
 
 
 def truth_path(path: Path) -> Path:
-    """Return the path of the truth of a trace.
-
-    Args:
-        path: ``trace.pt``, or a folder ``trace``; both give ``trace.truth.pt``.
-    """
+    """Return ``trace.truth.pt`` for ``trace.pt`` or a folder ``trace``."""
     if path.name in ("", ".."):
         path = files.resolved(path)
     return path.with_name(f"{path.name.removesuffix('.pt')}.truth.pt")
-
-
-def save_truth(truth: Truth, path: Path) -> None:
-    """Write a truth file atomically."""
-    write_tensors(path, tree.truth_tree(truth))
 
 
 def write_sidecar(path: str | os.PathLike[str]) -> str:
@@ -138,19 +125,12 @@ def write_sidecar(path: str | os.PathLike[str]) -> str:
     return shards.seal(path) if path.is_dir() else sidecar.write(path)
 
 
-def _load_folder(folder: Path, verify: bool | None) -> Trace:
-    manifest = shards.read(folder)
-    shards.check(folder, manifest, verify)
-    parts = {}
-    for name in manifest.files:
-        file = folder / name
-        parts[name] = tree.decode(tree.read(file, TRACE), str(file))
-    messages = tuple(table for part in parts.values() for table in part.messages)
-    return replace(_joined(folder, manifest, parts), messages=messages)
+def _decoded(path: Path) -> Trace:
+    return tree.decode(tree.read(path, TRACE), str(path))
 
 
 def _joined(folder: Path, manifest: shards.Manifest, parts: Mapping[str, Trace]) -> Trace:
-    """Return the trace of a folder from its shards, by name; the messages are those of the first.
+    """Return the trace of a folder from its shards by name, with the messages of the first.
 
     Raises `LeakauditError` if they belong to different recordings.
     """
@@ -167,6 +147,7 @@ def _joined(folder: Path, manifest: shards.Manifest, parts: Mapping[str, Trace])
             )
     return replace(
         first,
+        messages=tuple(table for part in parts.values() for table in part.messages),
         rounds=max(part.rounds for part in parts.values()),
         complete=manifest.complete and all(part.complete for part in parts.values()),
     )
@@ -178,13 +159,10 @@ def same_run(
     *,
     advice: str = "name the matching file with --truth, or use --truth none",
 ) -> bool:
-    """Check that a truth belongs to a trace.
+    """Check that a truth belongs to a trace; `advice` says what to do if it does not.
 
     A user may choose the id of a recording, so runs with the same id are distinguished by the
-    random number of each (`Trace.recording`), and by the task that both files describe.
-
-    Args:
-        advice: What the user can do if it belongs to another recording.
+    random number of each (`Trace.recording`), and by the task.
     """
     if trace.id != truth.id:
         raise LeakauditError(

@@ -1,7 +1,4 @@
-"""Contents of a trace, and verification of all of it.
-
-Implements the commands `leakaudit trace info` and `leakaudit trace verify`.
-"""
+"""Contents of a trace (`leakaudit trace info`), and verification of all of it (`trace verify`)."""
 
 from __future__ import annotations
 
@@ -32,8 +29,7 @@ CHUNK = 32 << 20  # bytes of payload that are checked at once: a choice
 def info(path: str | os.PathLike[str]) -> dict[str, Json]:
     """Return the facts about a trace as plain values, without its payloads and without torch."""
     path = Path(path)
-    trace, parts = trace_file.outline(path)
-    tables = [part.messages for part in parts]
+    trace, tables = trace_file.outline(path)
     files = [path]
     if not path.is_file():
         files = [path / name for name in shards.read(path).files]
@@ -57,7 +53,7 @@ def info(path: str | os.PathLike[str]) -> dict[str, Json]:
         "d": trace.layout.size,
         "columns": list(trace.columns),
         **_kept(trace),
-        "public": {name: list(t.shape) for name, t in parts[0].public.items()},
+        "public": {name: list(t.shape) for name, t in trace.public.items()},
         "files": len(files),
         "bytes": sum(file.stat().st_size for file in files),
         "sha256": sidecar.recorded(path if path.is_file() else shards.place(path)),
@@ -66,7 +62,6 @@ def info(path: str | os.PathLike[str]) -> dict[str, Json]:
 
 
 def _kept(trace: Trace) -> dict[str, Json]:
-    """Return all spans and the sketch, if there are more numbers than those of `columns`."""
     if trace.kept is None:
         return {}
     spans = [list(span) for span in trace.spans]
@@ -76,13 +71,11 @@ def _kept(trace: Trace) -> dict[str, Json]:
 
 
 def _missing(trace: Trace) -> dict[str, Json]:
-    """Return the entry ``missing`` if something is missing."""
     said = gaps.sentences(trace)
     return {"missing": said} if said else {}
 
 
 def _kinds(tables: Sequence[CommittedTable]) -> dict[str, dict[str, int]]:
-    """Count messages and secure messages of each kind."""
     counts = {kind: {"messages": 0, "secure": 0} for table in tables for kind in table.kinds}
     for table in tables:
         kind = table.index["kind"]
@@ -97,10 +90,7 @@ def _kinds(tables: Sequence[CommittedTable]) -> dict[str, dict[str, int]]:
 def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
     """Check a complete trace: its sha256 if there is one, its form, and that payloads are finite.
 
-    Returns:
-        The sha256 (None if there is none), the numbers of messages and values checked, and
-        ``missing``, in sentences, if the engine that recorded the run states that something is
-        missing.
+    Returns the sha256, the numbers of messages and values, and sentences on what is missing.
     """
     path = Path(path)
     main = shards.place(path) if path.is_dir() else path
@@ -131,11 +121,7 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
 
 
 def _check_kept(kept: StoredColumns, stored: Tensor, first: int, path: Path) -> None:
-    """Raise LeakauditError for numbers beside the first span that no message can have.
-
-    Args:
-        stored: (n, width) rows of the file.
-    """
+    """Raise LeakauditError for stored rows (n, width) that no message can have."""
     import torch
 
     wrong = ~torch.isfinite(stored[:, : kept.linear]).all(dim=1)

@@ -1,7 +1,6 @@
 """Names and values allowed in a recording: kinds and channels of its protocol, data of its task.
 
-An unknown name is rejected when it is recorded, with the nearest known one as a suggestion; later,
-it would only cause leaks to be missed.
+An unknown name would later only cause leaks to be missed, so it is rejected, with a suggestion.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ INSIDE = 1e-6  # tolerance of pictures outside [0, 1]: rounding of an inverted n
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
-class Declares(Protocol):
-    """A victim, as far as it says which messages it sends."""
-
+class _Declares(Protocol):
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the protocol."""
 
@@ -43,12 +40,8 @@ class Declares(Protocol):
 class Vocabulary:
     """The names that a recording of one protocol may use.
 
-    A protocol without a victim is named ``own:NAME``: its kinds and constants are arbitrary, and
-    only its channels are checked.
-
-    Args:
-        protocol: a registered victim, the path of a protocol file, or ``own:NAME``.
-        rounds: number of rounds, None if unknown.
+    The protocol is a registered victim, the path of a protocol file, or ``own:NAME``, whose kinds
+    and constants are arbitrary.
     """
 
     def __init__(
@@ -61,7 +54,7 @@ class Vocabulary:
     ) -> None:
         self.protocol, self.graph, self.rounds, self.public = protocol, graph, rounds, public
         self.provenance: dict[str, Json] = {}
-        self.victim: Declares | None = None
+        self.victim: _Declares | None = None
         self._seen = set[str]()
         if protocol.startswith(registry.OWN):
             return
@@ -147,11 +140,7 @@ def finite(value: Tensor, what: str) -> None:
 
 
 def inputs(x: Tensor, task: TaskSpec, what: str) -> None:
-    """Check that inputs are in the range of the task's data: [0, 1] for pictures, otherwise finite.
-
-    Args:
-        x: (n, *shape) inputs.
-    """
+    """Check inputs (n, *shape): in [0, 1] for pictures, tokens for text, otherwise finite."""
     if not x.numel():
         return
     low, high = float(x.min()), float(x.max())
@@ -175,9 +164,8 @@ def inputs(x: Tensor, task: TaskSpec, what: str) -> None:
 def shape_of_labels(y: Tensor, task: TaskSpec, what: str) -> None:
     """Check that labels have a shape that the task's loss understands.
 
-    Args:
-        y: (n,) labels. For ``cross_entropy`` also (n, classes) probabilities; for ``squared`` also
-            (n, k) targets, where k is the number of the model's outputs.
+    These are (n,); for ``cross_entropy`` also (n, classes) probabilities; for ``squared`` also (n,
+    k) targets for k outputs.
     """
     probabilities = y.is_floating_point() and y.shape[1:] == (task.classes,)
     fits = y.dim() == 1
@@ -196,11 +184,7 @@ def shape_of_labels(y: Tensor, task: TaskSpec, what: str) -> None:
 
 
 def labels(y: Tensor, task: TaskSpec, what: str) -> None:
-    """Check that labels are valid for the task's loss.
-
-    Args:
-        y: (n,) labels, or of another shape that `shape_of_labels` accepts.
-    """
+    """Check that labels are valid for the task's loss."""
     shape_of_labels(y, task, what)
     if not y.numel():
         return

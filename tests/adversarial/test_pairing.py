@@ -14,10 +14,12 @@ import pytest
 import torch
 
 import leakaudit as la
+from leakaudit._util.files import write_tensors
 from leakaudit.cli import main
 from leakaudit.judging.lint import checks
 from leakaudit.reporting.results import record_file
 from leakaudit.traces import convert, trace_file
+from leakaudit.traces._storage.tree import truth_tree
 
 SPEC = la.TaskSpec("logistic", shape=(1, 4, 4), classes=2, levels=255)
 REPORTS = ("text", "markdown", "html", "json", "junit", "sarif", "github")
@@ -136,7 +138,7 @@ def bare(path: Path, change: Callable[[la.Truth], la.Truth] = lambda truth: trut
     """Take the number out of a truth file, as a program of the user's own writes one."""
     truth = trace_file.load_truth(path)
     plain = {k: v for k, v in truth.provenance.items() if k != "recording"}
-    trace_file.save_truth(change(replace(truth, provenance=plain)), path)
+    write_tensors(path, truth_tree(change(replace(truth, provenance=plain))))
     trace_file.write_sidecar(path)
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from leakaudit.capture.gloo import setup
 from leakaudit.capture.gloo.engine import MEETING
 from leakaudit.capture.gloo.scratch import clear, scratch
+from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap import launch
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.cli import main
@@ -300,13 +301,13 @@ def test_a_disk_that_fails_before_the_processes_meet_ends_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that cannot begin would be awaited by the others for two minutes."""
-    write = setup.write
+    prepare = setup.prepare
 
-    def written(folder: Path, *arguments: Any) -> None:
-        write(folder, *arguments)
+    def prepared(folder: Path, *arguments: Any) -> Setup:
         (folder / "rank1.0.jsonl").mkdir()  # so that no file of this name can be created
+        return prepare(folder, *arguments)
 
-    monkeypatch.setattr(setup, "write", written)
+    monkeypatch.setattr(setup, "prepare", prepared)
     begun = time.monotonic()
     words = [*BASE, "--rounds", "2", "--engine", "gloo", "-o", str(tmp_path / "t.pt")]
     assert main(words) == 2

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from leakaudit._util import config, uncollected
 from leakaudit._util.uncollected import read_json
 from leakaudit._util.untrusted import safe_reader
-from leakaudit._util.untrusted.archive import MAX_DIRECTORY, MAX_RECORDS
+from leakaudit._util.untrusted.archive import MAX_DIRECTORY, MAX_RECORDS, FileFault
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph, Layout, TaskSpec
 from leakaudit.traces._storage import shards, wellformed
@@ -970,7 +970,7 @@ def test_a_topology_may_be_as_large_as_its_limit(monkeypatch: pytest.MonkeyPatch
     edges = torch.tensor([[0, 1], [0, 2], [0, 3], [1, 2], [1, 3]])
     assert wellformed.graph(5, edges[:4]).nodes == 5
     for nodes, count in ((6, 4), (5, 5)):
-        with pytest.raises(wellformed.TraceFault, match=f"has {nodes} nodes and edges of shape"):
+        with pytest.raises(FileFault, match=f"has {nodes} nodes and edges of shape"):
             wellformed.graph(nodes, edges[:count])
 
 

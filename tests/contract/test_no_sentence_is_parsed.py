@@ -186,7 +186,7 @@ READS = {
     "leakaudit/core/registry.py:written": SHOWN,
     "leakaudit/reporting/rendering/console.py:printed": SHOWN,
     "leakaudit/reporting/rendering/cards.py:_colour": SHOWN,
-    "leakaudit/traces/_storage/recording_file.py:_aborted": NAMED,
+    "leakaudit/traces/writer.py:_aborted": NAMED,
     "leakaudit/reporting/trackers/__init__.py:_numbers": MODULE,
     "leakaudit/reporting/trackers/content.py:_files": NAMED,
     "leakaudit/reporting/trackers/content.py:_side_by_side": FORMAT,

@@ -16,15 +16,17 @@ import pytest
 import torch
 from effort import counted
 
+from leakaudit._util.files import write_tensors
 from leakaudit.core import progress
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph, Layout, TaskSpec, Trace, Truth
 from leakaudit.traces._storage.mapped_file import MapFile, ZeroTensor
+from leakaudit.traces._storage.tree import truth_tree
 from leakaudit.traces._storage.wellformed import INDEX
 from leakaudit.traces.convert import convert
 from leakaudit.traces.recorder import Recorder
-from leakaudit.traces.trace_file import head, load, load_truth, save_truth, write_sidecar
+from leakaudit.traces.trace_file import head, load, load_truth, write_sidecar
 from leakaudit.traces.trace_info import info, verify
 
 GRAPH = Graph(4, ((0, 1), (1, 2), (1, 3)))
@@ -171,7 +173,7 @@ def test_truth_round_trip(tmp_path: Path, dtype: torch.dtype) -> None:
         x[6:],
         {"w": torch.ones(2, 4, 9)},
     )
-    save_truth(truth, tmp_path / "new" / "truth.pt")
+    write_tensors(tmp_path / "new" / "truth.pt", truth_tree(truth))
     back = load_truth(tmp_path / "new" / "truth.pt", id="a")
     assert (back.id, back.task, list(back.states)) == ("a", TASK, ["w"])
     for name in ("x", "y", "node", "index", "pool"):

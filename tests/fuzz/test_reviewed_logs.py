@@ -343,7 +343,7 @@ def test_headers_of_python_2(tmp_path: Path) -> None:
         assert file.length("x") == 6
         assert np.array_equal(file["x"], content)
     (tmp_path / "a.npy").write_bytes(python2(content))
-    line = MessageLine(0, 0, (1,), "w", 0, "a.npy", (), None, None, None)
+    line = MessageLine(round=0, src=0, dst=1, kind="w", file="a.npy")
     (read,) = payloads.find(tmp_path, line).read()
     assert torch.equal(read, torch.from_numpy(content).float())
 

@@ -158,4 +158,3 @@ def test_brackets_double_until_the_condition_holds_or_floats_end() -> None:
     low, high = bracket(lambda x: False)
     assert high == math.inf
     assert low == 2.0**1023
-    assert bracket(lambda x: x >= 5, high=3.0) == (3.0, 6.0)

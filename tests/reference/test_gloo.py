@@ -225,13 +225,13 @@ def test_a_value_that_never_came_over_a_wire_is_nan(monkeypatch: pytest.MonkeyPa
 
 def test_no_process_is_given_the_data_of_another(tmp_path: Path) -> None:
     plan = recording.plan(scenario("dpsgd"))
-    setup.write(tmp_path, plan, recording.public(plan), ProcessLayout(2), trusted=False)
+    setup.prepare(tmp_path, plan, recording.public(plan), ProcessLayout(2), trusted=False)
     made = Setup.read(tmp_path)
     x, y = made.data(1)
     assert torch.equal(x, plan.source.x[plan.rows[2:]].to(x.dtype))
     assert torch.equal(y, plan.source.y[plan.rows[2:]])
     assert sorted(p.name for p in tmp_path.glob("data*")) == ["data0.pt"]
-    assert "x" not in torch.load(tmp_path / "setup.pt", weights_only=True)
+    assert plan.source.x.numpy().tobytes() not in (tmp_path / setup.FILE).read_bytes()
 
 
 # --- who sends what to which process ----------------------------------------------------------------------------------
@@ -317,13 +317,14 @@ def test_private_states_and_data_come_together_in_the_truth(
 def test_processes_that_cannot_begin_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = setup.write
+    real = setup.prepare
 
-    def write(folder: Path, *rest: Any) -> None:
-        real(folder, *rest)
-        (folder / "setup.pt").unlink()
+    def prepare(folder: Path, *rest: Any) -> Setup:
+        prepared = real(folder, *rest)
+        (folder / setup.FILE).unlink()
+        return prepared
 
-    monkeypatch.setattr(setup, "write", write)
+    monkeypatch.setattr(setup, "prepare", prepare)
     with pytest.raises(
         LeakauditError,
         match=r"the processes could not connect on 127\.0\.0\.1: FileNotFoundError.*see --engine threads",

@@ -1,14 +1,13 @@
 """Isolation of the current process, for code of strangers, as far as the platform allows.
 
-On Linux, four independent mechanisms take away what a training program does not need:
+On Linux, four independent mechanisms take away what a training program does not need, for ever and
+from all processes that are started later:
 
 - no new privileges, so that programs such as sudo do not give any;
-- namespaces without a network and without the processes of others, where users may create them; all
-  file systems are read-only in them, so that not even permissions can be changed;
+- namespaces without a network and without the processes of others, where users may create
+  them; all file systems are read-only in them, so that permissions cannot be changed either;
 - Landlock, which limits the files that can be read or written, and shields other processes;
 - a filter of system calls, which denies new sockets of any kind, among others.
-
-None of them can be undone, and all processes that are started later inherit them.
 """
 
 from __future__ import annotations
@@ -145,7 +144,6 @@ def enter(allowed: Permissions) -> list[str]:
 
 
 def _limit(largest: int) -> None:
-    """Limit what one process may use; the memory of the machine is the limit of each."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -164,7 +162,7 @@ def _namespaces(libc: ctypes.CDLL) -> bool:
     """Leave the network and the processes of others; return whether that is allowed.
 
     Only children belong to a new namespace of processes, so the rest runs in a child, with whose
-    end all processes of the namespace end.
+    end all of them end.
     """
     # A process whose user could not be mapped is of no use, so another one tries it first.
     probe = os.fork()
@@ -199,8 +197,8 @@ def _unshared(libc: ctypes.CDLL) -> bool:
 def _mounts(libc: ctypes.CDLL, allowed: Permissions) -> list[str]:
     """Make all file systems read-only, but for what may be written; return what did not work.
 
-    Landlock does not deny a change of permissions, owners and times; a read-only file system does.
-    The namespace gets shared memory and a list of processes of its own.
+    Landlock does not deny a change of permissions, owners and times. The namespace gets shared
+    memory and a list of processes of its own.
     """
     folders = [path for path in allowed.written if path.is_dir() and path != SHARED_MEMORY]
     alone = _attributes(libc, Path("/"), propagation=PRIVATE)
@@ -236,7 +234,6 @@ def _attributes(
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Give up what the creator of a namespace of users may do in it."""
     libc.capset(struct.pack("=Ii", CAPABILITIES, 0), bytes(24))
 
 
@@ -269,7 +266,6 @@ def _landlock(libc: ctypes.CDLL, version: int, allowed: Permissions) -> bool:
 
 
 def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
-    """Allow access below a path, if it exists."""
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

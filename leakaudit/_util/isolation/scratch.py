@@ -1,8 +1,7 @@
 """Temporary folders in which code of strangers works.
 
-Whoever removes such a folder must neither follow its links nor depend on its depth: the standard
-library's `TemporaryDirectory` changed the permissions of what links name (before Python 3.11.8 and
-3.12.1), and recurses into folders.
+The standard library's `TemporaryDirectory` changed the permissions of what links name (before
+Python 3.11.8 and 3.12.1), and recurses into folders.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ def folder() -> Iterator[Path]:
 def remove(place: Path) -> None:
     """Remove a folder. No link is followed, and what cannot be removed stays.
 
-    The folders inside are moved to the top and emptied there one after the other, so that neither
-    the length of a path nor the number of open folders grows with the depth.
+    The folders inside are moved to the top and emptied there, so that neither the length of a path
+    nor the number of open folders grows with the depth.
     """
     with suppress(OSError):
         top = _opened(None, str(place))
@@ -46,7 +45,6 @@ def remove(place: Path) -> None:
 
 
 def _empty(top: int) -> None:
-    """Remove everything from an open folder."""
     moved = (f".{secrets.token_hex(8)}-{number}" for number in itertools.count())
     waiting = _unlinked(top)
     while waiting:
@@ -62,7 +60,7 @@ def _empty(top: int) -> None:
 
 
 def _unlinked(open_folder: int) -> list[str]:
-    """Remove all that is no folder from an open one, and return the names of its folders."""
+    """Remove all but folders from an open one, and return their names."""
     folders = []
     with os.scandir(open_folder) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
@@ -75,7 +73,6 @@ def _unlinked(open_folder: int) -> list[str]:
 
 
 def _opened(top: int | None, name: str) -> int:
-    """Open a folder, whatever its permissions are."""
     if hasattr(os, "O_PATH"):
         # A path can be opened without permissions, and cannot become a link afterwards.
         path = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)

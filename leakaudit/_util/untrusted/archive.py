@@ -1,14 +1,13 @@
-"""The container of a .pt file: a zip archive of stored records.
+"""The container of a .pt file: a zip archive of stored records, in the form that torch writes.
 
-Only archives of the form that torch writes are accepted, and files are written sparse. Records are
-stored, never compressed, so that a tensor can be mapped. Files written here have 64-bit sizes
-throughout and no checksum of the tensors, which are filled in later; a sha256 next to the file
-protects their integrity.
+Records are never compressed, so that a tensor can be mapped. Files written here are sparse, have
+64-bit sizes throughout and no checksum of the tensors, which are filled in later; a sha256 next to
+the file protects them.
 
 Layout of a zip archive (PKWARE APPNOTE 6.3): for each record, a local header (PK 3 4) with its name
 and extra fields, followed by its data; after all records, the central directory with one entry (PK
 1 2) for each; then the 64-bit end record (PK 6 6), its locator (PK 6 7) and the end record (PK 5
-6), which ends the file. If a 32-bit field contains `WIDE`, its value is in a 64-bit extra field.
+6). If a 32-bit field contains `WIDE`, its value is in a 64-bit extra field.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _LOCATOR = 20
 _WIDE_END = 56  # bytes of the 64-bit end record
 
 
-class ArchiveFault(Exception):
+class FileFault(Exception):
     """Describes what is wrong with a file."""
 
 
@@ -57,8 +56,8 @@ class Record(NamedTuple):
 
 
 def refuse(why: str) -> NoReturn:
-    """Raise `ArchiveFault`."""
-    raise ArchiveFault(why)
+    """Raise `FileFault`."""
+    raise FileFault(why)
 
 
 def short(text: object) -> str:
@@ -67,7 +66,7 @@ def short(text: object) -> str:
 
 
 class _Directory(NamedTuple):
-    """Position of the central directory: its records, bytes, start, and where it must end."""
+    """Position of the central directory."""
 
     records: int
     length: int
@@ -85,11 +84,7 @@ class _Listed(NamedTuple):
 
 
 def directory(fd: int, size: int) -> dict[str, Record]:
-    """Return the records of an archive by name, without the archive's own prefix.
-
-    Args:
-        size: Size of the file in bytes.
-    """
+    """Return the records of an archive by name, without the archive's own prefix."""
     place = _end(fd, size)
     too_large = place.records > MAX_RECORDS or place.length > MAX_DIRECTORY
     if too_large or place.start + place.length != place.end:
@@ -137,7 +132,6 @@ def _end(fd: int, size: int) -> _Directory:
 
 
 def _listed(table: bytes, at: int) -> _Listed:
-    """Read one entry of the directory."""
     if at + _ENTRY > len(table):
         refuse("its archive directory is truncated")
     sign, flags, method, packed, size, n, e, c, offset = struct.unpack_from(
@@ -205,12 +199,7 @@ class ArchiveWriter:
         self._pieces: list[tuple[int, bytes]] = []
 
     def add(self, name: str, size: int, data: bytes = b"") -> Record:
-        """Append a record.
-
-        Args:
-            size: Size in bytes.
-            data: Its first bytes, if known.
-        """
+        """Append a record of a size in bytes, with its first bytes, if known."""
         full = f"{self.prefix}/{name}".encode()
         # Extra fields: 20 bytes of 64-bit sizes, then 4 bytes of a head and the padding.
         bare = self.at + _LOCAL + len(full) + 20 + 4
@@ -265,7 +254,6 @@ class ArchiveWriter:
         return out
 
     def _entry(self, name: str, record: Record, crc: int) -> bytes:
-        """Return the entry of one record in the directory."""
         full = f"{self.prefix}/{name}".encode()
         extra = struct.pack("<HHQQQ", 1, 24, record.size, record.size, record.header)
         head = struct.pack(

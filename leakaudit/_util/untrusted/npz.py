@@ -1,7 +1,6 @@
-"""Reading of .npz files, which may come from strangers.
+"""Reading of .npz files of strangers: nothing is unpickled, and sizes are checked beforehand.
 
-An archive of a few megabytes can unpack to gigabytes, and an array can declare any shape. Both are
-checked before memory is allocated, and nothing is unpickled.
+An archive of a few megabytes can unpack to gigabytes, and an array can declare any shape.
 """
 
 from __future__ import annotations
@@ -28,11 +27,7 @@ ENDING = ".npy"
 
 
 def unpacked(size: int) -> int:
-    """Return to how many bytes a compressed file may unpack.
-
-    Args:
-        size: Its size in bytes.
-    """
+    """Return to how many bytes a compressed file of a size may unpack."""
     return min(LARGEST, max(HARMLESS, RATIO * size))
 
 
@@ -44,12 +39,27 @@ def old_headers() -> Iterator[None]:
         yield
 
 
-class Npz:
-    """An open .npz file; its arrays are read one at a time."""
+@contextmanager
+def _damage(name: str) -> Iterator[None]:
+    """Turn whatever a damaged entry raises into a ValueError with its name."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(f"array {name[:80]!r}: {str(error)[:200]}") from None
 
-    def __init__(self, path: Path) -> None:
-        """Open a file."""
-        most = unpacked(path.stat().st_size)
+
+class Npz:
+    """An open .npz file; its arrays are read one at a time.
+
+    Args:
+        most: Bytes to which it may unpack; None for `unpacked` of its size.
+    """
+
+    def __init__(self, path: Path, most: float | None = None) -> None:
+        if most is None:
+            most = unpacked(path.stat().st_size)
         try:
             self._archive = ZipFile(path)
         except OSError:
@@ -57,10 +67,10 @@ class Npz:
         except Exception as error:  # a damaged archive raises anything
             raise ValueError(str(error)) from None
         entries = self._archive.infolist()
-        size = sum(entry.file_size for entry in entries)
-        if size > most:
+        self.size = sum(entry.file_size for entry in entries)
+        if self.size > most:
             self._archive.close()
-            raise ValueError(f"it unpacks to {size} bytes, expected at most {most}")
+            raise ValueError(f"it unpacks to {self.size} bytes, expected at most {most}")
         self.files = [entry.filename.removesuffix(ENDING) for entry in entries]
 
     def __enter__(self) -> Npz:
@@ -80,21 +90,13 @@ class Npz:
         """Return an array."""
         if name not in self.files:
             raise KeyError(name)
-        try:
+        with _damage(name):
             return self._read(name)
-        except OSError:
-            raise
-        except Exception as error:  # a damaged entry raises anything
-            raise ValueError(f"array {name[:80]!r}: {str(error)[:200]}") from None
 
     def length(self, name: str) -> int:
         """Return how many numbers an array declares; none of them is read."""
-        try:
+        with _damage(name):
             shape, _ = self._header(name)
-        except OSError:
-            raise
-        except Exception as error:  # a damaged entry raises anything
-            raise ValueError(f"array {name[:80]!r}: {str(error)[:200]}") from None
         return math.prod(shape)
 
     def _header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:

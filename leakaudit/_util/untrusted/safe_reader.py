@@ -1,13 +1,10 @@
-"""Safe reading of a .pt file from an untrusted source.
-
-The whole file is checked before any of it is used, and nothing in it is ever executed.
+"""Safe reading of a .pt file from an untrusted source: all of it is checked, none of it executed.
 
 `torch.load(weights_only=True)` rejects code, but not an archive or an index that exhausts the
-memory, and it cannot open a file larger than the memory (its private mapping reserves space for the
-whole file). Therefore torch never receives the file: its index is read here, and accepted only if
-it consists of the few things that `torch.save` writes for dictionaries of tensors, and the tensors
-are views of the memory-mapped file. `outline` does without torch, whose import takes longer than
-everything else.
+memory, and its private mapping reserves space for the whole file. Therefore torch never receives
+the file: its index is read here, and accepted only if it consists of what `torch.save` writes for
+dictionaries of tensors, which become views of the mapped file. `outline` does without torch, whose
+import takes longer than everything else.
 """
 
 from __future__ import annotations
@@ -26,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from leakaudit._util.untrusted.archive import ArchiveFault, Record, directory, refuse, short
+from leakaudit._util.files import explained
+from leakaudit._util.untrusted.archive import FileFault, Record, directory, refuse, short
 from leakaudit.core import mapping
 from leakaudit.core.errors import LeakauditError
 
@@ -34,24 +32,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class NumberType(NamedTuple):
-    """A type of numbers."""
-
+class _NumberType(NamedTuple):
     name: str
     itemsize: int  # bytes of one number
 
 
 STORAGES = {
-    "HalfStorage": NumberType("float16", 2),
-    "BFloat16Storage": NumberType("bfloat16", 2),
-    "FloatStorage": NumberType("float32", 4),
-    "DoubleStorage": NumberType("float64", 8),
-    "ByteStorage": NumberType("uint8", 1),
-    "CharStorage": NumberType("int8", 1),
-    "ShortStorage": NumberType("int16", 2),
-    "IntStorage": NumberType("int32", 4),
-    "LongStorage": NumberType("int64", 8),
-    "BoolStorage": NumberType("bool", 1),
+    "HalfStorage": _NumberType("float16", 2),
+    "BFloat16Storage": _NumberType("bfloat16", 2),
+    "FloatStorage": _NumberType("float32", 4),
+    "DoubleStorage": _NumberType("float64", 8),
+    "ByteStorage": _NumberType("uint8", 1),
+    "CharStorage": _NumberType("int8", 1),
+    "ShortStorage": _NumberType("int16", 2),
+    "IntStorage": _NumberType("int32", 4),
+    "LongStorage": _NumberType("int64", 8),
+    "BoolStorage": _NumberType("bool", 1),
 }
 _CONTAINERS = (
     "PROTO STOP MARK EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
@@ -76,7 +72,7 @@ NORESERVE = getattr(mmap, "MAP_NORESERVE", _LINUX_NORESERVE)
 
 
 @dataclass(frozen=True)
-class MappedTensor:
+class _MappedTensor:
     """A tensor of a file, whose bytes are mapped copy-on-write, but have not been read."""
 
     dtype: str  # name of the type of its numbers
@@ -106,54 +102,39 @@ class MappedTensor:
 
 
 class _Store(NamedTuple):
-    dtype: NumberType
+    dtype: _NumberType
     key: str
     numel: int
 
 
 class _Shell(NamedTuple):
-    """A tensor that is described in the index."""
-
     store: _Store
     offset: int
     shape: tuple[int, ...]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the file's dictionary.
+    """Return the file's dictionary: plain values, and tensors that are mapped copy-on-write.
 
     Memory and time do not depend on the size of the tensors.
-
-    Returns:
-        Plain Python values, dictionaries and lists of them, and tensors that are mapped
-        copy-on-write.
-
-    Raises:
-        LeakauditError: One line, for anything that `torch.save` would not have written for such a
-            dictionary.
     """
     tree: dict[str, Any] = _tensors(outline(path))
     return tree
 
 
 def outline(path: Path) -> dict[str, Any]:
-    """Return the file's dictionary as `read` does, with `MappedTensor` in place of tensors."""
-    try:
+    """Return the file's dictionary as `read` does, with tensors that have not been read."""
+    with explained(f"cannot read {path}"):
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe must not block
-    except OSError as error:
-        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
-    try:
-        return _read(fd, path)
-    except ArchiveFault as why:
-        raise LeakauditError(f"{path} is rejected: {why}") from None
-    except OSError as error:
-        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
-    finally:
-        os.close(fd)
+        try:
+            return _read(fd, path)
+        except FileFault as why:
+            raise LeakauditError(f"{path} is rejected: {why}") from None
+        finally:
+            os.close(fd)
 
 
 def _read(fd: int, path: Path) -> dict[str, Any]:
-    """Check the archive, then the index, then build the tree."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         refuse("it is not a regular file")
@@ -186,19 +167,17 @@ def _read(fd: int, path: Path) -> dict[str, Any]:
 
 
 def _tensors(tree: Any) -> Any:
-    """Return the dictionaries and lists of `outline` with tensors."""
     if isinstance(tree, dict):
         return {key: _tensors(part) for key, part in tree.items()}
     if isinstance(tree, list):
         return [_tensors(part) for part in tree]
-    return tree.tensor() if isinstance(tree, MappedTensor) else tree
+    return tree.tensor() if isinstance(tree, _MappedTensor) else tree
 
 
 def _parse(index: bytes) -> Any:
     """Return the index with a `_Shell` for every tensor.
 
-    Every opcode is checked before any is executed. What then reaches the unpickler can call only
-    the functions of `_NAMES`.
+    Every opcode is checked before any is executed, and the unpickler can call only `_NAMES`.
     """
     try:
         end = 0
@@ -208,14 +187,14 @@ def _parse(index: bytes) -> Any:
         if index[end:].strip(b"\0"):
             refuse("there are data after its index")
         return _Unpickler(io.BytesIO(index)).load()
-    except ArchiveFault:
+    except FileFault:
         raise
     except Exception:  # a damaged pickle raises anything
         refuse("its index is damaged")
 
 
 def _allow(opcode: str, arg: Any, count: int) -> None:
-    """Raise `ArchiveFault` unless a trace may contain this step of a pickle."""
+    """Raise `FileFault` unless a trace may contain this step of a pickle."""
     if opcode not in OPCODES:
         refuse(f"its index uses {opcode}, which a trace does not need")
     if opcode == "GLOBAL" and arg not in _NAMES:
@@ -280,7 +259,7 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, described: Any) -> _Store:
         kind, dtype, key, _, numel = described
-        sound = kind == "storage" and isinstance(dtype, NumberType) and type(key) is str
+        sound = kind == "storage" and isinstance(dtype, _NumberType) and type(key) is str
         if not sound or not _is_count(numel):
             refuse("its index describes a storage differently from torch")
         return _Store(dtype, key, numel)
@@ -298,7 +277,6 @@ class _Builder:
         self.steps = 0
 
     def build(self, value: Any, depth: int) -> Any:
-        """Return a value with its tensors; a tuple becomes a list."""
         self.steps += 1
         if self.steps > MAX_STEPS or depth > MAX_DEPTH:
             refuse("its values are nested too deeply, or repeat endlessly")
@@ -314,7 +292,7 @@ class _Builder:
             refuse("it contains something other than plain values and tensors")
         return value
 
-    def _tensor(self, shell: _Shell) -> MappedTensor:
+    def _tensor(self, shell: _Shell) -> _MappedTensor:
         dtype, key, numel = shell.store
         record = self.records.get(f"data/{key}")
         if record is None or numel * dtype.itemsize > record.size:
@@ -322,4 +300,4 @@ class _Builder:
         if record.start % dtype.itemsize:
             refuse(f"record {short(key)} is not aligned")
         start = record.start + shell.offset * dtype.itemsize
-        return MappedTensor(dtype.name, shell.shape, self.data, start)
+        return _MappedTensor(dtype.name, shell.shape, self.data, start)

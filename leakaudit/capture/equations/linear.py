@@ -34,11 +34,7 @@ class LinearEquation:
     miss: float  # largest norm beyond the rank, in units of rounding
 
     def of(self, streams: SenderStreams, node: int, t: int) -> Tensor | None:
-        """Return the combination of earlier messages (d,) in the equation of one node.
-
-        Returns:
-            The combination; None if one of the messages does not exist.
-        """
+        """Return the combination of earlier messages (d,) in the equation of one node, or None."""
         some = streams.value(self.kind, node, t)
         if some is None:
             return None
@@ -88,14 +84,7 @@ def column_value(
 
 
 def search(streams: SenderStreams, task: Task, kind: str, rank: int) -> LinearEquation | None:
-    """Return the equation with the fewest terms that leaves blocks of a rank.
-
-    Args:
-        rank: The rank; 0 for an equation that leaves nothing.
-
-    Returns:
-        The equation; None if there is none for all nodes, or if coefficients are not determined.
-    """
+    """Return the equation with the fewest terms that leaves blocks of a rank, 0 for nothing."""
     for terms in candidates(streams, kind):
         if rank == 0 and not terms:
             continue
@@ -128,7 +117,6 @@ def candidates(streams: SenderStreams, kind: str) -> Iterator[tuple[Term, ...]]:
 def _of_star(
     streams: SenderStreams, kind: str, others: tuple[str, ...]
 ) -> Iterator[tuple[Term, ...]]:
-    """Yield the terms of equations of a server or its clients."""
     own = Term(kind, 1, "own")
     if streams.senders(kind) == (streams.server,):
         for other in others:
@@ -145,7 +133,6 @@ def _of_star(
 def _for_all(
     streams: SenderStreams, task: Task, kind: str, rank: int, terms: tuple[Term, ...]
 ) -> LinearEquation | None:
-    """Return the equation with these terms if it holds for every sender of its kind."""
     weights: dict[tuple[Term, int, int], Fraction] = {}
     tested: set[int] = set()
     worst = 0.0
@@ -166,7 +153,6 @@ def _for_all(
 
 
 def _rounds(streams: SenderStreams, kind: str, terms: tuple[Term, ...], node: int) -> list[int]:
-    """Return the rounds in which a message and all terms of its equation were recorded."""
     found: list[int] = []
     for t in sorted(streams.sent[kind, node]):
         some = columns(streams, terms, node)
@@ -183,7 +169,6 @@ def _blocks(
     node: int,
     rounds: list[int],
 ) -> Blocks:
-    """Return the first layer's block of the messages and terms of a node."""
     targets: list[np.ndarray] = []
     rows: list[np.ndarray] = []
     for t in rounds:
@@ -198,11 +183,7 @@ def _blocks(
 
 
 def block(task: Task, value: Tensor) -> np.ndarray:
-    """Return the weights (H, n) of the first fully connected layer beside its bias (H, 1).
-
-    Args:
-        value: (d,) a vector of the model's size.
-    """
+    """Return the weights (H, n) of the first fully connected layer beside its bias (H, 1)."""
     if value.shape != (task.layout.size,):
         raise LeakauditError(
             f"expected vectors of {task.layout.size} parameters, got shape {tuple(value.shape)}; "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from leakaudit.capture.equations import linear, steps
 from leakaudit.capture.equations.streams import SenderStreams
-from leakaudit.capture.equations.written import Equation, EquationWriter
+from leakaudit.capture.equations.written import Equation, protocol_file
 from leakaudit.capture.fitting.stepping import obstacle
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
@@ -46,7 +46,7 @@ def propose(trace: Trace, task: Task, name: str) -> Proposal:
     if len(found) < len(streams.kinds):
         return Proposal(None, tuple(said))
     try:
-        text = EquationWriter(streams, task, found).text(name)
+        text = protocol_file(streams, task, found, name)
     except LeakauditError as error:
         return Proposal(None, (*said, f"not known: {error}"))
     nodes: list[str] = []
@@ -56,7 +56,6 @@ def propose(trace: Trace, task: Task, name: str) -> Proposal:
 
 
 def _incomplete(trace: Trace) -> str:
-    """Return what a trace lacks; empty if it lacks nothing."""
     if trace.columns != (0, trace.layout.size):
         return "only some of the parameters were recorded"
     if not trace.messages or not len(trace):
@@ -65,7 +64,6 @@ def _incomplete(trace: Trace) -> str:
 
 
 def _equation(streams: SenderStreams, task: Task, kind: str) -> tuple[Equation | None, str]:
-    """Return the proved equation of a kind of messages, and a line about it."""
     silent = _silent(streams, kind)
     if silent:
         return None, f"{kind}: not known: no messages of nodes {', '.join(map(str, silent))}"
@@ -104,7 +102,6 @@ def _silent(streams: SenderStreams, kind: str) -> list[int]:
 
 
 def _of_nodes(streams: SenderStreams, one: Equation) -> Iterator[str]:
-    """Yield the equation of every node that sends messages of a kind."""
     kind = one.linear.kind
     for node in streams.senders(kind):
         terms = list(_weights(one.linear, node))
@@ -122,7 +119,6 @@ def _tested(found: linear.LinearEquation) -> str:
 
 
 def _weights(found: linear.LinearEquation, node: int) -> Iterator[str]:
-    """Yield the terms of the equation of one node."""
     for (term, owner, sender), weight in found.weights.items():
         if owner != node or not weight:
             continue

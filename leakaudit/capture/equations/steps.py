@@ -1,10 +1,10 @@
 """Prove what an equation leaves: gradients that are recomputed at the records that they reveal.
 
 The first layer's block of what is left is sum_k delta_k [x_k 1] for the records x_k. All rounds
-together reveal the records: one record as the direction of all rows, several by the attack `exact`.
-With them, the block yields the vector delta_k of every record, and its label is the one whose
-recomputed delta_k is nearest. None of this has to be believed: the whole gradient of these records
-and labels, in all parameters and all rounds, equals what is left, or nothing is proved.
+together reveal them: one record as the direction of all rows, several by the attack `exact`. With
+them, the block yields every delta_k, and the label is the one whose recomputed delta_k is nearest.
+The whole gradient of these records and labels, in all parameters and all rounds, equals what is
+left, or nothing is proved.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class EquationRemainder:
+class _EquationRemainder:
     """What an equation leaves of the messages of one node."""
 
     values: Mapping[int, Tensor]  # round -> (d,) float64
@@ -69,7 +69,7 @@ class EquationRemainder:
 
 def left(
     streams: SenderStreams, linear: LinearEquation, node: int, rounds: tuple[int, ...]
-) -> EquationRemainder:
+) -> _EquationRemainder:
     """Return what an equation leaves in some rounds."""
     values: dict[int, Tensor] = {}
     noise: dict[int, float] = {}
@@ -84,18 +84,14 @@ def left(
             continue
         values[t] = rest
         noise[t] = streams.eps * float(message.norm() + combined.norm()) / size
-    return EquationRemainder(values, noise)
+    return _EquationRemainder(values, noise)
 
 
 def prove(streams: SenderStreams, task: Task, linear: LinearEquation) -> Step | None:
-    """Return the step that recomputed gradients prove for every node.
-
-    Returns:
-        The step; None if there is none, or if several points explain the messages.
-    """
+    """Return the step that recomputed gradients prove for every node, at one point only."""
     if not linear.rank or task.spec.loss not in ("cross_entropy", "binary"):
         return None
-    rests: dict[int, EquationRemainder] = {}
+    rests: dict[int, _EquationRemainder] = {}
     for node in streams.senders(linear.kind):
         rest = left(streams, linear, node, linear.rounds)
         inputs = _inputs(task, rest, linear.rank, streams.eps)
@@ -136,11 +132,7 @@ def points(streams: SenderStreams, linear: LinearEquation) -> Iterator[Term | No
 def model(
     streams: SenderStreams, linear: LinearEquation, point: Term | None, node: int, t: int
 ) -> Tensor | None:
-    """Return the model (d,) at which a gradient may have been computed.
-
-    Args:
-        point: The model; None for the combination itself.
-    """
+    """Return the model (d,) at which a gradient may have been computed."""
     if point is None:
         return linear.of(streams, node, t)
     (sender,) = streams.nodes_of(point, node)
@@ -151,7 +143,7 @@ def _at(
     streams: SenderStreams,
     task: Task,
     linear: LinearEquation,
-    rests: Mapping[int, EquationRemainder],
+    rests: Mapping[int, _EquationRemainder],
     form: Form,
     point: Term | None,
 ) -> Step | None:
@@ -183,8 +175,7 @@ def _at(
     return Step(form, point, exact[0], other[form], records, max(row.miss(used) for row in every))
 
 
-def _inputs(task: Task, rest: EquationRemainder, rank: int, eps: float) -> tuple[Tensor, ...]:
-    """Return the records that all rounds have in common, as a program may have stored them."""
+def _inputs(task: Task, rest: _EquationRemainder, rank: int, eps: float) -> tuple[Tensor, ...]:
     if not rest.values:
         return ()
     if rank == 1:
@@ -203,7 +194,7 @@ def _inputs(task: Task, rest: EquationRemainder, rank: int, eps: float) -> tuple
     return (x, x.float().double())
 
 
-def _record(task: Task, rest: EquationRemainder) -> Tensor | None:
+def _record(task: Task, rest: _EquationRemainder) -> Tensor | None:
     """Return the one record (1, p) that all rounds have in common."""
     scaled = [block(task, value) / float(value.norm()) for value in rest.values.values()]
     _, sizes, vh = np.linalg.svd(np.concatenate(scaled), full_matrices=False)
@@ -213,7 +204,7 @@ def _record(task: Task, rest: EquationRemainder) -> Tensor | None:
     return PixelGrid.of(task).pixels(row)
 
 
-def _batch(task: Task, rest: EquationRemainder, rank: int) -> Tensor | None:
+def _batch(task: Task, rest: _EquationRemainder, rank: int) -> Tensor | None:
     """Return the records (b, p) that all rounds have in common, if the attack `exact` finds all."""
     rounds = sorted(rest.values)
     values = torch.stack([rest.values[t] / rest.values[t].norm() for t in rounds])
@@ -234,11 +225,8 @@ def _batch(task: Task, rest: EquationRemainder, rank: int) -> Tensor | None:
     return x
 
 
-def _shared(rests: Mapping[int, EquationRemainder]) -> bool:
-    """Return whether two nodes reveal the same record.
-
-    A node that passes on the average of all gradients seems to hold the records of all nodes.
-    """
+def _shared(rests: Mapping[int, _EquationRemainder]) -> bool:
+    """Return whether two nodes reveal the same record; one may pass on the average of all."""
     rows = torch.cat([rest.inputs[0].flatten(1) for rest in rests.values()]).double()
     if len(rows) < 2:
         return False
@@ -250,9 +238,8 @@ def _models(
     linear: LinearEquation,
     point: Term | None,
     node: int,
-    rest: EquationRemainder,
+    rest: _EquationRemainder,
 ) -> dict[int, Tensor]:
-    """Return the models of all rounds, and of those before them, as far as they are known."""
     found: dict[int, Tensor] = {}
     for t in sorted({*rest.values, *(t - 1 for t in rest.values)}):
         theta = model(streams, linear, point, node, t)
@@ -262,16 +249,9 @@ def _models(
 
 
 def _labels(
-    task: Task, form: Form, rest: EquationRemainder, thetas: Mapping[int, Tensor], eps: float
+    task: Task, form: Form, rest: _EquationRemainder, thetas: Mapping[int, Tensor], eps: float
 ) -> Tensor:
-    """Return the label of each record whose first layer is nearest to what is left.
-
-    Args:
-        eps: Distance from 1 to the next number in the number format of the messages.
-
-    Returns:
-        (b,) the labels.
-    """
+    """Return the label of each record (b,) whose first layer is nearest to what is left."""
     x = rest.inputs[0]
     inverse = torch.linalg.pinv(PixelGrid.of(task).rows(x.flatten(1).double()))
     deltas = {t: torch.from_numpy(block(task, v)) @ inverse for t, v in rest.values.items()}
@@ -290,7 +270,6 @@ def _labels(
 
 
 def _gradients(task: Task, x: Tensor, y: Tensor, thetas: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Return the gradient (d,) of every round whose model is known."""
     found: dict[int, Tensor] = {}
     for t, theta in thetas.items():
         g = recomputed(task, x, y, theta)
@@ -314,11 +293,7 @@ def parts(
 
 
 def allowed(noise: float, eps: float) -> float:
-    """Return how far a recomputed gradient may be from what is left, relative to it.
-
-    Args:
-        eps: Distance from 1 to the next number in the number format of the messages.
-    """
+    """Return how far a recomputed gradient may be from what is left, relative to it."""
     return min(COARSE, ROUNDINGS * noise + LAST_PLACES * eps)
 
 
@@ -336,9 +311,8 @@ class _Row:
 
 
 def _rows(
-    form: Form, rest: EquationRemainder, gradients: Mapping[int, Tensor], eps: float
+    form: Form, rest: _EquationRemainder, gradients: Mapping[int, Tensor], eps: float
 ) -> list[_Row]:
-    """Return what is left of all rounds in which the parts of a form are known."""
     found: list[_Row] = []
     for t, value in rest.values.items():
         some = parts(form, t, rest.values, gradients)
@@ -374,7 +348,6 @@ def _away(rows: Sequence[_Row]) -> float:
 
 
 def _exact(rows: Sequence[_Row]) -> list[Fraction] | None:
-    """Return the exact factors; None if the rounds do not single them out."""
     exact: list[Fraction] = []
     for value, width in zip(*(one.tolist() for one in _solved(rows)), strict=True):
         simple = min_rank.simplest(value, width)

@@ -33,7 +33,14 @@ class Equation:
     step: Step | None  # what it leaves; None if it leaves nothing
 
 
-class EquationWriter:
+def protocol_file(
+    streams: SenderStreams, task: Task, equations: Sequence[Equation], name: str
+) -> str:
+    """Return the text of a protocol file, if it can state how the first rounds differ."""
+    return _EquationWriter(streams, task, equations).text(name)
+
+
+class _EquationWriter:
     """Writes the equations of all kinds."""
 
     def __init__(self, streams: SenderStreams, task: Task, equations: Sequence[Equation]) -> None:
@@ -51,12 +58,7 @@ class EquationWriter:
         self.matrices: dict[str, list[list[Fraction]]] = {}
 
     def text(self, name: str) -> str:
-        """Return the text of the file.
-
-        Raises:
-            LeakauditError: The first rounds do not follow the equations, in a way that a file
-                cannot state.
-        """
+        """Return the text of the file, if it can state how the first rounds differ."""
         start: list[str] = []
         first: list[str] = []
         round: list[str] = []
@@ -144,7 +146,6 @@ class EquationWriter:
         return f"{kind}[{node},t-{lag}]"
 
     def _constant(self, name: str, value: Fraction) -> str:
-        """Return the name of a constant with a value."""
         chosen = name
         number = 2
         while chosen in self.kinds or self.constants.get(chosen, value) != value:
@@ -154,7 +155,6 @@ class EquationWriter:
         return chosen
 
     def _plus(self, before: str, factor: Fraction, name: str, vector: str) -> str:
-        """Return a sum with one more term."""
         sign = "-" if factor < 0 else "+"
         term = vector
         if abs(factor) != 1:
@@ -164,7 +164,6 @@ class EquationWriter:
         return f"{before} {sign} {term}"
 
     def _combination(self, linear: LinearEquation) -> str:
-        """Return the terms of earlier messages, one for every kind and age."""
         groups: dict[tuple[str, int, bool], dict[tuple[int, int], Fraction]] = {}
         for (term, node, sender), weight in linear.weights.items():
             key = (term.kind, term.lag, term.who == "server")
@@ -194,7 +193,6 @@ class EquationWriter:
         return said
 
     def _matrix(self, weights: dict[tuple[int, int], Fraction]) -> str:
-        """Return the name of a matrix."""
         nodes = self.streams.graph.nodes
         rows = [[weights.get((i, j), Fraction(0)) for j in range(nodes)] for i in range(nodes)]
         for name, known in self.matrices.items():
@@ -224,7 +222,6 @@ class EquationWriter:
         return f"{kind}[server -> clients] = {kind}[server]", f"{kind}[server] = {said}"
 
     def _start_of_server(self, one: Equation) -> str:
-        """Return the server's first model: the public one, or a secret."""
         history = self.streams.sent[one.linear.kind, self._server]
         value = "secret()"
         if self.streams.start is not None and torch.equal(
@@ -271,7 +268,6 @@ class EquationWriter:
         return [], [f"{kind}[i] = secret()", self._send(kind)]
 
     def _sent_at_start(self, one: Equation, state: list[str]) -> list[str]:
-        """Return the equations of messages that were sent before the first round."""
         kind = one.linear.kind
         if one.step is not None and one.step.form == "difference":
             if not self._first_is_gradient(one):
@@ -295,20 +291,19 @@ class EquationWriter:
         return _confirmed(self._starts_at_model(one, node) for node in self._senders(one))
 
     def _starts_at_model(self, one: Equation, node: int) -> bool | None:
-        """Return the same for one node; None if its first message is lost."""
         linear = one.linear
         combined = linear.of(self.streams, node, 1)
         message = self.streams.value(linear.kind, node, 1)
         if combined is None or message is None:
             return None
-        rest = message - combined
         if one.step is None:
             size = float(message.norm() + combined.norm())
-            return float(rest.norm()) <= min_rank.FLOORS * self.streams.eps * size
+            away = float((message - combined).norm())
+            return away <= min_rank.FLOORS * self.streams.eps * size
         if one.step.form == "difference":
             return False
         theta = steps.model(self.streams, linear, one.step.point, node, 1)
-        return self._is_gradient(one.step, node, rest, theta, message)
+        return self._is_step(one.step, node, message, combined, theta)
 
     def _senders(self, one: Equation) -> tuple[int, ...]:
         return self.streams.senders(one.linear.kind)
@@ -324,17 +319,14 @@ class EquationWriter:
         for t in range(2, one.linear.rounds[0]):
             if not _confirmed(self._follows(one, node, t) for node in self._senders(one)):
                 return False
-        return _confirmed(self._moved_once(one, node, start) for node in self._senders(one))
-
-    def _moved_once(self, one: Equation, node: int, start: Tensor) -> bool | None:
-        """Return whether the first message is a step from a model; None if it is lost."""
-        message = self.streams.value(one.linear.kind, node, 1)
-        if message is None or one.step is None:
-            return None
-        return self._is_gradient(one.step, node, message - start, start, message)
+        moved: list[bool | None] = []
+        for node in self._senders(one):
+            message = self.streams.value(one.linear.kind, node, 1)
+            moved.append(self._is_step(one.step, node, message, start, start))
+        return _confirmed(moved)
 
     def _follows(self, one: Equation, node: int, t: int) -> bool | None:
-        """Return whether a round follows an equation that contains the public model.
+        """Return whether a round follows an equation with the public model.
 
         None if messages are lost.
         """
@@ -361,27 +353,31 @@ class EquationWriter:
 
     def _first_is_gradient(self, one: Equation) -> bool:
         """Return whether the message before the first round is a gradient at the public model."""
-        return _confirmed(self._starts_with_gradient(one, node) for node in self._senders(one))
-
-    def _starts_with_gradient(self, one: Equation, node: int) -> bool | None:
-        """Return the same for one node; None if its message is lost."""
         start = self.streams.start
         if one.step is None or start is None:
             return False
-        message = self.streams.sent[one.linear.kind, node].get(0)
+        nothing = torch.zeros_like(start)
+        gradients: list[bool | None] = []
+        for node in self._senders(one):
+            message = self.streams.sent[one.linear.kind, node].get(0)
+            gradients.append(self._is_step(one.step, node, message, nothing, start))
+        return _confirmed(gradients)
+
+    def _is_step(
+        self, step: Step, node: int, message: Tensor | None, base: Tensor, theta: Tensor | None
+    ) -> bool | None:
+        """Return whether a message is a vector and a gradient times the rate.
+
+        None if it is lost.
+        """
         if message is None:
             return None
-        return self._is_gradient(one.step, node, message, start, message)
-
-    def _is_gradient(
-        self, step: Step, node: int, rest: Tensor, theta: Tensor | None, message: Tensor
-    ) -> bool:
-        """Return whether a vector is the first gradient of a node, times the rate."""
-        if theta is None:
-            return False
-        gradient = recomputed(self.task, *step.records[node], theta)
+        gradient = None
+        if theta is not None:
+            gradient = recomputed(self.task, *step.records[node], theta)
         if gradient is None:
             return False
+        rest = message - base
         size = float(rest.norm())
         eps = self.streams.eps
         noise = eps * float(message.norm()) / max(size, 1e-300)
@@ -396,7 +392,6 @@ def _confirmed(nodes: Iterable[bool | None]) -> bool:
 
 
 def _ordered(streams: SenderStreams, equations: Sequence[Equation]) -> list[Equation]:
-    """Return the equations in an order in which each uses vectors that exist."""
     waiting = list(equations)
     found: list[Equation] = []
     while waiting:
@@ -409,7 +404,6 @@ def _ordered(streams: SenderStreams, equations: Sequence[Equation]) -> list[Equa
 
 
 def _needs(one: Equation, waiting: Sequence[Equation]) -> bool:
-    """Return whether an equation uses messages of its round that have none yet."""
     used = {term.kind for term in one.linear.terms if term.lag == 0 and term.who != "server"}
     point = None if one.step is None else one.step.point
     if point is not None and point.lag == 0 and point.who != "server":
@@ -418,7 +412,6 @@ def _needs(one: Equation, waiting: Sequence[Equation]) -> bool:
 
 
 def _common(weights: dict[tuple[int, int], Fraction]) -> Fraction | None:
-    """Return the value that all weights have in common."""
     values = set(weights.values())
     if len(values) == 1:
         return values.pop()

@@ -56,8 +56,7 @@ class ProcessBoard:
     def silent(self, rank: int, seconds: float) -> bool:
         """Return whether to stop waiting for messages of a process.
 
-        This is the case if the process has been working for too long, or if all processes wait for
-        each other. A process that is waiting itself does not count; the one it waits for may.
+        It has been working for too long, or all processes wait for each other.
         """
         state = self._rows[:, _STATE].copy()
         since = self._rows[:, _SINCE].copy()

@@ -35,7 +35,7 @@ MOST = 64  # processes: a choice, each of them holds its own copy of torch
 GRACE = 2.0
 
 
-class Termination(StrEnum):
+class _Termination(StrEnum):
     """Why processes were ended while still running."""
 
     NOT = ""
@@ -55,18 +55,13 @@ def record(
 ) -> Recorder:
     """Run the plan as processes over 127.0.0.1, and record it as `recording.record` does.
 
-    The faults that occurred, and the messages that are missing because a process ended, was late
-    or lost them, are listed in the trace's provenance (`leakaudit.traces.gaps`). Ctrl-C ends all
-    processes and keeps what they have sent.
+    The trace's provenance lists the faults that occurred, and missing messages
+    (`leakaudit.traces.gaps`). Ctrl-C ends all processes and keeps what they have sent.
 
     Args:
         path: File of the trace; None records in memory.
         max_bytes: Maximum size of the recording in bytes.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
-
-    Raises:
-        LeakauditError: The plan cannot be run in this way (nothing has been written then), or a
-            process fails.
     """
     check(plan, options)
     plan.fit(max_bytes)
@@ -75,14 +70,13 @@ def record(
     # Reject what cannot be recorded before anything runs.
     opened(plan, path, known, max_bytes, private)
     with scratch(path) as folder:
-        setup.write(folder, plan, known, options, trusted)
-        cut = _threads(folder) if threads else _run(folder, plan, options)
+        prepared = setup.prepare(folder, plan, known, options, trusted)
+        cut = _threads(prepared) if threads else _run(prepared)
         failed = merge.last_word(folder) or _unwritten(folder)
-        place = options.place(plan.graph.nodes)
         try:
-            logs = merge.Logs.read(folder, place)
+            logs = merge.Logs.read(folder, prepared.place)
         except LeakauditError:
-            logs = merge.Logs({}, {}, place)
+            logs = merge.Logs({}, {}, prepared.place)
         if not logs.begun:
             _stop(cut)
             raise LeakauditError(
@@ -93,7 +87,7 @@ def record(
         engine = {
             "name": "threads" if threads else "gloo",
             "procs": options.procs,
-            "place": place,
+            "place": prepared.place,
             "timeout": options.timeout,
         }
         happened = [str(fault) for fault in options.faults if str(fault) in logs.faults]
@@ -141,17 +135,19 @@ def check(plan: Plan, options: ProcessLayout) -> None:
         )
 
 
-def _threads(folder: Path) -> Termination:
+def _threads(prepared: Setup) -> _Termination:
     """Run all processes as threads, with the same result as `_run`."""
     try:
-        run_threads(Setup.read(folder))
+        run_threads(prepared)
     except KeyboardInterrupt:
-        return Termination.INTERRUPTED
-    return Termination.NOT
+        return _Termination.INTERRUPTED
+    return _Termination.NOT
 
 
-def _run(folder: Path, plan: Plan, options: ProcessLayout) -> Termination:
+def _run(prepared: Setup) -> _Termination:
     """Start the processes, wait until they have ended, and return why they were stopped."""
+    folder = prepared.folder
+    options = prepared.options
     command = [sys.executable, "-P", "-m", "leakaudit.capture.gloo.supervisor", str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     board = ProcessBoard(folder / "board", options.procs)
@@ -167,27 +163,27 @@ def _run(folder: Path, plan: Plan, options: ProcessLayout) -> Termination:
         )
     try:
         while child.poll() is None:
-            progress.step("recording", board.lowest(), plan.scenario.rounds)
+            progress.step("recording", board.lowest(), prepared.scenario.rounds)
             if any(folder.glob("error*")):
-                return Termination.FAILED
+                return _Termination.FAILED
             if board.started:
                 hung = board.stuck(GRACE * options.timeout)
             else:
                 hung = time.monotonic() - begun > MEETING
             if hung:
-                return Termination.HUNG
+                return _Termination.HUNG
             time.sleep(POLL)
     except KeyboardInterrupt:
-        return Termination.INTERRUPTED
+        return _Termination.INTERRUPTED
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-    return Termination.NOT
+    return _Termination.NOT
 
 
 def _unwritten(folder: Path) -> str:
-    """Return the error of a process that could not write it to its file, empty if there is none."""
+    """Return the error of a process that could not write it to its file, or empty."""
     for rank, code in sorted(merge.exit_codes(folder).items()):
         if code > 0:
             return f"process {rank}: {_said(folder)}"
@@ -195,7 +191,6 @@ def _unwritten(folder: Path) -> str:
 
 
 def _said(folder: Path) -> str:
-    """Return the last line that the processes wrote to stderr."""
     file = folder / "stderr"
     if file.is_file():
         for line in reversed(file.read_text(errors="replace").split("\n")):
@@ -204,6 +199,6 @@ def _said(folder: Path) -> str:
     return "they ended immediately"
 
 
-def _stop(cut: Termination) -> None:
-    if cut is Termination.INTERRUPTED:
+def _stop(cut: _Termination) -> None:
+    if cut is _Termination.INTERRUPTED:
         raise KeyboardInterrupt

@@ -21,11 +21,11 @@ LONGEST = 3600.0  # seconds: a choice
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault.
+    """A fault: ``stop:3@5``, ``late:2@4:0.5`` or ``drop:0-1@6``.
 
-    ``stop:3@5``: the process of node 3 ends without notice after round 5. ``late:2@4:0.5``: node 2
-    sends its messages of round 4 half a second late. ``drop:0-1@6``: the message from node 0 to
-    node 1 in round 6 is lost, and nobody observes it.
+    The process of node 3 ends without notice after round 5; node 2 sends its messages of round 4
+    half a second late; the message from node 0 to node 1 in round 6 is lost, and nobody observes
+    it.
     """
 
     kind: Kind  # `stop`, `late` or `drop`
@@ -80,7 +80,6 @@ class Fault:
 
 
 def _seconds(text: str | None) -> float:
-    """Read a number of seconds, 0 if there is none."""
     try:
         seconds = 0.0 if text is None else float(text)
     except ValueError:

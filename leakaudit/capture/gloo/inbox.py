@@ -16,25 +16,20 @@ POLL = 0.02  # seconds between two checks whether to wait for a peer any longer:
 
 @dataclass(frozen=True, eq=False)
 class _Packet:
-    """Rows of an exchange."""
-
     number: int
     rows: Tensor
 
 
 @dataclass(frozen=True)
 class _End:
-    """The last notice of a sender: `GOODBYE` or `CUT`, and the exchange that it had reached."""
+    """The last notice of a sender, and the exchange that it had reached."""
 
     word: int
     reached: int
 
 
 class Inbox:
-    """Packets by sender: the number of an exchange and its rows.
-
-    Packets of one sender arrive in order, so a packet with a later number reveals a loss.
-    """
+    """The packets of each sender, in the order in which it sent them."""
 
     def __init__(self, peers: Iterable[int]) -> None:
         """Start empty."""
@@ -43,11 +38,7 @@ class Inbox:
         self._gone: dict[int, _End] = {}
 
     def put(self, peer: int, number: int, rows: Tensor) -> None:
-        """Add a packet of a peer; any thread may call this.
-
-        Args:
-            rows: (k, d) Its rows.
-        """
+        """Add the rows (k, d) of a peer; any thread may call this."""
         self._in[peer].put(_Packet(number, rows))
 
     def end(self, peer: int, word: int, reached: int = 0) -> None:
@@ -57,11 +48,9 @@ class Inbox:
     def take(
         self, peer: int, number: int, silent: Callable[[], bool], waiting: Callable[[], None]
     ) -> tuple[Tensor | None, str]:
-        """Return a peer's rows of an exchange; rows of earlier exchanges are discarded.
+        """Return a peer's rows of an exchange and an empty text; earlier rows are discarded.
 
-        Returns:
-            The rows and an empty text, or None and the reason: ``lost``, ``ended``, ``closed`` or
-            ``silent`` (`leakaudit.traces.gaps.WHY`).
+        None and a key of `leakaudit.traces.gaps.WHY` if they do not arrive.
         """
         told = False
         while True:
@@ -85,7 +74,6 @@ class Inbox:
                 return None, "lost"
 
     def _next(self, peer: int) -> _Packet | _End | None:
-        """Return the next packet if it has arrived."""
         early = self._early.pop(peer, None)
         if early is not None:
             return early
@@ -95,7 +83,6 @@ class Inbox:
             return None
 
     def _wait(self, peer: int) -> _Packet | _End | None:
-        """Wait a short time for the next packet."""
         try:
             return self._in[peer].get(timeout=POLL)
         except Empty:
@@ -103,7 +90,6 @@ class Inbox:
 
 
 def _why(end: _End, number: int) -> str:
-    """Return why rows of an exchange did not arrive from a peer that has ended."""
     if end.word == CUT:
         return "closed"
     return "lost" if number <= end.reached else "ended"

@@ -20,34 +20,6 @@ from leakaudit.traces.recorder import Recorder
 ERROR = "error"  # prefix of the file in which a process leaves its error; its number follows
 
 
-class LostMessages(NamedTuple):
-    """Messages that are missing in consecutive rounds."""
-
-    missed: MissedMessage  # the missing message in one of these rounds
-    first: int
-    last: int
-
-    def to_json(self) -> dict[str, Json]:
-        """Return the JSON entry for `leakaudit.traces.gaps`."""
-        missed = self.missed
-        return {
-            "src": missed.src,
-            "dst": missed.dst,
-            "kind": missed.kind,
-            "rounds": [self.first, self.last],
-            "why": missed.why,
-        }
-
-
-class MissedMessage(NamedTuple):
-    """A message that is missing in some rounds."""
-
-    src: int
-    dst: int
-    kind: str
-    why: str  # one of `leakaudit.traces.gaps.WHY`
-
-
 @dataclass(frozen=True)
 class Logs:
     """The logs that all processes of a run wrote."""
@@ -95,30 +67,20 @@ class Logs:
         return max(map(self.last, self.place))
 
     def about(self, planned: int, cut: str = "") -> dict[str, Json]:
-        """Return the provenance of the run.
-
-        Returns:
-            The planned rounds, missing messages, nodes that ended early, and the round up to which
-            the relations hold if messages are missing.
-        """
-        missing = list(_grouped(e for _, e in self.events("missed")))
+        """Return the provenance of the run, with what is missing."""
+        missed = [event for _, event in self.events("missed")]
         ended: list[Json] = []
         for rank in sorted(set(self.place)):
             last = self.last(rank)
             if last < planned:
                 why = self._why(rank, cut)
                 ended.append({"nodes": self.nodes(rank), "round": last, "why": why})
-        found: dict[str, Json] = {
-            "planned": planned,
-            "missing": [lost.to_json() for lost in missing],
-            "ended": ended,
-        }
-        if missing:
-            found["holds_until"] = min(lost.first for lost in missing) - 1
+        found: dict[str, Json] = {"planned": planned, "missing": _missing(missed), "ended": ended}
+        if missed:
+            found["holds_until"] = min(event.notes["round"] for event in missed) - 1
         return found
 
     def _why(self, rank: int, cut: str) -> str:
-        """Return why a process ended early."""
         for log, event in self.events("silence"):
             if log.rank == rank:
                 return str(event.notes["why"])
@@ -128,16 +90,19 @@ class Logs:
         return cut or "its process failed"
 
 
-def _grouped(events: Iterable[Event]) -> Iterator[LostMessages]:
-    """Combine messages that are missing in consecutive rounds."""
-    rounds: dict[MissedMessage, list[int]] = {}
+def _missing(events: Iterable[Event]) -> list[dict[str, Json]]:
+    """Return an entry for the messages of one channel that are missing in consecutive rounds."""
+    rounds: dict[tuple[int, int, str, str], list[int]] = {}
     for e in events:
         for src, dst in zip(e.notes["src"], e.notes["dst"], strict=True):
-            missed = MissedMessage(src, dst, e.notes["kind"], e.notes["why"])
-            rounds.setdefault(missed, []).append(e.notes["round"])
-    for missed, found in sorted(rounds.items(), key=lambda item: (min(item[1]), item[0])):
-        for first, last in _runs(found):
-            yield LostMessages(missed, first, last)
+            message = (src, dst, e.notes["kind"], e.notes["why"])
+            rounds.setdefault(message, []).append(e.notes["round"])
+    found: list[dict[str, Json]] = []
+    for message, some in sorted(rounds.items(), key=lambda item: (min(item[1]), item[0])):
+        src, dst, kind, why = message
+        for span in _runs(some):
+            found.append({"src": src, "dst": dst, "kind": kind, "rounds": [*span], "why": why})
+    return found
 
 
 def _runs(rounds: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -156,8 +121,7 @@ def _runs(rounds: Iterable[int]) -> Iterator[tuple[int, int]]:
 def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
     """Write all messages and private states into the recorder.
 
-    They are ordered by round, exchange, sender and receiver. An incomplete run ends with its last
-    message in a round that at least one process completed.
+    An incomplete run ends with its last message in a round that at least one process completed.
     """
     last = logs.rounds
     sent = sorted(logs.events("send"), key=_exchange_of)
@@ -179,14 +143,11 @@ def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
 
 
 def _exchange_of(sent: tuple[RankLog, Event]) -> tuple[int, int]:
-    """Return the round of a sent message and the number of its exchange."""
     _, event = sent
     return int(event.notes["round"]), event.tag
 
 
 class _Sent(NamedTuple):
-    """One message of an exchange."""
-
     src: int
     dst: int
     payload: Tensor

@@ -1,60 +1,127 @@
-"""The recorder of one process.
+"""The nodes of one process of a run: their data, and the recorder that sends their messages.
 
-Messages of its nodes are sent over gloo and written to the log of a tap; received messages are what
-the nodes use.
+The inputs of other nodes, and all that is computed from them, are NaN.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
-from typing import Any, NoReturn, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from leakaudit.capture.gloo.board import WAITING, WORKING, ProcessBoard
+from leakaudit.capture.gloo.board import DONE, WAITING, WORKING, ProcessBoard
 from leakaudit.capture.gloo.faults import Fault
 from leakaudit.capture.gloo.inbox import Inbox
 from leakaudit.capture.gloo.route import ExchangeRoute
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.core.errors import LeakauditError
+from leakaudit.tasks.task import Problem, Task
 from leakaudit.traces.arcs import Arcs
+from leakaudit.traces.recorder import Recorder
 
 TOGETHER = 1000  # messages per event in the log: a choice that keeps lines short
 ROUTES = 64  # routes to remember: a choice; victims repeat a few exchanges
 
 
-class Transport(Protocol):
+class _Transport(Protocol):
     """The transport of packets: gloo between processes, direct delivery between threads."""
 
     inbox: Inbox  # packets received from the others
 
     def post(self, peer: int, number: int, rows: Tensor) -> None:
-        """Send rows; they are dropped if the peer has ended.
-
-        Args:
-            rows: (k, d).
-        """
+        """Send rows (k, d); they are dropped if the peer has ended."""
 
     def flush(self) -> None:
         """Wait until everything has been sent."""
 
 
-class MessageTimeout(Exception):
+@dataclass(frozen=True, eq=False)
+class _LocalTask(Task):
+    """A task that computes gradients only for nodes with inputs in this process; others are NaN."""
+
+    def gradients(
+        self,
+        thetas: Tensor,
+        x: Tensor,
+        y: Tensor,
+        chunk: int | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """Compute `Task.gradients` for the rows of x that are not NaN.
+
+        Those of other nodes are NaN.
+        """
+        here = x.reshape(len(x), -1)[:, 0].isfinite()
+        if bool(here.all()):
+            return super().gradients(thetas, x, y, chunk, out)
+        if out is None:
+            out = torch.empty_like(thetas, memory_format=torch.contiguous_format)
+        out[~here] = torch.nan
+        if bool(here.any()):
+            out[here] = super().gradients(thetas[here], x[here], y[here], chunk)
+        return out
+
+
+def _problem(task: Task, nodes: int, here: Sequence[int], x: Tensor, y: Tensor) -> Problem:
+    """Return the problem of all nodes, with inputs (k, b, *shape) and labels (k, b) of some."""
+    rows = torch.tensor(here)
+    all_x = x.new_full((nodes, *x.shape[1:]), torch.nan)
+    all_y = y.new_zeros((nodes, *y.shape[1:]))
+    all_x[rows] = x
+    all_y[rows] = y
+    mask = torch.zeros(nodes, dtype=torch.bool)
+    mask[rows] = True
+    return Problem(task, all_x, all_y, mask)
+
+
+def task_of(setup: Setup) -> Task:
+    """Build the task of a run."""
+    dtype = getattr(torch, setup.scenario.dtype)
+    return _LocalTask.build(setup.spec, dtype=dtype, trusted=setup.trusted)
+
+
+def serve(
+    setup: Setup, rank: int, task: Task, mail: _Transport, log: Log, stop: Callable[[], None]
+) -> int:
+    """Run the victim for the nodes of one process that is connected to the others.
+
+    Returns the number of exchanges in which it has taken part.
+    """
+    board = ProcessBoard(setup.folder / "board", setup.options.procs)
+    board.tell(rank, WORKING)
+    victim, _ = setup.scenario.parts()
+    x, y = setup.data(rank)
+    problem = _problem(task, setup.graph.nodes, setup.here(rank), x, y)
+    recorder = _NodeRecorder(setup, rank, mail, log, board, stop)
+    try:
+        victim.run(
+            problem,
+            setup.graph,
+            setup.scenario.rounds,
+            cast(Recorder, recorder),
+            setup.generator(),
+            setup.wires,
+        )
+    except _MessageTimeout as why:
+        log.write("silence", None, why=str(why))
+    board.tell(rank, DONE)
+    return recorder.reached
+
+
+class _MessageTimeout(Exception):
     """A message did not arrive, and the protocol has no substitute for it."""
 
 
-class NodeRecorder:
+class _NodeRecorder:
     """The `Recorder` of a victim of which only some nodes run in this process.
 
     Attributes:
-        partial: Whether some nodes run in other processes.
-        keep_curves: Whether `curve` records anything.
-        kept: What is recorded of each message.
-        columns: (start, stop) of the flat vector that is recorded; of several spans, the first.
         reached: Number of exchanges in which this process has taken part.
     """
 
@@ -65,12 +132,11 @@ class NodeRecorder:
         self,
         setup: Setup,
         rank: int,
-        mail: Transport,
+        mail: _Transport,
         log: Log,
         board: ProcessBoard,
         stop: Callable[[], None],
     ) -> None:
-        """Prepare the recorder, before the first exchange."""
         self.setup = setup
         self.rank = rank
         self.mail = mail
@@ -100,11 +166,8 @@ class NodeRecorder:
         """Send the rows of this process's nodes, and return them with the received rows.
 
         Args:
-            values: (rows, d) The payloads; rows of other processes are ignored.
-            instead: Returns (rows, d), which replace rows that were expected but did not arrive.
-
-        Returns:
-            (rows, d) The payloads as received; NaN in rows that no node of this process receives.
+            values: (rows, d) The payloads; rows of other processes are ignored, and return as NaN.
+            instead: Returns (rows, d), to replace rows that did not arrive.
         """
         self.reached += 1
         route = self._route(arcs)
@@ -139,16 +202,12 @@ class NodeRecorder:
         missing = route.wanted[~came[route.wanted]]
         if len(missing):
             if instead is None:
-                raise MessageTimeout(f"message {kind!r} of round {round} did not arrive")
+                raise _MessageTimeout(f"message {kind!r} of round {round} did not arrive")
             received[missing] = instead()[missing]
         return received
 
     def state(self, name: str, round: int, value: Tensor) -> None:
-        """Log the private vectors of this process's nodes, if the run records states.
-
-        Args:
-            value: (N, ...) The vectors of all nodes.
-        """
+        """Log the private vectors (N, ...) of this process's nodes, if the run records states."""
         if self.setup.scenario.states:
             self.log.write("state", value[self._own], round=round, kind=name)
 
@@ -172,7 +231,6 @@ class NodeRecorder:
     send_many = send
 
     def _route(self, arcs: Arcs) -> ExchangeRoute:
-        """Return the part of this process in an exchange."""
         known = self._routes.get(id(arcs))
         if known is None or known[0] is not arcs:
             if len(self._routes) > ROUTES:
@@ -218,7 +276,6 @@ class NodeRecorder:
         return torch.cat(lost)
 
     def _happens(self, fault: Fault) -> bool:
-        """Log that a fault occurs, and return whether it is the first time."""
         if fault in self._happened:
             return False
         self._happened.add(fault)

@@ -1,87 +1,48 @@
-"""One process of a run: its nodes, from the first exchange to the last."""
+"""One process of a run, and its connections to the others by gloo."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+import time
+from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from queue import Queue
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from leakaudit._util.files import replacing
-from leakaudit.capture.gloo import local
-from leakaudit.capture.gloo.board import DONE, WORKING, ProcessBoard
-from leakaudit.capture.gloo.mail import ProcessConnections
-from leakaudit.capture.gloo.node import MessageTimeout, NodeRecorder, Transport
+from leakaudit.capture.gloo import node
+from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.core.errors import LeakauditError
-from leakaudit.traces.recorder import Recorder
+
+# gloo's own timeout would end a waiting process; `Inbox` decides how long to wait for a peer.
+FOREVER = timedelta(days=30)
 
 
-def run(folder: Path, rank: int) -> int:
+def run(setup: Setup, rank: int) -> int:
     """Run the nodes of one process; an error is written to ``error<rank>`` as one line."""
     try:
-        _run(Setup.read(folder), rank)
+        task = node.task_of(setup)
+        with Log(setup.folder, rank, engine="gloo", nodes=setup.here(rank)) as log:
+            mail = _Connections(setup.folder, rank, setup.options.procs, task.dtype)
+            reached = node.serve(setup, rank, task, mail, log, _die)
+            mail.close(setup.options.timeout, reached)
     except Exception as error:
-        failed(folder, rank, error)
+        failed(setup.folder, rank, error)
         return 1
     return 0
 
 
-def _run(setup: Setup, rank: int) -> None:
-    """Connect to the others, run the victim, and say goodbye."""
-    dtype = getattr(torch, setup.scenario.dtype)
-    task = task_of(setup)
-    with Log(setup.folder, rank, engine="gloo", nodes=setup.here(rank)) as log:
-        mail = ProcessConnections(setup.folder, rank, setup.options.procs, dtype)
-        reached = serve(setup, rank, task, mail, log)
-        mail.close(setup.options.timeout, reached)
-
-
-def task_of(setup: Setup) -> local.LocalTask:
-    """Build the task of a run."""
-    dtype = getattr(torch, setup.scenario.dtype)
-    task = local.LocalTask.build(setup.spec, dtype=dtype, trusted=setup.trusted)
-    return cast(local.LocalTask, task)
-
-
-def die() -> None:
+def _die() -> None:
     """End this process like a crash."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def serve(
-    setup: Setup,
-    rank: int,
-    task: local.LocalTask,
-    mail: Transport,
-    log: Log,
-    stop: Callable[[], None] = die,
-) -> int:
-    """Run the victim for the nodes of one process that is connected to the others."""
-    board = ProcessBoard(setup.folder / "board", setup.options.procs)
-    board.tell(rank, WORKING)
-    victim, _ = setup.scenario.parts()
-    x, y = setup.data(rank)
-    problem = local.problem(task, setup.graph.nodes, setup.here(rank), x, y)
-    recorder = NodeRecorder(setup, rank, mail, log, board, stop)
-    try:
-        victim.run(
-            problem,
-            setup.graph,
-            setup.scenario.rounds,
-            cast(Recorder, recorder),
-            setup.generator(),
-            setup.wires,
-        )
-    except MessageTimeout as why:
-        log.write("silence", None, why=str(why))
-    board.tell(rank, DONE)
-    return recorder.reached
 
 
 def failed(folder: Path, rank: int, error: Exception) -> None:
@@ -93,3 +54,75 @@ def failed(folder: Path, rank: int, error: Exception) -> None:
             file.write(line.encode())
     except LeakauditError:  # the disk itself may be what failed
         sys.stderr.write(f"{line}\n")
+
+
+class _Connections:
+    """The connections of one process: a thread per peer that sends, and one that receives.
+
+    A packet is a header (number of the exchange, rows, columns) and the rows. A goodbye has a
+    negative number and, as its number of rows, the number of exchanges so far.
+    """
+
+    def __init__(self, folder: Path, rank: int, procs: int, dtype: torch.dtype) -> None:
+        """Connect to the other processes; the system chooses ports on 127.0.0.1."""
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        store = dist.FileStore(str(folder / "store"), procs)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=procs, timeout=FOREVER)
+        peers = [p for p in range(procs) if p != rank]
+        self._dtype = dtype
+        self.inbox = Inbox(peers)
+        self._out: dict[int, Queue[tuple[int, Tensor] | None]] = {p: Queue() for p in peers}
+        self._threads: list[threading.Thread] = []
+        for peer in peers:
+            for work in (self._send, self._listen):
+                self._threads.append(threading.Thread(target=work, args=(peer,), daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def post(self, peer: int, number: int, rows: Tensor) -> None:
+        """Send rows (k, d); they are dropped if the peer has ended."""
+        self._out[peer].put((number, rows))
+
+    def flush(self) -> None:
+        """Wait until everything has been sent."""
+        for queue in self._out.values():
+            queue.join()
+
+    def close(self, seconds: float, reached: int) -> None:
+        """Send a goodbye and wait for those of the others, so that unread packets are not lost."""
+        for queue in self._out.values():
+            queue.put((GOODBYE, torch.empty(reached, 0)))
+            queue.put(None)
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _send(self, peer: int) -> None:
+        dead = False
+        while (packet := self._out[peer].get()) is not None:
+            number, rows = packet
+            try:
+                if not dead:
+                    dist.send(torch.tensor([number, *rows.shape]), peer)
+                    if rows.numel():
+                        dist.send(rows, peer)
+            except RuntimeError:
+                dead = True
+            self._out[peer].task_done()
+
+    def _listen(self, peer: int) -> None:
+        """Put a peer's packets into the inbox until its goodbye arrives."""
+        head = torch.empty(3, dtype=torch.int64)
+        try:
+            while True:
+                dist.recv(head, peer)
+                number, *shape = head.tolist()
+                if number == GOODBYE:
+                    self.inbox.end(peer, GOODBYE, reached=shape[0])
+                    return
+                rows = torch.empty(shape, dtype=self._dtype)
+                if rows.numel():
+                    dist.recv(rows, peer)
+                self.inbox.put(peer, number, rows)
+        except RuntimeError:
+            self.inbox.end(peer, CUT)

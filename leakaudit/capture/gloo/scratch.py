@@ -1,7 +1,7 @@
-"""The folder in which the processes of one run meet; it goes with the run, however that ends.
+"""The folder in which the processes of one run meet.
 
-The process of a run holds its folder locked. A folder that nobody holds belongs to a run that was
-killed, and the next run that writes to the same place removes it.
+Its run holds it locked. A folder that nobody holds belongs to a run that was killed, and the next
+run that writes to the same place removes it.
 """
 
 from __future__ import annotations
@@ -13,28 +13,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from leakaudit._util.files import explained
 from leakaudit._util.locking import lock as lock_folder
-from leakaudit.core.errors import LeakauditError
 
 PREFIX = ".gloo-"
 
 
 @contextmanager
 def scratch(path: Path | str | None) -> Iterator[Path]:
-    """Create the folder of a run, and remove it at the end.
-
-    Args:
-        path: Output of the run, next to which the folder is; None for the system's own place.
-    """
+    """Create the folder of a run beside its output, and remove it at the end."""
     beside = None if path is None else Path(path).parent
     if beside is not None:
         clear(beside)
-    try:
+    with explained(f"cannot write beside {path}", "; choose another output"):
         folder, lock = _held(beside)
-    except OSError as error:
-        raise LeakauditError(
-            f"cannot write beside {path}: {error.strerror}; choose another output"
-        ) from None
     try:
         yield folder
     finally:
@@ -56,8 +48,7 @@ def clear(beside: Path) -> None:
 def _held(beside: Path | None) -> tuple[Path, int | None]:
     """Create a folder and lock it; the descriptor is None if this system cannot lock folders.
 
-    Another run may come in between and remove the folder as that of a killed run; then there is a
-    new one.
+    Another run may take it for that of a killed run and remove it; then there is a new one.
     """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=beside))

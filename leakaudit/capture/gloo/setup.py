@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Generator, Tensor
 
-from leakaudit._util.files import write_tensors
+from leakaudit._util.files import replacing, write_tensors
 from leakaudit._util.own_code import Trust
 from leakaudit.capture.gloo.board import ProcessBoard
 from leakaudit.capture.gloo.faults import Fault
@@ -19,6 +19,8 @@ from leakaudit.core.payload import StoredColumns
 from leakaudit.core.trace import Graph, TaskSpec
 from leakaudit.protocols.recording import Plan
 from leakaudit.protocols.scenario import Scenario
+
+FILE = "setup.pickle"
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Setup:
         return [i for i, p in enumerate(self.place) if p == rank]
 
     def generator(self) -> Generator:
-        """Return the common generator at the start of the run.
+        """Return the common generator.
 
         Every process draws for all nodes, and uses what it drew for its own.
         """
@@ -68,11 +70,7 @@ class Setup:
         return made
 
     def data(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Return the data of a process's nodes, and remove the file that contained them.
-
-        Returns:
-            x (k, b, *shape) and y (k, b).
-        """
+        """Return x (k, b, *shape) and y (k, b) of a process's nodes, and remove their file."""
         path = self.folder / f"data{rank}.pt"
         found = torch.load(path, weights_only=True)
         path.unlink()
@@ -80,60 +78,38 @@ class Setup:
 
     @classmethod
     def read(cls, folder: Path) -> Setup:
-        """Read the files that `write` created."""
-        tree = torch.load(folder / "setup.pt", weights_only=True)
-        told = json.loads(tree["meta"])
-        return cls(
-            folder,
-            scenario=Scenario(**told["scenario"]),
-            spec=TaskSpec.from_json(told["spec"]),
-            graph=Graph(told["nodes"], _pairs(told["edges"])),
-            wires=_pairs(told["wires"]),
-            kept=StoredColumns(told["size"], _pairs(told["spans"]), told["sketch"]),
-            public=tree["public"],
-            random=tree["random"],
-            options=ProcessLayout(
-                told["procs"], told["timeout"], tuple(Fault(**f) for f in told["faults"])
-            ),
-            trusted=told["trusted"],
-        )
+        """Read the setup that `prepare` wrote."""
+        setup: Setup = pickle.loads((folder / FILE).read_bytes())
+        return setup
 
 
-def _pairs(value: list[list[int]]) -> tuple[tuple[int, int], ...]:
-    return tuple((i, j) for i, j in value)
-
-
-def write(
+def prepare(
     folder: Path, plan: Plan, public: Mapping[str, Tensor], options: ProcessLayout, trusted: Trust
-) -> None:
+) -> Setup:
     """Write the files of the processes: the common setup, the data of each, and an empty board.
 
     Args:
+        folder: A private folder, because its files are unpickled.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
     """
-    told = {
-        "scenario": {**asdict(plan.scenario), "set": dict(plan.scenario.set)},
-        "spec": plan.task.spec.to_json(),
-        "nodes": plan.graph.nodes,
-        "edges": plan.graph.edges,
-        "wires": plan.wires,
-        "size": plan.kept.size,
-        "spans": plan.kept.spans,
-        "sketch": plan.kept.seed,
-        "procs": options.procs,
-        "timeout": options.timeout,
-        "faults": [asdict(f) for f in options.faults],
-        "trusted": trusted,
-    }
-    tree = {
-        "meta": json.dumps(told),
-        "public": dict(public),
-        "random": plan.random["run"].get_state(),
-    }
-    write_tensors(folder / "setup.pt", tree, durable=False)
-    place = torch.tensor(options.place(plan.graph.nodes))
+    setup = Setup(
+        folder,
+        scenario=plan.scenario,
+        spec=plan.task.spec,
+        graph=plan.graph,
+        wires=tuple(plan.wires),
+        kept=plan.kept,
+        public=dict(public),
+        random=plan.random["run"].get_state(),
+        options=options,
+        trusted=trusted,
+    )
+    with replacing(folder / FILE, durable=False) as file:
+        pickle.dump(setup, file)
+    place = torch.tensor(setup.place)
     for rank in range(options.procs):
         rows = plan.rows[place == rank]
         own = {"x": plan.source.x[rows].to(plan.task.dtype), "y": plan.source.y[rows]}
         write_tensors(folder / f"data{rank}.pt", own, durable=False)
     ProcessBoard(folder / "board", options.procs, new=True)
+    return setup

@@ -1,11 +1,9 @@
-"""The parent of a run's processes.
+"""The parent of a run's processes: it imports once, and forks each of them.
 
-It imports once, forks each process, and ends them all if the process that started it ends:
+python -m leakaudit.capture.gloo.supervisor FOLDER
 
-    python -m leakaudit.capture.gloo.supervisor FOLDER
-
-Standard input is a pipe to which nothing is written; when its other end closes, all processes end,
-and the folder is removed.
+Standard input is a pipe to which nothing is written. When its other end closes, because the process
+that started the run has ended, all processes end.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ def main(folder: Path) -> int:
             threading.Thread(target=_die_with_parent, daemon=True).start()
             code = 1
             try:
-                code = process.run(folder, rank)
+                code = process.run(setup, rank)
             finally:
                 os._exit(code)
         ranks[pid] = rank

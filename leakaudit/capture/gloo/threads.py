@@ -8,9 +8,10 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from leakaudit.capture.gloo import process
+from leakaudit.capture.gloo import node
 from leakaudit.capture.gloo.board import ProcessBoard
 from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
+from leakaudit.capture.gloo.process import failed
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.core import progress
@@ -18,32 +19,22 @@ from leakaudit.core import progress
 POLL = 0.02  # seconds between two checks of the threads: a choice
 
 
-class ThreadStop(BaseException):
+class _ThreadStop(BaseException):
     """Ends a thread, as a process ends when it is killed."""
 
 
-class ThreadConnections:
-    """The connections of one thread: packets go directly into the receiver's inbox.
+class _ThreadConnections:
+    """The connections of a thread, which puts packets into the receivers' inboxes."""
 
-    Attributes:
-        halted: Whether the run is over; then nothing more is sent.
-    """
-
-    def __init__(self, hands: list[ThreadConnections], rank: int, procs: int) -> None:
-        """Start with an empty inbox."""
+    def __init__(self, hands: list[_ThreadConnections], rank: int, procs: int) -> None:
         self.hands = hands
         self.rank = rank
         self.halted = False
         self.inbox = Inbox(p for p in range(procs) if p != rank)
 
     def post(self, peer: int, number: int, rows: Tensor) -> None:
-        """Send rows.
-
-        Args:
-            rows: (k, d).
-        """
         if self.halted:
-            raise ThreadStop
+            raise _ThreadStop
         self.hands[peer].inbox.put(self.rank, number, rows.clone())
 
     def flush(self) -> None:
@@ -57,29 +48,26 @@ class ThreadConnections:
 
 
 def run(setup: Setup) -> None:
-    """Run all threads and wait for them; Ctrl-C ends them.
-
-    Errors are written to files, as processes do.
-    """
+    """Run all threads and wait for them; Ctrl-C ends them, and errors are written to files."""
     procs = setup.options.procs
-    hands: list[ThreadConnections] = []
-    hands += [ThreadConnections(hands, rank, procs) for rank in range(procs)]
+    hands: list[_ThreadConnections] = []
+    hands += [_ThreadConnections(hands, rank, procs) for rank in range(procs)]
     board = ProcessBoard(setup.folder / "board", procs)
-    tasks = [process.task_of(setup) for _ in hands]  # a model cannot be shared between threads
+    tasks = [node.task_of(setup) for _ in hands]  # a model cannot be shared between threads
 
-    def serve(hand: ThreadConnections) -> None:
+    def serve(hand: _ThreadConnections) -> None:
         rank = hand.rank
         word = CUT
         reached = 0
         log = Log(setup.folder, rank, engine="threads", nodes=setup.here(rank))
         try:
-            reached = process.serve(setup, rank, tasks[rank], hand, log, _stop)
+            reached = node.serve(setup, rank, tasks[rank], hand, log, _stop)
             word = GOODBYE
             log.close()
-        except ThreadStop:
+        except _ThreadStop:
             log.abandon()
         except Exception as error:
-            process.failed(setup.folder, rank, error)
+            failed(setup.folder, rank, error)
         hand.end(word, reached)
 
     threads = [threading.Thread(target=serve, args=(hand,), daemon=True) for hand in hands]
@@ -98,4 +86,4 @@ def run(setup: Setup) -> None:
 
 
 def _stop() -> NoReturn:
-    raise ThreadStop
+    raise _ThreadStop

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from leakaudit._util.files import explained
 from leakaudit.capture.wire import lines, payloads
 from leakaudit.capture.wire.lines import MessageLine
 from leakaudit.capture.wire.payloads import IncompletePayload, Payload
@@ -27,13 +28,9 @@ class FolderMessage:
     """One message of the folder."""
 
     where: str  # file and line, for messages to the user
-    line: MessageLine  # what the line states, with the receivers as a list
+    line: MessageLine  # what the line states
     payload: Payload
-
-    @property
-    def dst(self) -> tuple[int, ...]:
-        """The receivers."""
-        return self.line.dst or ()
+    dst: tuple[int, ...]  # the receivers
 
 
 @dataclass(frozen=True)
@@ -66,12 +63,7 @@ class Folder:
 
 
 def read(path: Path, max_bytes: float) -> Folder:
-    """Read and check the lines of all files of messages; payloads are only located.
-
-    Raises:
-        LeakauditError: a line or a payload is invalid, or the folder contains no messages; the
-            message names file and line.
-    """
+    """Read and check the lines of all files of messages; payloads are only located."""
     found: list[FolderMessage] = []
     cut: dict[str, str] = {}
     cut_nodes: set[int] = set()
@@ -97,13 +89,8 @@ def read(path: Path, max_bytes: float) -> Folder:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files of messages of a folder."""
-    try:
+    with explained(f"cannot read {folder}", "; expected a folder with messages.jsonl"):
         names = sorted(os.listdir(folder))
-    except OSError as error:
-        raise LeakauditError(
-            f"cannot read {folder}: {error.strerror}; expected a folder with messages.jsonl"
-        ) from None
     found = [folder / name for name in names if FILES.fullmatch(name)]
     if not found:
         raise LeakauditError(f"{folder} contains no messages.jsonl (see docs/wire.md)")
@@ -114,7 +101,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(folder: Path, file: Path, found: list[FolderMessage]) -> str:
-    """Append the messages of one file.
+    """Append the messages of one file, and return why it is incomplete, or empty.
 
     Only the last line of a program that was killed may be truncated, or lack its payload.
     """
@@ -133,10 +120,11 @@ def _read(folder: Path, file: Path, found: list[FolderMessage]) -> str:
             return f"line {number} is truncated"
         try:
             line = lines.checked(value)
+            listed_receivers = lines.receivers(line)
             form = (line.file, line.names, line.offset, line.dtype, line.shapes)
             if form not in known:
                 known[form] = payloads.find(folder, line)
-            found.append(FolderMessage(where, line, known[form]))
+            found.append(FolderMessage(where, line, known[form], listed_receivers))
         except IncompletePayload as error:
             pending = f"line {number}: {error}"
         except LeakauditError as error:
@@ -148,10 +136,8 @@ def _read(folder: Path, file: Path, found: list[FolderMessage]) -> str:
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file that are not blank, with their numbers from 1."""
-    try:
+    with explained(f"cannot read {file}"):
         opened = file.open("rb")
-    except OSError as error:
-        raise LeakauditError(f"cannot read {file}: {error.strerror}") from None
     number = 0
     with opened:
         while True:
@@ -182,13 +168,12 @@ def _nodes(path: Path, found: Iterable[FolderMessage]) -> int:
 
 
 def _addressed(message: FolderMessage, nodes: int) -> FolderMessage:
-    """Return a message with the list of its receivers."""
-    if message.line.dst is not None:
+    if message.dst:
         return message
     others = tuple(node for node in range(nodes) if node != message.line.src)
     if not others:
         raise LeakauditError(f"{message.where}: dst: there is no other node")
-    return replace(message, line=replace(message.line, dst=others))
+    return replace(message, dst=others)
 
 
 def _round(message: FolderMessage) -> int:
@@ -205,8 +190,7 @@ def _check_number(path: Path, messages: Iterable[FolderMessage]) -> None:
 
 
 def _check_unique(messages: Iterable[FolderMessage]) -> None:
-    """Reject a second message of the same round, channel, kind and tag."""
-    seen: dict[tuple[int, int, int, str, int], str] = {}
+    seen: dict[tuple[int, int, int, str | None, int], str] = {}
     for message in messages:
         line = message.line
         for dst in message.dst:
@@ -221,7 +205,7 @@ def _check_unique(messages: Iterable[FolderMessage]) -> None:
 
 def _check_forms(messages: Iterable[FolderMessage]) -> None:
     """Reject messages of one kind with different tensors: some would be incomplete."""
-    first: dict[tuple[str, int], FolderMessage] = {}
+    first: dict[tuple[str | None, int], FolderMessage] = {}
     for message in messages:
         key = (message.line.kind, message.line.tag)
         usual = first.setdefault(key, message)

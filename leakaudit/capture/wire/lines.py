@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -31,36 +30,20 @@ Receivers: TypeAlias = Annotated[
 ]
 
 
-class _Line(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of a line; those of `MessageLine`."""
-
-    round: Whole
-    src: Whole
-    dst: Receivers
-    file: Text
-    kind: Text | None = None
-    tag: Whole = 0
-    offset: Whole | None = None
-    dtype: Text | None = None
-    shapes: Shapes | None = None
-    names: Annotated[tuple[str, ...], Meta(description="a list of names")] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MessageLine:
+class MessageLine(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A message as its line describes it."""
 
-    round: int  # the program's own number of the round
-    src: int  # node that sent it
-    dst: tuple[int, ...] | None  # nodes that receive it; None if all others do
-    kind: str  # its name in the protocol; empty if the line has none
-    tag: int  # distinguishes several messages of a round on one channel
-    file: str
-    names: tuple[str, ...]  # names of its tensors; empty if they have none
-    offset: int | None  # offset of the first tensor in a raw file; None if not given
-    dtype: str | None  # number format of a raw file; None if not given
-    # shapes of the tensors in a raw file; None if not given
-    shapes: tuple[tuple[int, ...], ...] | None
+    round: Whole  # the program's own number of the round
+    src: Whole  # node that sent it
+    dst: Receivers  # nodes that receive it
+    file: Text
+    kind: Text | None = None  # its name in the protocol
+    tag: Whole = 0  # distinguishes several messages of a round on one channel
+    offset: Whole | None = None  # offset of the first tensor in a raw file
+    dtype: Text | None = None  # number format of a raw file
+    shapes: Shapes | None = None  # shapes of the tensors in a raw file
+    # names of its tensors; empty if they have none
+    names: Annotated[tuple[str, ...], Meta(description="a list of names")] = ()
 
 
 def parse(text: bytes) -> object:
@@ -74,7 +57,7 @@ def parse(text: bytes) -> object:
 def checked(value: object) -> MessageLine:
     """Check the values of a line."""
     try:
-        line = msgspec.convert(value, _Line)
+        line = msgspec.convert(value, MessageLine)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
         raise LeakauditError(_departure(value) or str(error)) from None
     _in_range("round", line.round, ROUNDS)
@@ -83,32 +66,19 @@ def checked(value: object) -> MessageLine:
         raise LeakauditError(f"tag: expected a number below 2^48, got {line.tag!r:.40}")
     if line.offset is not None:
         _in_range("offset", line.offset, COUNT)
-    kind = line.kind or ""
     if line.kind is not None:
-        require_name("kind", kind, KEY)
+        require_name("kind", line.kind, KEY)
     require_name("file", line.file, NAME)
     _check_names(line.names)
     if line.shapes is not None:
         _check_shapes(line.shapes)
-    return MessageLine(
-        round=line.round,
-        src=line.src,
-        dst=_receivers(line.dst, line.src),
-        kind=kind,
-        tag=line.tag,
-        file=line.file,
-        names=line.names,
-        offset=line.offset,
-        dtype=line.dtype,
-        shapes=line.shapes,
-    )
+    return line
 
 
 def _departure(value: object) -> str:
-    """Return where a value departs from the form of a line."""
     if not isinstance(value, dict):
         return "expected one JSON object"
-    found = decoding.first(value, _Line)
+    found = decoding.first(value, MessageLine)
     if found is None:
         return ""
     if found.fault == "unknown":
@@ -122,10 +92,11 @@ def _in_range(name: str, value: int, limit: int) -> None:
         raise LeakauditError(f"{name}: expected a number from 0 to {limit - 1}, got {value!r:.40}")
 
 
-def _receivers(dst: int | tuple[int, ...] | str, src: int) -> tuple[int, ...] | None:
-    """Return the receivers; None if all other nodes receive the message."""
+def receivers(line: MessageLine) -> tuple[int, ...]:
+    """Return the receivers that a line lists; none if all other nodes receive the message."""
+    dst = line.dst
     if dst == ALL:
-        return None
+        return ()
     if isinstance(dst, str):
         raise LeakauditError(f'dst: expected a node, a list of nodes, or "all", got {dst!r:.40}')
     to = (dst,) if isinstance(dst, int) else dst
@@ -133,8 +104,8 @@ def _receivers(dst: int | tuple[int, ...] | str, src: int) -> tuple[int, ...] | 
         raise LeakauditError("dst: expected at least one node, got an empty list")
     for node in to:
         _in_range("dst", node, NODES)
-    if src in to:
-        raise LeakauditError(f"dst: node {src} sends to itself; leave such messages out")
+    if line.src in to:
+        raise LeakauditError(f"dst: node {line.src} sends to itself; leave such messages out")
     if len(set(to)) < len(to):
         raise LeakauditError("dst: expected each node once")
     return to

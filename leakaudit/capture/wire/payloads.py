@@ -7,14 +7,13 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from leakaudit._util import files
-from leakaudit._util.untrusted import npz
+from leakaudit._util.untrusted import npz, safetensors
 from leakaudit.capture.tap.log.writing import DTYPES
 from leakaudit.capture.tap.messages.streams import FLOATS
 from leakaudit.capture.wire.lines import NAME, MessageLine, require_name
@@ -94,7 +93,6 @@ def find(folder: Path, line: MessageLine) -> Payload:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a regular file inside a folder."""
     given = Path(name)
     outside = LeakauditError(
         f"file: {name!r:.60} is not inside the folder; name a file relative to it, without '..'"
@@ -181,11 +179,8 @@ def _of_numpy(path: Path, line: MessageLine) -> Payload:
 
 
 def _of_safetensors(path: Path, line: MessageLine) -> Payload:
-    """Return the named tensors of a .safetensors file; by default all with floating-point numbers.
-
-    The file's own order of tensors has no meaning, so that of their names is used.
-    """
-    package = _safetensors()
+    """Return the named tensors of a file; by default all with floating-point numbers, by name."""
+    package = safetensors.package()
     shapes: dict[str, tuple[int, ...]] = {}
     formats: dict[str, str] = {}
     try:
@@ -225,7 +220,7 @@ def _of_safetensors(path: Path, line: MessageLine) -> Payload:
 
 
 def _read_safetensors(payload: Payload) -> list[Tensor]:
-    package = _safetensors()
+    package = safetensors.package()
     try:
         with package.safe_open(payload.path, framework="pt") as file:
             return [file.get_tensor(name) for name in payload.names]
@@ -233,17 +228,6 @@ def _read_safetensors(payload: Payload) -> list[Tensor]:
         raise LeakauditError(
             f"file: cannot read {payload.path.name} as .safetensors: {_first_line(error)}"
         ) from None
-
-
-def _safetensors() -> Any:
-    """Return the package, which is optional and therefore imported only on request."""
-    try:
-        import safetensors
-    except ImportError:
-        raise LeakauditError(
-            ".safetensors requires another package: install leakaudit[safetensors]"
-        ) from None
-    return safetensors
 
 
 def _first_line(error: Exception) -> str:

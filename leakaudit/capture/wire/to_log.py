@@ -1,8 +1,4 @@
-"""Log imported messages as a tap would have logged them.
-
-Everything that reads the log of a tap (the inference, the description, the trace) then reads
-imported messages as well.
-"""
+"""Log imported messages as a tap would have logged them, for whatever reads such a log."""
 
 from __future__ import annotations
 
@@ -25,12 +21,8 @@ from leakaudit.traces.vocabulary import Vocabulary
 def write(
     folder: Folder, logs: Path, description: MessageDescription | None = None
 ) -> tuple[str, ...]:
-    """Write one log for each sending node.
-
-    Args:
-        description: the description of the messages; None if it is to be inferred.
-    """
-    chosen: dict[tuple[str, int], Sequence[int]] = {}
+    """Write one log for each sending node; `description` is None if it is to be inferred."""
+    chosen: dict[tuple[str | None, int], Sequence[int]] = {}
     extra: set[str] = set()
     if description is not None:
         for message in folder.messages:
@@ -114,7 +106,6 @@ def parameters(description: MessageDescription, message: FolderMessage) -> Seque
 
 
 def _check_length(description: MessageDescription, message: FolderMessage) -> None:
-    """Reject a single tensor that does not hold the whole model."""
     (shape,) = message.payload.shapes
     length = 1
     for n in shape:
@@ -130,7 +121,6 @@ def _check_length(description: MessageDescription, message: FolderMessage) -> No
 def _check_shapes(
     description: MessageDescription, message: FolderMessage, chosen: Sequence[int]
 ) -> None:
-    """Reject tensors whose shapes are not those of the parameters that they should be."""
     entries = description.order or description.task.layout.names
     for entry, k, place in zip(entries, chosen, description.places, strict=True):
         shape = message.payload.shapes[k]
@@ -169,7 +159,7 @@ def check_complete(folder: Folder, seen: ChannelVectors, description: MessageDes
         if not _is_used(description, message):
             continue
         for dst in message.dst:
-            if (line.src, dst, line.round - folder.first, line.tag, line.kind) not in held:
+            if (line.src, dst, line.round - folder.first, line.tag, line.kind or "") not in held:
                 raise LeakauditError(
                     f"{message.where}: tensors {listed(message.payload)} are not a model of "
                     f"{seen.sizes[-1]} numbers; leave such messages out, or give them another tag "

@@ -1,7 +1,7 @@
 """Jobs on joblib's backends, on a cluster of dask.distributed and on a cluster of ray.
 
-The clusters are started by the user, and only inputs and results travel: the function once per
-worker, items and values as bytes. Both schedulers repeat a job whose worker died.
+The user starts the clusters. The function travels once per worker, items and values as bytes; both
+schedulers repeat a job whose worker died.
 """
 
 from __future__ import annotations
@@ -28,13 +28,9 @@ AHEAD = 2  # jobs per core that a scheduler knows of, so that no worker waits fo
 def joblib(
     shipped: ShippedFunction, items: Sequence[Any], workers: int, stop: Stop, name: str
 ) -> Iterator[JobOutcome[Any]]:
-    """Compute jobs with joblib.
+    """Compute jobs with joblib's backend `name`, "" for that of a `joblib.parallel_config`.
 
-    If a process of loky dies, all processes are lost with it, and jobs without a result are
-    submitted again.
-
-    Args:
-        name: Name of joblib's backend, "" for that of a surrounding `joblib.parallel_config`.
+    If a process of loky dies, all are lost with it, and jobs without a result are submitted again.
     """
     try:
         from joblib import Parallel, delayed, parallel_config
@@ -74,13 +70,9 @@ def joblib(
 def dask(
     shipped: ShippedFunction, items: Sequence[Any], most: int, stop: Stop, address: str
 ) -> Iterator[JobOutcome[Any]]:
-    """Compute jobs on a cluster of dask.distributed.
+    """Compute jobs on a cluster of dask.distributed, `most` at a time, 0 for one per thread.
 
-    The scheduler gives a job to another worker if its worker dies, as often as its setting
-    ``allowed-failures`` permits.
-
-    Args:
-        most: Largest number of jobs at a time, 0 for as many as there are threads.
+    Its setting ``allowed-failures`` limits how often a job is repeated whose worker died.
     """
     try:
         import distributed
@@ -138,11 +130,7 @@ def _same(shipped: ShippedFunction) -> ShippedFunction:
 def ray(
     shipped: ShippedFunction, items: Sequence[Any], most: int, stop: Stop, address: str
 ) -> Iterator[JobOutcome[Any]]:
-    """Compute jobs on a cluster of ray.
-
-    Args:
-        most: Largest number of jobs at a time, 0 for as many as there are CPUs.
-    """
+    """Compute jobs on a cluster of ray, `most` at a time, 0 for one per CPU."""
     try:
         import ray as engine
     except ImportError:
@@ -219,7 +207,6 @@ class _Cores:
 
 
 def _places(items: Sequence[Any], stop: Stop) -> Iterator[int]:
-    """Yield the places of the items until the work should stop."""
     for place in range(len(items)):
         if stop():
             return
@@ -235,11 +222,7 @@ def _next(places: Iterator[int], count: int) -> Iterator[int]:
 
 
 def reachable(address: str, backend: str, command: str) -> None:
-    """Raise LeakauditError unless something listens at an address.
-
-    Args:
-        address: HOST:PORT, possibly after a protocol such as ``tcp://``.
-    """
+    """Raise LeakauditError unless something listens at HOST:PORT, possibly after ``tcp://``."""
     host, colon, port = address.rpartition("://")[2].rpartition(":")
     if not (colon and host and port.isdecimal()):
         raise LeakauditError(f"--address: expected HOST:PORT, got {address!r}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from leakaudit._util.jobs import IN_PROCESS, PROCESS, JobOutcome, Pool, Stop
+from leakaudit._util.jobs import PROCESS, JobOutcome, Pool, Stop
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.progress import remaining
 
@@ -92,26 +92,20 @@ class Executor(Pool):
         stop: Stop = lambda: False,
         files: Sequence[Path] = (),
     ) -> Iterator[JobOutcome[R]]:
-        """Compute jobs, and yield how each one ended as soon as it has.
+        """Compute jobs, and yield how each one ended as soon as it has, in any order.
 
         A job is repeated at most twice if its worker dies. It has the time that is left here, by
         the deadline of `leakaudit.core.progress`.
 
         Args:
-            job: The function of one item. Outside of this process, it must be possible to pickle
-                it, the items and the values.
+            job: The function of one item. For other processes, pickle must be able to copy it, the
+                items and the values.
             items: The items.
             stop: Called before each job; true skips all further ones.
             files: Files that a worker reads.
-
-        Yields:
-            One outcome per job, in any order.
-
-        Raises:
-            LeakauditError: The backend is not installed, cannot be reached or has no workers.
         """
         if self.inside:
-            yield from IN_PROCESS.completed(job, items, stop)
+            yield from super().completed(job, items, stop)
             return
         from leakaudit.runs.workers import clusters, shipping, worker_processes
 
@@ -128,7 +122,6 @@ class Executor(Pool):
 
 
 def _cores() -> int:
-    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # only Linux can tell which ones are ours
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

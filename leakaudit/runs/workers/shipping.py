@@ -41,11 +41,7 @@ class ShippedFunction:
 def pack(
     job: Callable[[Any], Any], backend: str, until: float, files: Sequence[Path] = ()
 ) -> ShippedFunction:
-    """Prepare a function for workers.
-
-    Args:
-        until: End of the available time, in seconds since 1970.
-    """
+    """Prepare a function for workers, for which time ends `until` seconds after 1970."""
     return ShippedFunction(
         pickle.dumps(job),
         backend,
@@ -120,7 +116,6 @@ def _mark(path: Path) -> str:
 
 
 def _ends(path: Path) -> bytes:
-    """Return the size, the beginning and the end of a file."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)

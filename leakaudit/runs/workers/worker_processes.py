@@ -1,7 +1,7 @@
 """Worker processes that compute jobs one after another until all are done.
 
-torch is imported once for all of them. A process works on one job at a time, so that it is known
-which job was lost if it dies. It ends when the process that started it ends, for whatever reason.
+torch is imported once for all. A process works on one job at a time, so that it is known which job
+was lost if it dies, and ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -115,7 +115,6 @@ class _Worker:
         return how
 
     def end(self) -> None:
-        """End the process."""
         if self.held is not None and self.process.is_alive():
             self.process.kill()
         self.channel.close()

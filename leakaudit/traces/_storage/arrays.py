@@ -18,8 +18,7 @@ _Integers = np.ndarray[Any, np.dtype[np.int64]]
 def tensor(value: Any, what: str) -> Tensor:
     """Return an array as a tensor without a graph; memory is shared if possible.
 
-    Args:
-        value: An array of torch, numpy or anything with DLPack or ``__array__``.
+    Any array of torch, numpy, or with DLPack or ``__array__`` will do.
     """
     if isinstance(value, Tensor):
         return value.detach()
@@ -39,11 +38,7 @@ def tensor(value: Any, what: str) -> Tensor:
 
 
 def integers(value: Any, what: str, stop: int) -> _Integers:
-    """Return whole numbers as a one-dimensional array.
-
-    Args:
-        stop: All must lie in [0, stop).
-    """
+    """Return whole numbers in [0, stop) as a one-dimensional array."""
     if isinstance(value, Tensor):
         array = np.atleast_1d(value.detach().cpu().numpy())
     else:

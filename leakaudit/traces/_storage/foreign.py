@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import math
 import secrets
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from leakaudit._util.files import replacing
 from leakaudit._util.uncollected import read_json
-from leakaudit._util.untrusted import npz
+from leakaudit._util.untrusted import npz, safetensors
 from leakaudit.core import mapping
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Json, TaskSpec, Trace
@@ -43,6 +42,7 @@ from leakaudit.traces._storage.wellformed import DEEPEST, INDEX, INT32
 Arrays = Mapping[str, Any]
 _PUBLIC = "public."
 _MINIMUM = ("round", "src", "dst", "payload")
+_KNOWN = (*INDEX, "secure", "payload", "meta")
 # Protection against archives that unpack to much more than their size: a file may unpack to 200
 # times its size, or to 64 MiB regardless of its size. Both are choices; float payloads hardly
 # compress at all.
@@ -53,10 +53,10 @@ _HARMLESS = 64 << 20
 def read_npz(path: Path, max_bytes: float) -> Trace:
     """Read a trace from an .npz file, compressed or not; nothing is unpickled."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            _check_unpacked(path, archive.infolist(), max_bytes)
-        with npz.old_headers(), np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with npz.Npz(path, math.inf) as file:
+            _check_unpacked(path, file.size, max_bytes)
+            named = [name for name in file.files if name in _KNOWN or name.startswith(_PUBLIC)]
+            arrays: dict[str, Any] = {name: file[name] for name in named}
         meta = str(arrays.pop("meta").item()) if "meta" in arrays else ""
     except LeakauditError:
         raise
@@ -65,9 +65,7 @@ def read_npz(path: Path, max_bytes: float) -> Trace:
     return _trace(arrays, meta, path)
 
 
-def _check_unpacked(path: Path, entries: list[zipfile.ZipInfo], max_bytes: float) -> None:
-    """Raise LeakauditError for an archive that is too large when unpacked."""
-    size = sum(entry.file_size for entry in entries)
+def _check_unpacked(path: Path, size: int, max_bytes: float) -> None:
     if size > max_bytes:
         raise LeakauditError(
             f"{path} unpacks to {human(size)}, but max_bytes allows {human(max_bytes)}"
@@ -80,7 +78,7 @@ def _check_unpacked(path: Path, entries: list[zipfile.ZipInfo], max_bytes: float
 
 def read_safetensors(path: Path, max_bytes: float) -> Trace:
     """Read a trace from a .safetensors file."""
-    package = _safetensors()
+    package = safetensors.package()
     try:
         size = path.stat().st_size
         if size > max_bytes:
@@ -115,22 +113,11 @@ def write_npz(trace: Trace, path: Path) -> None:
 
 def write_safetensors(trace: Trace, path: Path) -> None:
     """Write a trace as a .safetensors file."""
-    package = _safetensors()
+    package = safetensors.package()
     arrays, meta = _arrays(trace)
     with replacing(path) as file:
         package.torch.save_file(arrays, file.name, metadata={"meta": meta})
         mapping.verify()
-
-
-def _safetensors() -> Any:
-    """Return the package, which is optional and therefore imported only on request."""
-    try:
-        import safetensors.torch
-    except ImportError:
-        raise LeakauditError(
-            ".safetensors requires another package: install leakaudit[safetensors]"
-        ) from None
-    return safetensors
 
 
 def _first_line(error: Exception) -> str:
@@ -153,7 +140,7 @@ def _arrays(trace: Trace) -> tuple[dict[str, Tensor], str]:
         parts["kind"].append(number[m.kind.long()])
         parts["row"].append(m.row + rows)
         parts["secure"].append(m.secure)
-        parts["payload"].append(m.payload if m.stored is None else m.stored)
+        parts["payload"].append(m.rows)
         rows += len(m.payload)
     arrays = {}
     for name, part in parts.items():
@@ -215,14 +202,13 @@ def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
 
 
 def _extent(column: Tensor) -> str:
-    """Return the number of entries of a column, or its shape if it is none."""
     if column.dim() == 1:
         return str(len(column))
     return f"the shape {tuple(column.shape)}"
 
 
 def _table(arrays: Arrays, kinds: Json, path: Path) -> tuple[list[str], dict[str, Tensor]]:
-    """Return the names of kinds and the columns of the messages, with defaults filled in."""
+    """Return the names of kinds and the columns of the messages, with defaults."""
     table = {name: _column(arrays, name, path) for name in ("round", "src", "dst")}
     count = len(table["round"])
     names, table["kind"] = _kinds(arrays, kinds, count, path)
@@ -251,11 +237,7 @@ def _kinds(arrays: Arrays, names: Json, count: int, path: Path) -> tuple[list[st
     column = arrays["kind"]
     if isinstance(column, np.ndarray) and column.dtype.kind == "U":
         found, kind = np.unique(column, return_inverse=True)
-        try:
-            named: list[str] = found.tolist()
-        except (SystemError, ValueError):
-            raise LeakauditError(f"{path}: kind has characters beyond Unicode") from None
-        return named, torch.from_numpy(kind.reshape(-1).astype(np.int32))
+        return found.tolist(), torch.from_numpy(kind.reshape(-1).astype(np.int32))
     if not isinstance(names, list):
         raise LeakauditError(
             f'{path}: its kinds are numbers; add their names to the description: "kinds": ["w", …]'
@@ -277,7 +259,7 @@ _UNSOUND = (
 
 
 def _description(meta: str, path: Path) -> tuple[dict[str, Json], Tensor, int]:
-    """Return the description with defaults filled in, the edges (e, 2) and the rounds."""
+    """Return the description with defaults, the edges (e, 2) and the rounds."""
     try:
         about = {
             "params": {},

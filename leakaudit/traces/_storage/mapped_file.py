@@ -1,10 +1,9 @@
-"""A .pt file that is first laid out, sparse, and then filled in place through a shared memory map.
+"""A .pt file that is laid out with holes of zeros, and then filled in place through a memory map.
 
-It can be read at any time. In the archive that `torch.save` writes, records are stored
-uncompressed, so the bytes of a tensor in the file are the same as in memory. A file can therefore
-be written with holes of zeros for its tensors, and messages can be written directly into the map of
-these holes; the operating system writes them to the disk later, and a process that is killed loses
-nothing. The large tensor comes last, so that it can be truncated to the part that was used.
+`torch.save` stores records uncompressed, so the bytes of a tensor are the same in the file as in
+memory. The operating system writes the map to the disk, so a process that is killed loses nothing,
+and the file can be read at any time. The large tensor comes last, so that it can be truncated to
+the part that was used.
 """
 
 from __future__ import annotations
@@ -59,42 +58,25 @@ class ZeroTensor:
 
 
 class MemoryFile:
-    """The same as `MapFile`, without a file."""
+    """The same as `MapFile`, without a file; memory that is never written is never used."""
 
     def __init__(self, tree: Tree) -> None:
-        """Allocate the holes; memory that is never written is never used.
-
-        Args:
-            tree: Dictionaries of plain values, tensors (copied) and `ZeroTensor`s.
-        """
         self.tree = _replace(tree, _allocated)
 
     def publish(self) -> None:
         """Make the file available under its name."""
 
     def reserve(self, stop: int) -> None:
-        """Ensure that the first `stop` bytes of the last leaf can be written.
-
-        Args:
-            stop: Number of bytes.
-        """
+        """Ensure that the first `stop` bytes of the last leaf can be written."""
 
     def take(self, other: MemoryFile, stop: int) -> None:
-        """Copy the first bytes of the last leaf of another file with rows of the same size.
-
-        Args:
-            stop: Number of bytes.
-        """
+        """Copy the first `stop` bytes of the last leaf of another file."""
         mine = _last_leaf(self.tree).view(-1).view(torch.uint8)
         theirs = _last_leaf(other.tree).view(-1).view(torch.uint8)
         mine[:stop] = theirs[:stop]
 
     def release(self, stop: int) -> None:
-        """Release the memory of the first `stop` bytes of the last leaf.
-
-        Args:
-            stop: Number of bytes.
-        """
+        """Release the memory of the first `stop` bytes of the last leaf."""
 
     def finish(self, rows: int) -> None:
         """Truncate the last leaf and write no more."""
@@ -104,18 +86,14 @@ class MemoryFile:
 
 
 class MapFile(MemoryFile):
-    """The tensors of a new .pt file.
+    """The tensors of a new .pt file, which has a temporary name until `publish`.
 
-    The file is available at its path after `publish`; before, it has a temporary name next to it.
+    Args:
+        tree: Dictionaries of plain values, tensors (copied) and `ZeroTensor`s, the last of which
+            is the large one.
     """
 
     def __init__(self, path: Path, tree: Tree) -> None:
-        """Lay out the file.
-
-        Args:
-            tree: Dictionaries of plain values, tensors (copied) and `ZeroTensor`s, the last of
-                which is the large one.
-        """
         self.path = path
         self._plan = _replace(tree, lambda leaf: ZeroTensor(tuple(leaf.shape), leaf.dtype))
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
@@ -124,12 +102,8 @@ class MapFile(MemoryFile):
         self._last = laid.tensors[-1]
         self._size = size = laid.writer.at + len(laid.tail)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
+        with files.explained(f"cannot write {path}", "; choose another path"):
             self._fd = os.open(self._temporary, flags, files.mode(path))
-        except OSError as error:
-            raise LeakauditError(
-                f"cannot write {path}: {error.strerror}; choose another path"
-            ) from None
         try:
             os.ftruncate(self._fd, size)
             if sys.platform == "linux":
@@ -170,11 +144,7 @@ class MapFile(MemoryFile):
             ) from None
 
     def reserve(self, stop: int) -> None:
-        """Allocate disk blocks for the first bytes of the last leaf.
-
-        Args:
-            stop: Number of bytes.
-        """
+        """Allocate disk blocks for the first `stop` bytes of the last leaf."""
         if stop <= self._ready:
             return
         self._whole()
@@ -193,7 +163,7 @@ class MapFile(MemoryFile):
         self._ready = stop
 
     def _whole(self) -> None:
-        """Raise LeakauditError if the file became smaller, so that what was written may be lost."""
+        """Raise LeakauditError if the file became smaller, so that data may be lost."""
         if os.fstat(self._fd).st_size < self._size:
             raise LeakauditError(
                 f"{self.path} was truncated while it was written; keep others away from it, and "
@@ -206,11 +176,7 @@ class MapFile(MemoryFile):
         )
 
     def take(self, other: MemoryFile, stop: int) -> None:
-        """Copy through the operating system, which is faster than through the two maps.
-
-        Args:
-            stop: Number of bytes of its last leaf.
-        """
+        """Copy through the operating system, which is faster than through the two maps."""
         assert isinstance(other, MapFile)
         try:
             for at in range(0, stop, COPY):
@@ -222,11 +188,7 @@ class MapFile(MemoryFile):
         self._released = stop
 
     def release(self, stop: int) -> None:
-        """Release written pages from this process; the operating system writes them out later.
-
-        Args:
-            stop: Number of bytes of the last leaf that have been written.
-        """
+        """Release written pages from this process; the operating system writes them out later."""
         if stop - self._released < BEHIND:
             return
         start, length = _pages(self._last.start + self._released, self._last.start + stop)
@@ -234,15 +196,13 @@ class MapFile(MemoryFile):
         self._released = stop
 
     def finish(self, rows: int) -> None:
-        """Truncate the last leaf in place and close; a reader finds a valid file at every moment.
+        """Truncate the last leaf in place, write everything to the disk, and close.
 
-        At the end, the file and its name are on the disk.
-
-        An archive is read from its end, where the directory is. Therefore a second directory, for
-        the shorter tensor, is written into the unused part of that tensor, then the headers are
-        replaced by those of the same size for the shorter tensor, and the file is truncated after
-        the new directory. Until then, the old directory is valid. If the new one does not fit, the
-        file keeps its length; `written` states how much of it is valid.
+        A reader finds a valid file at every moment. An archive is read from the directory at its
+        end, so a second directory, for the shorter tensor, is written into the unused part of that
+        tensor; then the headers are replaced by those of the same size for the shorter tensor, and
+        the file is truncated after the new directory. If that does not fit, the file keeps its
+        length; `written` states how much of it is valid.
         """
         last = _last_leaf(self._plan)
         cut = ZeroTensor((rows, *last.shape[1:]), last.dtype)
@@ -277,7 +237,7 @@ class MapFile(MemoryFile):
 
 
 class _Store(NamedTuple):
-    """A record of the archive, to be pickled in the way that torch pickles its storages."""
+    """A record of the archive, pickled as torch pickles its storages."""
 
     key: str
     hole: ZeroTensor
@@ -304,8 +264,6 @@ class _Pickler(pickle.Pickler):
 
 
 class _Laid(NamedTuple):
-    """The layout of a file."""
-
     writer: ArchiveWriter  # contains its records
     tail: bytes  # the bytes that follow them
     index_size: int  # size of the index in bytes
@@ -315,8 +273,7 @@ class _Laid(NamedTuple):
 def _lay_out(plan: Tree, index_size: int = 0) -> _Laid:
     """Lay out the file of a tree of holes.
 
-    The index is padded to `index_size`, so that records keep their positions when a shape gets
-    shorter.
+    The index is padded to `index_size`, so that records keep their positions if a shape is shorter.
     """
     out = io.BytesIO()
     pickler = _Pickler(out)
@@ -354,7 +311,6 @@ def _replace(tree: Tree, new: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _leaves(tree: Tree) -> Iterator[Any]:
-    """Yield every tensor and hole, in order."""
     for value in tree.values():
         if isinstance(value, Mapping):
             yield from _leaves(value)
@@ -367,6 +323,5 @@ def _last_leaf(tree: Tree) -> Any:
 
 
 def _pages(start: int, stop: int) -> tuple[int, int]:
-    """Return start and length of the pages that contain [start, stop)."""
     start -= start % mmap.PAGESIZE
     return start, stop - start

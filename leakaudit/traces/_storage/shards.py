@@ -1,7 +1,6 @@
-"""A large recording as a folder.
+"""A large recording as a folder of shards, each a trace file named after its first round.
 
-``manifest.json`` lists the shards ``shards/r000000.pt``, each a trace file by itself, named after
-its first round.
+``manifest.json`` lists the shards ``shards/r000000.pt``.
 """
 
 from __future__ import annotations
@@ -9,11 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from leakaudit._util.files import replacing
+from leakaudit._util.files import explained, replacing
 from leakaudit._util.uncollected import read_json
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Json
@@ -63,7 +63,6 @@ def name(round: int) -> str:
 
 
 def _first_round(name: str) -> int:
-    """Return the first round of a shard; the inverse of `name`."""
     found = _FILE.fullmatch(name)
     assert found is not None, name
     return int(found[1])
@@ -99,7 +98,7 @@ def read(folder: Path) -> Manifest:
 
 def _json(path: Path, folder: Path) -> Json:
     """Return the contents of a manifest; None if it is too long or not JSON."""
-    try:
+    with explained(f"cannot read {path}"):
         if path.is_symlink() or not path.is_file():
             raise LeakauditError(
                 f"{folder} is a folder without a manifest.json; "
@@ -107,15 +106,12 @@ def _json(path: Path, folder: Path) -> Json:
             )
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
+    with suppress(ValueError, RecursionError):
         return read_json(text) if len(text) <= MAX_BYTES else None
-    except OSError as error:
-        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        return None
+    return None
 
 
 def _entry(folder: Path, entry: Any) -> tuple[str, str | None]:
-    """Return the name and the sha256 of one shard, checked."""
     path = place(folder)
     if not isinstance(entry, dict):
         entry = {}
@@ -136,11 +132,7 @@ def _entry(folder: Path, entry: Any) -> tuple[str, str | None]:
 
 
 def check(folder: Path, manifest: Manifest, verify: bool | None) -> None:
-    """Compare the manifest and all shards with their sha256, as `sidecar.check` does for a file.
-
-    Args:
-        verify: Whether to do so; None does if the shards are small.
-    """
+    """Compare the manifest and all shards with their sha256, as `sidecar.check` does for a file."""
     sidecar.check(place(folder), verify)
     size = sum((folder / name).stat().st_size for name in manifest.files)
     if verify is False or (verify is None and size >= sidecar.AUTOMATIC):

@@ -1,7 +1,6 @@
 """The sha256 next to a file, in the format of sha256sum.
 
-Tensors have no checksum of their own (`leakaudit._util.untrusted.archive`), so only this detects a
-changed byte in one.
+Nothing else detects a changed byte in a tensor (`leakaudit._util.untrusted.archive`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import hashlib
 import re
 from pathlib import Path
 
-from leakaudit._util.files import replacing
+from leakaudit._util.files import explained, replacing
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import step
 
@@ -31,27 +30,23 @@ def digest(path: Path) -> str:
     sha = hashlib.sha256()
     piece = memoryview(bytearray(CHUNK))
     done = 0
-    try:
-        with path.open("rb", buffering=0) as file:
-            size = path.stat().st_size
-            while count := file.readinto(piece):
-                sha.update(piece[:count])
-                done += count
-                step("hashing", done, size)
-    except OSError as error:
-        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
+    with explained(f"cannot read {path}"), path.open("rb", buffering=0) as file:
+        size = path.stat().st_size
+        while count := file.readinto(piece):
+            sha.update(piece[:count])
+            done += count
+            step("hashing", done, size)
     return sha.hexdigest()
 
 
 def recorded(path: Path) -> str | None:
     """Return the sha256 that is stored next to a file; None if there is none."""
-    try:
-        with beside(path).open("rb") as file:
-            text = file.read(_LINE_BYTES)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise LeakauditError(f"cannot read {beside(path)}: {error.strerror}") from None
+    with explained(f"cannot read {beside(path)}"):
+        try:
+            with beside(path).open("rb") as file:
+                text = file.read(_LINE_BYTES)
+        except FileNotFoundError:
+            return None
     match = _LINE.match(text)
     if match is None:
         raise LeakauditError(
@@ -72,8 +67,7 @@ def write(path: Path) -> str:
 def check(path: Path, verify: bool | None) -> None:
     """Compare a file with the sha256 next to it.
 
-    Args:
-        verify: Whether to do so; None does if there is a sha256 and the file is small.
+    If `verify` is None, only if there is one and the file is small.
     """
     if verify is False or not path.is_file():
         return
@@ -88,11 +82,7 @@ def check(path: Path, verify: bool | None) -> None:
 
 
 def compare(path: Path, expected: str) -> None:
-    """Reject a file that has changed.
-
-    Args:
-        expected: Its sha256.
-    """
+    """Reject a file that does not have the expected sha256."""
     if digest(path) != expected:
         raise LeakauditError(
             f"{path} was changed after it was recorded: it does not match its sha256; "

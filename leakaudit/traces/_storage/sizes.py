@@ -31,8 +31,7 @@ def plan_size(messages: int, columns: int, dtype: torch.dtype, rows: int | None 
     """Return the size of a recording in bytes.
 
     Args:
-        rows: Number of payloads, smaller than that of messages if broadcasts are stored once; by
-            default the same.
+        rows: Number of payloads, smaller than that of messages if broadcasts are stored once.
     """
     if rows is None:
         rows = messages
@@ -50,12 +49,7 @@ def estimate(
     rows: int | None = None,
     max_bytes: float = 4e9,
 ) -> dict[str, int]:
-    """Return the size of the requested recording, and of smaller ones.
-
-    Args:
-        graph: The network; for the channels of one node, the node with most neighbours is used.
-        rounds: Number of rounds; None if unknown.
-    """
+    """Return the size of the requested recording, and of smaller ones."""
     if rows is None:
         rows = messages
     whole = plan_size(messages, columns, dtype, rows)
@@ -83,7 +77,6 @@ def _ceil(numerator: int, denominator: int) -> int:
 
 
 def _first_layer(layout: Layout) -> int:
-    """Return the number of entries of the parameters of the first module."""
     module = layout.names[0].rpartition(".")[0]
     total = 0
     for name, columns in layout.slices.items():

@@ -1,7 +1,7 @@
 """One growing table of messages, in a file or in memory.
 
-Rows are written first, then the counter that makes them valid. A reader, or a crash, may come at
-any moment in between and finds only the messages of complete rounds.
+Rows are written first, then the counter that makes them valid, so a reader, or a crash, finds only
+the messages of complete rounds.
 """
 
 from __future__ import annotations
@@ -46,30 +46,22 @@ class TableFormat:
         return plan_size(messages, self.width, self.dtype, rows)
 
 
-@dataclass(frozen=True)
-class TableSize:
-    """Numbers of messages and payload rows."""
-
-    messages: int | None  # number of messages; None if unknown
-    rows: int | None  # number of payloads; None if unknown
-
-
 class MessageTable:
     """A table to which messages are appended.
 
-    Attributes:
-        messages: Number of messages appended so far.
+    Args:
+        path: Path of the file, which exists from the start; None for memory.
+        size: Expected numbers of messages and rows; None if unknown.
+        limit: Maximum size in bytes.
     """
 
     def __init__(
-        self, path: Path | None, format: TableFormat, size: TableSize, limit: float
+        self,
+        path: Path | None,
+        format: TableFormat,
+        size: tuple[int | None, int | None],
+        limit: float,
     ) -> None:
-        """Create the table.
-
-        Args:
-            path: Path of the file, which exists from the start; None for memory.
-            limit: Maximum size in bytes.
-        """
         self._path = path
         self._format = format
         self._limit = limit
@@ -83,8 +75,7 @@ class MessageTable:
         row_bytes = format.row_bytes
         affordable = limit // (row_bytes + sizes.INDEX)
         start = max(1, int(min(START, SPARSE // row_bytes, affordable)))
-        messages = start if size.messages is None else size.messages
-        rows = start if size.rows is None else size.rows
+        messages, rows = (start if count is None else count for count in size)
         self._file = self._new(messages, rows)
         self._file.publish()
         self._bind()
@@ -100,7 +91,6 @@ class MessageTable:
         return self._file.tree
 
     def _new(self, messages: int, rows: int) -> MemoryFile:
-        """Create an empty file with this capacity."""
         table = {
             "written": ZeroTensor((4,), torch.int64),
             "kinds": ZeroTensor((KINDS,), torch.uint8),
@@ -114,7 +104,6 @@ class MessageTable:
         return MapFile(self._path, tree)
 
     def _bind(self) -> None:
-        """Refer to the columns of the current file."""
         table = self._file.tree["messages"]
         self._index = [table[name].numpy() for name in (*INDEX, "secure")]
         self._payload: Tensor = table["payload"]
@@ -137,14 +126,11 @@ class MessageTable:
         return self._kinds[name]
 
     def append(self, count: int, rows: int, values: tuple[Any, ...]) -> Tensor:
-        """Add messages with new payloads.
+        """Return new payloads (rows, width), to be filled before `commit`, for new messages.
 
         Args:
             values: Values of the columns round, src, dst, kind, row (counted from the first of the
                 new payloads) and secure.
-
-        Returns:
-            (rows, width) the new payloads, to be filled before `commit`.
         """
         stop = self.messages + count
         end = self.rows + rows
@@ -161,11 +147,7 @@ class MessageTable:
         return payload
 
     def _grow(self, messages: int, rows: int) -> None:
-        """Continue in a file of twice the size.
-
-        The new file replaces the old one only when it contains everything, so a program that is
-        killed in between leaves the old file intact.
-        """
+        """Continue in a file of twice the size; it replaces the old one once it has everything."""
         needed = self._format.size(messages, rows)
         if needed > self._limit or max(messages, rows) > MOST:
             raise LeakauditError(
@@ -212,11 +194,7 @@ class MessageTable:
         self._file.release(self.rows * self._format.row_bytes)
 
     def finish(self, rounds: int | None) -> None:
-        """Truncate the table to its contents and write no more.
-
-        Args:
-            rounds: Number of rounds of a complete recording; None for an incomplete one.
-        """
+        """Truncate the table to its contents; `rounds` is None for an incomplete recording."""
         rows = self._committed
         if rounds is not None:
             rows = self.rows

@@ -23,15 +23,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from leakaudit._util.untrusted import safe_reader
+from leakaudit._util.untrusted.archive import FileFault, refuse
 from leakaudit.core import mapping
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.sketch import ROWS, WIDTH
 from leakaudit.core.trace import LARGEST_RECORD, Json, Messages, Trace, Truth
 from leakaudit.traces._storage import wellformed
-from leakaudit.traces._storage.wellformed import INDEX, CommittedTable, TraceFault
+from leakaudit.traces._storage.wellformed import INDEX, CommittedTable
 
 if TYPE_CHECKING:
     import torch
@@ -45,26 +46,17 @@ _WORDS = {TRACE: "a trace", TRUTH: "a truth file"}
 _FOREIGN = "not a file of leakaudit"
 
 
-class Outline(NamedTuple):
-    """What a trace file contains, without its payloads."""
-
-    trace: Trace  # its description, without messages and public tensors
-    public: Mapping[str, Any]  # public tensors by name
-    messages: CommittedTable  # the messages, without payloads
-
-
 def read(path: Path, kind: str) -> dict[str, Any]:
     """Read a file and check its format and version."""
     return _checked(safe_reader.read(path), path, kind)
 
 
-def outline(path: Path) -> Outline:
-    """Read what a trace file contains, without its payloads and without torch."""
+def outline(path: Path) -> tuple[Trace, CommittedTable]:
+    """Read a trace without its messages, and the messages without payloads, all without torch."""
     return _outlined(_checked(safe_reader.outline(path), path, TRACE), str(path))
 
 
 def _checked(tree: dict[str, Any], path: Path, kind: str) -> dict[str, Any]:
-    """Return the tree of a file after checking its format and version."""
     found = tree.get("format")
     if found != kind:
         what = _FOREIGN
@@ -120,7 +112,7 @@ def head(trace: Trace) -> dict[str, Any]:
     try:
         _without_messages(tree)
         wellformed.tensors(tree, "public")
-    except TraceFault as why:
+    except FileFault as why:
         raise LeakauditError(f"this cannot be recorded: {why}") from None
     return tree
 
@@ -132,7 +124,7 @@ def version(trace: Trace) -> int:
 
 def decode(tree: Mapping[str, Any], where: str) -> Trace:
     """Convert the contents of a trace file into a `Trace`."""
-    trace, public, found = _outlined(tree, where)
+    trace, found = _outlined(tree, where)
     table = tree["messages"]
     count = len(found)
     stored = table["payload"][: found.rows]
@@ -144,32 +136,29 @@ def decode(tree: Mapping[str, Any], where: str) -> Trace:
         kinds=found.kinds,
         stored=None if trace.kept is None else stored,
     )
-    return replace(trace, messages=(messages,), public=public)
+    return replace(trace, messages=(messages,))
 
 
-def _outlined(tree: Mapping[str, Any], where: str) -> Outline:
-    """Check the contents of a trace file; arguments and errors are those of `decode`."""
+def _outlined(tree: Mapping[str, Any], where: str) -> tuple[Trace, CommittedTable]:
+    """Check the contents of a trace file; its public tensors remain as they are in it."""
     try:
         trace = _without_messages(tree)
         table = tree.get("messages")
         if not isinstance(table, dict):
             table = {}
-        width = trace.columns[1] - trace.columns[0]
-        stored = None if trace.kept is None else trace.kept.width
-        found = wellformed.messages(table, trace.graph.nodes, width, stored)
+        found = wellformed.messages(table, trace.graph.nodes, trace.recorded.width)
         public = wellformed.tensors(tree, "public")
-    except TraceFault as why:
+    except FileFault as why:
         raise LeakauditError(f"{where} is rejected: {why}") from None
-    return Outline(replace(trace, rounds=found.last, complete=found.closed), public, found)
+    return replace(trace, rounds=found.last, complete=found.closed, public=public), found
 
 
 def _plain(values: Mapping[str, object]) -> Mapping[str, Json]:
-    """Return values that `wellformed` has read from JSON, with their actual type."""
     return cast("Mapping[str, Json]", values)
 
 
 def _without_messages(tree: Mapping[str, Any]) -> Trace:
-    """Return the description as a trace without messages and tensors; raises `TraceFault`."""
+    """Return the description as a trace without messages and tensors; raises `FileFault`."""
     about = wellformed.meta(tree, wellformed.TraceEntry)
     layout = wellformed.layout(about.layout)
     task = wellformed.spec(about.task)
@@ -193,8 +182,7 @@ def _without_messages(tree: Mapping[str, Any]) -> Trace:
 def truth_tree(truth: Truth) -> dict[str, Any]:
     """Return the contents of a truth file.
 
-    Args:
-        truth: Its tensors are copied, because `torch.save` writes the whole storage of a view.
+    Tensors are copied, because `torch.save` writes the whole storage of a view.
     """
     own = {
         "x": truth.x,
@@ -234,14 +222,14 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
             provenance=_plain(about.provenance),
         )
         _check_records(truth)
-    except TraceFault as why:
+    except FileFault as why:
         raise LeakauditError(f"{where} is rejected: {why}") from None
     mapping.use(truth.x, truth.y, truth.node, truth.index, truth.pool, *truth.states.values())
     return truth
 
 
 def _check_records(truth: Truth) -> None:
-    """Raise `TraceFault` unless records are of one length, of the task's shape, and few enough."""
+    """Raise `FileFault` unless records are of one length and of the task's shape."""
     lengths = {t.shape[:1] for t in (truth.x, truth.y, truth.node, truth.index)}
     shapes = {tuple(t.shape[1:]) for t in (truth.x, truth.pool)}
     if len(lengths) != 1 or shapes != {tuple(truth.task.shape)}:
@@ -249,21 +237,21 @@ def _check_records(truth: Truth) -> None:
             f"{name} {tuple(t.shape)}"
             for name, t in (("x", truth.x), ("y", truth.y), ("pool", truth.pool))
         )
-        wellformed.bad(f"its records are inconsistent: {came}, inputs of shape {truth.task.shape}")
+        refuse(f"its records are inconsistent: {came}, inputs of shape {truth.task.shape}")
     if bool((truth.node < 0).any()):
-        wellformed.bad(f"node {int(truth.node.min())} of its records does not exist")
+        refuse(f"node {int(truth.node.min())} of its records does not exist")
     for name, values in (("x", truth.x), ("y", truth.y), ("pool", truth.pool)):
         # The smallest and the largest number are NaN if any is.
         ends = (float(values.min()), float(values.max())) if values.numel() else ()
         if not all(map(math.isfinite, ends)):
-            wellformed.bad(f"{name!r} should contain finite numbers, but has NaN or infinity")
+            refuse(f"{name!r} should contain finite numbers, but has NaN or infinity")
         if any(abs(end) > LARGEST_RECORD for end in ends):
-            wellformed.bad(f"{name!r} has numbers beyond {LARGEST_RECORD:g} in size")
+            refuse(f"{name!r} has numbers beyond {LARGEST_RECORD:g} in size")
     _check_values(truth)
 
 
 def _check_values(truth: Truth) -> None:
-    """Raise `TraceFault` unless labels fit the loss, and tokens are those of the task."""
+    """Raise `FileFault` unless labels fit the loss, and tokens are those of the task."""
     from leakaudit.traces import vocabulary  # it needs torch, which outlines are read without
 
     try:
@@ -272,4 +260,4 @@ def _check_values(truth: Truth) -> None:
             vocabulary.inputs(truth.x, truth.task, "x")
             vocabulary.inputs(truth.pool, truth.task, "pool")
     except LeakauditError as why:
-        wellformed.bad(str(why))
+        refuse(str(why))

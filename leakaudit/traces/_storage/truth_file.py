@@ -1,16 +1,18 @@
-"""Collects the private side of a run until it is written."""
+"""Collects the private side of a run, and writes it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from leakaudit._util.files import write_tensors
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Json, TaskSpec, Truth
+from leakaudit.traces._storage import sidecar, tree
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.sizes import human
 from leakaudit.traces.callers import SENT
@@ -20,38 +22,28 @@ LAST_INDEX = 1 << 62  # maximum row in a data set; a choice, within int64
 LAST_ROUND = 1 << 31
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Samples of one node: x (b, *shape), and y, node and index (b,)."""
-
-    x: Tensor
-    y: Tensor
-    node: Tensor
-    index: Tensor
-
-
-class TruthBuilder:
+class TruthFile:
     """Data, labels and private states of the nodes of one run.
 
-    Attributes:
-        changed: Whether anything was added since it was last set to False.
+    Args:
+        path: Where it is written; None for memory.
+        limit: Maximum size in bytes of private states in memory.
+        samples: Maximum number of records per node; 0 for any number.
     """
 
     def __init__(
         self,
+        path: Path | None,
+        id: str,
         task: TaskSpec,
         nodes: int,
         limit: float,
         provenance: Mapping[str, Json],
-        check: bool = True,
-        samples: int = 0,
+        check: bool,
+        samples: int,
     ) -> None:
-        """Start empty.
-
-        Args:
-            limit: Maximum size in bytes of private states in memory.
-            samples: Maximum number of records per node; 0 for any number.
-        """
+        self._path = path
+        self._id = id
         self._task = task
         self._nodes = nodes
         self._limit = limit
@@ -59,27 +51,23 @@ class TruthBuilder:
         self._check = check
         self._samples = samples
         self._told: dict[int, int] = {}  # number of records by node
-        self._parts: list[_Part] = []
+        # x (b, *shape), y, node and index (b,) of each call of `add`
+        self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._pool = torch.empty(0, *task.shape)
         self._states: dict[str, dict[int, Tensor]] = {}
         self._bytes: dict[str, int] = {}  # size by state
-        self.changed = False
+        self._changed = False  # whether anything was added that is not written
+        self._written = False
 
     def sent(self, kind: str, place: Json) -> None:
         """Store where messages of a kind are sent."""
         noted = self._provenance.setdefault(SENT, {})
         if isinstance(noted, dict):
             noted[kind] = place
-        self.changed = self.changed or bool(self._parts)
+        self._changed = self._changed or bool(self._parts)
 
     def add(self, node: int, x: Any, y: Any, index: Any = None) -> None:
-        """Store samples of a node.
-
-        Args:
-            x: (b, *shape) inputs, or one (*shape).
-            y: (b,) labels.
-            index: (b,) rows in the data set; None stores -1.
-        """
+        """Store samples of a node: x (b, *shape), y (b,) and rows (b,) in the data set, or None."""
         (owner,) = integers(node, "node", self._nodes)
         x = self._inputs(x, "x")
         y = tensor(y, "y").cpu()
@@ -99,11 +87,10 @@ class TruthBuilder:
             self._count(int(owner), len(x))
             inputs(x, self._task, f"truth of node {owner}")
             labels(y, self._task, f"truth of node {owner}")
-        self._parts.append(_Part(x, y, torch.full((len(x),), int(owner)), rows))
-        self.changed = True
+        self._parts.append((x, y, torch.full((len(x),), int(owner)), rows))
+        self._changed = True
 
     def _count(self, node: int, more: int) -> None:
-        """Raise LeakauditError if a node has more records than it may have."""
         total = self._told.get(node, 0) + more
         self._told[node] = total
         if self._samples and total > self._samples:
@@ -114,22 +101,14 @@ class TruthBuilder:
             )
 
     def pool(self, x: Any) -> None:
-        """Store other records of the data set, for identification.
-
-        Args:
-            x: (p, *shape) inputs.
-        """
+        """Store other records (p, *shape) of the data set, for identification."""
         self._pool = self._inputs(x, "pool")
-        self.changed = True
+        self._changed = True
         if self._check:
             inputs(self._pool, self._task, "pool")
 
     def state(self, name: str, round: int, value: Any) -> None:
-        """Store a private vector of a round; a later one of the same round replaces it.
-
-        Args:
-            value: The vector, of the same shape in all rounds.
-        """
+        """Store a private vector of a round; a later one of the same round replaces it."""
         value = tensor(value, f"state {name}").cpu().clone()
         rounds = self._states.setdefault(name, {})
         first = next(iter(rounds.values()), value)
@@ -141,7 +120,7 @@ class TruthBuilder:
         if not 0 <= round < LAST_ROUND:
             raise LeakauditError(f"state {name!r}: expected a round >= 0, got {round}")
         rounds[int(round)] = value
-        self.changed = True
+        self._changed = True
         # A state is written with one row per round up to its last, whether provided or not.
         self._bytes[name] = (max(rounds) + 1) * value.nbytes
         if sum(self._bytes.values()) > self._limit:
@@ -170,18 +149,31 @@ class TruthBuilder:
             )
         return x.float()
 
-    def build(self, id: str) -> Truth:
+    def write(self) -> None:
+        """Write what was stored, if any of it is new."""
+        if self._path is None or not self._changed:
+            return
+        # The sha256 of the file about to be replaced would reject the new file.
+        sidecar.beside(self._path).unlink(missing_ok=True)
+        write_tensors(self._path, tree.truth_tree(self.build()))
+        self._changed = False
+        self._written = True
+
+    def seal(self) -> None:
+        """Write the sha256 next to the file, if there is one."""
+        if self._path is not None and self._written:
+            sidecar.write(self._path)
+
+    def build(self) -> Truth:
         """Return what was stored; states have a row per round, NaN without a value."""
         if self._parts:
-            x = torch.cat([part.x for part in self._parts])
-            y = torch.cat([part.y for part in self._parts])
-            node = torch.cat([part.node for part in self._parts])
-            index = torch.cat([part.index for part in self._parts])
+            columns = zip(*self._parts, strict=True)
+            x, y, node, index = (torch.cat(column) for column in columns)
         else:
             x = self._pool[:0]
             y = node = index = torch.empty(0, dtype=torch.int64)
         states = {name: _stack(rounds) for name, rounds in self._states.items()}
-        return Truth(id, self._task, x, y, node, index, self._pool, states, self._provenance)
+        return Truth(self._id, self._task, x, y, node, index, self._pool, states, self._provenance)
 
 
 def _stack(rounds: Mapping[int, Tensor]) -> Tensor:

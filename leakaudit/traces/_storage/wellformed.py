@@ -1,6 +1,6 @@
 """Requirements on every part of a trace or truth file, so that later code need not check again.
 
-Arrays are tensors, or `safe_reader.MappedTensor` if the file is read without torch.
+Arrays are tensors, or what `safe_reader.outline` returns for them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -17,6 +17,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from leakaudit._util.decoding import TypeMismatch, decoded
 from leakaudit._util.forms import present
 from leakaudit._util.uncollected import read_json
+from leakaudit._util.untrusted.archive import refuse
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.sketch import ROWS, WIDTH
@@ -91,7 +92,7 @@ class _Open(Struct, frozen=True, kw_only=True):
 
 
 class _TaskEntry(_Open, frozen=True, kw_only=True):
-    """The task of a description; the attributes are those of `TaskSpec`, which has the defaults."""
+    """The task of a description; `TaskSpec` has the defaults."""
 
     model: _Name
     args: dict[str, _Free] | UnsetType = UNSET
@@ -105,27 +106,23 @@ class _TaskEntry(_Open, frozen=True, kw_only=True):
     labels: tuple[str, ...] | UnsetType = UNSET
 
 
-class LayoutEntry(_Open, frozen=True, kw_only=True):
-    """The position of each parameter in the flat vector."""
-
+class _LayoutEntry(_Open, frozen=True, kw_only=True):
     names: tuple[_Name, ...]
     shapes: tuple[tuple[int, ...], ...]
 
 
-class SketchEntry(_Open, frozen=True, kw_only=True):
-    """The sketch of every message (`leakaudit.core.sketch`)."""
-
+class _SketchEntry(_Open, frozen=True, kw_only=True):
     seed: int  # determines the signs
     rows: int  # signs per row of numbers
     width: int  # length of a row of numbers
 
 
-class KeptEntry(_Open, frozen=True, kw_only=True):
+class _KeptEntry(_Open, frozen=True, kw_only=True):
     """What is stored of every message, if that is more than one span of columns."""
 
     # first recorded column of each span, and the first one after it
     spans: tuple[tuple[int, int], ...]
-    sketch: SketchEntry | None  # the sketch; then the norm of each message is stored as well
+    sketch: _SketchEntry | None  # the sketch; then the norm of each message is stored as well
 
 
 class TraceEntry(_Open, frozen=True, kw_only=True):
@@ -135,11 +132,11 @@ class TraceEntry(_Open, frozen=True, kw_only=True):
     params: dict[str, _Free]  # public constants of the protocol
     task: _TaskEntry
     nodes: int
-    layout: LayoutEntry  # position of each parameter in the flat vector
+    layout: _LayoutEntry  # position of each parameter in the flat vector
     # first recorded column of the flat vector, and the first one after them
     columns: tuple[int, ...]
     # what is stored of every message, if that is more than these columns
-    kept: KeptEntry | UnsetType = UNSET
+    kept: _KeptEntry | UnsetType = UNSET
     id: str  # identifier of the recording
     provenance: dict[str, _Free]  # how it was made
 
@@ -152,20 +149,11 @@ class TruthEntry(_Open, frozen=True, kw_only=True):
     provenance: dict[str, _Free] = {}  # how it was made
 
 
-class TraceFault(Exception):
-    """Describes what is wrong with a file."""
-
-
-def bad(why: str) -> NoReturn:
-    """Raise `TraceFault`."""
-    raise TraceFault(why)
-
-
 def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
     """Return the description, without entries that this version does not know.
 
-    json.loads reads the text, not msgspec, because it accepts half of a surrogate pair, which
-    occurs in the provenance of recordings made in a folder with a name that is not valid UTF-8.
+    json.loads reads it, not msgspec, because it accepts half of a surrogate pair, which occurs in
+    recordings made in a folder with a name that is not valid UTF-8.
     """
     text = tree.get("meta")
     value = None
@@ -175,90 +163,81 @@ def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
         except (ValueError, RecursionError):
             value = None
     if not isinstance(value, dict):
-        bad("its description 'meta' is not JSON text of a dictionary")
+        refuse("its description 'meta' is not JSON text of a dictionary")
     try:
         return decoded(value, kind)
     except TypeMismatch as why:
-        bad(f"in its description, {ascii(str(why))[1:-1]}")
+        refuse(f"in its description, {ascii(str(why))[1:-1]}")
 
 
 def spec(value: _TaskEntry) -> TaskSpec:
     """Return the task."""
     task = TaskSpec(**present(value))
     if task.is_program and Path(task.model).name != task.model:
-        bad("its model is a program in another folder; expected the name of a file")
+        refuse("its model is a program in another folder; expected the name of a file")
     numbers = 0 <= task.levels < INT32 and 1 <= task.classes < INT32
     axes = len(task.shape) <= MAX_AXES and all(n >= 1 for n in task.shape)
     if not numbers or not axes or math.prod(task.shape) > MAX_SIZE:
         said = f"its task has shape {task.shape}, {task.classes} classes and {task.levels} levels"
-        bad(said[:200])
+        refuse(said[:200])
     units = all(abs(m) <= 1e30 for m in task.mean) and all(1e-30 <= s <= 1e30 for s in task.std)
     if not units:
-        bad(
+        refuse(
             "its task has a mean beyond 1e30 in size, or a standard deviation outside 1e-30 to 1e30"
         )
     return task
 
 
-def layout(value: LayoutEntry) -> Layout:
+def layout(value: _LayoutEntry) -> Layout:
     """Return the position of each parameter."""
     names = value.names
     shapes = value.shapes
     odd = any(len(shape) > MAX_AXES or min(shape, default=1) < 1 for shape in shapes)
     if odd or len(names) != len(shapes) or len(set(names)) != len(names):
-        bad("its layout must have one shape for every parameter name, each name once")
+        refuse("its layout must have one shape for every parameter name, each name once")
     found = Layout(names, shapes)
     if not 0 < found.size <= MAX_SIZE:
-        bad(f"its layout describes a model of {str(found.size)[:40]} parameters")
+        refuse(f"its layout describes a model of {str(found.size)[:40]} parameters")
     return found
 
 
 def columns(value: tuple[int, ...], size: int) -> tuple[int, int]:
     """Return the recorded columns of the flat vector."""
     if len(value) != 2 or not 0 <= value[0] < value[1] <= size:
-        bad(f"its columns {str(list(value))[:60]} are outside a model of {size} parameters")
+        refuse(f"its columns {str(list(value))[:60]} are outside a model of {size} parameters")
     return value[0], value[1]
 
 
-def kept(value: KeptEntry | UnsetType, columns: tuple[int, int], size: int) -> StoredColumns | None:
-    """Return what is stored of every message, if that is more than one span of columns.
-
-    Args:
-        columns: The recorded columns, which are the first span.
-    """
+def kept(
+    value: _KeptEntry | UnsetType, columns: tuple[int, int], size: int
+) -> StoredColumns | None:
+    """Return what is stored of every message, if that is more than one span of columns."""
     if value is UNSET:
         return None
     seed = None
     if value.sketch is not None:
         seed = value.sketch.seed
         if (value.sketch.rows, value.sketch.width) != (ROWS, WIDTH):
-            bad(f"its sketch is not one of {ROWS} x {WIDTH} sums")
+            refuse(f"its sketch is not one of {ROWS} x {WIDTH} sums")
     try:
         found = StoredColumns(size, value.spans, seed)
     except LeakauditError as why:
-        bad(f"what it keeps of a message is invalid: {why}")
+        refuse(f"what it keeps of a message is invalid: {why}")
     if found.columns != columns:
-        bad(f"its columns {list(columns)} are not the first of its spans")
+        refuse(f"its columns {list(columns)} are not the first of its spans")
     return found
 
 
 def graph(nodes: int, edges: Array) -> Graph:
-    """Return the topology.
-
-    Args:
-        edges: (e, 2) pairs of nodes.
-
-    Raises:
-        Bad: There are too many, or edges are not distinct pairs (i, j) with i < j.
-    """
+    """Return the topology from edges (e, 2), which are distinct pairs (i, j) with i < j."""
     most = min(MAX_NODES, SPARE_NODES + 2 * edges.shape[0])
     if not 1 <= nodes <= most or edges.shape[1] != 2 or edges.shape[0] > MAX_EDGES:
-        bad(f"its topology has {str(nodes)[:40]} nodes and edges of shape {tuple(edges.shape)}")
+        refuse(f"its topology has {str(nodes)[:40]} nodes and edges of shape {tuple(edges.shape)}")
     pairs = np.asarray(edges).astype(np.int64)
     i, j = pairs.T
     outside = bool(((i < 0) | (i >= j) | (j >= nodes)).any())
     if outside or len(np.unique(i * nodes + j)) != len(pairs):
-        bad(
+        refuse(
             f"its topology repeats an edge, or has one that is not (i, j) with 0 <= i < j < {nodes}"
         )
     return Graph(nodes, tuple((i, j) for i, j in pairs.tolist()))
@@ -267,11 +246,7 @@ def graph(nodes: int, edges: Array) -> Graph:
 def tensor(
     tree: Mapping[str, Any], name: str, dtypes: tuple[str, ...], dim: int | None = None
 ) -> Any:
-    """Return one tensor of the tree.
-
-    Args:
-        dim: Required number of axes; None for any number.
-    """
+    """Return one tensor of the tree; `dim` is its number of axes, None for any."""
     value = tree.get(name)
     came = "not a tensor"
     if isinstance(value, Array):
@@ -281,7 +256,7 @@ def tensor(
             return value
     kinds = " or ".join(dtypes)
     axes = "" if dim is None else f" with {dim} axes"
-    bad(f"{name!r} should be a tensor of {kinds}{axes}, but is {came}")
+    refuse(f"{name!r} should be a tensor of {kinds}{axes}, but is {came}")
 
 
 def type_of(array: Array) -> str:
@@ -297,7 +272,7 @@ def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
         for key, t in value.items()
     )
     if not sound:
-        bad(
+        refuse(
             f"{name!r} should be a dictionary of tensors by names of at most {LONGEST_NAME} "
             "characters"
         )
@@ -305,26 +280,17 @@ def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
     return found
 
 
-def messages(
-    table: Mapping[str, Any], nodes: int, width: int, stored: int | None = None
-) -> CommittedTable:
-    """Return which messages were committed.
-
-    Args:
-        table: The dictionary ``messages`` of the file.
-        width: Number of columns of a payload, according to the description.
-        stored: Number of numbers that are stored of a payload; None for only its columns.
-    """
+def messages(table: Mapping[str, Any], nodes: int, width: int) -> CommittedTable:
+    """Return which messages were committed, if their payloads have the described width."""
     rows, count, last, closed = _counters(table)
     index = {name: np.asarray(tensor(table, name, ("int32",), 1)) for name in INDEX}
     secure = np.asarray(tensor(table, "secure", ("bool",), 1))
     payload = tensor(table, "payload", FLOATS, 2)
-    stated = width if stored is None else stored
-    if payload.shape[1] != stated:
-        bad(f"its payload has {payload.shape[1]} columns, but its description states {stated}")
+    if payload.shape[1] != width:
+        refuse(f"its payload has {payload.shape[1]} columns, but its description states {width}")
     held = all(0 <= count <= len(column) for column in (*index.values(), secure))
     if not 0 <= rows <= payload.shape[0] or not held or not 0 <= last < INT32:
-        bad(
+        refuse(
             f"it declares {count} messages in {rows} rows up to round {last}, "
             "but does not contain them"
         )
@@ -336,7 +302,7 @@ def messages(
     if count:
         # torch treats any other byte as true; two readers could see different messages.
         if int(secure[:count].view(np.uint8).max()) > 1:
-            bad("its column 'secure' contains a value that is neither true nor false")
+            refuse("its column 'secure' contains a value that is neither true nor false")
         # The program may have been killed between writing the counters of messages and of rounds.
         last = max(last, int(index["round"].max()))
     return CommittedTable(rows, index, secure[:count], names, type_of(payload), last, closed == 1)
@@ -346,41 +312,39 @@ def rounds(last: int, messages: int) -> int:
     """Return the last round of a recording."""
     most = SPARE_ROUNDS + ROUNDS_PER_MESSAGE * messages
     if last > most:
-        bad(f"its {messages} messages go up to round {last}, expected at most {most} rounds")
+        refuse(f"its {messages} messages go up to round {last}, expected at most {most} rounds")
     return last
 
 
 def _counters(table: Mapping[str, Any]) -> list[int]:
-    """Return rows, messages, the last round, and whether the recording was closed."""
     if "written" not in table:
-        bad("it contains no messages")
+        refuse("it contains no messages")
     counters: list[int] = np.asarray(tensor(table, "written", ("int64",), 1)).tolist()
     if len(counters) not in range(4, 65):  # later versions may add some
-        bad("its counters are incomplete")
+        refuse("its counters are incomplete")
     return counters[:4]
 
 
 def _check_range(name: str, column: np.ndarray[Any, Any], stop: int) -> None:
-    """Raise `TraceFault` for a value outside [0, stop)."""
     if not len(column):
         return
     low = int(column.min())
     high = int(column.max())
     if low < 0 or high >= stop:
         wrong = low if low < 0 else high
-        bad(f"a message has {name} {wrong}, expected 0 to {stop - 1}")
+        refuse(f"a message has {name} {wrong}, expected 0 to {stop - 1}")
 
 
 def _kinds(text: Array) -> tuple[str, ...]:
-    """Return the names of kinds from their bytes, each on a line, up to the first zero."""
+    """Return the names of kinds, each on a line, up to the first zero."""
     size = text.shape[0]
     if size > 16 * KINDS:  # later versions may keep more
-        bad(f"the names of its kinds take {size} bytes (maximum {16 * KINDS})")
+        refuse(f"the names of its kinds take {size} bytes (maximum {16 * KINDS})")
     try:
         names = bytes(np.asarray(text)).split(b"\0", 1)[0].decode().split("\n")[:-1]
     except UnicodeDecodeError:
-        bad("the names of its kinds are not UTF-8 text")
+        refuse("the names of its kinds are not UTF-8 text")
     sound = all(1 <= len(n) <= MAX_NAME and n.isprintable() for n in names)
     if not sound or len(set(names)) != len(names):
-        bad("the names of its kinds are not printable, or are repeated")
+        refuse("the names of its kinds are not printable, or are repeated")
     return tuple(names)

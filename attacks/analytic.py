@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import step
-from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
-from leakaudit.inversion.attack import Attack
+from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import certify, first_layer_rows
+from leakaudit.inversion.exact.certify import Proof
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import consistency
+from leakaudit.inversion.linear import edge
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -85,9 +86,6 @@ class Analytic(Attack):
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the input; `certify.single` describes what makes it exact."""
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"analytic cannot use this leak: {why}")
         stack = first_layer_rows.rows(leak, task)
         used = max(1, self.numbers // stack[0].numel())
         white = first_layer_rows.whiten(stack, leak, slice(used))
@@ -98,24 +96,25 @@ class Analytic(Attack):
         ratio = second / signal if signal > 0 else 1.0
         sine = _sine(float((white.flatten(0, 1) @ first).norm()), white.flatten(0, 1).shape)
         if not signal > 0 or sine == 1 or first[-1].abs() < SCALE:
-            return _nothing(leak, task, 1.0, "the gradients vanish or are hidden by message noise")
+            why = "the gradients vanish or are hidden by message noise"
+            return failed("analytic", leak, task, why)
         grid = PixelGrid.of(task)
         expected = _expected_error(first, sine, grid)
         if not signal > NOISE_MARGIN * noise:
             why = "the messages' noise is too large to prove anything"
             x = grid.pixels(first[None])
-            judged = certify.InputProof(Certificate.APPROXIMATE, x, None, f"{why}; {expected}")
+            judged = Proof(x, why=f"{why}; {expected}")
             return self._reported(leak, task, judged, ratio)
         alone = second <= max(NOISE_MARGIN * noise, first_layer_rows.RESOLVED * signal)
         if not alone and ratio > SECOND:
             why = "the rows span more than one input: the gradients come from several samples"
-            return _nothing(leak, task, ratio, why)
+            return failed("analytic", leak, task, why, ratio)
         judged = certify.single(leak, task, stack[:used], white, first, grid, alone)
         found = self._reported(leak, task, judged, ratio)
         return replace(found, rounds=(_rounds(leak, used),) if used < len(stack) else ())
 
     def _reported(
-        self, leak: GradientLeak, task: Task, judged: certify.InputProof, ratio: float
+        self, leak: GradientLeak, task: Task, judged: Proof, ratio: float
     ) -> Reconstruction:
         """Report an input with its certificate and its label."""
         x, evidence = certify.reported(judged.x, judged.interval, task)
@@ -127,18 +126,10 @@ class Analytic(Attack):
             consistency.label(leak, task, x),
             judged.certificate,
             ratio,
-            note=judged.note,
+            note=judged.why,
             interval=judged.interval,
             evidence=evidence,
         )
-
-
-def _nothing(leak: GradientLeak, task: Task, residual: float, note: str) -> Reconstruction:
-    """Return a reconstruction without inputs and with the reason."""
-    none = torch.empty(0, *task.spec.shape)
-    return Reconstruction(
-        leak.node, "analytic", none, None, Certificate.FAILED, residual, note=note
-    )
 
 
 def _rounds(leak: GradientLeak, used: int) -> tuple[int, ...]:
@@ -192,7 +183,7 @@ def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:
     first = _power(stack, stack.T @ stack[:, -1])
     rest = stack - torch.outer(stack @ first, first)
     second = _power(rest, rest.T @ rest.square().sum(1).sqrt())
-    noise = math.sqrt(stack.shape[0]) + math.sqrt(stack.shape[1])
+    noise = edge(*stack.shape)
     return first, float((rest @ second).norm()), noise
 
 

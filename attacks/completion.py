@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import step
 from leakaudit.core.reconstruction import Certificate, Reconstruction
@@ -43,6 +42,7 @@ from leakaudit.inversion.exact.gluing import GluedSpace
 from leakaudit.inversion.exact.observations import BatchObservations
 from leakaudit.inversion.exact.pixel_errors import HALF, Estimates, repeated, wrong_pixel
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import edge, singular_values
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -96,13 +96,10 @@ class Completion(Attack):
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the inputs; `_doubt` and `certify.batch` list what makes them exact."""
-        why = self.refuses(leak, task)
-        if why or leak.seen is None:
-            raise AttackError(f"completion cannot use this leak: {why}")
         if _several(leak):
             leak = _aligned(leak) or leak
         seen = first_layer_rows.entries(_mask(leak), leak, task)
-        heard = Entries(leak, task, first_layer_rows.rows(leak, task), seen, PixelGrid.of(task))
+        heard = _Entries(leak, task, first_layer_rows.rows(leak, task), seen, PixelGrid.of(task))
         step("completion", 0, 1)
         if _several(leak):
             found = _batch(heard, self.visits, generator)
@@ -113,7 +110,7 @@ class Completion(Attack):
 
 
 @dataclass(frozen=True)
-class Entries:
+class _Entries:
     """What was observed of the first layer.
 
     Attributes:
@@ -201,7 +198,7 @@ def _aligned(leak: GradientLeak) -> GradientLeak | None:
     )
 
 
-def _single(heard: Entries) -> Reconstruction:
+def _single(heard: _Entries) -> Reconstruction:
     """Recover one input by a rank-one completion."""
     grid = heard.grid
     change = 1 / (grid.levels or LEVELS)
@@ -221,7 +218,7 @@ def _single(heard: Entries) -> Reconstruction:
     return heard.reported(x, certificate, found.misfit, note, certified=int(not why))
 
 
-def _doubt(heard: Entries, found: CompletedInput) -> str:
+def _doubt(heard: _Entries, found: CompletedInput) -> str:
     """Return the first condition for an exact input that is not met; empty if all are.
 
     The conditions are those of `certify.single`, on observed entries. In addition, every pixel must
@@ -265,7 +262,7 @@ def _doubt(heard: Entries, found: CompletedInput) -> str:
     return ""
 
 
-def _batch(heard: Entries, visits: int, generator: Generator) -> Reconstruction:
+def _batch(heard: _Entries, visits: int, generator: Generator) -> Reconstruction:
     """Recover several inputs: glue the neurons' row spaces, then search in the space of inputs."""
     leak = heard.leak
     seen = heard.seen[0]
@@ -283,23 +280,21 @@ def _batch(heard: Entries, visits: int, generator: Generator) -> Reconstruction:
     wanted = len(space.basis)
     note = f"{int(known.sum())} of {len(known)} pixels determined"
     x = torch.cat([found.certified, found.open])[:wanted]
-    proven = torch.zeros(len(x), dtype=torch.bool)
+    exact = 0
     why = "no observed entry connects the others to the bias"
     if bool(known.all()):
         complete = _completed(heard, white, space, generator)
         judged = certify.batch(complete, found.certified, found.open)
-        proven = torch.tensor(judged.exact, dtype=torch.bool)
+        exact = judged.exact
         x = torch.cat([judged.x, found.open])[:wanted]
-        proven = torch.cat([proven, proven.new_zeros(len(x))])[: len(x)]
         why = judged.why
     if leak.wire > HALF:
-        proven[:] = False
+        exact = 0
         why = "messages have half precision, whose rounding errors are not independent"
     if not len(x):
         return heard.nothing(f"no input was isolated out of a batch of {wanted}; {note}")
-    exact = int(proven.sum())
     whole = torch.full((len(x), len(known)), MIDDLE, dtype=x.dtype)
-    whole[:, known] = torch.cat([x[proven], x[~proven]])
+    whole[:, known] = x
     certificate = Certificate.APPROXIMATE
     if exact == wanted == leak.batch:
         certificate = Certificate.EXACT
@@ -310,7 +305,7 @@ def _batch(heard: Entries, visits: int, generator: Generator) -> Reconstruction:
 
 
 def _completed(
-    heard: Entries, white: Tensor, space: GluedSpace, generator: Generator
+    heard: _Entries, white: Tensor, space: GluedSpace, generator: Generator
 ) -> BatchObservations:
     """Return what the certificate needs: completed rows, and apart from them what was observed.
 
@@ -321,8 +316,8 @@ def _completed(
     rows, columns = len(white) * len(space.neurons), white.shape[2]
     stack = space.completed(heard.stack, heard.seen[0])
     complete = space.slopes.transpose(0, 1) @ space.basis
-    sizes = torch.linalg.svdvals(torch.linalg.qr(space.slopes.flatten(0, 1)).R)
-    unexplained = space.worst * (math.sqrt(rows) + math.sqrt(columns))
+    sizes = singular_values(space.slopes.flatten(0, 1))
+    unexplained = space.worst * edge(rows, columns)
     noise = max(
         float(space.noise.max()), torch.finfo(white.dtype).eps * float(sizes[0]) / math.sqrt(rows)
     )

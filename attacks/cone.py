@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack, param
-from leakaudit.inversion.attack import Attack
+from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import (
     extreme_rays,
     features,
@@ -39,6 +38,7 @@ from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.extreme_rays import Array
 from leakaudit.inversion.exact.observations import BatchObservations
 from leakaudit.inversion.exact.pixel_grid import OFF_SEARCHED, PixelGrid
+from leakaudit.inversion.search import objectives
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -83,12 +83,9 @@ class Cone(Attack):
 
         EXACT requires what `certify` requires of pixels, or `features` of features.
         """
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"cone cannot use this leak: {why}")
         if task.first_linear is not None:
             return _pixels(leak, task, generator)
-        best = features.failed(leak, task, INVISIBLE)
+        best = failed("cone", leak, task, INVISIBLE)
         several = rounds_together.missing(leak) is None
         for found in self._attempts(leak, task, several, generator):
             if _rank(found) >= _rank(best):
@@ -101,20 +98,13 @@ class Cone(Attack):
         self, leak: GradientLeak, task: Task, several: bool, generator: Generator
     ) -> Iterator[Reconstruction]:
         """Yield reconstructions from features, those that take the least time first."""
+        clearest = objectives.clarity(leak).argsort(descending=True)[: self.rounds].tolist()
         if several:
-            for equation in _quietest(leak, self.rounds):
+            for equation in clearest:
                 yield features.recover(leak, task, equation, generator, whole=False)
             yield rounds_together.recover(leak, task, self.together, generator)
-        for equation in _quietest(leak, self.rounds):
+        for equation in clearest:
             yield features.recover(leak, task, equation, generator)
-
-
-def _quietest(leak: GradientLeak, most: int) -> Iterator[int]:
-    """Yield the equations with the largest ratio of signal to noise first."""
-    size = leak.value.double().norm(dim=1)
-    rounding = torch.finfo(leak.value.dtype).eps * float(size.max())
-    ratio = size / leak.std.double().clamp_min(max(rounding, torch.finfo(torch.float64).tiny))
-    yield from ratio.argsort(descending=True)[:most].tolist()
 
 
 def _rank(found: Reconstruction) -> tuple[int, int]:
@@ -127,10 +117,7 @@ def _pixels(leak: GradientLeak, task: Task, generator: Generator) -> Reconstruct
     white = first_layer_rows.whiten(stack, leak, slice(None))
     span = first_layer_rows.span(white, leak.inputs, generator)
     if span is None:
-        none = torch.empty(0, *task.spec.shape)
-        return Reconstruction(
-            leak.node, "cone", none, None, Certificate.FAILED, 1.0, note=INVISIBLE
-        )
+        return failed("cone", leak, task, INVISIBLE)
     grid = PixelGrid.of(task)
     heard = BatchObservations(leak, task, stack, white, span, grid, generator)
     one = span.basis[:, -1]

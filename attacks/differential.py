@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import expired
 from leakaudit.core.reconstruction import Certificate, Reconstruction
@@ -142,9 +141,6 @@ class Differential(Attack):
 
         The certificate states whether they fit the differences, or the last layer's part of them.
         """
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"differential cannot use this leak: {why}")
         batch = self.batch or leak.batch or 1
         target = objectives.target(leak, task, self.rows, torch.float64)
         known = read_labels.given(self.labels, task, batch)

@@ -10,21 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import label_signs
-from leakaudit.inversion.search import gradient_matching, objectives, priors
-from leakaudit.inversion.search.gradient_matching import MatchingParameters, SearchVariables
-from leakaudit.inversion.search.optimise import Point
+from leakaudit.inversion.search import gradient_matching, objectives
+from leakaudit.inversion.search.gradient_matching import MatchingParameters
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -84,40 +81,24 @@ class IDLG(Attack):
     ) -> Iterator[tuple[int, Reconstruction]]:
         """Reconstruct the inputs of several leaks in one batch.
 
-        Args:
-            leaks: The leaks to attack.
-            task: The learning task.
-            generators: One for each leak.
-
-        Yields:
-            The index of a leak and its reconstruction, as soon as each is finished.
+        Yields the index of a leak and its reconstruction, as soon as each is finished.
         """
-        for leak in leaks:
-            why = self.refuses(leak, task)
-            if why:
-                raise AttackError(f"idlg cannot use this leak: {why}")
-        targets = [objectives.target(leak, task, self.rows, torch.float64) for leak in leaks]
+        search = MatchingParameters(
+            self.steps,
+            self.restarts,
+            self.goal,
+            self.rows,
+            self.start,
+            self.space,
+            self.dtype,
+        )
         read: list[Tensor] = []
         for leak in leaks:
             label = label_signs.from_gradient(leak, task)
-            if label is not None:  # `refuses` has found one
-                read.append(label)
+            assert label is not None  # `refuses` has found one
+            read.append(label)
         known = torch.stack(read).to(task.device)
-
-        def start(k: int) -> Point:
-            return (priors.start(task, 1, generators[k], self.start, torch.float64),)
-
-        def labels(constants: Point, _: Point) -> Tensor:
-            return constants[0]
-
-        unknowns = SearchVariables(start, lambda group: (known[group],), labels)
-        search = MatchingParameters(self.steps, self.restarts, self.goal, self.space, self.dtype)
         sizes = [1] * len(leaks)
-        for one in gradient_matching.matched(task, targets, sizes, search, unknowns, "idlg"):
-            k = one.place
-            residual = partial(objectives.misfit, targets[k], task, y=known[k])
-            note = f"L-BFGS {one.run}"
-            found = objectives.reconstruction(
-                "idlg", leaks[k], task, targets[k], one.x, known[k], residual, note
-            )
-            yield k, found
+        return gradient_matching.reconstructions(
+            "idlg", leaks, task, generators, search, sizes, known
+        )

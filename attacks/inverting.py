@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
@@ -126,10 +125,6 @@ class Inverting(Attack):
         Yields:
             The index of a leak and its reconstruction; local trainings and hard signs first.
         """
-        for leak in leaks:
-            why = self.refuses(leak, task)
-            if why:
-                raise AttackError(f"inverting cannot use this leak: {why}")
         single: list[int] = []
         for k, leak in enumerate(leaks):
             local = local_training.of(leak, self.batch, self.samples)

@@ -13,7 +13,6 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit._util.plural import counted
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import step
 from leakaudit.core.reconstruction import Certificate, Reconstruction
@@ -92,9 +91,6 @@ class Labels(Attack):
         The certificate is APPROXIMATE if the counts are close to whole numbers, or if the method
         does not report how close they are.
         """
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"labels cannot use this leak: {why}")
         batch = self.batch or leak.batch or 1
         step("labels", 0, 1)
         found = self._of_all(leak, task, batch, generator)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack
-from leakaudit.inversion.attack import Attack
+from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import certify, first_layer_rows, vision_tokens
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.pixel_grid import OFF, PixelGrid
@@ -84,7 +83,7 @@ class Patches(Attack):
         why = objectives.incomplete(leak, task)
         if why:
             return why
-        if not bool(_single(leak).any()):
+        if not bool(leak.single.any()):
             return "it reads single gradients, but all equations combine gradients at two models"
         if leak.batch == 1:
             return None
@@ -94,11 +93,8 @@ class Patches(Attack):
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Find the tokens, compute the images from them and recompute the gradient."""
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"patches cannot use this leak: {why}")
         with torch.no_grad():
-            return _recovered(objectives.clearest(leak, _single(leak)), task, generator)
+            return _recovered(objectives.clearest(leak, leak.single), task, generator)
 
 
 def _recovered(leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
@@ -114,10 +110,10 @@ def _recovered(leak: GradientLeak, task: Task, generator: Generator) -> Reconstr
     else:
         found = _tokens(leak, task, net, generator)
         if isinstance(found, str):
-            return _failed(leak, task, found)
+            return failed("patches", leak, task, found)
         images = vision_tokens.images(net, gradient, found, leak.batch)
     if isinstance(images, str):
-        return _failed(leak, task, images)
+        return failed("patches", leak, task, images)
     return _judged(leak, task, task.denormalise(images), doubt)
 
 
@@ -205,14 +201,10 @@ def _judged(leak: GradientLeak, task: Task, x: Tensor, doubt: str) -> Reconstruc
     if y is None:
         doubt = doubt or "the labels were not found, so the whole gradient was not compared"
     else:
-        target = objectives.target(leak, task, 1, torch.float64)
-        labels = y.to(target.value.device)
         # Programs that compute in double precision often store k/255 in single precision.
         stored = (shown.double(), shown.float().double())
-        residual = min(
-            objectives.misfit(target, task, one.to(target.value), labels) for one in stored
-        )
-        limit = max(_rounding(leak), FITS * target.noise)
+        residual, noise = min(objectives.compared(leak, task, one, y) for one in stored)
+        limit = max(_rounding(leak), FITS * noise)
         if residual > limit:
             doubt = doubt or (
                 f"the recomputed gradient differs by {residual:.1g}, "
@@ -241,11 +233,6 @@ def _rounding(leak: GradientLeak) -> float:
     return certify.ROUNDED
 
 
-def _single(leak: GradientLeak) -> Tensor:
-    """Return which equations (m,) contain a single gradient."""
-    return leak.combination.count_nonzero(dim=1) == 1
-
-
 def _gradient(leak: GradientLeak, task: Task) -> Mapping[str, Tensor]:
     """Return the gradient of every parameter, in float64, without that of a penalty."""
     assert leak.theta is not None
@@ -260,8 +247,3 @@ def _network(task: Task, theta: Tensor) -> VisionTransformer:
     module.load_state_dict(dict(task.layout.split(theta.double())), strict=False)
     assert isinstance(module, VisionTransformer)
     return module.requires_grad_(False)
-
-
-def _failed(leak: GradientLeak, task: Task, why: str) -> Reconstruction:
-    none = torch.empty(0, *task.spec.shape)
-    return Reconstruction(leak.node, "patches", none, None, Certificate.FAILED, 1.0, note=why)

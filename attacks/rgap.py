@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import certify, layerwise
 from leakaudit.inversion.exact.layerwise import LayerRelations
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import label_signs
 from leakaudit.inversion.search import objectives, optimise, priors
 from leakaudit.inversion.search.optimise import Point, SearchRun
@@ -113,9 +113,6 @@ class RGAP(Attack):
 
         EXACT requires linear equations for every layer, a grid, and `certify.whole_gradient`.
         """
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"rgap cannot use this leak: {why}")
         leak = objectives.clearest(leak, torch.ones(len(leak.value), dtype=torch.bool))
         target = objectives.target(leak, task, 1, torch.float64)
         theta = target.theta[0]
@@ -181,11 +178,11 @@ def _on_grid(task: Task, x: Tensor, residual: Callable[[Tensor], float]) -> tupl
     Args:
         x: (1, *shape) in the data's units.
     """
-    levels = task.spec.levels
-    if not levels:
+    grid = PixelGrid.of(task)
+    if not grid.levels:
         return x, ""
-    snapped = (x * levels).round().clamp(0, levels) / levels
-    off = float((x - snapped).mul(levels).square().mean().sqrt())
+    snapped = grid.snapped(x)
+    off = float((x - snapped).mul(grid.levels).square().mean().sqrt())
     if off < GRID and residual(snapped) <= max(residual(x), FITS):
         return snapped, f"snapped to the pixel grid from a distance of {off:.1e} grid units; "
     return x, ""

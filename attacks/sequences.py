@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import step
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack
-from leakaudit.inversion.attack import Attack
+from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import decoders, prefixes
 from leakaudit.inversion.exact.decoders import HEAD, Reading
 from leakaudit.inversion.search import objectives
@@ -87,8 +86,7 @@ class Sequences(Attack):
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Grow the tree of prefixes, count its sequences and recompute the gradient."""
         read = _usable(leak, task)
-        if isinstance(read, str):
-            raise AttackError(f"sequences cannot use this leak: {read}")
+        assert not isinstance(read, str)  # `refuses` returns it
         with torch.no_grad():
             return _recovered(_clearest(leak, task), task, read, generator)
 
@@ -124,7 +122,8 @@ def _recovered(
     rows = len(models) * batch * length
     behind = prefixes.space(leak, parts[BEHIND], rows, generator)
     if behind is None:
-        return _failed(
+        return failed(
+            "sequences",
             leak,
             task,
             f"the gradient of {BEHIND} spans all {width} dimensions: its {rows} inputs, one for "
@@ -135,7 +134,8 @@ def _recovered(
     possible = prefixes.candidates(models, first)
     tree = prefixes.grow(models, behind, possible, batch)
     if tree.stopped:
-        return _failed(leak, task, f"{tree.stopped}; the space has {behind.rank} dimensions")
+        why = f"{tree.stopped}; the space has {behind.rank} dimensions"
+        return failed("sequences", leak, task, why)
     numbers, _ = tree.nodes()
     nodes = int(numbers.max()) + 1
     sizes = range(len(tree.sequences), most + 1)
@@ -240,8 +240,3 @@ def _misfit(leak: GradientLeak, task: Task, found: prefixes.SequenceCounts) -> t
 
 def _each(models: Sequence[Decoder]) -> str:
     return f" at each of {len(models)} models" if len(models) > 1 else ""
-
-
-def _failed(leak: GradientLeak, task: Task, why: str) -> Reconstruction:
-    none = torch.empty(0, *task.spec.shape, dtype=torch.int64)
-    return Reconstruction(leak.node, "sequences", none, None, Certificate.FAILED, 1.0, note=why)

@@ -27,14 +27,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import step
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack, param
-from leakaudit.inversion.attack import Attack
+from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import row_moves
-from leakaudit.inversion.labels import consistency, label_signs
+from leakaudit.inversion.labels import consistency, label_counts, label_signs
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -90,9 +89,6 @@ class Tokens(Attack):
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Read the tokens; the certificate is APPROXIMATE, because no condition proves them."""
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"tokens cannot use this leak: {why}")
         step("tokens", 0, 1)
         table = _block(leak, task, task.embeddings[0])
         assert table is not None
@@ -111,24 +107,23 @@ class Tokens(Attack):
         step("tokens", 1, 1)
         note = _listed(found)
         if order is None:
-            none = torch.empty(0, *task.spec.shape, dtype=task.dtype)
             note += "; their order does not follow from this gradient"
-            return Reconstruction(
-                leak.node,
-                "tokens",
-                none,
-                None,
-                Certificate.APPROXIMATE,
-                0.0,
-                note=note,
-                tokens=found,
-            )
+            return _unordered(leak, task, found, note)
         x = found[order[0]][None].to(task.dtype)
         note += "; in the order of their positions"
         y = consistency.label(leak, task, x)
         return Reconstruction(
             leak.node, "tokens", x, y, Certificate.APPROXIMATE, order[1], note=note
         )
+
+
+def _unordered(leak: GradientLeak, task: Task, tokens: Tensor, note: str) -> Reconstruction:
+    """Return a set of tokens without their order."""
+    none = torch.empty(0, *task.spec.shape, dtype=task.dtype)
+    approximate = Certificate.APPROXIMATE
+    return Reconstruction(
+        leak.node, "tokens", none, None, approximate, 0.0, note=note, tokens=tokens
+    )
 
 
 def _listed(found: Tensor) -> str:
@@ -172,44 +167,19 @@ def _changed(leak: GradientLeak, task: Task, table: Tensor) -> Reconstruction:
         before=before * leak.training.steps,
     )
     step("tokens", 1, 1)
-    none = torch.empty(0, *task.spec.shape, dtype=task.dtype)
     if moves.doubt:
-        return Reconstruction(
-            leak.node,
-            "tokens",
-            none,
-            None,
-            Certificate.FAILED,
-            1.0,
-            note=f"not known: {moves.doubt}",
-        )
+        return failed("tokens", leak, task, f"not known: {moves.doubt}")
     when = f"round {int(leak.rounds[first])}"
     if before:
         when = f"{when} or shortly before it"
     note = f"{_listed(moves.moved)}, which occurred in {when}; {moves.rest}"
-    return Reconstruction(
-        leak.node,
-        "tokens",
-        none,
-        None,
-        Certificate.APPROXIMATE,
-        0.0,
-        note=note,
-        tokens=moves.moved,
-    )
+    return _unordered(leak, task, moves.moved, note)
 
 
 def _block(leak: GradientLeak, task: Task, name: str | None) -> Tensor | None:
     """Return the gradient of a parameter (rows, h), None if the leak does not contain it."""
-    if name is None:
-        return None
-    columns = task.layout.slices[name]
-    start, stop = leak.columns
-    if not start <= columns.start < columns.stop <= stop:
-        return None
     row = leak.value[label_signs.plain_rows(leak)[0]].double()
-    part = row[columns.start - start : columns.stop - start]
-    return part.reshape(task.layout.shapes[task.layout.names.index(name)])
+    return label_counts.part(leak, task, row, name)
 
 
 def _std(leak: GradientLeak) -> float:

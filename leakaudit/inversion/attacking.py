@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Generator
 
 from leakaudit._util import declarations, large_blocks
@@ -25,14 +24,22 @@ from leakaudit.core.errors import AttackError, LeakauditError
 from leakaudit.core.leak import GradientLeak, Leaks
 from leakaudit.core.progress import expired, sharing, step
 from leakaudit.core.reconstruction import Certificate, Reconstruction, Reconstructions
-from leakaudit.inversion import masks, round_by_round
-from leakaudit.inversion.attack import Attack, Batched, Selective
+from leakaudit.inversion import round_by_round
+from leakaudit.inversion.attack import Attack, Batched, Selective, failed
+from leakaudit.inversion.round_by_round import PROVEN
 from leakaudit.inversion.search import objectives
 from leakaudit.tasks.task import LOOP_ABOVE, Task
 
 # Relative misfit of the gradients below which inputs reproduce them. A choice: searches that have
 # found the inputs reach 3e-5, and those that have not stay above 1e-2.
 CLOSE = 1e-3
+# No certificate holds if masks of dropout are not known: its conditions compare the leak with
+# gradients that are computed again, or assume that the first layer received the input itself, and
+# dropout before it passes on the input with some of its values set to zero, the others enlarged.
+MASKED = (
+    "no certificate: the model may draw random masks in training, which are not known "
+    '(state dropout = "eval" if it did not)'
+)
 # Numbers in the inputs of one node: a choice, 512 MB in float64. A search keeps several copies.
 LARGEST_BATCH = 1 << 26
 
@@ -103,8 +110,21 @@ def attack_one(
             found = round_by_round.attack(leak, task, lambda some: chosen(some, task, generator))
         else:
             found = chosen(leak, task, generator)
-    found = masks.judged(found, task)
+    found = _without_masks(found, task)
     return replace(found, seconds=time.perf_counter() - start, others=leak.others)
+
+
+def _without_masks(found: Reconstruction, task: Task) -> Reconstruction:
+    """Return a reconstruction without a certificate if the masks of the model are not known."""
+    if not task.masked or not (found.certified or found.certificate in PROVEN):
+        return found
+    return replace(
+        found,
+        certificate=Certificate.APPROXIMATE,
+        certified=0,
+        interval=None,
+        note=f"{MASKED}; {found.note}",
+    )
 
 
 def _require_room(leak: GradientLeak, task: Task) -> None:
@@ -250,16 +270,8 @@ class _Course:
         """Return the result to report."""
         found = self.best
         if found is None:
-            found = Reconstruction(
-                leaks[place].node,
-                "none",
-                torch.empty(0, *task.spec.shape),
-                None,
-                Certificate.FAILED,
-                1.0,
-                note="no attack can use this leak. " + "; ".join(self.reasons),
-                others=leaks[place].others,
-            )
+            why = "no attack can use this leak. " + "; ".join(self.reasons)
+            found = replace(failed("none", leaks[place], task, why), others=leaks[place].others)
         note = found.note
         if self.loose:
             note = f"not confirmed: the gradients were not reproduced from these inputs; {note}"
@@ -278,9 +290,8 @@ def _is_loose(found: Reconstruction, leak: GradientLeak, task: Task) -> bool:
         return False
     if found.y is None or len(found.x) != leak.batch:
         return True
-    target = objectives.target(leak, task, 1, torch.float64)
-    left = objectives.misfit(target, task, found.x.to(target.value), found.y)
-    return left > max(CLOSE, 2 * target.noise)
+    left, noise = objectives.compared(leak, task, found.x, found.y)
+    return left > max(CLOSE, 2 * noise)
 
 
 def _run(
@@ -300,7 +311,7 @@ def _run(
             # The leaks share their evaluations, so each is assigned a part of the time so far.
             seconds = (time.perf_counter() - start) / len(places)
             others = leaks[places[at]].others
-            timed = replace(masks.judged(found, task), seconds=seconds, others=others)
+            timed = replace(_without_masks(found, task), seconds=seconds, others=others)
             yield FinalReconstruction(places[at], timed, together=True, late=expired())
         return
     for n, k in enumerate(places):

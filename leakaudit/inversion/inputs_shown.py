@@ -26,6 +26,7 @@ from leakaudit.core.evidence import Evidence, Origin
 from leakaudit.inversion.exact import first_layer_rows, separation
 from leakaudit.inversion.exact.first_layer_rows import SPARE
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import edge, least_squares
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -146,12 +147,12 @@ def shown(leak: GradientLeak, task: Task) -> InputCounts | None:
         if declared + 1 > room // 2:
             return None
         sizes = first_layer_rows.largest(block, min(declared + SPARE, room), random)[0]
-        number = _before_drop(sizes, _edge(block), room // 2)
+        number = _before_drop(sizes, edge(*block.shape), room // 2)
         # With an unknown number of inputs, the gradient's own count takes its place.
         end = leak.samples or max(1, number)
         rounding = first_layer_rows.RESOLVED / MARGIN * float(sizes[0])
         left = float(sizes[min(end, len(sizes) - 1)])
-        known = max(_edge(block), rounding)
+        known = max(edge(*block.shape), rounding)
         clear = clear and number > 0 and left <= LEFT * known
         hidden = max(hidden, LEFT * known / float(sizes[0]))
         blocks.append(block)
@@ -194,9 +195,12 @@ def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
         allowed = _allowed(rows, float(leak.std[k]))
         if float(rows.norm()) <= allowed:
             continue
-        size = _slopes(rows, inputs).norm(dim=0) * inputs.norm(dim=1)
+        # Slopes (H, n) with which the inputs make up the rows
+        slopes = least_squares(inputs.T, rows.T).T
+        size = slopes.norm(dim=0) * inputs.norm(dim=1)
         chosen = size > UNUSED * size.max()
-        left = rows - _slopes(rows, inputs[chosen]) @ inputs[chosen]
+        slopes = least_squares(inputs[chosen].T, rows.T).T
+        left = rows - slopes @ inputs[chosen]
         few = leak.samples is None or int(chosen.sum()) <= leak.samples
         if few and float(left.norm()) <= allowed:
             used[k] = chosen.cpu()
@@ -225,12 +229,6 @@ def _one_each(leak: GradientLeak, stack: Tensor, inputs: Tensor) -> Tensor:
     return used
 
 
-def _slopes(rows: Tensor, inputs: Tensor) -> Tensor:
-    """Return the slopes (H, n) with which inputs (n, p) make up rows (H, p)."""
-    slopes: Tensor = torch.linalg.lstsq(inputs.T, rows.T, driver="gelsd").solution.T
-    return slopes
-
-
 def _allowed(rows: Tensor, std: float) -> float:
     """Return the largest norm of what noise and rounding leave of rows that are explained."""
     return LEFT * std * math.sqrt(rows.numel()) + STORED * float(rows.norm())
@@ -242,14 +240,9 @@ def _in_units_of_noise(rows: Tensor, std: Tensor) -> Tensor:
     return rows / max(float(std), rounding, torch.finfo(torch.float64).tiny)
 
 
-def _edge(block: Tensor) -> float:
-    """Return the largest singular value of white noise of this shape and unit variance."""
-    return math.sqrt(len(block)) + math.sqrt(block.shape[1])
-
-
-def _before_drop(sizes: Tensor, edge: float, most: int) -> int:
+def _before_drop(sizes: Tensor, noise: float, most: int) -> int:
     """Count the singular values above the errors that a clear drop follows; 0 without one."""
     for k in range(min(most, len(sizes) - 1), 0, -1):
-        if float(sizes[k - 1]) > DROP * max(float(sizes[k]), edge):
+        if float(sizes[k - 1]) > DROP * max(float(sizes[k]), noise):
             return k
     return 0

@@ -71,13 +71,7 @@ def attack(leak: GradientLeak, task: Task, attempt: Attempt) -> Reconstruction:
 
 def _separable(leak: GradientLeak) -> bool:
     """Whether a leak has several equations, and single gradients among them."""
-    return len(leak.value) > 1 and not leak.gaps and bool(_alone(leak))
-
-
-def _alone(leak: GradientLeak) -> list[int]:
-    """Return the equations that are single gradients."""
-    single: list[int] = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten().tolist()
-    return single
+    return len(leak.value) > 1 and not leak.gaps and bool(leak.single.any())
 
 
 def _believed(leak: GradientLeak, known: InputCounts | None) -> GradientLeak:
@@ -170,9 +164,8 @@ def _explained(leak: GradientLeak, task: Task, found: Reconstruction) -> Tensor 
         return None
     again = []
     for k in range(len(leak.value)):
-        target = objectives.target(leak.equation(k), task, 1, torch.float64)
-        left = objectives.misfit(target, task, found.x.to(target.value), found.y)
-        again.append(left <= max(REPRODUCED, NOISE * target.noise))
+        left, noise = objectives.compared(leak.equation(k), task, found.x, found.y)
+        again.append(left <= max(REPRODUCED, NOISE * noise))
     return torch.tensor(again)[:, None].expand(-1, len(found.x))
 
 
@@ -215,7 +208,7 @@ class _Search:
         if together is not None:
             for k in range(_proven(together)):
                 self._add(together, k, together.rounds[k] if together.rounds else ())
-        alone = _alone(self.leak)
+        alone = self.leak.single.nonzero().flatten().tolist()
         silent = inputs_shown.silent(self.leak)
         missed = 0
         for done, k in enumerate(alone):

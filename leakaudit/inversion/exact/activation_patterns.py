@@ -50,6 +50,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.progress import expired
+from leakaudit.inversion.linear import edge, independent, singular_values
 
 # The soft projector on a neuron's rows weights a singular value s by s^2 / (s^2 + (SOFT noise)^2).
 SOFT = 20.0
@@ -142,15 +143,14 @@ class Groups:
         """
         n, b = rows.shape[1:]
         _, sizes, right = torch.linalg.svd(rows, full_matrices=False)
-        # sqrt(n) + sqrt(b) is the largest singular value of white noise of size n x b.
-        level = SOFT * noise[:, None] * (n**0.5 + b**0.5)
+        level = SOFT * noise[:, None] * edge(n, b)
         weight = sizes.square() / (sizes.square() + level.square())
         keep = sizes[:, 0] > level[:, 0]
         rows = rows[keep]
         right = right[keep]
         weight = weight[keep]
         if len(rows):
-            overall = torch.linalg.svdvals(torch.linalg.qr(rows.flatten(0, 1)).R)
+            overall = singular_values(rows.flatten(0, 1))
         else:
             overall = rows.new_ones(b)
         return cls(
@@ -225,7 +225,7 @@ class Groups:
         if rank < b - 1:
             return None
         sizes, right = self._zero_rows(zero, generator)
-        noise = self.noise[zero].mean() * (rank**0.5 + b**0.5)
+        noise = self.noise[zero].mean() * edge(rank, b)
         near = int((sizes < ALONE * noise).sum())
         if near == 1:
             # Groups with a signal along the second smallest direction are the ones that exclude it.
@@ -360,17 +360,12 @@ class Groups:
         Linear independence is a matroid, so the greedy choice has the largest total rank of all
         bases. Combinations of duals are zero at fewer rows than their parts, and come last.
         """
-        chosen: list[Dual] = []
-        basis = self.scale.new_zeros(self.batch, 0)
-        for dual in sorted(pool, key=lambda d: (d.doubt, -d.rank)):
-            # Scaled, because directions in which the batch is weak have large duals.
-            q = dual.vector * self.scale
-            rest = q - basis @ (basis.T @ q)
-            rest = rest - basis @ (basis.T @ rest)  # again, for orthogonality to the last digit
-            if float(rest.norm()) > NEW * float(q.norm()):
-                chosen.append(dual)
-                basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
-        return chosen
+        if not pool:
+            return []
+        best = sorted(pool, key=lambda d: (d.doubt, -d.rank))
+        # Scaled, because directions in which the batch is weak have large duals.
+        scaled = torch.stack([d.vector for d in best]) * self.scale
+        return [best[k] for k in independent(scaled, NEW, len(best))[0]]
 
 
 def _without(space: Tensor, inside: list[Tensor]) -> Tensor:

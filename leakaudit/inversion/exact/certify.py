@@ -23,9 +23,8 @@ Data without a grid are never called exact. They receive an interval for every v
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,6 +42,8 @@ from leakaudit.inversion.exact import (
 from leakaudit.inversion.exact.observations import BatchObservations, estimates
 from leakaudit.inversion.exact.pixel_errors import SURE, UNEVEN, wrong_pixel
 from leakaudit.inversion.exact.pixel_grid import PixelGrid, others_between
+from leakaudit.inversion.exact.uniqueness import WindowRows
+from leakaudit.inversion.linear import edge, independent, singular_values
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -80,9 +81,6 @@ MOVED = 1e-5
 # Number of window lengths in which activity is examined: all rounds, half of them, a quarter.
 WINDOWS = 3
 
-# Minimum number of rounds of a window. In a single round, there is no noise over time.
-SHORTEST = 2
-
 # Relative residual of a whole gradient that rounding in float32 explains.
 ROUNDED = 2e-6
 
@@ -105,25 +103,22 @@ WORSE = 10.0
 
 
 @dataclass(frozen=True)
-class BatchProof:
-    """What is proven about the inputs of a batch, all on the grid."""
+class Proof:
+    """What is proven about one input or a batch."""
 
-    # (b, p) the inputs; some may have been replaced by others that fit the slopes at known models
-    x: Tensor
-    exact: tuple[bool, ...]  # which of them are proven
-    # for some of the others, the images (k, p) that explain the rows equally well
-    choices: Mapping[int, Tensor]
-    why: str = ""  # the first condition that is not met; empty if all inputs are proven
+    x: Tensor  # (k, p) inputs, the proven ones first; rounded to the grid if rounding is safe
+    exact: int = 0  # number of proven inputs
+    # for each index, other images (k, p) that explain the rows equally well
+    choices: Mapping[int, Tensor] = field(default_factory=dict)
+    why: str = ""  # the first condition that is not met, or what was observed
+    interval: Tensor | None = None  # half-widths for data without a grid, or None
 
-
-@dataclass(frozen=True)
-class InputProof:
-    """What is proven about one input, or about a whole batch without a grid."""
-
-    certificate: Certificate  # EXACT, INTERVAL or APPROXIMATE
-    x: Tensor  # (1, p), rounded to the grid if rounding is safe
-    interval: Tensor | None  # half-widths, or None
-    note: str  # what was observed, or which condition is not met
+    @property
+    def certificate(self) -> Certificate:
+        """That of all inputs together: EXACT, INTERVAL or APPROXIMATE."""
+        if self.interval is not None:
+            return Certificate.INTERVAL
+        return Certificate.EXACT if self.exact == len(self.x) else Certificate.APPROXIMATE
 
 
 def single(
@@ -134,7 +129,7 @@ def single(
     row: Tensor,
     grid: PixelGrid,
     alone: bool,
-) -> InputProof:
+) -> Proof:
     """Judge one input, given rows of rank one.
 
     Args:
@@ -156,19 +151,19 @@ def single(
         if not why and float(wrong_pixel(found, grid, snapped)) >= MISTAKE:
             why = "rounding may have moved a pixel to another value"
         if why:
-            return InputProof(Certificate.APPROXIMATE, x, None, why)
+            return Proof(x, why=why)
         note = f"before rounding, every pixel was within {off:.1e} levels of a grey level"
-        return InputProof(Certificate.EXACT, snapped, None, note)
+        return Proof(snapped, 1, why=note)
     if not why and not (leak.samples == 1 and leak.steady):
         why = "the batch size is not known to be one"
     if why:
-        return InputProof(Certificate.APPROXIMATE, x, None, why)
+        return Proof(x, why=why)
     return interval(x, found.half_widths(grid), task, first_layer_rows.fresh(leak))
 
 
 def interval(
     x: Tensor, width: Tensor, task: Task, fresh: bool = False, condition: float = 1.0
-) -> InputProof:
+) -> Proof:
     """Return values with their half-widths; APPROXIMATE if one is nearly as large as its column.
 
     The widths include that the values are stored in the task's own number format, and that senders
@@ -195,11 +190,11 @@ def interval(
         note = (
             f"{said}; in {wide} of {len(size)} columns, this is more than {NARROW:.0%} of the size"
         )
-        return InputProof(Certificate.APPROXIMATE, x, None, note)
+        return Proof(x, why=note)
     small = int((width > NARROW * size).any(0).sum())
     if small:
         said += f"; {small} of {len(size)} columns have values that are hardly larger than that"
-    return InputProof(Certificate.INTERVAL, x, width.reshape(-1, *task.spec.shape), said)
+    return Proof(x, why=said, interval=width.reshape(-1, *task.spec.shape))
 
 
 def reported(x: Tensor, interval: Tensor | None, task: Task) -> tuple[Tensor, tuple[Evidence, ...]]:
@@ -222,7 +217,7 @@ def reported(x: Tensor, interval: Tensor | None, task: Task) -> tuple[Tensor, tu
     return x, (Evidence("shape", Origin.CONTRADICTED, why),)
 
 
-def batch(heard: BatchObservations, x: Tensor, estimates: Tensor) -> BatchProof:
+def batch(heard: BatchObservations, x: Tensor, estimates: Tensor) -> Proof:
     """Judge images on the grid.
 
     Args:
@@ -232,24 +227,24 @@ def batch(heard: BatchObservations, x: Tensor, estimates: Tensor) -> BatchProof:
     """
     grid = heard.grid
     span = heard.span
-    picked = _independent(torch.cat([x, estimates]), heard)
+    inside = grid.stored(torch.cat([x, estimates]), span.basis) @ span.basis.T
+    picked = torch.tensor(independent(inside, APART, span.batch)[0], dtype=torch.long)
     among = len(x)
     estimates = estimates[picked[picked >= among] - among]
     x = x[picked[picked < among]]
-    nothing = (False,) * len(x)
     if len(x) + len(estimates) != span.batch:
         why = (
             f"{len(x)} images on the grid and {len(estimates)} estimates "
             f"do not match the number of inputs, {span.batch}"
         )
-        return BatchProof(x, nothing, {}, why)
+        return Proof(x, why=why)
     why = _unclear(heard)
     if why:
-        return BatchProof(x, nothing, {}, why)
+        return Proof(x, why=why)
     rows, doubt = _settled(heard, x, estimates)
     inside = rows @ span.basis.T
     if not bool(torch.linalg.cond(inside) < DEPENDENT):
-        return BatchProof(x, nothing, {}, "the images depend on each other")
+        return Proof(x, why="the images depend on each other")
     sure = doubt < MISTAKE
     strays = {k for k in range(span.batch) if float(doubt[k]) == 1}
     choices: dict[int, Tensor] = {}
@@ -272,31 +267,32 @@ def batch(heard: BatchObservations, x: Tensor, estimates: Tensor) -> BatchProof:
     if choices and not unlisted and bool(sure.all()):
         chosen = slopes.by_slopes(heard, x, choices)
         if chosen is not None:
-            return BatchProof(chosen, (True,) * len(x), {})
+            return Proof(chosen, len(x))
     if agreed is None:
         # What the network received may be mixtures off the grid, of the same space as these images.
         # A mixed dual vanishes at neurons of another image only by coincidence.
-        data = uniqueness.windows([heard.white @ span.basis.T], span.noise)
-        without = uniqueness.without(data, inside)
+        without = uniqueness.without(_neurons(heard, len(heard.stack)), inside)
         unlisted |= {k for k, others in enumerate(near) if not bool(without[k, [*others]].all())}
     # A batch with one wrong image fails this check, so it follows the attempt with other
     # candidates.
     if agreed is False:
         why = "the slopes of these images at the known models differ from those in the rows"
-        return BatchProof(x, nothing, choices, why)
-    exact = tuple(bool(sure[k]) and k not in choices and k not in unlisted for k in range(len(x)))
+        return Proof(x, 0, choices, why)
+    proven = [k for k in range(len(x)) if sure[k] and k not in choices and k not in unlisted]
+    order = [*proven, *(k for k in range(len(x)) if k not in proven)]
+    choices = {place: choices[k] for place, k in enumerate(order) if k in choices}
     why = ""
-    if not all(exact):
+    if len(proven) < len(x):
         if choices:
             why = "similar images leave several candidates"
         elif unlisted - strays:
             why = "too few neurons distinguish some of the inputs"
         else:
             why = "noise may have moved a pixel to another value"
-    return BatchProof(x, exact, choices, why)
+    return Proof(x[order], len(proven), choices, why)
 
 
-def table(heard: BatchObservations, x: Tensor) -> InputProof:
+def table(heard: BatchObservations, x: Tensor) -> Proof:
     """Judge a whole batch of data without a grid: intervals if activity proves every input.
 
     Args:
@@ -310,21 +306,18 @@ def table(heard: BatchObservations, x: Tensor) -> InputProof:
     if leak.samples != span.batch or len(x) != span.batch or not leak.steady:
         why = "the batch size is unknown, or some samples are equal"
     if why:
-        return InputProof(Certificate.APPROXIMATE, x, None, why)
+        return Proof(x, why=why)
     inside = heard.grid.rows(x) @ span.basis.T
     agreed = slopes.agree(leak, heard.task, span.basis, heard.grid.rows(x), heard.grid)
     if any(companions(heard, inside, agreed)):
-        return InputProof(
-            Certificate.APPROXIMATE, x, None, "too few neurons distinguish the inputs"
-        )
+        return Proof(x, why="too few neurons distinguish the inputs")
     if agreed is False:
         why = "the slopes of these inputs at the known models differ from those in the rows"
-        return InputProof(Certificate.APPROXIMATE, x, None, why)
-    data = uniqueness.windows([heard.white @ span.basis.T], span.noise)
-    fitted = uniqueness.refined(data, inside)
+        return Proof(x, why=why)
+    fitted = uniqueness.refined(_neurons(heard, len(heard.stack)), inside)
     if fitted is None:
         why = "the rows where the inputs are inactive do not determine them"
-        return InputProof(Certificate.APPROXIMATE, x, None, why)
+        return Proof(x, why=why)
     inside, mixed = fitted
     found = estimates(leak, heard.stack, heard.white, inside @ span.basis)
     values = found.pixels(heard.grid)
@@ -349,18 +342,10 @@ def companions(
             not certain, the rows themselves have to show that these slopes are independent.
     """
     near = [frozenset(range(len(inside)))] * len(inside)
-    rounds = len(heard.stack)
-    basis = heard.span.basis
-    for k in range(WINDOWS):
-        length = rounds // 2**k
-        if (k and length < SHORTEST) or not any(near):
+    for length in heard.lengths(WINDOWS):
+        if not any(near):
             break
-        parts = [heard.white]
-        if k:
-            starts = range(0, rounds - length + 1, length)
-            windows = [slice(a, a + length) for a in starts]
-            parts = [first_layer_rows.whiten(heard.stack, heard.leak, one) for one in windows]
-        data = uniqueness.windows([part @ basis.T for part in parts], heard.span.noise)
+        data = _neurons(heard, length)
         found = uniqueness.companions(data, inside, outputs(heard.task), heard.generator)
         if not agreed:
             repeating = uniqueness.repeating(data, inside)
@@ -368,9 +353,16 @@ def companions(
         near = [old & new for old, new in zip(near, found, strict=True)]
     if agreed:
         return near
-    whole = uniqueness.windows([heard.white @ basis.T], heard.span.noise)
-    alike = uniqueness.undecided(whole, inside, heard.generator)
+    alike = uniqueness.undecided(_neurons(heard, len(heard.stack)), inside, heard.generator)
     return [old | new for old, new in zip(near, alike, strict=True)]
+
+
+def _neurons(heard: BatchObservations, length: int) -> WindowRows:
+    """Return the rows of all neurons over windows of a length, in coordinates of their space."""
+    parts = [part @ heard.span.basis.T for part in heard.windows(length)]
+    rows = torch.cat([part.transpose(0, 1) for part in parts])
+    neuron = torch.arange(parts[0].shape[1]).repeat(len(parts))
+    return WindowRows(rows, heard.span.noise, neuron)
 
 
 def whole_gradient(
@@ -441,8 +433,7 @@ def ends(span: Span, white: Tensor) -> bool:
     Args:
         white: (m, H, p + 1) whitened rows.
     """
-    rows, columns = white.flatten(0, 1).shape
-    of_noise = ENDS * (math.sqrt(rows) + math.sqrt(columns))
+    of_noise = ENDS * edge(*white.flatten(0, 1).shape)
     of_noise = max(of_noise, first_layer_rows.RESOLVED * float(span.sizes[0]))
     return span.white or float(span.sizes[span.batch]) < of_noise
 
@@ -474,8 +465,8 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, span: Tensor) -> str:
             "or so similar that only their average is visible"
         )
     over_time = white.flatten(1)
-    spread = torch.linalg.svdvals(torch.linalg.qr(over_time.T).R)
-    noise = ENDS * (math.sqrt(over_time.shape[1]) + math.sqrt(len(over_time)))
+    spread = singular_values(over_time.T)
+    noise = ENDS * edge(*over_time.shape)
     least = uniqueness.TIMES if known is not None else MOVED
     independent = int((spread > max(noise, least * float(spread[0]))).sum())
     if independent >= max(inputs, samples or inputs) + MARGIN:
@@ -506,20 +497,6 @@ def _unclear(heard: BatchObservations) -> str:
     return scarce(heard.leak, heard.task, heard.white, heard.span.basis)
 
 
-def _independent(x: Tensor, heard: BatchObservations) -> Tensor:
-    """Choose the indices of inputs (n, p) that do not depend on those before them, at most b."""
-    inside = heard.stored(x) @ heard.span.basis.T
-    chosen: list[int] = []
-    basis = inside.new_zeros(inside.shape[1], 0)
-    for k, row in enumerate(inside):
-        rest = row - basis @ (basis.T @ row)
-        rest = rest - basis @ (basis.T @ rest)
-        if len(chosen) < heard.span.batch and float(rest.norm()) > APART * float(row.norm()):
-            chosen.append(k)
-            basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
-    return torch.tensor(chosen, dtype=torch.long)
-
-
 def _settled(heard: BatchObservations, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor]:
     """Replace images that turn out not to lie on the grid by estimates from the rows.
 
@@ -535,7 +512,7 @@ def _settled(heard: BatchObservations, x: Tensor, estimates: Tensor) -> tuple[Te
         input is not on the grid.
     """
     grid = heard.grid
-    rows = torch.cat([heard.stored(x), grid.rows(estimates)])
+    rows = torch.cat([grid.stored(x, heard.span.basis), grid.rows(estimates)])
     rounded = torch.cat([x, grid.snapped(estimates)])
     strays = torch.arange(len(rows)) >= len(x)
     while True:

@@ -67,8 +67,8 @@ FAINT = 1e-3
 FEW = 4
 CLEAR = 3
 
-# Distance of two entries on one line, in units of `LowRankLayer.drop`, and its range. Directions of
-# entries as small as `FAINT` have a thousand times the error of the gradient; for half of the
+# Distance of two entries on one line, in units of `_LowRankLayer.drop`, and its range. Directions
+# of entries as small as `FAINT` have a thousand times the error of the gradient; for half of the
 # lines, the error is smaller.
 NEAR = 300.0
 NEAREST = 1e-6
@@ -83,7 +83,7 @@ UNKNOWNS = 4_096
 
 
 @dataclass(frozen=True)
-class LowRankLayer:
+class _LowRankLayer:
     """A convolution whose gradient has a low rank."""
 
     name: str
@@ -113,9 +113,9 @@ class LowRankLayer:
 class LayerInputs:
     """Inputs of a layer, computed from its gradient."""
 
-    layer: LowRankLayer
+    layer: _LowRankLayer
     x: Tensor  # (b, c, h, w), minus their mean over the batch and up to a factor
-    before: tuple[LowRankLayer, ...]  # layers of low rank before it
+    before: tuple[_LowRankLayer, ...]  # layers of low rank before it
 
     def misfit(self, seen: dict[str, Tensor]) -> Tensor:
         """Compare the activations of a candidate batch with the inputs, by a smooth measure."""
@@ -155,7 +155,7 @@ def read(
     """
     if batch < 2:
         return None
-    before: tuple[LowRankLayer, ...] = ()
+    before: tuple[_LowRankLayer, ...] = ()
     free: Tensor | None = None  # basis of the layer before, if it has more than the differences
     for layer in _layers(task, theta, gradient.double(), columns, batch):
         basis = _basis(layer, batch)
@@ -178,7 +178,7 @@ def read(
     return None
 
 
-def lifted(layer: LowRankLayer, basis: Tensor, weight: Tensor, outputs: Tensor) -> Tensor | None:
+def lifted(layer: _LowRankLayer, basis: Tensor, weight: Tensor, outputs: Tensor) -> Tensor | None:
     """Compute a layer's inputs from its outputs, if its own gradient leaves some freedom.
 
     Args:
@@ -234,7 +234,7 @@ def lifted(layer: LowRankLayer, basis: Tensor, weight: Tensor, outputs: Tensor) 
 
 def _layers(
     task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: int
-) -> list[LowRankLayer]:
+) -> list[_LowRankLayer]:
     """Find the convolutions of low rank b L - 1, in the order in which the model runs them.
 
     Args:
@@ -249,7 +249,7 @@ def _layers(
     some = torch.zeros(batch, *task.spec.shape, dtype=torch.float64, device=theta.device)
     with torch.no_grad():
         seen = priors.inputs(task, theta.double(), some, own)
-    found: list[LowRankLayer] = []
+    found: list[_LowRankLayer] = []
     for name, x in seen.items():
         conv = own[name]
         at = task.layout.slices.get(f"{name}.weight")
@@ -271,11 +271,11 @@ def _layers(
         _, sizes, rows = torch.linalg.svd(matrix, full_matrices=False)
         drop = float(sizes[rank] / sizes[rank - 1].clamp_min(torch.finfo(sizes.dtype).tiny))
         if sizes[rank - 1] > 0 and drop < DROP:
-            found.append(LowRankLayer(name, tuple(x.shape[1:]), rows[:rank], drop, windows))
+            found.append(_LowRankLayer(name, tuple(x.shape[1:]), rows[:rank], drop, windows))
     return found
 
 
-def _basis(layer: LowRankLayer, batch: int) -> Tensor | None:
+def _basis(layer: _LowRankLayer, batch: int) -> Tensor | None:
     """Find the inputs whose patches all lie in the row space.
 
     They are the right singular vectors with value 1 of A = [V S_1; ...; V S_L] C^(-1/2), where V is

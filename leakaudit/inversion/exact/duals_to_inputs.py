@@ -30,6 +30,7 @@ from leakaudit.core.progress import expired
 from leakaudit.inversion.exact import neuron_sampling
 from leakaudit.inversion.exact.activation_patterns import RELATIVE, WEAK, Dual, Groups
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import edge, least_squares
 
 # A neuron's null space is used if its smallest singular value of signal is this many times the
 # largest one of noise: the null vectors then have an error of about 1/30 at worst.
@@ -87,7 +88,7 @@ def recover(
     for turn in range(ROUNDS):
         # The first round ignores the known inputs: a search of the whole batch also finds their
         # duals.
-        inside = coordinates(found.certified if turn else known[:0], basis, grid)
+        inside = grid.stored(found.certified if turn else known[:0], basis) @ basis.T
         duals = _search(groups, inside, found.duals, visits, generator)
         complete = len(duals) == groups.batch and not any(d.doubt for d in duals)
         guesses = grid.pixels(_estimates(groups, duals) @ basis) if duals else known[:0]
@@ -96,7 +97,8 @@ def recover(
             new = _repaired(new, guesses, grid)
         if groups.batch - TINY <= len(new) < groups.batch:
             for dual, x in zip(duals, guesses[-len(duals) :], strict=True):
-                new = _freed(new, dual, x, coordinates(new, basis, grid), groups, grid)
+                inside = grid.stored(new, basis) @ basis.T
+                new = _freed(new, dual, x, inside, groups, grid)
         more = len(new) > len(found.certified)
         left = guesses[~grid.holds(guesses)] if grid.levels else guesses
         found = KnownInputs(new, left, tuple(duals), complete)
@@ -124,25 +126,6 @@ def merged(certified: Tensor, guesses: Tensor, grid: PixelGrid) -> Tensor:
         if not len(certified) or float((certified - x).abs().amax(1).min()) > 0.5 / grid.levels:
             certified = torch.cat([certified, x[None]])
     return certified
-
-
-def coordinates(x: Tensor, basis: Tensor, grid: PixelGrid) -> Tensor:
-    """Express certified inputs in coordinates of the space.
-
-    The program may have stored k/levels in full or rounded it to float32. Both versions are tried,
-    and the one that lies closer to the space is used.
-
-    Args:
-        x: (n, p) inputs on the grid.
-        basis: (b, p + 1) orthonormal rows that span the space.
-
-    Returns:
-        (n, b).
-    """
-    stored = torch.stack([grid.rows(x), grid.rows(x.float().to(x))])
-    inside = stored @ basis.T
-    off = (stored - inside @ basis).norm(dim=2)
-    return torch.where((off[0] < off[1])[:, None], inside[0], inside[1])
 
 
 def _search(
@@ -180,7 +163,7 @@ def _purified(groups: Groups, dual: Dual, j: int, known: Tensor) -> Dual:
     """Make the dual vector of known sample j orthogonal to all other known samples (n, b)."""
     seen = known @ dual.vector
     seen[j] = 0
-    q = dual.vector - torch.linalg.lstsq(known, seen[:, None], driver="gelsd").solution[:, 0]
+    q = dual.vector - least_squares(known, seen)
     return replace(dual, vector=q / q.norm(), zero=groups.zero_at(q))
 
 
@@ -236,7 +219,7 @@ def _nulls(groups: Groups) -> tuple[Tensor, Tensor]:
         The vectors (k, b), and the group (k,) of each.
     """
     n, b = groups.rows.shape[1:]
-    level = groups.noise[:, None] * (n**0.5 + b**0.5)
+    level = groups.noise[:, None] * edge(n, b)
     padding = groups.sizes.new_zeros(len(groups), b - groups.sizes.shape[1])
     full = torch.cat([groups.sizes, padding], dim=1)
     # A singular value below twice the largest one of noise counts as noise.
@@ -290,7 +273,7 @@ def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups
         root = weight.sqrt()
         system = torch.cat([root[:, None] * a, damp])
         wanted = torch.cat([root * target, x.new_zeros(len(damp))])
-        x = torch.linalg.lstsq(system, wanted[:, None], driver="gelsd").solution[:, 0]
+        x = least_squares(system, wanted)
         off = target.new_zeros(len(groups)).index_add(0, group, (a @ x - target).square()).sqrt()
         weight = 1 / (off + 0.5**turn * float(off.mean()) + 1e-12)[group]
     found: Tensor = first + free @ x

@@ -31,6 +31,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.inversion.attack import failed
 from leakaudit.inversion.exact import (
     certify,
     chain_pieces,
@@ -90,8 +91,7 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
             f"features that do not come out of a ReLU follow from the softmax, but "
             f"{task.spec.classes} classes are too few for {leak.batch} samples"
         )
-    single = (leak.combination != 0).sum(1) == 1
-    if not layer.rectified and not bool(single.any()):
+    if not layer.rectified and not bool(leak.single.any()):
         return (
             "features that do not come out of a ReLU follow from the softmax of one model, but "
             "every equation is a combination of several gradients"
@@ -107,7 +107,7 @@ def recover(
     """Recover the images behind one equation of a leak."""
     found = samples(leak, task, equation, generator)
     if isinstance(found, str):
-        return failed(leak, task, found)
+        return failed("cone", leak, task, found)
     return _reported(leak, task, _images(found, whole), found)
 
 
@@ -159,9 +159,9 @@ def _by_softmax(found: EquationSamples, generator: Generator) -> EquationSamples
     seen = last_layer.inputs(rows, affine, found.span.basis, noise, leak.wire, generator)
     if seen is None:
         return found
-    rays = seen.rays.cpu().numpy()
+    rays, of_rays = (some.cpu().numpy() for some in seen)
     of_space = np.array([found.cone.error(ray) for ray in rays])
-    error = np.hypot(of_space, seen.error.cpu().numpy())
+    error = np.hypot(of_space, of_rays)
     return replace(found, rays=rays, error=error, firm=False)
 
 
@@ -298,7 +298,7 @@ def _with_refined(
         return samples
     out = list(samples)
     weak = [k for k in range(len(samples)) if k not in known]
-    for k, mine, spread in zip(weak, refined.values, refined.deviation, strict=True):
+    for k, mine, spread in zip(weak, *refined, strict=True):
         better = _refined(samples[k], mine, spread, grid)
         if better is not None:
             out[k] = better
@@ -336,7 +336,7 @@ def _closed(found: EquationSamples, samples: list[_Sample], grid: PixelGrid) -> 
         return None
     neurons = found.slopes
     slopes = torch.stack([neurons[:, one.ray] @ one.weight for one in samples], dim=1)
-    return closed(peeled, slopes, gradient, grid)
+    return closed(peeled, slopes, gradient.flatten(), grid)
 
 
 def _features(chain: list[Layer], x: Tensor, task: Task) -> Tensor:
@@ -363,7 +363,7 @@ def _reported(
     exact = torch.cat([images.plain, images.other])
     x = torch.cat([exact, images.close])[:wanted]
     if not len(x):
-        return failed(leak, task, images.why or "no sample was found among the rays")
+        return failed("cone", leak, task, images.why or "no sample was found among the rays")
     y = None
     left = 1.0
     certified = len(images.plain)
@@ -375,9 +375,8 @@ def _reported(
         y = batch_labels.labels(leak, task, exact)
         certified = wanted
     if y is not None:
-        target = objectives.target(leak.equation(found.equation), task, 1, torch.float64)
-        left = objectives.misfit(target, task, exact.to(target.value), y.to(target.value.device))
-        allowed = max(certify.ROUNDED, EXPLAINED * target.noise)
+        left, noise = objectives.compared(leak.equation(found.equation), task, exact, y)
+        allowed = max(certify.ROUNDED, EXPLAINED * noise)
         if len(images.plain) == wanted:
             allowed = max(allowed, SATURATED)
         if left > allowed:
@@ -403,14 +402,8 @@ def _reported(
     )
 
 
-def failed(leak: GradientLeak, task: Task, why: str) -> Reconstruction:
-    """Report that nothing was found."""
-    none = torch.empty(0, *task.spec.shape)
-    return Reconstruction(leak.node, "cone", none, None, Certificate.FAILED, 1.0, note=why)
-
-
 @dataclass(frozen=True)
-class FirstLinear:
+class _FirstLinear:
     """The first linear layer behind convolutions."""
 
     names: LinearNames  # names of its weight and bias
@@ -418,7 +411,7 @@ class FirstLinear:
     softmax: bool  # whether it is the last layer, with softmax and cross-entropy behind it
 
 
-def first_linear(task: Task) -> FirstLinear | str:
+def first_linear(task: Task) -> _FirstLinear | str:
     """Return the first linear layer behind convolutions; or why its inputs cannot be found."""
     parts = sequential.parts(task.module)
     if parts is None:
@@ -435,7 +428,7 @@ def first_linear(task: Task) -> FirstLinear | str:
                     f"the inputs of {part.name} do not come out of a ReLU, "
                     "and it is not the last layer with cross-entropy behind it"
                 )
-            return FirstLinear(names, rectified, softmax)
+            return _FirstLinear(names, rectified, softmax)
         why = _unfit(part, before)
         if why:
             return why

@@ -31,6 +31,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import AttackError
+from leakaudit.inversion.linear import edge
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -240,7 +241,7 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
     """
     flat = stack.flatten(0, 1)
     most = min(flat.shape)
-    edge = math.sqrt(len(flat)) + math.sqrt(flat.shape[1])
+    white = edge(*flat.shape)
     # Directions beyond the number of non-zero columns contain no noise to compare with.
     used = int((flat != 0).any(0).sum())
     count = (expected or SPARE) + SPARE
@@ -249,10 +250,10 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
             count = most
         sizes, basis = largest(flat, count, generator)
         ratio = _drops(sizes, expected, used)
-        noise = _noise(sizes, flat.shape) * edge if count == most else float(sizes[-1])
+        noise = _noise(sizes, flat.shape) * white if count == most else float(sizes[-1])
         loud = 0
         if float(sizes[0]) < LOUDEST:
-            loud = _above_noise(sizes / edge, noise / edge, expected or count)
+            loud = _above_noise(sizes / white, noise / white, expected or count)
         dropped = len(ratio) > 0 and float(ratio.max()) > CLEAR
         # Some directions of noise must follow the end.
         inside = dropped and int(ratio.argmax()) < count - SPARE // 2
@@ -263,7 +264,7 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
         return None
     b = loud or int(ratio.argmax()) + 1
     left = sizes[b : min(b + SPARE // 2, used)]
-    noise = float(left.square().mean().sqrt()) / edge
+    noise = float(left.square().mean().sqrt()) / white
     floor = torch.finfo(torch.float64).eps * float(sizes[0]) / math.sqrt(len(flat))
     return Span(
         basis=basis[:b],
@@ -271,7 +272,7 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
         noise=max(noise, floor),
         clear=float(ratio[b - 1]),
         white=bool(loud),
-        level=float(sizes[b] / edge) if loud else 1.0,
+        level=float(sizes[b] / white) if loud else 1.0,
     )
 
 
@@ -308,7 +309,7 @@ def _noise(sizes: Tensor, shape: Sequence[int]) -> float:
     n, p = shape
     for k in range(len(sizes)):
         std = math.sqrt(float(sizes[k:].square().sum()) / ((n - k) * (p - k)))
-        if float(sizes[k]) <= ABOVE * std * (math.sqrt(n) + math.sqrt(p)):
+        if float(sizes[k]) <= ABOVE * std * edge(n, p):
             break
     return std
 

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakaudit.inversion import linear
+
 # Minimum ratio of a neuron's b-th singular value to the noise for all inputs to be active at it.
 FULL = 30.0
 
@@ -96,7 +98,7 @@ class _Neuron:
     def edge(self) -> float:
         """The largest singular value of white noise of this size, or of rounding in float64."""
         rounding = torch.finfo(self.rows.dtype).eps * float(self.rows.norm())
-        return max(math.sqrt(len(self.rows)) + math.sqrt(len(self.pixels)), rounding)
+        return max(linear.edge(*self.rows.shape), rounding)
 
     @property
     def rank(self) -> int:

@@ -79,14 +79,6 @@ TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0
 ENOUGH = 2
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Inputs of the last layer."""
-
-    rays: Tensor  # (b, b) samples in the basis of their space, with a last entry of 1
-    error: Tensor  # (b,) standard deviation of a feature, because of the error of its ray
-
-
 def too_large(batch: int | None, classes: int) -> bool:
     """Return whether a batch has too few equations, or too many unknowns.
 
@@ -102,7 +94,7 @@ def too_large(batch: int | None, classes: int) -> bool:
 
 def inputs(
     rows: Tensor, weight: Tensor, basis: Tensor, noise: float, wire: float, generator: Generator
-) -> Inputs | None:
+) -> tuple[Tensor, Tensor] | None:
     """Find all samples behind the gradient of a last layer with softmax and cross-entropy.
 
     Args:
@@ -111,7 +103,9 @@ def inputs(
         basis: (b, n + 1) orthonormal rows, the space of the samples.
 
     Returns:
-        The samples; None if some are missing, or do not give the gradient.
+        The samples (b, b) in the basis, with a last entry of 1, and the standard deviation (b,) of
+        a feature because of the error of each; None if some are missing, or do not give the
+        gradient.
     """
     batch = len(basis)
     least = max(LEAST, COMPUTED * wire)
@@ -269,7 +263,7 @@ class _Search:
             damping = torch.where(better, SUCCEEDS * damping, FAILS * damping).clamp(*RANGE)
         return ray
 
-    def polished(self, rays: Tensor, labels: Tensor, entries: int) -> Inputs | None:
+    def polished(self, rays: Tensor, labels: Tensor, entries: int) -> tuple[Tensor, Tensor] | None:
         """Solve for all samples together; None if they do not give the gradient.
 
         Args:
@@ -293,11 +287,11 @@ class _Search:
         # The noise is stated, but what is left shows it as well.
         noise = max(self.noise, usual)
         if b == 1:
-            return Inputs(rays, rays.new_zeros(1))
+            return rays, rays.new_zeros(1)
         matrix = self._derivative(rays, labels, free)
         inverse = torch.linalg.inv(torch.linalg.qr(matrix).R)
         variance = noise**2 * inverse.square().sum(1).reshape(b, b - 1).sum(1)
-        return Inputs(rays, DEPENDENT * (variance / entries).sqrt())
+        return rays, DEPENDENT * (variance / entries).sqrt()
 
     def _derivative(self, rays: Tensor, labels: Tensor, free: Tensor) -> Tensor:
         """Return the derivative (C b, b (b - 1)) of sum_k d_k a_k^T in all samples."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from leakaudit.inversion.exact.chain_pieces import places
 from leakaudit.tasks.layer_chain import Layer, Output, before
 
 # Singular values below this share of the largest contain no information. Errors of 1e-16 in float64
@@ -196,19 +197,10 @@ def matrix(layer: Layer, d: Tensor) -> Tensor:
     """
     m = layer.module
     assert isinstance(m, nn.Conv2d)
-    high, wide = layer.shape[1:]
-    tall, broad = layer.parameters["weight"].shape[2:]
-    out = d.new_zeros(d.shape[0], tall, broad, high * wide)
-    for u in range(tall):
-        for v in range(broad):
-            y = _met(d.shape[1], u, m, 0, d.device)
-            x = _met(d.shape[2], v, m, 1, d.device)
-            inside = ((y >= 0) & (y < high))[:, None] & ((x >= 0) & (x < wide))
-            out[:, u, v, (y[:, None] * wide + x)[inside]] = d[:, inside]
-    return out.flatten(0, 2)
-
-
-def _met(n: int, k: int, m: nn.Conv2d, side: int, device: torch.device) -> Tensor:
-    """Return rows (or columns) of the input to which entry k of the kernel is applied."""
-    first = torch.arange(n, device=device) * m.stride[side]
-    return first + k * m.dilation[side] - int(m.padding[side])
+    pixels = math.prod(layer.shape[1:])
+    entries = places(m, (1, *layer.shape[1:])).T.to(d.device)  # (k k, positions)
+    out = d.new_zeros(len(d), len(entries), pixels + 1)
+    # What is outside the image goes into the last column, which is left out.
+    column = (entries % (pixels + 1)).expand(len(d), -1, -1)
+    out.scatter_(2, column, d.flatten(1)[:, None].expand_as(column))
+    return out[:, :, :-1].flatten(0, 1)

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakaudit.inversion.linear import edge
 from leakaudit.inversion.search import optimise
 
 # A sample counts as active if it explains this many standard deviations of chi^2 more than its
@@ -68,8 +69,7 @@ def condensed(rows: Tensor) -> Tensor:
     """
     groups, n, b = rows.shape
     left, sizes, _ = torch.linalg.svd(rows.transpose(0, 1).flatten(1), full_matrices=False)
-    edge = n**0.5 + (groups * b) ** 0.5
-    keep = max(min(n, b), int((sizes > ABOVE * edge).sum()))
+    keep = max(min(n, b), int((sizes > ABOVE * edge(n, groups * b)).sum()))
     return torch.einsum("gnb,nk->gkb", rows, left[:, :keep])
 
 

@@ -38,6 +38,7 @@ from leakaudit.inversion.exact.duals_to_inputs import KnownInputs, merged
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.likelihood import SampleFit
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import independent
 
 # Largest batch: above it, starts rarely lead to a dual vector.
 MOST = 16
@@ -275,18 +276,10 @@ def _independent(evidence: NeuronRows, pool: Tensor) -> Tensor:
         (b, b), completed with directions outside them.
     """
     b = evidence.batch
-    chosen: list[int] = []
-    basis = pool.new_zeros(b, 0)
-    for k, p in enumerate(evidence.scaled(pool)):
-        rest = p - basis @ (basis.T @ p)
-        rest = rest - basis @ (basis.T @ rest)
-        if len(chosen) < b and float(rest.norm()) > APART:
-            chosen.append(k)
-            basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
+    chosen, basis = independent(evidence.scaled(pool), APART, b)
+    outside = torch.eye(b, dtype=pool.dtype)
     if chosen:
         outside = torch.linalg.svd(basis, full_matrices=True).U[:, len(chosen) :]
-    else:
-        outside = torch.eye(b, dtype=pool.dtype)
     return torch.cat([pool[chosen], _unit((evidence.scale @ outside).T)])
 
 

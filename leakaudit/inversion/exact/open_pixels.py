@@ -91,7 +91,7 @@ class PixelEquations:
 
 
 @dataclass(frozen=True)
-class Ellipsoid:
+class _Ellipsoid:
     """All p with |factor (p - centre)| <= radius contain the true levels of some pixels."""
 
     pixels: Indices  # (k,) which ones
@@ -231,7 +231,7 @@ class ProvenPixels:
             raise UnsatisfiableEquations
         return self._prove(found.pixels, points.min(axis=0), points.max(axis=0))
 
-    def _narrow(self, found: Ellipsoid) -> None:
+    def _narrow(self, found: _Ellipsoid) -> None:
         """Prove the pixels of which one level is left."""
         low, high = found.box
         levels = self._equations.levels
@@ -248,7 +248,7 @@ class ProvenPixels:
         self.known[pixels[one]] = True
         return int(one.sum())
 
-    def _window(self, place: Place, reach: int, pixels: Indices | None = None) -> Ellipsoid:
+    def _window(self, place: Place, reach: int, pixels: Indices | None = None) -> _Ellipsoid:
         """Project the ellipsoid of a window onto some of its unknown pixels, or onto all of them.
 
         Args:
@@ -269,7 +269,7 @@ class ProvenPixels:
         telling = matrix.any(axis=1)
         return self._projected(matrix[telling], right[telling], free[order], int(mine.sum()))
 
-    def _projected(self, matrix: Array, right: Array, pixels: Indices, count: int) -> Ellipsoid:
+    def _projected(self, matrix: Array, right: Array, pixels: Indices, count: int) -> _Ellipsoid:
         """Project the ellipsoid of equations (m, n) onto the last pixels."""
         m, n = matrix.shape
         allowed = self._share * (math.sqrt(m) + TAIL)
@@ -288,7 +288,7 @@ class ProvenPixels:
             raise UnsatisfiableEquations
         factor = r[n - count : n, n - count : n]
         centre: Array = np.linalg.solve(factor, r[n - count : n, n]).astype(np.float64)
-        return Ellipsoid(pixels[n - count :], factor, centre, math.sqrt(squares))
+        return _Ellipsoid(pixels[n - count :], factor, centre, math.sqrt(squares))
 
     def _places(self) -> list[Place]:
         return [(i, j) for i in range(self._shape[0]) for j in range(self._shape[1])]

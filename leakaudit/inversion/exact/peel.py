@@ -25,11 +25,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vjp
-from torch.nn.grad import conv2d_weight
 
 from leakaudit.inversion.exact import open_pixels
+from leakaudit.inversion.exact.chain_pieces import places, weight_gradient
 from leakaudit.inversion.exact.open_pixels import Array
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import least_squares
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ZERO_ERRORS
 from leakaudit.tasks.layer_chain import Layer, Output
@@ -102,8 +103,6 @@ class PeeledSample:
             x: (n,) an input.
             trusted: (n,) bool, which of its entries are right.
         """
-        m = self.layer.module
-        assert isinstance(m, nn.Conv2d)
         doubt = (~trusted).to(x).reshape(1, *self.layer.shape)
         ones = torch.ones_like(self.layer.parameters["weight"])
         clear = self.layer.convolved(doubt, ones) == 0
@@ -128,12 +127,7 @@ class PeeledSample:
             x: (n,) the input.
             slope: (1, o, h, w) the loss's slope in the convolution's output.
         """
-        m = self.layer.module
-        assert isinstance(m, nn.Conv2d)
-        shape = list(self.layer.parameters["weight"].shape)
-        image = x.reshape(1, *self.layer.shape)
-        found: Tensor = conv2d_weight(image, shape, slope, m.stride, _pair(m.padding), m.dilation)
-        return found.flatten()
+        return weight_gradient(self.layer, x.reshape(1, *self.layer.shape), slope).flatten()
 
 
 def peel(
@@ -194,8 +188,8 @@ def closed(
         left = gradient
         columns: list[Tensor] = []
         for one, x, sure, slope in zip(samples, found, trusted, slopes.T, strict=True):
-            here = one.slope(one.certain(_rounded(x, grid), sure), slope)
-            known = torch.where(one.determined, _rounded(one.x, grid), one.x)
+            here = one.slope(one.certain(grid.rounded(x), sure), slope)
+            known = torch.where(one.determined, grid.rounded(one.x), one.x)
             left = left - one.gradient(known, here)
             columns.extend(one.gradient(direction, here) for direction in one.open.T)
         matrix = torch.stack(columns, dim=1)
@@ -203,12 +197,12 @@ def closed(
         strength = torch.linalg.svdvals(matrix / size)
         if len(matrix) < len(columns) or not float(strength[-1]) > WEAK * float(strength[0]):
             return None
-        steps = torch.linalg.lstsq(matrix, left[:, None], driver="gelsd").solution[:, 0]
+        steps = least_squares(matrix, left)
         parts = steps.split(counts)
         again = [one.x + one.open @ part for one, part in zip(samples, parts, strict=True)]
         moved = max(float((a - b).abs().max()) for a, b in zip(again, found, strict=True))
         found = again
-        away = [(x - _rounded(x, grid)).abs() * grid.std * grid.levels for x in found]
+        away = [(x - grid.rounded(x)).abs() * grid.std * grid.levels for x in found]
         trusted = [one.determined | (off < NEAR) for one, off in zip(samples, away, strict=True)]
         if moved * grid.levels * float(grid.std.max()) < SETTLED:
             break
@@ -345,6 +339,8 @@ def _equations(
     bias = layer.parameters.get("bias")
     if bias is not None:
         right = right - bias[:, None, None].expand(output.value.shape).flatten()[known]
+    m = layer.module
+    assert isinstance(m, nn.Conv2d)
     matrix = _matrix(layer)[known]
     # An input is (levels / grid.levels - mean) / std.
     right = right.numpy() + matrix @ (grid.mean / grid.std).numpy()
@@ -354,14 +350,9 @@ def _equations(
         matrix.multiply(scale[:, None]).tocsr(),
         right * scale,
         known % (high * wide),
-        _places(layer).reshape(high, wide, -1),
+        places(m, layer.shape).reshape(high, wide, -1).numpy(),
         grid.levels,
     )
-
-
-def _rounded(x: Tensor, grid: PixelGrid) -> Tensor:
-    """Round an input (n,) to the grid, in the units of the network."""
-    return (grid.snapped(x * grid.std + grid.mean) - grid.mean) / grid.std
 
 
 def _solved(
@@ -454,7 +445,7 @@ def _matrix(layer: Layer):  # type: ignore[no-untyped-def]
     assert isinstance(m, nn.Conv2d)
     weight = layer.parameters["weight"]
     size = math.prod(layer.shape)
-    entries = torch.from_numpy(_places(layer))
+    entries = places(m, layer.shape)
     inside = entries >= 0
     filters = weight.flatten(1)  # (o, c k k)
     positions = len(entries)
@@ -466,21 +457,3 @@ def _matrix(layer: Layer):  # type: ignore[no-untyped-def]
     data = values[chosen].double().numpy()
     where = (row[chosen].numpy(), column[chosen].numpy())
     return csr_array((data, where), shape=(len(filters) * positions, size))
-
-
-def _places(layer: Layer) -> NDArray[np.int64]:
-    """Return which input each entry of each patch is, (positions, c k k), -1 outside the image."""
-    m = layer.module
-    assert isinstance(m, nn.Conv2d)
-    size = math.prod(layer.shape)
-    # The patches of an image of indices. Padding is 0, so that indices count from 1.
-    indices = torch.arange(1.0, size + 1, dtype=torch.float64).reshape(1, *layer.shape)
-    padding = _pair(m.padding)
-    patches = nn.functional.unfold(indices, m.kernel_size, m.dilation, padding, m.stride)[0]
-    found: NDArray[np.int64] = patches.T.long().numpy() - 1
-    return found
-
-
-def _pair(padding: str | tuple[int, ...]) -> tuple[int, ...]:
-    assert not isinstance(padding, str)  # `sequential.plain`
-    return padding

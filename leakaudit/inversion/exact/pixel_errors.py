@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import least_squares
 
 # Joint confidence of the intervals for all values of a reconstruction (Bonferroni).
 SURE = 0.99
@@ -87,7 +88,7 @@ class Estimates:
             fresh: Whether no state of a sender keeps errors (`first_layer_rows.fresh`).
         """
         flat = white.flatten(0, 1)
-        slopes = torch.linalg.lstsq(rows.T, flat.T, driver="gelsd").solution.T
+        slopes = least_squares(rows.T, flat.T).T
         inverse = torch.linalg.pinv(slopes.T @ slopes, hermitian=True)
         weights = inverse @ slopes.T
         again = weights @ flat
@@ -131,7 +132,7 @@ class Estimates:
             part = white[:, r, mine]
             if part.shape[1] <= b:
                 continue
-            slopes = torch.linalg.lstsq(rows[:, mine].T, part.T, driver="gelsd").solution.T
+            slopes = least_squares(rows[:, mine].T, part.T).T
             grams[mine] += slopes.T @ slopes
             sides[mine] += part.T @ slopes
             count[mine] += len(part)

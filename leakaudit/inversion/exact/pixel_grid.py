@@ -88,6 +88,20 @@ class PixelGrid:
         """Return the nearest inputs on the grid."""
         return (x * self.levels).round().clamp(0, self.levels) / self.levels
 
+    def rounded(self, x: Tensor) -> Tensor:
+        """Return the nearest inputs on the grid, both as the network receives them."""
+        return (self.snapped(x * self.std + self.mean) - self.mean) / self.std
+
+    def stored(self, x: Tensor, basis: Tensor) -> Tensor:
+        """Return inputs (n, p) on the grid as the first layer received them: (n, p + 1).
+
+        The program may have stored k/levels in full or rounded it to float32. The version that lies
+        closer to the space of the rows, with `basis` (b, p + 1), is returned.
+        """
+        versions = torch.stack([self.rows(x), self.rows(x.float().to(x))])
+        off = (versions - versions @ basis.T @ basis).norm(dim=2)
+        return torch.where((off[0] < off[1])[:, None], versions[0], versions[1])
+
     def denoised(self, x: Tensor) -> Tensor:
         """Round the inputs (n, p) that are close enough to the grid to benefit (`NEAR`)."""
         if not self.levels:

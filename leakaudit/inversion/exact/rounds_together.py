@@ -25,6 +25,7 @@ from torch import Generator, Tensor
 
 from leakaudit.core.progress import expired
 from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.inversion.attack import failed
 from leakaudit.inversion.exact import certify, features, whole_batch, whole_chain
 from leakaudit.inversion.exact.chain_pieces import ComposedFunction
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
@@ -51,7 +52,7 @@ def missing(leak: GradientLeak) -> str | None:
     """Explain why the rounds of a leak cannot be solved together; None if they can."""
     if not leak.steady or leak.batch is None:
         return "it requires the same batch of known size in every round"
-    if len(_gradients(leak)) < 2:
+    if int(leak.single.sum()) < 2:
         return "it requires the gradients of several rounds"
     return None
 
@@ -62,7 +63,7 @@ def recover(leak: GradientLeak, task: Task, most: int, generator: Generator) -> 
     images: _Images | None = None
     missed = 0
     why = ""
-    rounds = _gradients(leak)[:most]
+    rounds = leak.single.nonzero().flatten()[:most].tolist()
     for equation in rounds:
         if missed == PATIENCE or expired():
             break
@@ -76,7 +77,7 @@ def recover(leak: GradientLeak, task: Task, most: int, generator: Generator) -> 
         if bool(images.done.all()):
             break
     if images is None:
-        return features.failed(leak, task, why)
+        return failed("cone", leak, task, why)
     return _reported(leak, task, images, grid)
 
 
@@ -118,12 +119,6 @@ class _Images:
         apart = torch.cdist(predicted - middle, known.values - middle)
         order = linear_sum_assignment(apart.square().numpy())[1]
         return known.of(torch.from_numpy(order))
-
-
-def _gradients(leak: GradientLeak) -> list[int]:
-    """Return the equations that are single gradients."""
-    single: list[int] = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten().tolist()
-    return single
 
 
 def _equations(
@@ -186,8 +181,7 @@ def _compared(leak: GradientLeak, task: Task, x: Tensor, y: Tensor) -> tuple[flo
     worst = 0.0
     explained = True
     for equation in range(len(leak.value)):
-        target = objectives.target(leak.equation(equation), task, 1, torch.float64)
-        left = objectives.misfit(target, task, x.to(target.value), y.to(target.value.device))
+        left, noise = objectives.compared(leak.equation(equation), task, x, y)
         worst = max(worst, left)
-        explained &= left <= max(certify.ROUNDED, features.EXPLAINED * target.noise)
+        explained &= left <= max(certify.ROUNDED, features.EXPLAINED * noise)
     return worst, explained

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.inversion.exact import first_layer_rows
+from leakaudit.inversion.linear import singular_values
 from leakaudit.inversion.search import priors
 from leakaudit.tasks import losses
 
@@ -88,7 +89,7 @@ def agree(
         decide; False if the slopes of some input do not match any target; None if this cannot be
         determined.
     """
-    plain = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten()
+    plain = leak.single.nonzero().flatten()
     if not _reproducible(leak, task) or not len(plain):
         return None
     duals = torch.linalg.inv(rows @ basis.T)
@@ -138,7 +139,7 @@ def _tells_apart(found: Tensor, allowed: Tensor) -> bool:
     for j in range(b):
         others = torch.arange(b) != j
         seen = found[:, :, others] / allowed[:, j, None, None].clamp_min(tiny)
-        least = torch.linalg.svdvals(torch.linalg.qr(seen.flatten(0, 1)).R)[-1]
+        least = singular_values(seen.flatten(0, 1))[-1]
         if not float(least) > WORSE * math.sqrt(rounds):
             return False
     return True
@@ -211,7 +212,7 @@ def by_slopes(heard: BatchObservations, x: Tensor, choices: Mapping[int, Tensor]
     expected = [_slopes(leak, task, row, some)[0] for some in images]
     places = torch.cartesian_prod(*[torch.arange(len(some)) for some in images])
     places = places.reshape(-1, len(x))
-    inside = [heard.stored(some) @ basis.T for some in images]
+    inside = [heard.grid.stored(some, basis) @ basis.T for some in images]
     batches = torch.stack([inside[k][places[:, k]] for k in range(len(x))], dim=1)  # (trials, b, b)
     duals, failed = torch.linalg.inv_ex(batches)
     found = (rows @ basis.T) @ duals  # (trials, H, b)

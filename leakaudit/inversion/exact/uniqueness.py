@@ -46,11 +46,12 @@ called exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
+
+from leakaudit.inversion.linear import edge
 
 # A neuron is inactive if its rows are below this multiple of the noise. A root mean square over n
 # rounds exceeds it with probability 6e-7 for n = 1 and less for more, ...
@@ -114,6 +115,14 @@ class WindowRows:
     noise: float  # standard deviation of these errors
     neuron: Tensor  # (G,) the neuron of each group
 
+    def slopes(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slopes (G, n, b) of candidates (b, b), and the noise (b,) of each.
+
+        They are Delta if the candidates, an invertible matrix, are right.
+        """
+        duals = torch.linalg.inv(inputs)
+        return self.rows @ duals, self.noise * duals.norm(dim=0)
+
 
 def companions(
     data: WindowRows, inputs: Tensor, outputs: int, generator: Generator
@@ -131,9 +140,8 @@ def companions(
         slopes, those of every candidate are all others.
     """
     b = len(inputs)
-    duals = torch.linalg.inv(inputs)
-    slopes = data.rows @ duals  # (G, n, b), Delta if the candidates are right
-    size = slopes.square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
+    slopes, noise = data.slopes(inputs)
+    size = slopes.square().mean(1).sqrt() / noise
     changes = independent_rounds(slopes, size)
     evidence = _Evidence.of(data)
     neuron = data.neuron
@@ -154,8 +162,8 @@ def companions(
 
 def without(data: WindowRows, inputs: Tensor) -> Tensor:
     """Decide [k, j] whether candidate k fires at several neurons where j's dual vanishes (b, b)."""
-    duals = torch.linalg.inv(inputs)
-    size = (data.rows @ duals).square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
+    slopes, noise = data.slopes(inputs)
+    size = slopes.square().mean(1).sqrt() / noise
     both: Tensor = (size > FIRES).double().T @ (size < ZERO).double() >= AGREE
     return both
 
@@ -185,9 +193,8 @@ def undecided(data: WindowRows, inputs: Tensor, generator: Generator) -> list[fr
         inputs: Candidates (b, b) in the same coordinates, an invertible matrix.
     """
     b = len(inputs)
-    duals = torch.linalg.inv(inputs)
-    unit = data.noise * duals.norm(dim=0)
-    slopes = (data.rows @ duals) / unit  # (G, n, b), the noise of an entry is 1
+    slopes, noise = data.slopes(inputs)
+    slopes = slopes / noise  # the noise of an entry is 1
     size = slopes.norm(dim=2)
     # For every neuron, one round with large slopes: neurons of one round share what depends on it.
     chance = (size >= LOUD * size.amax(1, keepdim=True)).double()
@@ -217,8 +224,8 @@ def repeating(data: WindowRows, inputs: Tensor) -> list[frozenset[int]]:
         inputs: Candidates (b, b) in the same coordinates, an invertible matrix.
     """
     b = len(inputs)
-    duals = torch.linalg.inv(inputs)
-    slopes = (data.rows @ duals) / (data.noise * duals.norm(dim=0))  # the noise of an entry is 1
+    slopes, noise = data.slopes(inputs)
+    slopes = slopes / noise  # the noise of an entry is 1
     firing = slopes.square().mean(1).sqrt() > FIRES
     near: list[set[int]] = [set() for _ in range(b)]
     for j, k in torch.combinations(torch.arange(b), 2).tolist():
@@ -422,8 +429,8 @@ def refined(data: WindowRows, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
     for j in range(b):
         rows = data.rows[size[:, j] < ZERO].flatten(0, 1)
         _, strength, right = torch.linalg.svd(torch.linalg.qr(rows).R, full_matrices=True)
-        edge = data.noise * (math.sqrt(len(rows)) + math.sqrt(b))
-        if int((strength > SEEN * edge).sum()) < b - 1:
+        of_noise = data.noise * edge(len(rows), b)
+        if int((strength > SEEN * of_noise).sum()) < b - 1:
             return None
         length = duals[:, j].norm()
         fitted[:, j] = right[-1] * length * torch.sign(right[-1] @ duals[:, j])
@@ -432,14 +439,3 @@ def refined(data: WindowRows, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
     mixed.fill_diagonal_(0)
     again, failed = torch.linalg.inv_ex(fitted)
     return None if failed else (again, mixed)
-
-
-def windows(stack_rows: Sequence[Tensor], noise: float) -> WindowRows:
-    """Place windows side by side.
-
-    Args:
-        stack_rows: For each window, the rows (n, H, b) of all H neurons.
-    """
-    rows = torch.cat([part.transpose(0, 1) for part in stack_rows])
-    neuron = torch.arange(stack_rows[0].shape[1]).repeat(len(stack_rows))
-    return WindowRows(rows, noise, neuron)

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakaudit.inversion.linear import least_squares
+
 # Rounding of the proven samples' features by the sender, relative to their largest one and in units
 # of the number format: sums of 27 products in float32 were off by 0.2 on average.
 BLURRED = 0.25
@@ -75,14 +77,6 @@ COLUMNS = 1024
 FLOOR = 1e-3
 
 
-@dataclass(frozen=True)
-class RefinedFeatures:
-    """Features of weak samples."""
-
-    values: Tensor  # (w, n) features, up to a factor near 1 for each sample
-    deviation: Tensor  # (w, n) standard deviations of their errors
-
-
 @dataclass
 class _State:
     """D and F of G = D F, and what is known about their errors."""
@@ -121,7 +115,7 @@ def refined(
     known: dict[int, Tensor],
     wire: float,
     noise: float,
-) -> RefinedFeatures | None:
+) -> tuple[Tensor, Tensor] | None:
     """Determine the features of the samples that are not known again.
 
     Args:
@@ -132,7 +126,8 @@ def refined(
         noise: Standard deviation of the errors of the rows, as an average over all entries.
 
     Returns:
-        The other samples in their order; None if the rows do not agree with the error model.
+        The other samples (w, n) in their order, up to a factor near 1 each, and the standard
+        deviations (w, n) of their errors; None if the rows do not agree with the error model.
     """
     state = _begin(rows, features, deviation, known, wire, noise)
     if not len(known) or not bool(state.weak.any()):
@@ -157,7 +152,7 @@ def refined(
     if not residual < EXPLAINED:
         return None
     deviation = CAUTION * residual * state.deviation[state.weak, :-1]
-    return RefinedFeatures(state.features[state.weak, :-1], deviation)
+    return state.features[state.weak, :-1], deviation
 
 
 def _begin(
@@ -316,8 +311,7 @@ def _cleaned(state: _State, wide: Tensor) -> None:
         for _ in range(CLEANED):
             left = (mine[near] - columns @ part).abs()
             weight = (error[near] * torch.maximum(left, error[near])).rsqrt()[:, None]
-            aim = weight * mine[near, None]
-            part = torch.linalg.lstsq(weight * columns, aim, driver="gelsd").solution[:, 0]
+            part = least_squares(weight * columns, weight[:, 0] * mine[near])
         clean = mine - part @ state.features[others]
         state.features[k] = (clean / clean[-1]).clamp_min(0)
 

@@ -107,17 +107,17 @@ class ChainEquations:
     chain: ComposedFunction
     values: Tensor  # (b, m) features
     error: Tensor  # (b,) errors of the features, relative to the largest one of each sample
-    # for each convolution, the gradient of its weights (o, c, k, k), summed over the samples; None
-    # if it is not used. Empty if none is.
-    gradients: list[Tensor | None]
-    slopes: Tensor  # (b, m) slopes of the loss in the features; empty without gradients
-    accuracy: float  # error of all gradients together, a norm
     level: Tensor  # (1, *shape) one level, in the units of the network
+    # (o, c, k, k) gradient of the last convolution's weights, summed over the samples; None if it
+    # is not used
+    gradient: Tensor | None = None
+    slopes: Tensor | None = None  # (b, m) slopes of the loss in the features, with a gradient
+    accuracy: float = 0.0  # error of the whole gradient, a norm
 
     @property
     def joint(self) -> bool:
         """Whether the samples have equations in common."""
-        return bool(self.gradients)
+        return self.gradient is not None
 
     @property
     def deviation(self) -> Tensor:
@@ -152,7 +152,7 @@ class ChainEquations:
     @property
     def count(self) -> Tensor:
         """(b,) number of equations of each sample, with its part of those in common."""
-        common = sum(one.numel() for one in self.gradients if one is not None)
+        common = 0 if self.gradient is None else self.gradient.numel()
         return self.shown.sum(1).to(self.values) + common / len(self.values)
 
     def of(self, some: Tensor) -> ChainEquations:
@@ -185,7 +185,7 @@ class ChainEquations:
         usual = away.square().mean(1).sqrt() < USUAL
         return usual & (away.abs().amax(1) < FITS)
 
-    def linearised(self, x: Tensor, faint: float = 0.0) -> LinearisedModel:
+    def linearised(self, x: Tensor, faint: float = 0.0) -> _LinearisedModel:
         """Linearise the equations at some images, each sample's features with norm 1.
 
         Args:
@@ -203,53 +203,38 @@ class ChainEquations:
             above = torch.where(shown, above, (piece.out - least).clamp_min(0))
         rest = (weight * (piece.out - before.value) + above) * size
         rows = (weight + (above > 0)) * size
-        slopes: list[Tensor] = []
-        common: list[Tensor | None] = []
+        slopes = common = None
         scale = 0.0
-        if self.joint:
+        if self.gradient is not None and self.slopes is not None:
+            # sum_k d_k * h_k = gradient, with d_k the slopes in the last convolution's outputs
             d = self.slopes * before.slope
             if isinstance(self.chain.last, nn.ReLU):
                 d = self.slopes * (shown | ((piece.out > 0) & (piece.out <= least)))
             slopes = piece.back(d)[1]
-            total = sum(float(one.square().sum()) for one in self.gradients if one is not None)
-            scale = math.sqrt(len(x) / total)
-            common = self._left(piece, slopes, scale)
-        return LinearisedModel(self, piece, rest, rows, slopes, common, scale)
-
-    def _left(self, piece: Piece, slopes: list[Tensor], scale: float) -> list[Tensor | None]:
-        """Return what the gradients of these images differ from the known ones."""
-        found: list[Tensor | None] = []
-        for k, wanted in enumerate(self.gradients):
-            if wanted is None:
-                found.append(None)
-                continue
-            layer = self.chain.convolutions[k]
-            got = weight_gradient(layer, piece.inputs[k], slopes[k])
-            found.append((got - wanted) * scale)
-        return found
+            scale = math.sqrt(len(x) / float(self.gradient.square().sum()))
+            got = weight_gradient(self.chain.convolutions[-1], piece.inputs, slopes)
+            common = (got - self.gradient) * scale
+        return _LinearisedModel(self, piece, rest, rows, slopes, common, scale)
 
 
 @dataclass(frozen=True, eq=False)
-class LinearisedModel:
+class _LinearisedModel:
     """One model's equations, linearised at some images, as functions of their levels."""
 
     equations: ChainEquations
     piece: Piece  # the linear piece of the chain
     rest: Tensor  # (b, m) what the outputs differ from the features
     rows: Tensor  # (b, m) weight of each feature; 0 if it holds anyway
-    # slopes in the outputs of the convolutions, if the equations contain gradients
-    slopes: list[Tensor]
-    # for each convolution, the difference of its gradient from the known one
-    common: list[Tensor | None]
-    scale: float  # weight of the gradients
+    slopes: Tensor | None  # in the last convolution's outputs, if the equations have its gradient
+    common: Tensor | None  # difference of this gradient from the known one
+    scale: float  # weight of the gradient
 
     @property
     def misfit(self) -> Tensor:
         """(b,) squared relative residual, with the samples' average of that in common."""
         each = self.rest.square().sum(1)
-        for one in self.common:
-            if one is not None:
-                each = each + one.square().sum() / len(each)
+        if self.common is not None:
+            each = each + self.common.square().sum() / len(each)
         return each
 
     def normal(self, v: Tensor) -> Tensor:
@@ -260,36 +245,29 @@ class LinearisedModel:
         """
         level = self.equations.level
         out, changes = self.piece.along(v * level)
-        more: list[Tensor | None] = []
-        for k, one in enumerate(self.common):
-            if one is None:
-                more.append(None)
-                continue
-            layer = self.equations.chain.convolutions[k]
-            moved = weight_gradient(layer, changes[k], self.slopes[k]) * self.scale
-            more.append(self._pulled(k, moved))
-        found = self.piece.back(self.rows.square() * out, more or None)[0]
-        return found * level
+        more = None
+        if self.slopes is not None:
+            last = self.equations.chain.convolutions[-1]
+            more = self._pulled(weight_gradient(last, changes, self.slopes) * self.scale)
+        return self.piece.back(self.rows.square() * out, more)[0] * level
 
     def downhill(self) -> Tensor:
         """Return -J^T r, with r the residual."""
-        more: list[Tensor | None] = []
-        for k, one in enumerate(self.common):
-            more.append(None if one is None else self._pulled(k, one))
-        found = self.piece.back(self.rows * self.rest, more or None)[0]
+        more = None if self.common is None else self._pulled(self.common)
+        found = self.piece.back(self.rows * self.rest, more)[0]
         return -found * self.equations.level
 
-    def in_errors(self) -> LinearisedModel:
+    def in_errors(self) -> _LinearisedModel:
         """Return what is known, in units of its error: no bounds of features that are zero."""
         own = self.equations
         rows = torch.where(own.shown, own.before.slope / own.deviation, 0.0)
         return replace(self, rows=rows, scale=1 / own.accuracy if own.joint else 0.0)
 
-    def _pulled(self, k: int, weight: Tensor) -> Tensor:
-        """Return the slopes in the inputs of convolution k, given those in its gradient."""
-        layer = self.equations.chain.convolutions[k]
-        found = input_slopes(layer, self.piece.inputs[k], self.slopes[k], weight)
-        return found * self.scale
+    def _pulled(self, weight: Tensor) -> Tensor:
+        """Return the slopes in the last convolution's inputs, given those in its gradient."""
+        assert self.slopes is not None
+        last = self.equations.chain.convolutions[-1]
+        return input_slopes(last, self.slopes, weight) * self.scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,21 +317,21 @@ class ChainSystem:
         """
         return torch.stack([one.reproduced(x) for one in self.parts]).all(0)
 
-    def linearised(self, x: Tensor, faint: float = 0.0) -> LinearSystem:
+    def linearised(self, x: Tensor, faint: float = 0.0) -> _LinearSystem:
         """Linearise the equations at some images, each sample's features of a model with norm 1.
 
         Args:
             x: (b, *shape) as the network receives them.
         """
         parts = [one.linearised(x, faint) for one in self.parts]
-        return LinearSystem(parts, self.joint, torch.ones(len(x), dtype=x.dtype))
+        return _LinearSystem(parts, self.joint, torch.ones(len(x), dtype=x.dtype))
 
 
 @dataclass(frozen=True, eq=False)
-class LinearSystem:
+class _LinearSystem:
     """The sum of linearised equations."""
 
-    parts: list[LinearisedModel]  # the equations at each model
+    parts: list[_LinearisedModel]  # the equations at each model
     joint: bool  # whether the samples have equations in common
     moving: Tensor  # (b,) 0 for images that are known, 1 for others
 
@@ -520,7 +498,7 @@ def _exceeds(equations: ChainSystem, k: int, x: Tensor, limit: Tensor) -> bool:
     return int(torch.linalg.cholesky_ex(normal).info) == 0
 
 
-def weakest(line: LinearSystem, like: Tensor, floor: Tensor) -> Tensor:
+def weakest(line: _LinearSystem, like: Tensor, floor: Tensor) -> Tensor:
     """Return the smallest singular value (b,) of linearised equations, if it exceeds a floor.
 
     It is 0 if conjugate gradients do not converge.
@@ -546,7 +524,7 @@ def weakest(line: LinearSystem, like: Tensor, floor: Tensor) -> Tensor:
     return found
 
 
-def _strength(line: LinearSystem, like: Tensor) -> Tensor:
+def _strength(line: _LinearSystem, like: Tensor) -> Tensor:
     """Return the mean strength (b,) of J^T J in a random direction."""
     v = torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=like.dtype)
     moved = line.normal(v)
@@ -563,8 +541,7 @@ def _inside(x: Tensor, grid: PixelGrid) -> Tensor:
 
 def _rounded(x: Tensor, grid: PixelGrid) -> Tensor:
     """Round images to the grid, in the units of the network."""
-    pixels = grid.snapped(x.flatten(1) * grid.std + grid.mean)
-    return ((pixels - grid.mean) / grid.std).reshape(x.shape)
+    return grid.rounded(x.flatten(1)).reshape(x.shape)
 
 
 def _spread(one: Tensor, like: Tensor) -> Tensor:

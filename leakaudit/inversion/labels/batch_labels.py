@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from leakaudit.inversion.exact import first_layer_rows
+from leakaudit.inversion.linear import least_squares
+
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
@@ -38,12 +41,11 @@ def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     """
     if leak.theta is None or leak.inner > 1 or task.spec.loss != "cross_entropy":
         return None
-    if task.last_linear is None or task.last_linear[1] is None:
+    layer = task.last_linear
+    if layer is None or first_layer_rows.not_leaked(leak, task, layer):
         return None
-    weight, bias = (task.layout.slices[n] for n in task.last_linear if n)
-    start, stop = leak.columns
-    if start > weight.start or stop < bias.stop:
-        return None
+    weight, bias = (task.layout.slices[n] for n in layer if n)
+    start = leak.columns[0]
     if leak.batch is not None and leak.batch != len(x):
         return None
     rows = leak.value.norm(dim=1).topk(min(ROWS, len(leak.value))).indices
@@ -60,7 +62,7 @@ def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     f = torch.einsum("mt,tkh->kmh", c, feature).flatten(1)
     if not bool(f.isfinite().all() and left.isfinite().all()):
         return None  # a saturated output does not reveal the features
-    y = torch.linalg.lstsq(f.T, left.permute(0, 2, 1).flatten(0, 1), driver="gelsd").solution
+    y = least_squares(f.T, left.permute(0, 2, 1).flatten(0, 1))
     best = y.argmax(1)
     off = (y - torch.nn.functional.one_hot(best, classes)).abs().amax()
     return best if float(off) < UNIT else None

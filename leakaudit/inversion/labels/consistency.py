@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.labels import label_signs
+from leakaudit.inversion.linear import least_squares
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -65,16 +67,12 @@ def _by_candidates(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
 
 def _by_differences(leak: GradientLeak, task: Task) -> Tensor | None:
     """Compute q = p - e_y of the last layer from its differences; its sign reveals the label."""
-    if task.last_linear is None or task.last_linear[1] is None:
+    layer = task.last_linear
+    if layer is None or first_layer_rows.not_leaked(leak, task, layer):
         return None
-    weight, bias = (task.layout.slices[n] for n in task.last_linear if n)
-    start, stop = leak.columns
-    if weight.start < start or bias.stop > stop:
-        return None
-    b = leak.value[:, bias.start - start : bias.stop - start].double()
-    w = leak.value[:, weight.start - start : weight.stop - start].double()
-    w = w.reshape(len(b), b.shape[1], -1)
-    q = residual_from_differences(torch.linalg.pinv(leak.combination.double()), w, b)
+    rows = first_layer_rows.entries(leak.value.double(), leak, task, layer)
+    inverse = torch.linalg.pinv(leak.combination.double())
+    q = residual_from_differences(inverse, rows[..., :-1], rows[..., -1])
     return None if q is None else label_signs.from_bias(q)
 
 
@@ -115,7 +113,7 @@ def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> 
         return None
     v = vectors[:, 0]
     planes = torch.stack([b, v.expand_as(b)], dim=2)
-    coordinates = torch.linalg.lstsq(planes, m, driver="gelsd").solution  # (T, 2, H)
+    coordinates = least_squares(planes, m)  # (T, 2, H)
     # The difference of two rounds eliminates the unknown h: alpha = h^t - h^s, and beta is kappa
     # times it.
     first, second = trust.topk(2).indices

@@ -17,6 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import AttackError
+from leakaudit.inversion.linear import least_squares
 from leakaudit.inversion.search import priors
 
 if TYPE_CHECKING:
@@ -352,9 +353,7 @@ def _solve(p: Tensor, known: Tensor, total: Tensor) -> Tensor:
     """
     left = torch.cat([p.T - torch.eye(len(p), dtype=p.dtype), p.new_ones(1, len(p))])
     right = torch.cat([known, total[None]])
-    # The driver gelsy gives different results from call to call.
-    solution: Tensor = torch.linalg.lstsq(left, right, driver="gelsd").solution
-    return solution
+    return least_squares(left, right)
 
 
 def _two(t: Tensor | None, sign: int) -> Tensor | None:

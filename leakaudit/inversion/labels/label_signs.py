@@ -72,8 +72,9 @@ def from_gradient(leak: GradientLeak, task: Task) -> Tensor | None:
 
 def plain_rows(leak: GradientLeak) -> list[int]:
     """Find the rows that contain one gradient that is not zero."""
-    single = leak.combination.count_nonzero(dim=1) == 1
-    found: list[int] = (single.cpu() & (leak.value != 0).any(1).cpu()).nonzero().flatten().tolist()
+    found: list[int] = (
+        (leak.single.cpu() & (leak.value != 0).any(1).cpu()).nonzero().flatten().tolist()
+    )
     return found
 
 

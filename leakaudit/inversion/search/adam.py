@@ -51,29 +51,24 @@ class RateSchedule:
     """The schedule of Adam."""
 
     steps: int  # number of steps of each search
-    # largest step in the data's units. It increases over `warmup` steps and decreases along a
-    # cosine.
-    rate: float
+    rate: float  # first and largest step in the data's units; decreases along a cosine
     slopes: Slopes = "raw"  # unchanged (`raw`), s / (|s| + mean |s|) (`soft`), or sign(s) (`hard`)
-    warmup: int = 0  # number of warm-up steps
     # standard deviation of noise added to a point before its slope is computed, relative to the
     # rate
     langevin: float = 0.0
-    betas: tuple[float, float] = BETAS  # parameters of Adam
 
     def at(self, k: int) -> float:
         """Return the rate of step k, counted from 0."""
-        rise = min(1.0, (k + 1) / self.warmup) if self.warmup else 1.0
-        return self.rate * rise * 0.5 * (1 + math.cos(math.pi * k / self.steps))
+        return self.rate * 0.5 * (1 + math.cos(math.pi * k / self.steps))
 
 
 class _Walker:
     """A point that Adam moves, together with Adam's moments of its slopes."""
 
-    def __init__(self, start: Point, rate: float, betas: tuple[float, float] = BETAS) -> None:
+    def __init__(self, start: Point, rate: float) -> None:
         """Start at a point, with zero moments."""
         self.x = tuple(t.detach().clone().requires_grad_() for t in start)
-        self._adam = torch.optim.Adam(self.x, lr=rate, betas=betas)
+        self._adam = torch.optim.Adam(self.x, lr=rate, betas=BETAS)
 
     def evaluate(self, objective: Objective) -> tuple[float, tuple[Tensor, ...]]:
         """Return the objective and its slopes at the point."""
@@ -128,7 +123,7 @@ def minimise(
     Returns:
         Each search's last finite point, with its last value as objective.
     """
-    walkers = [_Walker((x,), schedule.rate, schedule.betas) for x in starts]
+    walkers = [_Walker((x,), schedule.rate) for x in starts]
     runs = [SearchRun(walker.here()) for walker in walkers]
     for k in range(schedule.steps):
         between(k, runs)
@@ -225,7 +220,7 @@ def together(
     last = torch.full((len(start),), math.inf, dtype=torch.float64, device=start.device)
     mean = torch.zeros_like(x)
     square = torch.zeros_like(x)
-    b1, b2 = schedule.betas
+    b1, b2 = BETAS
     shape = torch.vmap(partial(shaped, slopes=schedule.slopes))
     done = 0
     late = False

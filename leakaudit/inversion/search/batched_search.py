@@ -58,8 +58,6 @@ class SearchSchedule:
 
     steps: int = 300  # maximum number of steps, of 20 evaluations each
     history: int = 100  # number of pairs of L-BFGS; fewer if those of one search exceed `MEMORY`
-    # a search has converged if its objective decreased by less than 3 % in this many steps
-    patience: int = PATIENCE
     # number formats, one after the other. float32 approaches the solution at half the cost of
     # float64, which refines it. A search continues in the next format, with its pairs, once it
     # reached its goal or rounding stops it. In a loop, in which float32 gains nothing, only the
@@ -241,7 +239,7 @@ class _Batch:
         self.problems = problems
         self.schedule = schedule
         self.early = early
-        self.patience = min(EARLY_PATIENCE, schedule.patience) if early else schedule.patience
+        self.patience = EARLY_PATIENCE if early else PATIENCE
         self.pairs: dict[
             int, LbfgsMemory
         ] = {}  # of the searches that ended, if another format follows

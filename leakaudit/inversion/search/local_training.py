@@ -8,7 +8,6 @@ records, and u is compared.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -154,10 +153,7 @@ def cosine(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Te
         x: (samples, *shape).
         y: (samples,) labels, or soft ones.
     """
-    found = target.mixing @ _updates(target, task, local, x, y, graph=True)
-    size = found.norm().clamp_min(torch.finfo(found.dtype).tiny)
-    loss: Tensor = 1 - (found * target.aim).sum() / size
-    return loss
+    return target.cosine(_updates(target, task, local, x, y, graph=True))
 
 
 def l2(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Tensor:
@@ -167,9 +163,7 @@ def l2(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Tensor
         x: (samples, *shape).
         y: (samples,) labels, or soft ones.
     """
-    found = target.mixing @ _updates(target, task, local, x, y, graph=True)
-    loss: Tensor = (found - target.aim).square().sum()
-    return loss
+    return target.l2(_updates(target, task, local, x, y, graph=True))
 
 
 def misfit(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> float:
@@ -179,9 +173,7 @@ def misfit(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> fl
         x: (samples, *shape).
         y: (samples,) labels, or soft ones.
     """
-    found = target.mixing @ _updates(target, task, local, x.detach(), y.detach(), graph=False)
-    size = float((found - target.aim).norm())
-    return size if math.isfinite(size) else math.inf
+    return target.misfit(_updates(target, task, local, x.detach(), y.detach(), graph=False))
 
 
 def _updates(target: Target, task: Task, local: Local, x: Tensor, y: Tensor, graph: bool) -> Tensor:

@@ -49,6 +49,23 @@ class Target:
     columns: slice  # columns of the flat gradient to compare
     noise: float  # norm of the residual that the leak's own errors cause at the true inputs
 
+    def l2(self, found: Tensor) -> Tensor:
+        """Return the squared relative norm of the whitened residual of gradients (T, c)."""
+        loss: Tensor = (self.mixing @ found - self.aim).square().sum()
+        return loss
+
+    def cosine(self, found: Tensor) -> Tensor:
+        """Return one minus the cosine of whitened rows of gradients (T, c) and the target."""
+        rows = self.mixing @ found
+        size = rows.norm().clamp_min(torch.finfo(rows.dtype).tiny)
+        loss: Tensor = 1 - (rows * self.aim).sum() / size
+        return loss
+
+    def misfit(self, found: Tensor) -> float:
+        """Return the relative norm of the whitened residual; infinite if it is not finite."""
+        size = float((self.mixing @ found - self.aim).norm())
+        return size if math.isfinite(size) else math.inf
+
 
 def missing(leak: GradientLeak, batch: int | None) -> str | None:
     """Explain what an attack by optimisation lacks in a leak.
@@ -105,7 +122,7 @@ def clearest(leak: GradientLeak, usable: Tensor) -> GradientLeak:
     Args:
         usable: (m,) which of its equations may be chosen, at least one.
     """
-    return leak.equation(int(_clarity(leak).where(usable, -1.0).argmax()))
+    return leak.equation(int(clarity(leak).where(usable, -1.0).argmax()))
 
 
 def target(leak: GradientLeak, task: Task, rows: int, dtype: torch.dtype) -> Target:
@@ -156,8 +173,7 @@ def l2(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
         x: (b, *shape) inputs.
         y: (b,) labels, or soft ones (b, classes).
     """
-    loss: Tensor = (target.mixing @ gradients(target, task, x, y) - target.aim).square().sum()
-    return loss
+    return target.l2(gradients(target, task, x, y))
 
 
 def cosine(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
@@ -167,10 +183,7 @@ def cosine(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
         x: (b, *shape) inputs.
         y: (b,) labels, or soft ones (b, classes).
     """
-    found = target.mixing @ gradients(target, task, x, y)
-    size = found.norm().clamp_min(torch.finfo(found.dtype).tiny)
-    loss: Tensor = 1 - (found * target.aim).sum() / size
-    return loss
+    return target.cosine(gradients(target, task, x, y))
 
 
 def stacked(targets: Sequence[Target]) -> tuple[Tensor, Tensor, Tensor]:
@@ -276,9 +289,18 @@ def misfit(target: Target, task: Task, x: Tensor, y: Tensor) -> float:
     """
     x = x.detach()
     y = y.detach()
-    got = torch.stack([task.gradient(w, x, y)[target.columns] for w in target.theta])
-    size = float((target.mixing @ got - target.aim).norm())
-    return size if math.isfinite(size) else math.inf
+    return target.misfit(
+        torch.stack([task.gradient(w, x, y)[target.columns] for w in target.theta])
+    )
+
+
+def compared(leak: GradientLeak, task: Task, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Recompute the clearest equation of a leak from inputs (b, *shape) and labels (b,).
+
+    Returns the relative residual, and the one that the leak's own errors cause.
+    """
+    clear = target(leak, task, 1, torch.float64)
+    return misfit(clear, task, x.to(clear.value), y.to(clear.value.device)), clear.noise
 
 
 def reconstruction(
@@ -316,11 +338,11 @@ def reconstruction(
 def _window(leak: GradientLeak, rows: int) -> slice:
     """Return the consecutive rows with the largest total signal-to-noise ratio, or the first."""
     rows = min(rows, len(leak.value))
-    first = int(_clarity(leak).unfold(0, rows, 1).sum(1).argmax())
+    first = int(clarity(leak).unfold(0, rows, 1).sum(1).argmax())
     return slice(first, first + rows)
 
 
-def _clarity(leak: GradientLeak) -> Tensor:
+def clarity(leak: GradientLeak) -> Tensor:
     """Return the signal-to-noise ratio (m,) of every equation."""
     size = leak.value.double().norm(dim=1)
     rounding = torch.finfo(leak.value.dtype).eps * float(size.max())

@@ -22,6 +22,9 @@ Start = Literal["gray", "uniform", "normal"]
 # Layer of batch normalisation -> mean and variance of the input of each of its channels.
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 
+# Weight of the first layer of batch normalisation, relative to the others.
+FIRST = 10.0
+
 # Cost of assigning samples of different classes to each other, relative to the largest distance of
 # any two, so that this never happens.
 FORBIDDEN = 1e3
@@ -147,20 +150,8 @@ def running_statistics(task: Task) -> Statistics | None:
     return None if fresh else found
 
 
-def normalisation(
-    task: Task, theta: Tensor, x: Tensor, known: Statistics, first: float = 10.0
-) -> Tensor:
-    """Measure how far a batch's statistics are from known ones (Yin et al. 2021, R_BN).
-
-    Args:
-        theta: (d,) the model.
-        x: (b, *shape).
-    """
-    return apart(batch_statistics(task, theta, x), known, first)
-
-
-def apart(found: Statistics, known: Statistics, first: float = 10.0) -> Tensor:
-    """Measure how far statistics are from known ones.
+def apart(found: Statistics, known: Statistics) -> Tensor:
+    """Measure how far statistics are from known ones (Yin et al. 2021, R_BN).
 
     A weighted mean over the layers of both: the squared error of means divided by the known
     variance, plus the squared error of variances divided by its square.
@@ -174,7 +165,7 @@ def apart(found: Statistics, known: Statistics, first: float = 10.0) -> Tensor:
         mean, var = (t.to(a) for t in statistics)
         size = var.mean().clamp_min(torch.finfo(var.dtype).tiny)
         gap = (a - mean).square().mean() / size + (b - var).square().mean() / size.square()
-        weight = first if k == 0 else 1.0
+        weight = FIRST if k == 0 else 1.0
         gaps.append(weight * gap)
         weights.append(weight)
     return torch.stack(gaps).sum() / max(sum(weights), 1.0)

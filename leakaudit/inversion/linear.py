@@ -1,0 +1,45 @@
+"""Linear algebra that several attacks share."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def least_squares(matrix: Tensor, right: Tensor) -> Tensor:
+    """Return the shortest solution of ``matrix @ x = right``; right: (m,) or (..., m, k)."""
+    # The default driver, gelsy, gives different results from call to call.
+    if right.dim() == 1:
+        return least_squares(matrix, right[:, None])[:, 0]
+    solution: Tensor = torch.linalg.lstsq(matrix, right, driver="gelsd").solution
+    return solution
+
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """Return the singular values of a tall matrix, which are those of R in its QR decomposition."""
+    sizes: Tensor = torch.linalg.svdvals(torch.linalg.qr(matrix).R)
+    return sizes
+
+
+def edge(rows: float, columns: float) -> float:
+    """Return the largest singular value of white noise of unit variance (Bai and Yin 1993)."""
+    return math.sqrt(rows) + math.sqrt(columns)
+
+
+def independent(rows: Tensor, least: float, most: int) -> tuple[list[int], Tensor]:
+    """Choose rows (k, b) that do not depend on those before them, by Gram-Schmidt.
+
+    Returns their indices and an orthonormal basis (b, n). A row is independent if the part of it
+    outside the basis exceeds `least`, relative to its length.
+    """
+    chosen: list[int] = []
+    basis = rows.new_zeros(rows.shape[1], 0)
+    for k, row in enumerate(rows):
+        rest = row - basis @ (basis.T @ row)
+        rest = rest - basis @ (basis.T @ rest)  # again, for orthogonality to the last digit
+        if len(chosen) < most and float(rest.norm()) > least * float(row.norm()):
+            chosen.append(k)
+            basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
+    return chosen, basis

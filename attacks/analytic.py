@@ -1,12 +1,4 @@
-"""Exact recovery of one input from the first fully connected layer.
-
-Row r of dL/dW is delta_r x^T and entry r of dL/db is delta_r, so every row of the two together is a
-multiple of [x 1]: Phong et al. 2018 for one gradient, Yu 2023 section 5.4 for logistic regression
-and two-step differences. This attack uses the rows of all gradients *and differences* at once. The
-stack has rank one, and its right singular vector is the input, whatever the combination, the models
-and the labels are. Rows that come from the same messages share their errors, so they are first
-whitened over time.
-"""
+"""Exact recovery of one input from the first fully connected layer."""
 
 from __future__ import annotations
 
@@ -31,6 +23,13 @@ from leakaudit.inversion.linear import edge
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Row r of dL/dW is delta_r x^T and entry r of dL/db is delta_r, so every row of the two together is
+# a multiple of [x 1]: Phong et al. 2018 for one gradient, Yu 2023 section 5.4 for logistic
+# regression and two-step differences. This attack uses the rows of all gradients *and differences*
+# at once. The stack has rank one, and its right singular vector is the input, whatever the
+# combination, the models and the labels are. Rows that come from the same messages share their
+# errors, so they are first whitened over time.
 
 # A second direction this far above the messages' own rounding is a second input. White noise
 # reaches 1 in these units; rounding errors that are not white have reached 2.
@@ -116,7 +115,6 @@ class Analytic(Attack):
     def _reported(
         self, leak: GradientLeak, task: Task, judged: Proof, ratio: float
     ) -> Reconstruction:
-        """Report an input with its certificate and its label."""
         x, evidence = certify.reported(judged.x, judged.interval, task)
         x = x.reshape(1, *task.spec.shape).to(task.dtype)
         return Reconstruction(
@@ -133,7 +131,6 @@ class Analytic(Attack):
 
 
 def _rounds(leak: GradientLeak, used: int) -> tuple[int, ...]:
-    """Return the rounds of the first equations, which the limit on numbers leaves."""
     columns = leak.combination[:used].count_nonzero(dim=0) > 0
     return tuple(leak.rounds[columns].tolist())
 
@@ -141,13 +138,10 @@ def _rounds(leak: GradientLeak, used: int) -> tuple[int, ...]:
 def _sine(size: float, shape: Sequence[int]) -> float:
     """Return the sine of the angle between the first right singular vector and the true one.
 
-    Noise of unit variance turns the vector of a matrix of rank one with singular value t. It also
-    enlarges the value: size^2 = (t^2 + n) (t^2 + p) / t^2, and the sine's square is
+    Noise of unit variance turns the vector of a matrix (n, p) of rank one with singular value
+    t. It also enlarges the value: size^2 = (t^2 + n) (t^2 + p) / t^2, and the sine's square is
     p (n + t^2) / (t^2 (t^2 + p)). Below t^4 = n p, the vector is arbitrary (Benaych-Georges and
     Nadakuditi 2012, section 3.1).
-
-    Args:
-        shape: (n, p).
     """
     n, p = shape
     excess = size**2 - n - p
@@ -158,11 +152,7 @@ def _sine(size: float, shape: Sequence[int]) -> float:
 
 
 def _expected_error(first: Tensor, sine: float, grid: PixelGrid) -> str:
-    """Say how far the input is expected to be from the true one, if the noise is as stated.
-
-    Args:
-        first: (p + 1,) the first right singular vector.
-    """
+    """Say how far the input is expected to be from the true one, if the noise is as stated."""
     turned = sine / math.sqrt(max(1e-300, 1 - sine**2) * len(first))
     seen = first[:-1] / first[-1]
     error = torch.hypot(torch.ones_like(seen), seen) * turned / first[-1].abs() * grid.std
@@ -171,14 +161,9 @@ def _expected_error(first: Tensor, sine: float, grid: PixelGrid) -> str:
 
 
 def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:
-    """Find the first right singular vector of a stack and the second singular value.
+    """Find the first right singular vector (p,) of a stack and the second singular value.
 
-    Args:
-        stack: (n, p).
-
-    Returns:
-        The vector (p,), the value, and the largest singular value of white noise of this shape and
-        unit variance.
+    Also returns the largest singular value of white noise of this shape.
     """
     first = _power(stack, stack.T @ stack[:, -1])
     rest = stack - torch.outer(stack @ first, first)

@@ -1,18 +1,4 @@
-"""Exact recovery from messages that hold only some coordinates.
-
-Partial sharing, random-k and top-k sparsification send some coordinates of a model, the same ones
-in every round or different ones.
-
-One sample: what is observed of the first layer's rows, entry (r, j) = d_r x_j, links neurons and
-pixels, and one connected component determines all its ratios
-(`leakaudit.inversion.exact.completion`). The bias column gives the scale.
-
-An unchanged batch, with the same coordinates in every round: the rows of each neuron over time show
-the space of the inputs on its own pixels. `gluing` connects these pieces, and the search of the
-attack `exact` continues in the space.
-
-An input is only called exact if every pixel is determined, and only observed entries are evidence.
-"""
+"""Exact recovery from messages that hold only some coordinates."""
 
 from __future__ import annotations
 
@@ -46,6 +32,20 @@ from leakaudit.inversion.linear import edge, singular_values
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Partial sharing, random-k and top-k sparsification send some coordinates of a model, the same ones
+# in every round or different ones.
+#
+# One sample: what is observed of the first layer's rows, entry (r, j) = d_r x_j, links neurons and
+# pixels, and one connected component determines all its ratios
+# (`leakaudit.inversion.exact.completion`). The bias column gives the scale.
+#
+# An unchanged batch, with the same coordinates in every round: the rows of each neuron over time
+# show the space of the inputs on its own pixels. `gluing` connects these pieces, and the search of
+# the attack `exact` continues in the space.
+#
+# An input is only called exact if every pixel is determined, and only observed entries are
+# evidence.
 
 # Levels of data without a grid that entries should resolve: as for eight bits.
 LEVELS = 255
@@ -135,10 +135,7 @@ class _Entries:
     def reported(
         self, x: Tensor, certificate: Certificate, residual: float, note: str, certified: int = 0
     ) -> Reconstruction:
-        """Return a reconstruction; inputs (b, p) are in the data's units.
-
-        Labels are not read, because the last layer is incomplete as well.
-        """
+        """Return a reconstruction of inputs (b, p), without labels: they are incomplete."""
         shown = x.clamp(0, 1) if self.task.spec.is_image else x
         return Reconstruction(
             self.leak.node,
@@ -158,12 +155,10 @@ class _Entries:
 
 
 def _several(leak: GradientLeak) -> bool:
-    """Whether each gradient comes from more than one sample."""
     return leak.batch is not None and leak.batch > 1
 
 
 def _mask(leak: GradientLeak) -> Tensor:
-    """Return which entries of the values are determined."""
     if leak.seen is None:
         return torch.ones_like(leak.value, dtype=torch.bool)
     return leak.seen
@@ -172,12 +167,10 @@ def _mask(leak: GradientLeak) -> Tensor:
 def _aligned(leak: GradientLeak) -> GradientLeak | None:
     """Return the part of a leak that holds the same coordinates in every equation.
 
-    A coordinate that happens not to change in a round looks as if it had not been sent. Equations
-    with less than half as many coordinates as the fullest are omitted, and so are coordinates that
-    the others do not all hold.
-
-    Returns:
-        The part, or None if it lacks more than half of the coordinates.
+    A coordinate that happens not to change in a round looks as if it had not been sent.
+    Equations with less than half as many coordinates as the fullest are omitted, and so are
+    coordinates that the others do not all hold. None if it lacks more than half of the
+    coordinates.
     """
     seen = _mask(leak)
     count = seen.sum(1)
@@ -199,7 +192,6 @@ def _aligned(leak: GradientLeak) -> GradientLeak | None:
 
 
 def _single(heard: _Entries) -> Reconstruction:
-    """Recover one input by a rank-one completion."""
     grid = heard.grid
     change = 1 / (grid.levels or LEVELS)
     found = completion.single(heard.stack, heard.seen, heard.leak.std, change / grid.std)
@@ -221,8 +213,8 @@ def _single(heard: _Entries) -> Reconstruction:
 def _doubt(heard: _Entries, found: CompletedInput) -> str:
     """Return the first condition for an exact input that is not met; empty if all are.
 
-    The conditions are those of `certify.single`, on observed entries. In addition, every pixel must
-    be confirmed: with one entry, it would agree with any value.
+    The conditions are those of `certify.single`, on observed entries. In addition, every pixel
+    must be confirmed: with one entry, it would agree with any value.
     """
     leak = heard.leak
     grid = heard.grid
@@ -309,8 +301,8 @@ def _completed(
 ) -> BatchObservations:
     """Return what the certificate needs: completed rows, and apart from them what was observed.
 
-    The coordinates of a completed row in the space are those that its observed entries determine,
-    with the error of the least certain direction.
+    The coordinates of a completed row in the space are those that its observed entries
+    determine, with the error of the least certain direction.
     """
     leak = heard.leak
     rows, columns = len(white) * len(space.neurons), white.shape[2]

@@ -1,18 +1,4 @@
-"""Whole batches from ONE gradient, through convolutions: samples as extreme rays of a cone.
-
-Inputs of a linear layer that are never negative are extreme rays of a cone in the row space of its
-gradient (`leakaudit.inversion.exact.extreme_rays`), and linear programs find them. This needs no
-ReLU after the layer, no second round, and no label.
-
-* If the layer is the first one, its inputs are the pixels, which also have an upper limit.
-* If convolutions and ReLUs come before it, its inputs are features. With the known weights, `peel`
-solves for the pixels layer by layer, or `whole_batch` through all layers at once, if there are
-enough equations. If not, `rounds_together` uses the features of several rounds.
-* If the layer is the last one, with softmax behind it, its inputs need no zeros (`last_layer`), so
-that the activation may also be a sigmoid or tanh.
-
-docs/cone.md has the idea in full, its certificate and its limits.
-"""
+"""Whole batches from ONE gradient, through convolutions: samples as extreme rays of a cone."""
 
 from __future__ import annotations
 
@@ -42,6 +28,19 @@ from leakaudit.inversion.search import objectives
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Inputs of a linear layer that are never negative are extreme rays of a cone in the row space of
+# its gradient (`leakaudit.inversion.exact.extreme_rays`), and linear programs find them. This needs
+# no ReLU after the layer, no second round, and no label.
+#
+# * If the layer is the first one, its inputs are the pixels, which also have an upper limit.
+# * If convolutions and ReLUs come before it, its inputs are features. With the known weights,
+#   `peel` solves for the pixels layer by layer, or `whole_batch` through all layers at once, if
+#   there are enough equations. If not, `rounds_together` uses the features of several rounds.
+# * If the layer is the last one, with softmax behind it, its inputs need no zeros (`last_layer`),
+#   so that the activation may also be a sigmoid or tanh.
+#
+# docs/cone.md has the idea in full, its certificate and its limits.
 
 INVISIBLE = (
     "the singular values do not show the batch size: "

@@ -1,13 +1,4 @@
-"""Deep leakage from gradients (Zhu et al. 2019).
-
-The attack moves dummy inputs and dummy soft labels together until their gradient equals the leaked
-one: x, y = argmin |dL/dW(x, y) - g|^2 (eq. 2 of the paper). Here the distance is divided by the
-norm of g, so a zero gradient has the residual 1.
-
-The search differs from the published one in three ways, each of which a parameter reverts: L-BFGS
-has a line search, images are optimised in scaled frequencies instead of pixels, and starts are near
-gray.
-"""
+"""Deep leakage from gradients (Zhu et al. 2019)."""
 
 from __future__ import annotations
 
@@ -26,6 +17,14 @@ from leakaudit.inversion.search.gradient_matching import MatchingParameters
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# The attack moves dummy inputs and dummy soft labels together until their gradient equals the
+# leaked one: x, y = argmin |dL/dW(x, y) - g|^2 (eq. 2 of the paper). Here the distance is divided
+# by the norm of g, so a zero gradient has the residual 1.
+#
+# The search differs from the published one in three ways, each of which a parameter reverts: L-BFGS
+# has a line search, images are optimised in scaled frequencies instead of pixels, and starts are
+# near gray.
 
 
 @attack("dlg")
@@ -76,10 +75,7 @@ class DLG(Attack):
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Reconstruct inputs and labels of several leaks in one batch.
-
-        Yields the index of a leak and its reconstruction, as soon as each is finished.
-        """
+        """Reconstruct inputs and labels of several leaks in one batch."""
         search = MatchingParameters(
             self.steps,
             self.restarts,

@@ -1,18 +1,4 @@
-"""Exact recovery of a whole batch from the first fully connected layer.
-
-The attack reads gradients or differences of gradients.
-
-Row r of dL/dW of the layer is sum_k delta_rk [x_k 1], and so is a row of any combination of
-gradients. All rows therefore lie in the space spanned by the batch's inputs (Phong et al. 2018;
-SPEAR, Dimitrov et al. 2024, for one gradient). If a ReLU stays inactive for sample k in all
-recorded rounds, its row does not contain x_k. `activation_patterns` finds these patterns,
-`duals_to_inputs` converts them into inputs, and the data's grid k/levels determines for every
-single input whether it is exact. Neither models nor labels are needed. If white noise is large
-enough to matter, `noisy_duals` instead weighs all rows and patterns jointly, and the estimates are
-approximate.
-
-docs/exact.md has the theorem behind the certificates, and what can be recovered at which noise.
-"""
+"""Exact recovery of a whole batch from the first fully connected layer."""
 
 from __future__ import annotations
 
@@ -35,6 +21,19 @@ from leakaudit.inversion.exact.pixel_grid import PixelGrid
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# The attack reads gradients or differences of gradients.
+#
+# Row r of dL/dW of the layer is sum_k delta_rk [x_k 1], and so is a row of any combination of
+# gradients. All rows therefore lie in the space spanned by the batch's inputs (Phong et al. 2018;
+# SPEAR, Dimitrov et al. 2024, for one gradient). If a ReLU stays inactive for sample k in all
+# recorded rounds, its row does not contain x_k. `activation_patterns` finds these patterns,
+# `duals_to_inputs` converts them into inputs, and the data's grid k/levels determines for every
+# single input whether it is exact. Neither models nor labels are needed. If white noise is large
+# enough to matter, `noisy_duals` instead weighs all rows and patterns jointly, and the estimates
+# are approximate.
+#
+# docs/exact.md has the theorem behind the certificates, and what can be recovered at which noise.
 
 # Ratio of the batch's weakest direction to white noise below which only the likelihood helps: walks
 # need neurons that are 20 times above the noise (`activation_patterns.SOFT`) in every direction.

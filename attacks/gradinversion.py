@@ -1,13 +1,4 @@
-"""GradInversion (Yin et al. 2021, See through Gradients).
-
-The loss of the paper (eq. 1 to 11) adds to the squared distance of gradients: total variation and
-energy, the distance of batch statistics from known ones (R_BN), and the distance from the
-registered mean of several searches (R_group). All weights are relative to a gradient of norm 1.
-
-If the gradient of a convolution reveals the convolution's inputs (`convolution_patches`), the
-search compares those instead of gradients. An evaluation then requires only one forward pass, which
-is smoother and takes a third of the time.
-"""
+"""GradInversion (Yin et al. 2021, See through Gradients)."""
 
 from __future__ import annotations
 
@@ -38,6 +29,14 @@ from leakaudit.inversion.search.priors import Statistics
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# The loss of the paper (eq. 1 to 11) adds to the squared distance of gradients: total variation and
+# energy, the distance of batch statistics from known ones (R_BN), and the distance from the
+# registered mean of several searches (R_group). All weights are relative to a gradient of norm 1.
+#
+# If the gradient of a convolution reveals the convolution's inputs (`convolution_patches`), the
+# search compares those instead of gradients. An evaluation then requires only one forward pass,
+# which is smoother and takes a third of the time.
 
 Loss = Callable[[Tensor], Tensor]
 Residual = Callable[[Tensor], float]
@@ -203,7 +202,6 @@ class GradInversion(Attack):
         return loss
 
     def _smooth(self, x: Tensor) -> Tensor:
-        """Return total variation and energy."""
         return self.tv * priors.total_variation(x) + self.energy * x.square().mean()
 
     def _search(
@@ -214,14 +212,10 @@ class GradInversion(Attack):
         box: Callable[[Tensor], Tensor],
         generator: Generator,
     ) -> tuple[list[SearchRun], Tensor]:
-        """Run all searches together.
+        """Run all searches together; samples of one class (b,) may be exchanged.
 
-        Args:
-            y: (b,) classes; samples of one class may be exchanged.
-
-        Returns:
-            The final runs, and their mean (seeds, b, *shape) in the order of each run; empty if
-            there is only one.
+        Returns the final runs, and their mean (seeds, b, *shape) in the order of each run;
+        empty if there is only one.
         """
         middle = starts[0].new_empty(0)
         begin = int(self.wait * self.steps)
@@ -260,9 +254,9 @@ def _of_layer(
 ) -> float:
     """Return the relative residual of a layer's inputs, or of the preceding statistics if larger.
 
-    Only the statistics reveal contrast, so the residual is infinite without them. Images far from
-    the true ones may fit both, so this residual counts only together with that of the whole
-    gradient.
+    Only the statistics reveal contrast, so the residual is infinite without them. Images far
+    from the true ones may fit both, so this residual counts only together with that of the
+    whole gradient.
     """
     with torch.no_grad():
         seen, own = _seen(task, theta, shown, known, x.to(theta))
@@ -275,8 +269,8 @@ def _of_layer(
 def _settled(x: Tensor, residual: Residual, task: Task) -> Tensor:
     """Order images to match their labels, and round them to the data's grid.
 
-    Each is kept only if it lowers the residual: exchanges of two images until none does, then the
-    rounding.
+    Each is kept only if it lowers the residual: exchanges of two images until none does, then
+    the rounding.
     """
     left = residual(x)
     gained = True

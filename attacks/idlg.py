@@ -1,10 +1,4 @@
-"""Improved deep leakage from gradients (Zhao et al. 2020).
-
-With cross-entropy and one sample, the slope of the loss in output c is softmax_c - [c is the
-label], which is negative only for the label. The signs of the last layer's gradient therefore show
-the label (eq. 4 to 6 of the paper; `label_signs.from_gradient`), and only the input remains to be
-searched, by matching gradients as in DLG.
-"""
+"""Improved deep leakage from gradients (Zhao et al. 2020)."""
 
 from __future__ import annotations
 
@@ -25,6 +19,11 @@ from leakaudit.inversion.search.gradient_matching import MatchingParameters
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# With cross-entropy and one sample, the slope of the loss in output c is softmax_c - [c is the
+# label], which is negative only for the label. The signs of the last layer's gradient therefore
+# show the label (eq. 4 to 6 of the paper; `label_signs.from_gradient`), and only the input remains
+# to be searched, by matching gradients as in DLG.
 
 
 @attack("idlg")
@@ -79,10 +78,7 @@ class IDLG(Attack):
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Reconstruct the inputs of several leaks in one batch.
-
-        Yields the index of a leak and its reconstruction, as soon as each is finished.
-        """
+        """Reconstruct the inputs of several leaks in one batch."""
         search = MatchingParameters(
             self.steps,
             self.restarts,

@@ -39,28 +39,31 @@ CLEAR = 0.25
 SURE = 0.1
 
 
+# EXACT states that no other batch of b images on the grid has this gradient. Let h be the width and
+# n = b (1 + patches of an image) the number of tokens. These conditions are checked:
+#
+# 1. The inputs of the first block's last two layers span n dimensions each.
+# 2. n tokens were found, the images lie on the grid, and every patch belongs to one of them.
+# 3. The whole gradient, recomputed from the images and their labels, is the leaked one up to
+#    rounding.
+#
+# Let another batch have the same gradient. Its n tokens span the same two spaces of n dimensions,
+# so each of them is a solution of the 4 h + 1 - n equations in n - 1 unknowns that determined the
+# tokens here. If the weights are in general position, so many equations have no solutions but those
+# by construction, and the other batch has the same tokens. The linear equations that follow have
+# one solution only, so it has the same images. Weights drawn at random are in general position with
+# probability 1; trained weights are assumed to be.
+#
+# With one image, the gradients of the positions and of the embedding determine the pixels, as long
+# as the former are independent, and nothing is assumed about the weights.
+
+
 @attack("patches")
 @dataclass(frozen=True)
 class Patches(Attack):
     """All images of a batch, token by token, from the spaces of two layers' gradients.
 
-    EXACT states that no other batch of b images on the grid has this gradient. Let h be the width
-    and n = b (1 + patches of an image) the number of tokens. These conditions are checked:
-
-    1. The inputs of the first block's last two layers span n dimensions each.
-    2. n tokens were found, the images lie on the grid, and every patch belongs to one of them.
-    3. The whole gradient, recomputed from the images and their labels, is the leaked one up to
-       rounding.
-
-    Let another batch have the same gradient. Its n tokens span the same two spaces of n dimensions,
-    so each of them is a solution of the 4 h + 1 - n equations in n - 1 unknowns that determined the
-    tokens here. If the weights are in general position, so many equations have no solutions but
-    those by construction, and the other batch has the same tokens. The linear equations that follow
-    have one solution only, so it has the same images. Weights drawn at random are in general
-    position with probability 1; trained weights are assumed to be.
-
-    With one image, the gradients of the positions and of the embedding determine the pixels, as
-    long as the former are independent, and nothing is assumed about the weights.
+    EXACT states that no other batch of b images on the grid has this gradient: see above.
     """
 
     exact: ClassVar[bool] = True
@@ -98,7 +101,6 @@ class Patches(Attack):
 
 
 def _recovered(leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-    """Recover the images from a leak with one equation."""
     assert leak.theta is not None
     assert leak.batch is not None
     net = _network(task, leak.theta[0])
@@ -164,7 +166,6 @@ def _tokens(
 
 
 def _unclear(span: Span | None, white: Tensor, count: int, name: str) -> str:
-    """Explain why a gradient does not show all tokens; empty if it does."""
     if span is None:
         return f"the singular values of the gradient of {name} do not show the tokens"
     if span.batch != count:
@@ -178,11 +179,7 @@ def _unclear(span: Span | None, white: Tensor, count: int, name: str) -> str:
 
 
 def _judged(leak: GradientLeak, task: Task, x: Tensor, doubt: str) -> Reconstruction:
-    """Round images to the grid and recompute the gradient.
-
-    Args:
-        x: (b, *shape) images in the data's units.
-    """
+    """Round images (b, *shape) to the grid and recompute the gradient."""
     grid = PixelGrid.of(task)
     flat = x.flatten(1)
     snapped = grid.snapped(flat)

@@ -1,11 +1,4 @@
-"""R-GAP: one sample, layer by layer from the last (Zhu and Blaschko 2021), completed by a search.
-
-The published recursion (`layerwise`) needs as many equations as unknowns at every layer. Here it
-stops at the first layer that has fewer, and a search finds the input whose activations satisfy the
-equations of that layer. Each evaluation requires a forward pass and one backward pass, without
-second derivatives, and is continuous in the input for every activation function, unlike the
-gradient of a ReLU network.
-"""
+"""R-GAP: one sample, layer by layer from the last (Zhu and Blaschko 2021), then a search."""
 
 from __future__ import annotations
 
@@ -32,6 +25,12 @@ from leakaudit.tasks.layer_chain import Layer
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# The published recursion (`layerwise`) needs as many equations as unknowns at every layer. Here it
+# stops at the first layer that has fewer, and a search finds the input whose activations satisfy
+# the equations of that layer. Each evaluation requires a forward pass and one backward pass,
+# without second derivatives, and is continuous in the input for every activation function, unlike
+# the gradient of a ReLU network.
 
 # Weights of total variation. Each search starts from the end of the previous one, and the last has
 # weight zero: first a smooth image with nearly correct activations, then its details. A choice of
@@ -150,11 +149,7 @@ class RGAP(Attack):
     def _search(
         self, task: Task, layers: list[Layer], known: LayerRelations, start: Point
     ) -> SearchRun:
-        """Search for the input with L-BFGS on one layer's equations, with decreasing smoothing.
-
-        Args:
-            start: The input (1, *shape) to start from.
-        """
+        """Search from the input (1, *shape) with L-BFGS on one layer's equations."""
 
         def objective(weight: float, x: Tensor) -> Tensor:
             misfit = known.misfit(layer_chain.run(layers[: known.at], task.normalise(x)))
@@ -173,11 +168,7 @@ class RGAP(Attack):
 
 
 def _on_grid(task: Task, x: Tensor, residual: Callable[[Tensor], float]) -> tuple[Tensor, str]:
-    """Move inputs to the grid of pixel values if they lie near it and the whole gradient agrees.
-
-    Args:
-        x: (1, *shape) in the data's units.
-    """
+    """Move inputs to the grid of pixel values if they lie near it and the whole gradient agrees."""
     grid = PixelGrid.of(task)
     if not grid.levels:
         return x, ""

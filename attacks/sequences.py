@@ -30,37 +30,40 @@ BEHIND = "blocks.0.up.weight"
 FITS = 3.0
 
 
+# EXACT states that no other batch of b sequences of length L has this gradient. Let h be the width,
+# K the number of models in the leak's equation, and r the rank of the space of the layer behind the
+# first attention. The inputs of this layer, one for every different prefix and model, are called
+# rows. The argument needs these conditions, all of which are checked:
+#
+# 1. The tree is complete, no guess lay between inside and outside, and r = K times its number of
+#    nodes. Its rows are thus a basis of the space.
+# 2. r <= h - 2 (`prefixes.space`), and K b L is at most the number of neurons of that layer.
+#    (Normalised vectors have h - 1 free coordinates.)
+# 3. The counts follow from the output layer, and from the last normalisation if the output layer is
+#    tied to the embedding, and agree with the tree.
+# 4. The recomputed gradient is the leaked one up to rounding.
+#
+# Let another batch have the same gradient. If the weights are in general position, the slopes of
+# its rows are independent, because there are no more rows than neurons, and so are the rows
+# themselves, up to h - 1 of them. Its gradient then has the rank of its number of rows, or h - 1 if
+# that is less. The rank is r, so it has r rows, and they span the same space as those of the tree.
+# A row of the tree that is none of them would depend on r <= h - 2 rows, which general position
+# excludes. It thus has the nodes of the tree and no others, and the output layer's gradient
+# determines its counts: it is the same batch. This holds for a tied layer as well: batches with the
+# same nodes have the same tokens, whose rows are not used.
+#
+# Weights drawn at random are in general position with probability 1; trained weights are assumed to
+# be. If K b L is at most h - 2, independent slopes are not needed: rows outside the space would
+# have slopes that add up to zero, but the last row of a sequence has the slopes of one loss only, a
+# softmax minus a label, which is not zero.
+
+
 @attack("sequences")
 @dataclass(frozen=True)
 class Sequences(Attack):
     """All sequences of a batch, token by token, from the spaces of two layers' gradients.
 
-    EXACT states that no other batch of b sequences of length L has this gradient. Let h be the
-    width, K the number of models in the leak's equation, and r the rank of the space of the layer
-    behind the first attention. The inputs of this layer, one for every different prefix and model,
-    are called rows. The argument needs these conditions, all of which are checked:
-
-    1. The tree is complete, no guess lay between inside and outside, and r = K times its number of
-       nodes. Its rows are thus a basis of the space.
-    2. r <= h - 2 (`prefixes.space`), and K b L is at most the number of neurons of that layer.
-       (Normalised vectors have h - 1 free coordinates.)
-    3. The counts follow from the output layer, and from the last normalisation if the output layer
-       is tied to the embedding, and agree with the tree.
-    4. The recomputed gradient is the leaked one up to rounding.
-
-    Let another batch have the same gradient. If the weights are in general position, the slopes of
-    its rows are independent, because there are no more rows than neurons, and so are the rows
-    themselves, up to h - 1 of them. Its gradient then has the rank of its number of rows, or h - 1
-    if that is less. The rank is r, so it has r rows, and they span the same space as those of the
-    tree. A row of the tree that is none of them would depend on r <= h - 2 rows, which general
-    position excludes. It thus has the nodes of the tree and no others, and the output layer's
-    gradient determines its counts: it is the same batch. This holds for a tied layer as well:
-    batches with the same nodes have the same tokens, whose rows are not used.
-
-    Weights drawn at random are in general position with probability 1; trained weights are assumed
-    to be. If K b L is at most h - 2, independent slopes are not needed: rows outside the space
-    would have slopes that add up to zero, but the last row of a sequence has the slopes of one loss
-    only, a softmax minus a label, which is not zero.
+    EXACT states that no other batch of b sequences of length L has this gradient: see above.
     """
 
     exact: ClassVar[bool] = True
@@ -111,7 +114,6 @@ def _usable(leak: GradientLeak, task: Task) -> Reading | str:
 def _recovered(
     leak: GradientLeak, task: Task, read: Reading, generator: Generator
 ) -> Reconstruction:
-    """Recover the sequences from a leak with one equation."""
     assert leak.theta is not None
     length = task.spec.shape[0]
     models = [decoders.at(task, read, theta) for theta in leak.theta]
@@ -195,7 +197,6 @@ def _counted(
 
 
 def _doubts(tree: prefixes.Tree, nodes: int, rank: int, rows: int, neurons: int) -> list[str]:
-    """Return which conditions of the certificate do not hold."""
     doubts = []
     if nodes != rank:
         doubts.append(f"the tree has {nodes} rows, but its space has {rank} dimensions")
@@ -219,7 +220,7 @@ def _clearest(leak: GradientLeak, task: Task) -> GradientLeak:
 
 
 def _misfit(leak: GradientLeak, task: Task, found: prefixes.SequenceCounts) -> tuple[float, float]:
-    """Recompute the gradient."""
+    """Recompute the gradient, and return its relative residual and that of its noise."""
     assert leak.theta is not None
     again = torch.zeros(task.layout.size, dtype=torch.float64)
     size = 0.0

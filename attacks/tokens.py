@@ -1,22 +1,4 @@
-"""Tokens from the gradient of an embedding.
-
-A token that does not occur in a batch leaves its row of the embedding's gradient at zero, so the
-other rows are the tokens of the batch (Melis et al. 2019).
-
-If the model adds an embedding of the positions, the order follows as well for a single record: both
-tables receive the gradient of their sum. With T the rows of the tokens (v, h) and P those of the
-positions (n, h), T = A P, and A is 1 where a token stands at a position, and 0 elsewhere. The rows
-of P are independent as long as n is below h, so A is the only solution.
-
-What many local steps changed (`GradientLeak.training`) shows the tokens of all steps in the same
-way, because AdamW moves a row only once its token has occurred; `row_moves` decides which rows were
-moved, from the weight decay and the rounding of the messages that the protocol states.
-
-The change may also be passed as a gradient with `inner` > 1, without the constants. The rows of
-tokens that do not occur remain multiples of the model's, by a common factor. It is estimated by a
-median, and its part is subtracted. Noise, or rounding of the messages to a few bits, changes every
-row by an amount that the leak states.
-"""
+"""Tokens from the gradient of an embedding."""
 
 from __future__ import annotations
 
@@ -37,6 +19,23 @@ from leakaudit.inversion.labels import consistency, label_counts, label_signs
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# A token that does not occur in a batch leaves its row of the embedding's gradient at zero, so the
+# other rows are the tokens of the batch (Melis et al. 2019).
+#
+# If the model adds an embedding of the positions, the order follows as well for a single record:
+# both tables receive the gradient of their sum. With T the rows of the tokens (v, h) and P those of
+# the positions (n, h), T = A P, and A is 1 where a token stands at a position, and 0 elsewhere. The
+# rows of P are independent as long as n is below h, so A is the only solution.
+#
+# What many local steps changed (`GradientLeak.training`) shows the tokens of all steps in the same
+# way, because AdamW moves a row only once its token has occurred; `row_moves` decides which rows
+# were moved, from the weight decay and the rounding of the messages that the protocol states.
+#
+# The change may also be passed as a gradient with `inner` > 1, without the constants. The rows of
+# tokens that do not occur remain multiples of the model's, by a common factor. It is estimated by a
+# median, and its part is subtracted. Noise, or rounding of the messages to a few bits, changes
+# every row by an amount that the leak states.
 
 # Largest distance of an entry of A from 0 or 1. Rounding in float32 gives about 1e-4; a choice.
 WHOLE = 0.05
@@ -127,14 +126,12 @@ def _unordered(leak: GradientLeak, task: Task, tokens: Tensor, note: str) -> Rec
 
 
 def _listed(found: Tensor) -> str:
-    """Return the number of different tokens, and the first of them."""
     listed = ", ".join(map(str, found[:LISTED].tolist()))
     more = ", ..." if len(found) > LISTED else ""
     return f"{len(found)} different tokens: {listed}{more}"
 
 
 def _unreadable(leak: GradientLeak, task: Task) -> str | None:
-    """Return why the tokens do not follow from what local steps changed; None if they do."""
     training = leak.training
     assert training is not None
     if training.optimiser != "adamw":
@@ -183,15 +180,14 @@ def _block(leak: GradientLeak, task: Task, name: str | None) -> Tensor | None:
 
 
 def _std(leak: GradientLeak) -> float:
-    """Return the stated standard deviation of the row that is read."""
     return float(leak.std[label_signs.plain_rows(leak)[0]])
 
 
 def _undecayed(table: Tensor, leak: GradientLeak, task: Task) -> Tensor:
     """Subtract the common weight decay of several local steps from the rows of an embedding.
 
-    Most tokens do not occur, so the median over all rows of their multiple of the model's rows is
-    that of such a token.
+    Most tokens do not occur, so the median over all rows of their multiple of the model's rows
+    is that of such a token.
     """
     name = task.embeddings[0]
     if leak.theta is None or leak.inner == 1 or name is None:
@@ -206,12 +202,7 @@ def _undecayed(table: Tensor, leak: GradientLeak, task: Task) -> Tensor:
 def _order(tokens: Tensor, places: Tensor, length: int) -> tuple[Tensor, float] | None:
     """Return the index of the token at each position, and the relative misfit.
 
-    Args:
-        tokens: (v, h) rows of the tokens.
-        places: (n, h) rows of the positions.
-
-    Returns:
-        None if the positions do not determine the tokens.
+    None if the positions (n, h) do not determine the tokens (v, h).
     """
     used = places[places.norm(dim=1) > 0]
     if len(used) != length or int(torch.linalg.matrix_rank(used)) < length:

@@ -113,7 +113,7 @@ class Batched(Protocol):
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Yield the position and the reconstruction of each leak; others affect only its rounding.
+        """Yield position and reconstruction of each leak; others affect only its rounding.
 
         Args:
             leaks: The leaks to attack together.

@@ -1,12 +1,4 @@
-"""Running attacks on leaks: one attack, given by name or as an object, or the strongest that fits.
-
-``auto`` tries all attacks in order, exact ones first, and returns for each leak the first
-reconstruction that did not fail. If all attacks fail, it returns the best of their results.
-
-An exact attack may also return an estimate: inputs that it could not prove. If these do not
-reproduce the gradients, the next attack by optimisation is tried as well, and its result is
-returned if it does.
-"""
+"""Running attacks on leaks: one attack, by name or as an object, or the strongest that fits."""
 
 from __future__ import annotations
 
@@ -30,6 +22,13 @@ from leakaudit.inversion.round_by_round import PROVEN
 from leakaudit.inversion.search import objectives
 from leakaudit.tasks.task import LOOP_ABOVE, Task
 
+# ``auto`` tries all attacks in order, exact ones first, and returns for each leak the first
+# reconstruction that did not fail. If all attacks fail, it returns the best of their results.
+#
+# An exact attack may also return an estimate: inputs that it could not prove. If these do not
+# reproduce the gradients, the next attack by optimisation is tried as well, and its result is
+# returned if it does.
+
 # Relative misfit of the gradients below which inputs reproduce them. A choice: searches that have
 # found the inputs reach 3e-5, and those that have not stay above 1e-2.
 CLOSE = 1e-3
@@ -52,12 +51,10 @@ def attack(
     task: Task | None = None,
     **settings: Any,
 ) -> Reconstructions:
-    """Run one attack on all leaks, or on each leak the strongest attack that fits.
+    """Run one attack on all leaks, or on each leak the strongest attack that fits (``auto``).
 
-    Args:
-        name: Name of the attack, the attack itself, or ``auto``.
-        task: The learning task. Only needed if the model is the user's own
-            ``package.module:factory``: Task.build(leaks.task, trusted=True).
+    The task is only needed if the model is the user's own ``package.module:factory``:
+    Task.build(leaks.task, trusted=True).
     """
     _expect(leaks, generator)
     task = task or Task.build(leaks.task)
@@ -86,11 +83,7 @@ def _expect(leaks: object, generator: object) -> None:
 def attack_one(
     leak: GradientLeak, task: Task, name: str | Attack, generator: Generator, **settings: Any
 ) -> Reconstruction:
-    """Attack one leak; `auto` tries exact attacks first, then iterative ones, until one fits.
-
-    Args:
-        name: Name of the attack, the attack itself, or ``auto``.
-    """
+    """Attack one leak; `auto` tries exact attacks first, then iterative ones, until one fits."""
     if name == "auto":
         return next(attack_together([leak], task, name, [generator], **settings)).found
     _require_room(leak, task)
@@ -115,7 +108,6 @@ def attack_one(
 
 
 def _without_masks(found: Reconstruction, task: Task) -> Reconstruction:
-    """Return a reconstruction without a certificate if the masks of the model are not known."""
     if not task.masked or not (found.certified or found.certificate in PROVEN):
         return found
     return replace(
@@ -140,14 +132,12 @@ def _require_room(leak: GradientLeak, task: Task) -> None:
 
 
 def _check(chosen: Attack, name: str, leak: GradientLeak, task: Task) -> None:
-    """Raise an AttackError if an attack cannot use a leak."""
     why = _refusal(chosen, leak, task)
     if why:
         raise AttackError(f"node {leak.node}: attack {name} cannot use this leak: {why}")
 
 
 def _refusal(chosen: Attack, leak: GradientLeak, task: Task) -> str | None:
-    """Return why an attack cannot use a leak; None if it can."""
     if task.tokens and not chosen.tokens:
         return (
             "it recovers numbers, but the inputs of the model are tokens; use sequences or tokens"
@@ -182,9 +172,6 @@ def attack_together(
 
     `Batched` attacks process the leaks in one batch if the model is small. Other attacks
     process them one after the other, and divide the remaining time among them.
-
-    Args:
-        name: Name of the attack, or ``auto``.
     """
     for leak in leaks:
         _require_room(leak, task)
@@ -241,8 +228,8 @@ class _Course:
     def add(self, settled: FinalReconstruction, exact: bool) -> None:
         """Keep the better reconstruction.
 
-        A failed attack does not replace inputs that an earlier one found. A search replaces the
-        estimate of an exact attack only if it fits closely.
+        A failed attack does not replace inputs that an earlier one found. A search replaces
+        the estimate of an exact attack only if it fits closely.
         """
         found = settled.found
         self.late = settled.late
@@ -280,9 +267,9 @@ class _Course:
 
 
 def _is_loose(found: Reconstruction, leak: GradientLeak, task: Task) -> bool:
-    """Whether inputs are unproven and do not reproduce the gradients, so that a search may help.
+    """Return whether inputs are unproven and do not reproduce the gradients.
 
-    It cannot help if the models are unknown, and must not replace inputs that are proven.
+    A search may then help, unless the models are unknown.
     """
     if found.certificate is not Certificate.APPROXIMATE or found.certified:
         return False
@@ -303,7 +290,6 @@ def _run(
     generators: Sequence[Generator],
     settings: Mapping[str, Any],
 ) -> Iterator[FinalReconstruction]:
-    """Run one attack on the leaks with the given indices."""
     if isinstance(chosen, Batched) and len(places) > 1 and task.layout.size <= LOOP_ABOVE:
         start = time.perf_counter()
         some = [leaks[k] for k in places]
@@ -324,7 +310,8 @@ def _run(
 def in_order() -> Iterator[tuple[str, Attack]]:
     """Yield all attacks with their default settings, exact ones first, then by rank.
 
-    The file of an attack is only loaded when the attack is due: `auto` often ends with the first.
+    The file of an attack is only loaded when the attack is due: `auto` often ends with the
+    first.
     """
     known = []
     for name in registry.names("attacks"):

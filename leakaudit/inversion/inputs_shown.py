@@ -1,16 +1,4 @@
-"""What the rows of gradients show of the inputs behind them, against what is declared.
-
-Whoever describes a recording states how many records are behind a gradient, and whether all rounds
-use the same ones. The rows of a first fully connected layer are combinations of the inputs
-(`first_layer_rows`), so their rank is a lower bound on the number of different inputs, in one
-gradient and in all of them together. A number that is exceeded is contradicted by the messages.
-
-The rank is counted above the errors of the messages, which are those that the leak states or that
-each gradient shows by itself, whichever is larger. If every gradient contains d inputs and an error
-E_t, and all contain the same inputs, then the singular value d + 1 of all gradients together is at
-most the root of sum |E_t|^2. So noise, rounding and weight decay that nobody declared do not look
-like other inputs.
-"""
+"""What the rows of gradients show of the inputs behind them, against what is declared."""
 
 from __future__ import annotations
 
@@ -31,6 +19,17 @@ from leakaudit.inversion.linear import edge, least_squares
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
+
+# Whoever describes a recording states how many records are behind a gradient, and whether all
+# rounds use the same ones. The rows of a first fully connected layer are combinations of the inputs
+# (`first_layer_rows`), so their rank is a lower bound on the number of different inputs, in one
+# gradient and in all of them together. A number that is exceeded is contradicted by the messages.
+#
+# The rank is counted above the errors of the messages, which are those that the leak states or that
+# each gradient shows by itself, whichever is larger. If every gradient contains d inputs and an
+# error E_t, and all contain the same inputs, then the singular value d + 1 of all gradients
+# together is at most the root of sum |E_t|^2. So noise, rounding and weight decay that nobody
+# declared do not look like other inputs.
 
 # Equations that are examined, evenly spread over the rounds. A choice that limits the time.
 MOST = 8
@@ -121,8 +120,7 @@ class InputCounts:
 def shown(leak: GradientLeak, task: Task) -> InputCounts | None:
     """Count the different inputs that gradients show at least.
 
-    Returns:
-        None if the rows of a first fully connected layer are not among them, or show too little.
+    None if the rows of a first fully connected layer are not among them, or show too little.
     """
     if first_layer_rows.missing(leak, task):
         return None
@@ -174,15 +172,10 @@ def shown(leak: GradientLeak, task: Task) -> InputCounts | None:
 
 
 def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
-    """Decide which inputs each equation of a leak consists of, up to its noise.
+    """Decide which inputs (n, *shape) each equation of a leak consists of, up to its noise: (m, n).
 
-    Args:
-        x: (n, *shape) different inputs in the data's units.
-
-    Returns:
-        (m, n) bool; all False for an equation that these inputs do not explain, or that vanishes.
-        None if this cannot be decided, because the rows of a first fully connected layer are not in
-        the leak, or the inputs are as many as the rows.
+    All False for an equation that they do not explain, or that vanishes. None if this cannot be
+    decided, because the rows of a first fully connected layer have not leaked, or are too few.
     """
     if first_layer_rows.missing(leak, task) or not len(x):
         return None

@@ -1,11 +1,4 @@
-"""Exact attacks on several gradients: together, or each by itself if their records differ.
-
-If all rounds use the same records, all gradients together determine them best. If rounds use other
-records, as ordinary training does, the gradients have no common batch; but an exact attack that
-needs a single gradient can take them one at a time, and every record that was used in one of these
-rounds comes back. Which of the two holds is declared, but the messages may contradict it
-(`inputs_shown`), and whether inputs explain a gradient is tested gradient by gradient.
-"""
+"""Exact attacks on several gradients: together, or each by itself if their records differ."""
 
 from __future__ import annotations
 
@@ -29,6 +22,12 @@ from leakaudit.inversion.search import objectives
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# If all rounds use the same records, all gradients together determine them best. If rounds use
+# other records, as ordinary training does, the gradients have no common batch; but an exact attack
+# that needs a single gradient can take them one at a time, and every record that was used in one of
+# these rounds comes back. Which of the two holds is declared, but the messages may contradict it
+# (`inputs_shown`), and whether inputs explain a gradient is tested gradient by gradient.
 
 # Rounds in a row without a certified input after which no other is tried, unless each gradient
 # comes from one record, which costs little. A choice: rounds differ by their records, and an attack
@@ -70,7 +69,6 @@ def attack(leak: GradientLeak, task: Task, attempt: Attempt) -> Reconstruction:
 
 
 def _separable(leak: GradientLeak) -> bool:
-    """Whether a leak has several equations, and single gradients among them."""
     return len(leak.value) > 1 and not leak.gaps and bool(leak.single.any())
 
 
@@ -91,7 +89,6 @@ def _evidence(
     found: Reconstruction | None,
     explained: Tensor | None,
 ) -> tuple[Evidence, ...]:
-    """Return what supports the declared number of records; empty if nothing was examined."""
     if known is not None:
         return (known.evidence,)
     if found is None or explained is None or not leak.steady:
@@ -107,10 +104,10 @@ def _evidence(
 def _continues(
     leak: GradientLeak, known: InputCounts | None, found: Reconstruction, explained: Tensor | None
 ) -> bool:
-    """Whether gradients are attacked one by one after all together.
+    """Return whether gradients are attacked one by one after all together.
 
-    Either the messages or the declaration say that their records differ, or inputs that are
-    certified do not explain all of them.
+    Either the messages or the declaration say that their records differ, or certified inputs do
+    not explain all of them.
     """
     if not _separable(leak) or found.tokens is not None:
         return False
@@ -138,7 +135,6 @@ def _with_rounds(
 
 
 def _rounds(leak: GradientLeak, equations: Tensor) -> list[int]:
-    """Return the rounds of some equations, given as (m,) bool."""
     used = leak.combination[equations].count_nonzero(dim=0) > 0
     rounds: list[int] = leak.rounds[used].tolist()
     return rounds
@@ -147,8 +143,8 @@ def _rounds(leak: GradientLeak, equations: Tensor) -> list[int]:
 def _explained(leak: GradientLeak, task: Task, found: Reconstruction) -> Tensor | None:
     """Decide which equations certified inputs explain (m, b).
 
-    None if this cannot be tested, or need not be: an attack that reads all equations counts their
-    inputs, and names no rounds.
+    None if this cannot be tested, or need not be: an attack that reads all equations names no
+    rounds.
     """
     if len(leak.value) == 1 or not 0 < found.certified == len(found.x) or not found.rounds:
         return None
@@ -202,8 +198,7 @@ class _Search:
     def result(self, together: Reconstruction | None) -> Reconstruction:
         """Attack the gradients that are not explained yet, and return all inputs.
 
-        Args:
-            together: The result for all gradients together; None if they were not attacked so.
+        `together` is the result for all gradients together, if they were attacked so.
         """
         if together is not None:
             for k in range(_proven(together)):
@@ -234,7 +229,7 @@ class _Search:
         return self.wanted is not None and len(self.inputs) >= self.wanted
 
     def _known(self, equation: GradientLeak) -> bool:
-        """Whether certified inputs explain a gradient; its round is then noted."""
+        """Return whether certified inputs explain a gradient; its round is then noted."""
         if not self.inputs:
             return False
         used = inputs_shown.uses(equation, self.task, torch.stack(self.inputs))
@@ -258,7 +253,6 @@ class _Search:
         self.rounds.append({*rounds})
 
     def _reported(self, together: Reconstruction | None, gradients: int) -> Reconstruction:
-        """Return the certified inputs, and after them estimates of the other gradients' inputs."""
         best = max([*self.tried, *([] if together is None else [together])], key=_rank)
         interval = self._interval()
         estimates: list[Reconstruction] = []
@@ -298,8 +292,9 @@ class _Search:
     def _interval(self) -> Tensor | None:
         """Return the half-widths of all inputs (b, *shape); None if all inputs are exact.
 
-        Those of one gradient hold together at the confidence `SURE`. Those of several are widened,
-        so that the probability that any of them is wrong is no larger (Bonferroni).
+        Those of one gradient hold together at the confidence `SURE`. Those of several are
+        widened, so that the probability that any of them is wrong is no larger
+        (Bonferroni).
         """
         from scipy.special import ndtri  # slow to import, and inputs on a grid need no quantile
 
@@ -335,7 +330,7 @@ def _proven(found: Reconstruction) -> int:
 
 
 def _same(x: Tensor, width: Tensor | None, other: Tensor, others: Tensor | None) -> bool:
-    """Whether two certified inputs are equal, or cannot be told apart by their intervals."""
+    """Return whether two certified inputs are equal, or cannot be told apart by their intervals."""
     if width is None or others is None:
         return torch.equal(x, other)
     return bool(((x - other).abs() <= width + others).all())

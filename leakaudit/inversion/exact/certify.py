@@ -1,25 +1,4 @@
-"""When a reconstruction may be called exact: the conditions, in one place for every attack.
-
-docs/exact.md has the theorem. Four conditions have to be shown from the leak and the public
-description of the task, without the truth:
-
-* **Evidence**: the rows reveal how many inputs there are. Their singular values end at the noise of
-the messages, and there are more independent rows than inputs, so that neither weight decay nor an
-average of several inputs can pass for one input (`ends`, `scarce`).
-* **Residual**: what the inputs leave unexplained is the noise that is visible in the rows. Noise
-that a protocol declares never relaxes a condition (`pixel_errors`).
-* **Pixels**: every pixel lies within its own error of the grid k/levels, and this error is so small
-that the probability that rounding moved any pixel of the image to another value is below `MISTAKE`
-(`pixel_errors.wrong_pixel`).
-* **Uniqueness**: no other image could take the place of this one. Activity of neurons shows this by
-itself (`uniqueness`). The grid alone does not, because a program may mix records off the grid
-before the network receives them: what activity leaves open, the grid decides
-(`pixel_grid.others_between`, `grid_lattice`) only if the slopes of the loss at known models are
-those of these images (`slopes`), or some neurons contradict a mixture (`uniqueness.without`). If
-several images on the grid could, only one may fit the slopes.
-
-Data without a grid are never called exact. They receive an interval for every value.
-"""
+"""When a reconstruction may be called exact: the conditions, in one place for every attack."""
 
 from __future__ import annotations
 
@@ -49,6 +28,26 @@ if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.inversion.exact.first_layer_rows import Span
     from leakaudit.tasks.task import Task
+
+# docs/exact.md has the theorem. Four conditions have to be shown from the leak and the public
+# description of the task, without the truth:
+#
+# * **Evidence**: the rows reveal how many inputs there are. Their singular values end at the noise
+#   of the messages, and there are more independent rows than inputs, so that neither weight decay
+#   nor an average of several inputs can pass for one input (`ends`, `scarce`).
+# * **Residual**: what the inputs leave unexplained is the noise that is visible in the rows. Noise
+#   that a protocol declares never relaxes a condition (`pixel_errors`).
+# * **Pixels**: every pixel lies within its own error of the grid k/levels, and this error is so
+#   small that the probability that rounding moved any pixel of the image to another value is below
+#   `MISTAKE` (`pixel_errors.wrong_pixel`).
+# * **Uniqueness**: no other image could take the place of this one. Activity of neurons shows this
+#   by itself (`uniqueness`). The grid alone does not, because a program may mix records off the
+#   grid before the network receives them: what activity leaves open, the grid decides
+#   (`pixel_grid.others_between`, `grid_lattice`) only if the slopes of the loss at known models are
+#   those of these images (`slopes`), or some neurons contradict a mixture (`uniqueness.without`).
+#   If several images on the grid could, only one may fit the slopes.
+#
+# Data without a grid are never called exact. They receive an interval for every value.
 
 # Largest half-width, relative to the size of the values in its column, that is reported as an
 # interval. A choice.
@@ -130,12 +129,7 @@ def single(
     grid: PixelGrid,
     alone: bool,
 ) -> Proof:
-    """Judge one input, given rows of rank one.
-
-    Args:
-        stack: (m, H, p + 1) rows of the first layer.
-        row: (p + 1,) their direction: the input as the first layer receives it, followed by a 1.
-    """
+    """Judge one input `row` (p + 1,), followed by a 1, that spans all rows (m, H, p + 1)."""
     found = estimates(leak, stack, white, row[None])
     x = found.pixels(grid)
     why = scarce(leak, task, white, row[None])
@@ -164,18 +158,12 @@ def single(
 def interval(
     x: Tensor, width: Tensor, task: Task, fresh: bool = False, condition: float = 1.0
 ) -> Proof:
-    """Return values with their half-widths; APPROXIMATE if one is nearly as large as its column.
+    """Return values (b, p) with half-widths; APPROXIMATE if one is nearly as large as its column.
 
-    The widths include that the values are stored in the task's own number format, and that senders
-    round their own states in it. Such errors persist, so they do not average out over rounds. They
-    are relative to what is rounded: a column with large values blurs the others only in a state.
-
-    Args:
-        x: (b, p) the values.
-        width: (b, p) their half-widths as far as the errors of messages cause them.
-        fresh: Whether no state of a sender keeps errors (`first_layer_rows.fresh`).
-        condition: Condition number of the inputs of a batch, by which errors of one input are
-            amplified in the others.
+    `width` (b, p) is what errors of messages cause. Values are also stored in the task's number
+    format, and senders may round their own states in it. Such errors last over rounds, unless
+    all are `fresh`, and grow by the `condition` number of a batch. A column with large values
+    blurs the others only in a state.
     """
     size = x.abs().amax(0)
     kept = size if fresh else x.square().mean().sqrt()
@@ -200,7 +188,8 @@ def interval(
 def reported(x: Tensor, interval: Tensor | None, task: Task) -> tuple[Tensor, tuple[Evidence, ...]]:
     """Return values (b, p) as they are reported, and what shows that the data are no pictures.
 
-    Estimates of a picture are shown within [0, 1]. Values that have an interval are never changed.
+    Estimates of a picture are shown within [0, 1]. Values that have an interval are never
+    changed.
     """
     if not task.spec.is_image:
         return x, ()
@@ -218,12 +207,9 @@ def reported(x: Tensor, interval: Tensor | None, task: Task) -> tuple[Tensor, tu
 
 
 def batch(heard: BatchObservations, x: Tensor, estimates: Tensor) -> Proof:
-    """Judge images on the grid.
+    """Judge images (n, p) on the grid, given estimates (k, p) of the batch's other inputs.
 
-    Args:
-        x: (n, p) different images on the grid. If some depend on those before them, they are
-            omitted.
-        estimates: (k, p) estimates of the other inputs, as many as are needed in addition to x.
+    Images that depend on those before them are omitted.
     """
     grid = heard.grid
     span = heard.span
@@ -293,11 +279,7 @@ def batch(heard: BatchObservations, x: Tensor, estimates: Tensor) -> Proof:
 
 
 def table(heard: BatchObservations, x: Tensor) -> Proof:
-    """Judge a whole batch of data without a grid: intervals if activity proves every input.
-
-    Args:
-        x: (b, p) estimates of all inputs.
-    """
+    """Judge a whole batch (b, p) without a grid: intervals if activity proves every input."""
     from scipy.special import ndtri  # slow to import, and inputs on a grid need no quantile
 
     leak = heard.leak
@@ -334,12 +316,9 @@ def companions(
 ) -> list[frozenset[int]]:
     """Return for every input the others that it may still contain, by activity in several windows.
 
-    A companion must remain for every window length: one length that excludes it is sufficient.
-
-    Args:
-        inside: (b, b) the inputs in the rows' space.
-        agreed: Whether the slopes of the inputs at known models match those in the rows. If this is
-            not certain, the rows themselves have to show that these slopes are independent.
+    `inside` (b, b) holds the inputs in the rows' space. One length of windows that excludes a
+    companion is sufficient. Unless the slopes agree with known models, the rows themselves have
+    to show that they are independent.
     """
     near = [frozenset(range(len(inside)))] * len(inside)
     for length in heard.lengths(WINDOWS):
@@ -358,7 +337,6 @@ def companions(
 
 
 def _neurons(heard: BatchObservations, length: int) -> WindowRows:
-    """Return the rows of all neurons over windows of a length, in coordinates of their space."""
     parts = [part @ heard.span.basis.T for part in heard.windows(length)]
     rows = torch.cat([part.transpose(0, 1) for part in parts])
     neuron = torch.arange(parts[0].shape[1]).repeat(len(parts))
@@ -368,15 +346,11 @@ def _neurons(heard: BatchObservations, length: int) -> WindowRows:
 def whole_gradient(
     leak: GradientLeak, task: Task, x: Tensor, left: float, residual: Callable[[Tensor], float]
 ) -> bool:
-    """Check whether one image on the grid is the only one with this whole gradient.
+    """Check whether one image (1, *shape) on the grid is the only one with this whole gradient.
 
-    The image was found by linear equations layer by layer that determine every layer, so only
-    rounding can admit another image. The residual of the image must be as small as rounding of its
-    numbers explains, and much smaller than the change that one grey level causes in any of the
-    pixels tested.
-
-    Args:
-        x: (1, *shape) on the grid.
+    Linear equations determined every layer, so only rounding can admit another image. The
+    residual must be as small as rounding explains, and much smaller than the change that one
+    grey level causes in any of the pixels tested.
     """
     if leak.batch != 1 or left > ROUNDED:
         return False
@@ -392,23 +366,16 @@ def whole_gradient(
 
 
 def signs(stack: Tensor) -> bool:
-    """Check whether all non-zero entries of rows have the same magnitude.
-
-    This is the case for signs of gradients, which also have rank one for one sample.
-
-    Args:
-        stack: (m, H, p + 1) rows.
-    """
+    """Check whether all non-zero entries have the same magnitude: signs also have rank one."""
     told = stack[stack != 0].abs()
     same = torch.finfo(torch.float32).eps
     return len(told) > 1 and float(told.max() - told.min()) <= same * float(told.max())
 
 
 def outputs(task: Task) -> int:
-    """Return the number of independent entries of the loss's slope in the model's outputs.
+    """Return the number of independent entries of the loss's slope in the outputs.
 
-    Args:
-        task: The learning task. The entries of cross-entropy add up to zero.
+    Those of cross-entropy add up to zero.
     """
     if task.spec.loss == "cross_entropy":
         return max(1, task.spec.classes - 1)
@@ -418,7 +385,7 @@ def outputs(task: Task) -> int:
 
 
 def decays(leak: GradientLeak, task: Task) -> bool:
-    """Check whether the rows may contain weight decay, not removed because models are unknown.
+    """Check whether the rows may contain weight decay that was not removed.
 
     The models between the inner steps of a gradient are always unknown.
     """
@@ -426,12 +393,9 @@ def decays(leak: GradientLeak, task: Task) -> bool:
 
 
 def ends(span: Span, white: Tensor) -> bool:
-    """Check whether the singular values after those of the batch are message noise.
+    """Check whether the singular values of whitened rows after those of the batch are noise.
 
     Samples whose rows hardly change would appear among them.
-
-    Args:
-        white: (m, H, p + 1) whitened rows.
     """
     of_noise = ENDS * edge(*white.flatten(0, 1).shape)
     of_noise = max(of_noise, first_layer_rows.RESOLVED * float(span.sizes[0]))
@@ -439,17 +403,12 @@ def ends(span: Span, white: Tensor) -> bool:
 
 
 def scarce(leak: GradientLeak, task: Task, white: Tensor, span: Tensor) -> str:
-    """Explain why the rows may come from more samples than the number of visible inputs.
+    """Explain why the rows may come from more samples than the inputs (r, p + 1) that are visible.
 
-    Rows of rank r could come from any number of samples if there were only r of them: a stack of
-    one row has rank one whatever it contains. Therefore, unless the batch size is known, there must
-    be more independent rounds than inputs. The neurons of a single round are not evidence: at a
-    model without outputs all samples have the same slopes, and so has an average of the samples.
-    Nor are rounds at models that cannot tell the samples apart (`separation`).
-
-    Args:
-        white: (m, H, p + 1) whitened rows.
-        span: (r, p + 1) inputs or directions that span the rows.
+    A stack of r rows has at most rank r, whatever it contains. Unless the batch size is known,
+    there must therefore be more independent rounds than inputs. Neurons of one round are no
+    evidence: at a model without outputs all samples have the same slopes, as has an average of
+    them. Nor are rounds at models that cannot tell the samples apart (`separation`).
     """
     samples = leak.samples
     inputs = len(span)
@@ -491,25 +450,17 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, span: Tensor) -> str:
 
 
 def _unclear(heard: BatchObservations) -> str:
-    """Explain why the rows do not reveal the number of inputs with certainty; empty if they do."""
     if not ends(heard.span, heard.white):
         return "a singular value after those of the batch is larger than message rounding explains"
     return scarce(heard.leak, heard.task, heard.white, heard.span.basis)
 
 
 def _settled(heard: BatchObservations, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace images that turn out not to lie on the grid by estimates from the rows.
+    """Replace images (n, p) that turn out not to lie on the grid by estimates from the rows.
 
-    An image that contains something else is a mixture that happens to lie near the grid. Its
-    estimate from the rows takes its place, because the other images are judged together with it;
-    this can reveal more such images.
-
-    Args:
-        x: (n, p) images on the grid.
-
-    Returns:
-        The inputs as rows (b, p + 1), and for each the probability (b,) of a wrong pixel; 1 if the
-        input is not on the grid.
+    They are mixtures that happen to lie near it, and the others are judged together with them,
+    which can reveal more. Returns rows (b, p + 1), and the probability (b,) of a wrong pixel; 1
+    off the grid.
     """
     grid = heard.grid
     rows = torch.cat([grid.stored(x, heard.span.basis), grid.rows(estimates)])

@@ -1,10 +1,4 @@
-"""A chain of convolutions, activations and average pooling, linearised at some images.
-
-With ReLU, the chain is piecewise linear: on the piece where some images are, that is, as long as no
-ReLU changes between active and inactive, all values in the network are affine in the pixels. With
-sigmoid or tanh, they are so to first order. `Piece` is this affine function, applied in both
-directions without building its matrix.
-"""
+"""A chain of convolutions, activations and average pooling, linearised at some images."""
 
 from __future__ import annotations
 
@@ -19,6 +13,11 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from leakaudit.tasks.activations import ACTIVATIONS
 from leakaudit.tasks.layer_chain import Layer
+
+# With ReLU, the chain is piecewise linear: on the piece where some images are, that is, as long as
+# no ReLU changes between active and inactive, all values in the network are affine in the pixels.
+# With sigmoid or tanh, they are so to first order. `Piece` is this affine function, applied in both
+# directions without building its matrix.
 
 AVERAGES = (nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 SILENT = (nn.Flatten, nn.Identity, nn.Dropout, nn.Dropout2d)
@@ -51,12 +50,10 @@ class ComposedFunction:
         return [layer for layer in self.layers if isinstance(layer.module, nn.Conv2d)]
 
     def piece(self, x: Tensor, faint: float = 0.0) -> Piece:
-        """Evaluate images and remember on which piece they are.
+        """Evaluate images (b, *shape), as the network receives them, and remember their piece.
 
-        Args:
-            x: (b, *shape) as the network receives them.
-            faint: Outputs of inner ReLUs below this share of their root mean square count as
-                inactive.
+        Outputs of inner ReLUs below the share `faint` of their root mean square count as
+        inactive.
         """
         inputs = x
         active: list[Tensor] = []
@@ -137,12 +134,7 @@ class Piece:
 
 
 def weight_gradient(layer: Layer, inputs: Tensor, slopes: Tensor) -> Tensor:
-    """Return the gradient (o, c, k, k) of a convolution's weights, summed over samples.
-
-    Args:
-        inputs: (b, c, h, w).
-        slopes: (b, o, h', w') slopes of the loss in its outputs.
-    """
+    """Return the gradient (o, c, k, k) of a convolution's weights, summed over samples."""
     m = layer.module
     assert isinstance(m, nn.Conv2d)
     shape = list(layer.parameters["weight"].shape)
@@ -153,7 +145,7 @@ def weight_gradient(layer: Layer, inputs: Tensor, slopes: Tensor) -> Tensor:
 def input_slopes(layer: Layer, slopes: Tensor, weight: Tensor) -> Tensor:
     """Return slopes (b, c, h, w) in a convolution's inputs, given those in its outputs.
 
-    With slopes in the gradient as `weight` (o, c, k, k), this is the transpose of
+    With slopes in the gradient as `weight` (o, c, k, k), it is the transpose of
     `weight_gradient`.
     """
     m = layer.module
@@ -180,8 +172,8 @@ def padding(m: nn.Conv2d) -> tuple[int, ...]:
 def folded(chain: list[Layer]) -> list[Layer]:
     """Fold batch normalisation with running statistics into the convolution directly before it.
 
-    (z - mean) / sqrt(var + eps) * gain + shift of z = W x + b is another convolution, with the
-    weights s W and the bias s (b - mean) + shift, where s = gain / sqrt(var + eps).
+    (z - mean) / sqrt(var + eps) * gain + shift of z = W x + b is a convolution with the weights
+    s W and the bias s (b - mean) + shift, s = gain / sqrt(var + eps).
     """
     found: list[Layer] = []
     for layer in chain:

@@ -1,24 +1,5 @@
 """Inputs of the last layer of any kind, by what the softmax says about them.
 
-`extreme_rays` needs zeros. Features behind a sigmoid, tanh or an average have none. But if the loss
-is cross-entropy, the slopes in the outputs of the last layer are a known function of its inputs:
-with weights W, bias c and label y_k, those of sample k are
-
-    d_k = softmax(W phi_k + c) - e_{y_k}.
-
-The layer's gradient is sum_k d_k [phi_k 1] / b. If there are more classes than samples, its row
-space is that of the b samples, and its column space is that of their slopes. So sample k is a point
-of the row space, b - 1 unknowns, whose slopes for some label lie in the column space, one equation
-for each of the other dimensions. Levenberg-Marquardt solves them for every label at once, from
-several averages of the samples, which are the rows of classes that no sample has.
-
-1. **False solutions.** Far away, the softmax is e_y for some label, and the slopes vanish. What is
-compared is therefore the part of the slopes outside the column space, relative to all of them.
-2. **Several samples of one label.** Such a search may end at the same one every time. Samples that
-are found are subtracted from the gradient, and what is left has a smaller row and column space.
-3. **Precision.** In the end, all samples together must give the gradient. Gauss-Newton steps
-minimise the difference, and its normal equations state the error of every sample.
-
 The method was developed for leakaudit.
 """
 
@@ -31,6 +12,27 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.progress import expired, step
+
+# `extreme_rays` needs zeros. Features behind a sigmoid, tanh or an average have none. But if the
+# loss is cross-entropy, the slopes in the outputs of the last layer are a known function of its
+# inputs: with weights W, bias c and label y_k, those of sample k are
+#
+#     d_k = softmax(W phi_k + c) - e_{y_k}.
+#
+# The layer's gradient is sum_k d_k [phi_k 1] / b. If there are more classes than samples, its row
+# space is that of the b samples, and its column space is that of their slopes. So sample k is a
+# point of the row space, b - 1 unknowns, whose slopes for some label lie in the column space, one
+# equation for each of the other dimensions. Levenberg-Marquardt solves them for every label at
+# once, from several averages of the samples, which are the rows of classes that no sample has.
+#
+# 1. **False solutions.** Far away, the softmax is e_y for some label, and the slopes vanish. What
+#    is compared is therefore the part of the slopes outside the column space, relative to all of
+#    them.
+# 2. **Several samples of one label.** Such a search may end at the same one every time. Samples
+#    that are found are subtracted from the gradient, and what is left has a smaller row and column
+#    space.
+# 3. **Precision.** In the end, all samples together must give the gradient. Gauss-Newton steps
+#    minimise the difference, and its normal equations state the error of every sample.
 
 # Starts of a search, steps of each, and searches without a new sample after which it ends. A
 # choice: 16 images behind LeNet or ConvNet take two or three searches of a second each.
@@ -82,9 +84,7 @@ ENOUGH = 2
 def too_large(batch: int | None, classes: int) -> bool:
     """Return whether a batch has too few equations, or too many unknowns.
 
-    Args:
-        batch: Number of samples; None if unknown.
-        classes: Number of classes. Slopes add up to zero, so they have one dimension fewer.
+    Slopes add up to zero, so they have one dimension fewer than there are classes.
     """
     if batch is None:
         return False
@@ -97,15 +97,9 @@ def inputs(
 ) -> tuple[Tensor, Tensor] | None:
     """Find all samples behind the gradient of a last layer with softmax and cross-entropy.
 
-    Args:
-        rows: (C, n + 1) gradient of the weights and the bias, for the mean loss of the batch.
-        weight: (C, n + 1) weights and bias of the model.
-        basis: (b, n + 1) orthonormal rows, the space of the samples.
-
-    Returns:
-        The samples (b, b) in the basis, with a last entry of 1, and the standard deviation (b,) of
-        a feature because of the error of each; None if some are missing, or do not give the
-        gradient.
+    `rows` and `weight` (C, n + 1) have a column for the bias; `basis` (b, n + 1) is the space
+    of the samples. Returns the samples (b, b) in it, with a last entry of 1, and the deviation
+    (b,) of their features; None if some are missing, or do not give the gradient.
     """
     batch = len(basis)
     least = max(LEAST, COMPUTED * wire)
@@ -151,15 +145,7 @@ class _Search:
         return rays, labels
 
     def more(self, rays: Tensor, labels: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Find samples in what those that are found leave of the gradient.
-
-        Args:
-            rays: (k, b) samples that are found.
-            labels: (k,) their labels.
-
-        Returns:
-            New samples (m, b) and labels (m,).
-        """
+        """Find samples (m, b) and labels (m,) in what those found so far leave of the gradient."""
         left = self.inside - self.slopes(rays, labels).T @ rays
         count = len(self.one) - len(rays)
         columns, sizes, space = torch.linalg.svd(left)
@@ -188,8 +174,8 @@ class _Search:
     def _different(self, rays: Tensor, labels: Tensor) -> list[int]:
         """Return which samples (k, b) differ from all those before them.
 
-        Samples of one label with nearly the same slopes may be one. If they are not, the other one
-        is found after the first was subtracted.
+        Samples of one label with nearly the same slopes may be one. If they are not, the
+        other one is found after the first was subtracted.
         """
         slopes = self.slopes(rays, labels)
         chosen: list[int] = []
@@ -200,14 +186,10 @@ class _Search:
         return chosen
 
     def _starts(self, left: Tensor, one: Tensor, generator: Generator) -> Tensor:
-        """Return averages (m, q) of the samples.
+        """Return averages (m, q) of the samples, from rows (C, q) of what is left.
 
-        The row of a class that no sample has contains the samples with positive weights. Other
-        starts are random averages of these.
-
-        Args:
-            left: (C, q) rows of what is left.
-            one: (q,) what is 1 for every sample.
+        The row of a class that no sample has contains the samples with positive weights.
+        Other starts are random averages of these.
         """
         sums = left @ one
         rows = left[sums > 0] / sums[sums > 0][:, None]
@@ -221,16 +203,9 @@ class _Search:
         return torch.cat([rows[best], wide[len(best) :]])
 
     def _solved(self, start: Tensor, space: Tensor, outside: Tensor, labels: Tensor) -> Tensor:
-        """Search for a sample of each label whose slopes are not outside their space.
+        """Search from `start` (q,) for a sample (k, b) of each label with no slopes outside.
 
-        Args:
-            start: (q,) coordinates in the space.
-            space: (q, b) orthonormal rows.
-            outside: (C, m) what slopes have no part in.
-            labels: (k,).
-
-        Returns:
-            (k, b) where the search ends.
+        `space` (q, b) has orthonormal rows; slopes have no part in `outside` (C, m).
         """
         one = space @ self.one
         # All directions that keep the last entry 1.
@@ -264,13 +239,7 @@ class _Search:
         return ray
 
     def polished(self, rays: Tensor, labels: Tensor, entries: int) -> tuple[Tensor, Tensor] | None:
-        """Solve for all samples together; None if they do not give the gradient.
-
-        Args:
-            rays: (b, b) samples.
-            labels: (b,) their labels.
-            entries: Number of entries n + 1 of a sample.
-        """
+        """Solve for all samples (b, b) together; None if they do not give the gradient."""
         b = len(rays)
         free = torch.linalg.qr(self.one[:, None], mode="complete").Q[:, 1:]  # (b, b - 1)
         # A single sample is the whole row space; nothing about it is unknown.

@@ -57,9 +57,5 @@ class BatchObservations:
 
 
 def estimates(leak: GradientLeak, stack: Tensor, white: Tensor, rows: Tensor) -> Estimates:
-    """Estimate inputs (b, p + 1) again from all rows of a leak.
-
-    Args:
-        stack: (m, H, p + 1) rows of the first layer.
-    """
+    """Estimate inputs (b, p + 1) again from all rows of a leak."""
     return Estimates.of(white, rows, stack, leak.wire, first_layer_rows.fresh(leak))

@@ -1,16 +1,4 @@
-"""From the features of one sample back to its pixels, through convolutions with known weights.
-
-An output of a ReLU that is not zero is the value of a convolution: one linear equation in its
-inputs. If a layer has enough of them, sparse least squares solve for its input, and the layer
-before is next. No gradient is needed for this, only the weights.
-
-With c input channels, o output channels and stride s, about o / 2 outputs per position are
-positive, and each position covers s^2 new pixels of every channel: there are enough equations if
-o > 2 c s^2. Even then, directions stay open in the first layer, where an image is plain and few
-outputs are positive. There, pixels are whole levels, and `open_pixels` enumerates those that are
-possible. What it leaves open is closed by the gradient of this layer (`closed`). It is linear in
-the pixels as well, because the slopes of its outputs are known: sum_k d_k * x_k over all samples.
-"""
+"""From the features of one sample back to its pixels, through convolutions with known weights."""
 
 from __future__ import annotations
 
@@ -35,6 +23,17 @@ from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ZERO_ERRORS
 from leakaudit.tasks.layer_chain import Layer, Output
 from leakaudit.tasks.sequential import ModuleRole
+
+# An output of a ReLU that is not zero is the value of a convolution: one linear equation in its
+# inputs. If a layer has enough of them, sparse least squares solve for its input, and the layer
+# before is next. No gradient is needed for this, only the weights.
+#
+# With c input channels, o output channels and stride s, about o / 2 outputs per position are
+# positive, and each position covers s^2 new pixels of every channel: there are enough equations if
+# o > 2 c s^2. Even then, directions stay open in the first layer, where an image is plain and few
+# outputs are positive. There, pixels are whole levels, and `open_pixels` enumerates those that are
+# possible. What it leaves open is closed by the gradient of this layer (`closed`). It is linear in
+# the pixels as well, because the slopes of its outputs are known: sum_k d_k * x_k over all samples.
 
 # Eigenvalues of the normal equations below this share of the largest one belong to open directions.
 # Those of random filters are above 1e-5, and what depends on each other leaves 1e-16.
@@ -97,11 +96,8 @@ class PeeledSample:
     def certain(self, x: Tensor, trusted: Tensor) -> Tensor:
         """Return the first convolution's output (1, o, h, w), with -1 where it is not certain.
 
-        Outputs near zero cannot be told from zero in the features, but follow from the pixels.
-
-        Args:
-            x: (n,) an input.
-            trusted: (n,) bool, which of its entries are right.
+        Outputs near zero cannot be told from zero in the features, but follow from the
+        entries of x (n,) that are `trusted`.
         """
         doubt = (~trusted).to(x).reshape(1, *self.layer.shape)
         ones = torch.ones_like(self.layer.parameters["weight"])
@@ -112,21 +108,14 @@ class PeeledSample:
     def slope(self, output: Tensor, slope: Tensor) -> Tensor:
         """Return the loss's slope (1, o, h, w) in the first convolution's output.
 
-        Args:
-            output: (1, o, h, w) this output, which determines what ReLUs let through.
-            slope: (m,) the loss's slope in the features.
+        It follows from that in the features (m,), through the ReLUs that this output opens.
         """
         out, back, *_ = vjp(partial(layer_chain.run, self.after), output)
         found: Tensor = back(slope.reshape(out.shape))[0]
         return found
 
     def gradient(self, x: Tensor, slope: Tensor) -> Tensor:
-        """Return the gradient of the first convolution's weights, flattened.
-
-        Args:
-            x: (n,) the input.
-            slope: (1, o, h, w) the loss's slope in the convolution's output.
-        """
+        """Return the gradient of the first convolution's weights, flattened."""
         return weight_gradient(self.layer, x.reshape(1, *self.layer.shape), slope).flatten()
 
 
@@ -137,12 +126,10 @@ def peel(
     grid: PixelGrid,
     deviation: Tensor | None = None,
 ) -> PeeledSample | str:
-    """Solve for the input of a chain of convolutions and activations.
+    """Solve for the input of a chain of convolutions and activations, given its output (n,).
 
-    Args:
-        features: (n,) output of the chain, flattened.
-        deviation: (n,) standard deviations of the features' errors, if they differ. They belong to
-            a chain with one layer with weights.
+    `deviation` (n,) has the features' errors, if they differ, of a chain with one layer with
+    weights.
     """
     for one in chain:
         if sequential.ROLES.get(type(one.module), ModuleRole.OTHER) is ModuleRole.OTHER:
@@ -167,17 +154,11 @@ def peel(
 def closed(
     samples: Sequence[PeeledSample], slopes: Tensor, gradient: Tensor, grid: PixelGrid
 ) -> list[Tensor] | None:
-    """Determine what is open in all samples by the gradient of the first convolution.
+    """Determine what is open in all samples by the gradient (q,) of the first convolution.
 
-    Outputs near zero may be active without showing it in the features. They follow from the pixels,
-    so the equations are solved again with more and more certain pixels.
-
-    Args:
-        slopes: (m, k) the loss's slopes in their features.
-        gradient: (q,) of the convolution's weights, flattened.
-
-    Returns:
-        The input (n,) of each sample; None if some direction stays open.
+    Outputs near zero may be active without showing it in the features, whose slopes are (m, k).
+    They follow from the pixels, so the equations are solved again with more and more certain
+    pixels. None if some direction stays open.
     """
     found = [one.x for one in samples]
     trusted = [one.determined for one in samples]
@@ -212,20 +193,15 @@ def closed(
 def sized(
     chain: list[Layer], features: Tensor, error: float, deviation: Tensor, grid: PixelGrid
 ) -> tuple[Tensor, Tensor] | None:
-    """Determine the size of features of which only the direction is known.
+    """Determine the size of features (n,) of which only the direction is known.
 
-    With one convolution, A x + bias = s times the positive features. The bias does not change with
-    s, so the equations fit at one s: the part of the features that no A x can explain is, times s,
-    that of the bias. With this s, some windows prove their pixels. These are exact, and determine s
-    again, as precisely as the best features are known.
+    With one convolution, A x + bias = s times the positive features. The bias does not change
+    with s, so the equations fit at one s: the part of the features that no A x can explain is,
+    times s, that of the bias. With this s, some windows prove their pixels. These are exact,
+    and determine s again, as precisely as the best features are known.
 
-    Args:
-        features: (n,).
-        deviation: (n,) standard deviations of their errors.
-
-    Returns:
-        (n,) features of the right size and (n,) standard deviations, which include that of s; None
-        if the convolution has no bias, or there is more than one layer with weights.
+    Returns features of the right size and deviations that include that of s; None if the
+    convolution has no bias, or there is more than one layer with weights.
     """
     weighty = [one for one in chain if one.parameters]
     if len(weighty) != 1 or "bias" not in weighty[0].parameters:
@@ -263,12 +239,8 @@ def _size(
 ) -> tuple[float, float]:
     """Return the s with which matrix p + constant = s of_features fits best, and its error.
 
-    Pixels are taken to be half white, with errors of the same size, so that open directions do not
-    make the equations singular.
-
-    Args:
-        of_features: (m,).
-        constant: (m,).
+    Pixels are taken to be half white, with errors of the same size, so that open directions do
+    not make the equations singular.
     """
     from scipy.sparse import eye_array
     from scipy.sparse.linalg import splu  # slow to import
@@ -288,7 +260,6 @@ def _size(
 
 
 def _clear(output: Output, deviation: Tensor) -> Tensor:
-    """Return which outputs are known and not mistaken for zero, bool."""
     error = deviation.reshape(output.value.shape)
     return output.known & (output.value > ZERO_ERRORS * error)
 
@@ -330,7 +301,6 @@ def _pixels(
 def _equations(
     layer: Layer, output: Output, spread: Tensor, grid: PixelGrid
 ) -> open_pixels.PixelEquations:
-    """Return the equations of a first convolution's outputs between levels of pixels."""
     from scipy.sparse import diags_array  # slow to import
 
     known = np.flatnonzero(output.known.numpy())
@@ -358,15 +328,10 @@ def _equations(
 def _solved(
     layer: Layer, output: Output, x: Tensor | None = None, given: Tensor | None = None
 ) -> tuple[Tensor, Tensor, float] | None:
-    """Solve for a convolution's input by sparse least squares, given a part of its output.
+    """Solve for a convolution's input (n,) by sparse least squares, some entries being `given`.
 
-    Args:
-        x: (n,) input, of which a part may be known.
-        given: (n,) bool, which part.
-
-    Returns:
-        A solution (n,), the directions (n, d) that the equations leave open, and the factor by
-        which relative errors grow; None if too many directions are open.
+    Returns the input, the directions (n, d) that the equations leave open, and the factor by
+    which relative errors grow; None if too many directions are open.
     """
     known = output.known.flatten()
     if int(known.sum()) + MANY < math.prod(layer.shape):
@@ -389,7 +354,6 @@ def _solved(
 def _completed(
     matrix: Any, value: NDArray[np.float64], x: Tensor, given: Tensor
 ) -> tuple[Tensor, Tensor, float] | None:
-    """Solve for the part of an input (n,) that is not given."""
     free = ~given.numpy()
     rest = value - matrix[:, ~free] @ x.numpy()[~free]
     found = _least_squares(matrix[:, free], rest)

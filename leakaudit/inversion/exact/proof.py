@@ -93,7 +93,6 @@ def verdict(proof: Proof, wanted: int) -> tuple[Certificate, str]:
 
 
 def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: PixelGrid) -> Iterator[str]:
-    """Describe, for each input with other candidates, how many there are and how far apart."""
     for k, others in choices.items():
         levels = float((others - x[k]).abs().max()) * grid.levels
         yield (
@@ -115,13 +114,9 @@ def _rounded(found: KnownInputs, wanted: int, grid: PixelGrid) -> KnownInputs:
 
 
 def _distinct(found: KnownInputs, room: int, image: bool) -> Tensor:
-    """Choose estimates that differ from the certified inputs and from each other.
+    """Choose estimates (k, p) that differ from the certified inputs and from each other.
 
-    Args:
-        image: Whether they must stay near [0, 1].
-
-    Returns:
-        (k, p) estimates.
+    Those of an image must stay near [0, 1].
     """
     kept = found.certified
     for x in found.open:
@@ -134,7 +129,6 @@ def _distinct(found: KnownInputs, room: int, image: bool) -> Tensor:
 
 
 def _residual(x: Tensor, white: Tensor, grid: PixelGrid) -> float:
-    """Share of the whitened rows that the inputs (b, p) do not explain."""
     if not len(x):
         return 1.0
     flat = white.flatten(0, 1)

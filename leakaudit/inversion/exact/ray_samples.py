@@ -68,10 +68,7 @@ class EquationSamples:
         return least_squares(rays.T, inside.T).T
 
     def of_convolution(self, layer: Layer) -> Tensor | None:
-        """Return the gradient of a convolution's weights (o, c, k, k), without weight decay.
-
-        None if it has not leaked.
-        """
+        """Return the gradient of a convolution's weights (o, c, k, k); None if not leaked."""
         leak = self.leak
         name = f"{layer.name}.weight"
         value = label_counts.part(leak, self.task, leak.value[self.equation].double(), name)

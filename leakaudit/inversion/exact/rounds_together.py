@@ -1,19 +1,4 @@
-"""Images from several rounds: the features at each model are equations between the same pixels.
-
-A small network has fewer features than its images have pixels, and a gradient with fewer entries
-than all pixels of a batch. But if a node uses the same batch in every round, every model gives
-other features of the same images, and enough rounds together determine them.
-
-1. **Features** of all samples, separately from the gradient of each round (`features.samples`).
-2. **Order.** They come in any order. What is known of the images so far predicts their features at
-the next model, and the assignment with the smallest differences tells which are whose.
-3. **Pixels.** All rounds are one system of equations, and `whole_chain` solves it. While there are
-fewer equations than pixels, a few steps suffice: they only have to predict features.
-
-Images are certified by the conditions of the whole chain: at least `whole_chain.ENOUGH` equations
-per pixel, all features of all rounds reproduced by the rounded images, no change of whole levels
-that keeps them to first order, and the whole gradient of every round.
-"""
+"""Images from several rounds: the features at each model are equations between the same pixels."""
 
 from __future__ import annotations
 
@@ -36,6 +21,20 @@ from leakaudit.inversion.search import objectives
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
+
+# A small network has fewer features than its images have pixels, and a gradient with fewer entries
+# than all pixels of a batch. But if a node uses the same batch in every round, every model gives
+# other features of the same images, and enough rounds together determine them.
+#
+# 1. **Features** of all samples, separately from the gradient of each round (`features.samples`).
+# 2. **Order.** They come in any order. What is known of the images so far predicts their features
+#    at the next model, and the assignment with the smallest differences tells which are whose.
+# 3. **Pixels.** All rounds are one system of equations, and `whole_chain` solves it. While there
+#    are fewer equations than pixels, a few steps suffice: they only have to predict features.
+#
+# Images are certified by the conditions of the whole chain: at least `whole_chain.ENOUGH` equations
+# per pixel, all features of all rounds reproduced by the rounded images, no change of whole levels
+# that keeps them to first order, and the whole gradient of every round.
 
 # Steps of a search while there are few equations. A choice.
 ROUGH = 8
@@ -97,11 +96,7 @@ class _Images:
         return cls(task.normalise(x), torch.zeros(len(x), dtype=torch.bool), ())
 
     def with_round(self, known: ChainEquations, grid: PixelGrid, last: bool) -> _Images:
-        """Add the equations of another round and solve all of them.
-
-        Args:
-            known: The equations, in any order of the images.
-        """
+        """Add the equations of another round, in any order of the images, and solve all of them."""
         if self.parts:
             known = self._ordered(known)
         system = ChainSystem((*self.parts, known))
@@ -124,7 +119,6 @@ class _Images:
 def _equations(
     leak: GradientLeak, task: Task, equation: int, grid: PixelGrid, generator: Generator
 ) -> ChainEquations | str:
-    """Find the features of all samples in one round, or explain why there are none."""
     found = features.samples(leak, task, equation, generator)
     if isinstance(found, str):
         return found
@@ -140,7 +134,6 @@ def _equations(
 
 
 def _reported(leak: GradientLeak, task: Task, images: _Images, grid: PixelGrid) -> Reconstruction:
-    """Report images with their certificates."""
     system = ChainSystem(images.parts)
     wanted = len(images.x)
     x = task.denormalise(images.x)

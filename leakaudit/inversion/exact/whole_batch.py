@@ -1,9 +1,4 @@
-"""The samples of one gradient that were not peeled, solved through all layers at once.
-
-`whole_chain` has the equations. Each sample is solved from its own features if they are enough. If
-that leaves some open, and all samples of the batch are there, the gradients of the convolutions
-join in, and all samples are solved together.
-"""
+"""The samples of one gradient that were not peeled, solved through all layers at once."""
 
 from __future__ import annotations
 
@@ -21,6 +16,10 @@ from leakaudit.inversion.exact.whole_chain import ChainEquations, ChainSystem
 
 if TYPE_CHECKING:
     from leakaudit.inversion.exact.ray_samples import EquationSamples
+
+# `whole_chain` has the equations. Each sample is solved from its own features if they are enough.
+# If that leaves some open, and all samples of the batch are there, the gradients of the
+# convolutions join in, and all samples are solved together.
 
 # Error of features that the rounding of activations in float32 explains, a root mean square
 # relative to the largest feature; 4e-8 has been observed. With messages in float64, it is smaller
@@ -70,11 +69,7 @@ class _RaySearch:
             self._attempt(self.left, ChainSystem((one,)))
 
     def together(self, chain: ComposedFunction, weight: Tensor) -> None:
-        """Solve for all images from their features and the gradients of the convolutions.
-
-        Args:
-            weight: (H, m) weights of the first linear layer.
-        """
+        """Solve for all images from their features and the last convolution's gradient."""
         found = self.found
         if not self.left or len(found.rays) != found.span.batch or len(found.chains) > 1:
             return
@@ -94,7 +89,6 @@ class _RaySearch:
         self._attempt(every, ChainSystem((one,)))
 
     def _attempt(self, rays: list[int], equations: ChainSystem) -> None:
-        """Solve equations of some rays, and sort the images."""
         if equations.per_pixel < FEWEST:
             self.why = SHORT.format(equations.per_pixel)
             return
@@ -139,11 +133,7 @@ def equations(
 def solve(
     found: EquationSamples, known: Mapping[int, Tensor], starts: Mapping[int, Tensor]
 ) -> _RaySearch:
-    """Solve for the images of all rays that are not known.
-
-    Args:
-        starts: Estimates of other images, by ray; a search without one starts from grey.
-    """
+    """Solve for the images of all rays that are not known, from some starts or from grey."""
     search = _RaySearch(found, dict(known), {}, dict(starts))
     for chain, weight in found.chains:
         if not search.left:

@@ -1,25 +1,4 @@
-"""From the features of a batch back to its pixels, through all convolutions at once.
-
-`peel` takes one layer off after the other, and needs enough equations for each of them. But what is
-unknown in the middle of a network is not free: it is a function of the pixels. Taken as a whole,
-the unknowns are the pixels only, and every positive feature is an equation.
-
-1. **Equations.** A positive feature of sample k is the value of the output before the last ReLU.
-One that is zero bounds it from above. A feature behind a sigmoid or tanh is always an equation. If
-all samples are there, so are the slopes of the loss in their features, and the gradient of the last
-convolution is an equation as well: sum_k d_k * h_k, with d_k the slopes in its outputs, which are
-known, and h_k its inputs. Every other known model that saw the images adds equations
-(`ChainSystem`).
-2. **Search.** With ReLU, all of this is piecewise linear in the pixels. Levenberg-Marquardt
-linearises it at the current images and solves for a step by conjugate gradients. Its damping
-follows the residual: steps are short as long as many ReLUs are guessed wrongly. Where it ends
-between pieces, it goes on after a small random change.
-3. **Proof.** The image is rounded to the grid and must give the features again. Then `unique`
-shows that no change of the image, of one pixel or of many, keeps them on this linear piece. This is
-no proof against images on other pieces. They would have to fulfil more equations than they have
-pixels by coincidence, each to many digits, but nothing excludes them one by one. Such images are
-therefore certified only if all of the batch are found and the whole gradient is theirs.
-"""
+"""From the features of a batch back to its pixels, through all convolutions at once."""
 
 from __future__ import annotations
 
@@ -38,6 +17,27 @@ from leakaudit.inversion.exact.chain_pieces import (
 )
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.tasks.activations import ACTIVATIONS, Inverse
+
+# `peel` takes one layer off after the other, and needs enough equations for each of them. But what
+# is unknown in the middle of a network is not free: it is a function of the pixels. Taken as a
+# whole, the unknowns are the pixels only, and every positive feature is an equation.
+#
+# 1. **Equations.** A positive feature of sample k is the value of the output before the last ReLU.
+#    One that is zero bounds it from above. A feature behind a sigmoid or tanh is always an
+#    equation. If all samples are there, so are the slopes of the loss in their features, and the
+#    gradient of the last convolution is an equation as well: sum_k d_k * h_k, with d_k the slopes
+#    in its outputs, which are known, and h_k its inputs. Every other known model that saw the
+#    images adds equations (`ChainSystem`).
+# 2. **Search.** With ReLU, all of this is piecewise linear in the pixels. Levenberg-Marquardt
+#    linearises it at the current images and solves for a step by conjugate gradients. Its damping
+#    follows the residual: steps are short as long as many ReLUs are guessed wrongly. Where it ends
+#    between pieces, it goes on after a small random change.
+# 3. **Proof.** The image is rounded to the grid and must give the features again. Then `unique`
+#    shows that no change of the image, of one pixel or of many, keeps them on this linear piece.
+#    This is no proof against images on other pieces. They would have to fulfil more equations than
+#    they have pixels by coincidence, each to many digits, but nothing excludes them one by one.
+#    Such images are therefore certified only if all of the batch are found and the whole gradient
+#    is theirs.
 
 # Maximum number of steps. With twice as many equations as pixels in a batch, ten are usual.
 STEPS = 400
@@ -128,7 +128,8 @@ class ChainEquations:
     def shown(self) -> Tensor:
         """(b, m) whether a feature shows the output before the last activation.
 
-        It does so if it is certainly not zero (ReLU), or certainly not at a limit (sigmoid, tanh).
+        It does so if it is certainly not zero (ReLU), or certainly not at a limit (sigmoid,
+        tanh).
         """
         if self.rectified:
             return self.values.abs() > ZERO * self.deviation
@@ -156,19 +157,14 @@ class ChainEquations:
         return self.shown.sum(1).to(self.values) + common / len(self.values)
 
     def of(self, some: Tensor) -> ChainEquations:
-        """Return the equations of some samples, which have none in common with others.
+        """Return the equations of some samples, by bool (b,) or index (k,).
 
-        Args:
-            some: (b,) bool, or their indices (k,) in any order.
+        They must have none in common with others.
         """
         return replace(self, values=self.values[some], error=self.error[some])
 
     def predicted(self, x: Tensor) -> Tensor:
-        """Return the features (b, m) of images.
-
-        Args:
-            x: (b, *shape) as the network receives them.
-        """
+        """Return the features (b, m) of images (b, *shape), as the network receives them."""
         out = self.chain.piece(x).out
         if self.chain.last is None:
             return out
@@ -176,21 +172,13 @@ class ChainEquations:
         return features
 
     def reproduced(self, x: Tensor) -> Tensor:
-        """Return which images (b,) have these features, up to errors.
-
-        Args:
-            x: (b, *shape) as the network receives them.
-        """
+        """Return which images (b, *shape) have these features, up to errors."""
         away = (self.predicted(x) - self.values) / self.deviation
         usual = away.square().mean(1).sqrt() < USUAL
         return usual & (away.abs().amax(1) < FITS)
 
     def linearised(self, x: Tensor, faint: float = 0.0) -> _LinearisedModel:
-        """Linearise the equations at some images, each sample's features with norm 1.
-
-        Args:
-            x: (b, *shape) as the network receives them.
-        """
+        """Linearise the equations at some images, each sample's features with norm 1."""
         piece = self.chain.piece(x, faint)
         shown = self.shown
         before = self.before
@@ -238,11 +226,7 @@ class _LinearisedModel:
         return each
 
     def normal(self, v: Tensor) -> Tensor:
-        """Apply J^T J, with J the matrix of the equations.
-
-        Args:
-            v: (b, *shape) changes of the images, in levels.
-        """
+        """Apply J^T J to changes (b, *shape) in levels, with J the matrix of the equations."""
         level = self.equations.level
         out, changes = self.piece.along(v * level)
         more = None
@@ -300,29 +284,17 @@ class ChainSystem:
         return float(count.min()) / math.prod(self.parts[0].chain.layers[0].shape)
 
     def of(self, some: Tensor) -> ChainSystem:
-        """Return the equations of some samples; all of them if these have equations in common.
-
-        Args:
-            some: (b,) bool.
-        """
+        """Return the equations of some samples (b,); of all if they have equations in common."""
         if self.joint:
             return self
         return ChainSystem(tuple(one.of(some) for one in self.parts))
 
     def reproduced(self, x: Tensor) -> Tensor:
-        """Return which images (b,) have these features at all models, up to errors.
-
-        Args:
-            x: (b, *shape) as the network receives them.
-        """
+        """Return which images (b, *shape) have these features at all models, up to errors."""
         return torch.stack([one.reproduced(x) for one in self.parts]).all(0)
 
     def linearised(self, x: Tensor, faint: float = 0.0) -> _LinearSystem:
-        """Linearise the equations at some images, each sample's features of a model with norm 1.
-
-        Args:
-            x: (b, *shape) as the network receives them.
-        """
+        """Linearise the equations at some images, each sample's features of a model with norm 1."""
         parts = [one.linearised(x, faint) for one in self.parts]
         return _LinearSystem(parts, self.joint, torch.ones(len(x), dtype=x.dtype))
 
@@ -344,11 +316,7 @@ class _LinearSystem:
         return each.sqrt()
 
     def normal(self, v: Tensor) -> Tensor:
-        """Apply J^T J, with J the matrix of all equations.
-
-        Args:
-            v: (b, *shape) changes of the images, in levels.
-        """
+        """Apply J^T J to changes (b, *shape) in levels, with J the matrix of all equations."""
         found = torch.stack([one.normal(v) for one in self.parts]).sum(0)
         return found * _spread(self.moving, v)
 
@@ -358,12 +326,7 @@ class _LinearSystem:
         return found * _spread(self.moving, found)
 
     def solved(self, right: Tensor, shift: Tensor, most: int, tolerance: float) -> Tensor:
-        """Solve (J^T J + shift) v = right by conjugate gradients.
-
-        Args:
-            right: (b, *shape).
-            shift: (b,).
-        """
+        """Solve (J^T J + shift) v = right by conjugate gradients, with a shift (b,) per sample."""
         v = torch.zeros_like(right)
         left = right
         p = right
@@ -393,14 +356,10 @@ class _LinearSystem:
 def solve(
     equations: ChainSystem, start: Tensor, grid: PixelGrid, steps: int = STEPS
 ) -> tuple[Tensor, Tensor]:
-    """Search for images with given features.
+    """Search for images with given features, from images (b, *shape) in the network's units.
 
-    Args:
-        start: (b, *shape) images to start from, as the network receives them.
-
-    Returns:
-        Images (b, *shape) as the network receives them, on the grid if they reproduce their
-        features, and (b,) bool, which of them do.
+    Returns images in these units, on the grid if they reproduce their features, and which do
+    (b,).
     """
     x = _rounded(start, grid)
     done = equations.reproduced(x)
@@ -449,19 +408,15 @@ def solve(
 
 
 def unique(equations: ChainSystem, x: Tensor) -> Tensor:
-    """Return for which images (b,) no other one of the same linear piece has these features.
+    """Return for which images (b, *shape) no other of the same linear piece has these features.
 
-    Let J be the derivative of the shown features, each divided by its error, in the levels of the
-    pixels. Two images on the grid differ by a vector of whole numbers, so by at least 1, and their
-    features by at least the smallest singular value of J. If both reproduce m features, with a root
-    mean square of `USUAL` errors, the difference is at most 2 `USUAL` sqrt(m), which a larger
-    singular value excludes. Inverse iteration finds the smallest one, from several random
-    directions.
-
-    If the samples have equations in common, the same holds for all images together.
-
-    Args:
-        x: (b, *shape) images that reproduce their features, as the network receives them.
+    Let J be the derivative of the shown features, each divided by its error, in the levels of
+    the pixels. Two images on the grid differ by a vector of whole numbers, so by at least 1,
+    and their features by at least the smallest singular value of J. If both reproduce m
+    features, with a root mean square of `USUAL` errors, the difference is at most 2 `USUAL`
+    sqrt(m), which a larger singular value excludes. Inverse iteration finds the smallest one,
+    from several random directions. If the samples have equations in common, the same holds for
+    all images together.
     """
     if equations.per_pixel < ENOUGH:
         return torch.zeros(len(x), dtype=torch.bool)
@@ -478,13 +433,9 @@ def unique(equations: ChainSystem, x: Tensor) -> Tensor:
 
 
 def _exceeds(equations: ChainSystem, k: int, x: Tensor, limit: Tensor) -> bool:
-    """Return whether the smallest singular value for one image exceeds a limit.
+    """Return whether the smallest singular value for image k exceeds a limit.
 
     It does if J^T J - limit^2 is positive definite, that is, has a Cholesky factor.
-
-    Args:
-        equations: What is known, for each model, of at most `DENSE` features.
-        x: (*shape) its image, as the network receives it.
     """
     normal = -(limit**2) * torch.eye(x.numel(), dtype=x.dtype)
     chosen = torch.tensor([k])
@@ -499,13 +450,9 @@ def _exceeds(equations: ChainSystem, k: int, x: Tensor, limit: Tensor) -> bool:
 
 
 def weakest(line: _LinearSystem, like: Tensor, floor: Tensor) -> Tensor:
-    """Return the smallest singular value (b,) of linearised equations, if it exceeds a floor.
+    """Return the smallest singular value (b,) of linearised equations, if it exceeds a floor (b,).
 
     It is 0 if conjugate gradients do not converge.
-
-    Args:
-        like: (b, *shape) images.
-        floor: (b,) below it, values are not resolved.
     """
     found = torch.full_like(floor, math.inf)
     # Well below the floor, so that it hardly changes what exceeds it.
@@ -525,14 +472,12 @@ def weakest(line: _LinearSystem, like: Tensor, floor: Tensor) -> Tensor:
 
 
 def _strength(line: _LinearSystem, like: Tensor) -> Tensor:
-    """Return the mean strength (b,) of J^T J in a random direction."""
     v = torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=like.dtype)
     moved = line.normal(v)
     return (line.product(moved, moved) / line.product(v, v)).sqrt()
 
 
 def _inside(x: Tensor, grid: PixelGrid) -> Tensor:
-    """Move pixels into the range of the data."""
     flat = x.flatten(1)
     low = -grid.mean / grid.std
     high = (1 - grid.mean) / grid.std
@@ -540,7 +485,6 @@ def _inside(x: Tensor, grid: PixelGrid) -> Tensor:
 
 
 def _rounded(x: Tensor, grid: PixelGrid) -> Tensor:
-    """Round images to the grid, in the units of the network."""
     return grid.rounded(x.flatten(1)).reshape(x.shape)
 
 

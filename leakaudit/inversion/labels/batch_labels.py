@@ -1,9 +1,4 @@
-"""Labels of a batch whose inputs are known, from the last layer's gradients at known models.
-
-The last layer's gradient is sum_t c_t sum_k (p_kt - e_{y_k}) h_kt^T / b, with p the softmax and h
-the features of sample k at model t. Models and inputs determine p and h, so the labels are the
-solution of linear equations, and the correct ones are unit vectors.
-"""
+"""Labels of a batch whose inputs are known, from the last layer's gradients at known models."""
 
 from __future__ import annotations
 
@@ -19,6 +14,10 @@ if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
+# The last layer's gradient is sum_t c_t sum_k (p_kt - e_{y_k}) h_kt^T / b, with p the softmax and h
+# the features of sample k at model t. Models and inputs determine p and h, so the labels are the
+# solution of linear equations, and the correct ones are unit vectors.
+
 # Maximum distance of an entry of a solution from that of a unit vector: half of what would round it
 # incorrectly.
 UNIT = 0.25
@@ -28,16 +27,10 @@ ROWS = 4
 
 
 def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
-    """Solve for the labels of known inputs.
+    """Solve for the labels (b,) of known inputs (b, *shape).
 
     Requires cross-entropy, a last linear layer with bias, single gradients (inner = 1) and all
-    samples of the batch, each once.
-
-    Args:
-        x: (b, *shape) inputs.
-
-    Returns:
-        (b,), or None if the models are unknown or the equations do not determine the labels.
+    samples of the batch, each once. None if the equations do not determine the labels.
     """
     if leak.theta is None or leak.inner > 1 or task.spec.loss != "cross_entropy":
         return None
@@ -71,17 +64,10 @@ def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
 def _forward(
     task: Task, theta: Tensor, x: Tensor, weight: slice, bias: slice
 ) -> tuple[Tensor, Tensor]:
-    """Compute the softmax and the last layer's inputs of every sample at every model.
+    """Compute the softmax (t, b, C) and the last layer's inputs (t, b, H) at every model.
 
     The gradient of one sample with label 0 is (p - e_0) h^T for the weights and p - e_0 for the
     bias.
-
-    Args:
-        theta: (t, d) models.
-        x: (b, *shape) inputs.
-
-    Returns:
-        p (t, b, C) and h (t, b, H).
     """
     zero = torch.zeros(1, dtype=torch.long, device=x.device)
     each: list[Tensor] = []

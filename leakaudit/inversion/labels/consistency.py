@@ -1,8 +1,4 @@
-"""The label of one input with known pixels, from equations only.
-
-If the models are known, every label is tried. Otherwise, the signs of the last bias's gradient
-reveal it, which can also be computed from differences of gradients (`residual_from_differences`).
-"""
+"""The label of one input with known pixels, from equations only."""
 
 from __future__ import annotations
 
@@ -19,6 +15,9 @@ if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
+# If the models are known, every label is tried. Otherwise, the signs of the last bias's gradient
+# reveal it, which can also be computed from differences of gradients (`residual_from_differences`).
+
 # Maximum ratio of the smallest eigenvalue to the next. Above it, the planes do not intersect in one
 # line, and no label is reported.
 CLEAR = 1e-2
@@ -29,14 +28,10 @@ BETTER = 0.5
 
 
 def label(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
-    """Find the label of a single known input.
+    """Find the label (1,) of a single known input; None if the leak does not determine it.
 
-    Args:
-        x: (1, *shape) the input.
-
-    Returns:
-        (1,): if the models are known, the label whose gradients fit; otherwise, the one that the
-        last layer's rows reveal. None if the leak does not determine it.
+    If the models are known, it is the one whose gradients fit; otherwise, the one that the last
+    layer's rows reveal.
     """
     if task.spec.loss != "cross_entropy":
         return None
@@ -48,7 +43,6 @@ def label(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
 
 
 def _by_candidates(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
-    """Try every class on the strongest row of the leak."""
     if leak.theta is None:
         return None
     row = int(leak.value.norm(dim=1).argmax())
@@ -66,7 +60,6 @@ def _by_candidates(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
 
 
 def _by_differences(leak: GradientLeak, task: Task) -> Tensor | None:
-    """Compute q = p - e_y of the last layer from its differences; its sign reveals the label."""
     layer = task.last_linear
     if layer is None or first_layer_rows.not_leaked(leak, task, layer):
         return None
@@ -79,19 +72,12 @@ def _by_differences(leak: GradientLeak, task: Task) -> Tensor | None:
 def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> Tensor | None:
     """Compute q = p - e_y of the first gradient from combinations of last-layer gradients.
 
-    Relative to the first gradient, round t gives b^t = q^t - q and M^t = q^t h^{tT} - q h^T. The
-    columns of M^t lie in span{b^t, q}: q is the one direction v that all these planes share, and
-    its length kappa follows from the columns' coordinates in b^t and v, alpha = h^t and beta =
-    kappa (h^t - h). At least four classes are necessary: the q sum to zero, so with three, all
-    planes coincide and reveal nothing.
-
-    Args:
-        inverse: (T, m) pseudo-inverse of the combination.
-        weight: (m, C, H).
-        bias: (m, C).
-
-    Returns:
-        (C,), or None if the planes do not intersect in one line.
+    Relative to the first gradient, round t gives b^t = q^t - q and M^t = q^t h^{tT} - q h^T.
+    The columns of M^t lie in span{b^t, q}: q is the one direction v that all these planes
+    share, and its length kappa follows from the columns' coordinates in b^t and v, alpha = h^t
+    and beta = kappa (h^t - h). At least four classes are necessary: the q sum to zero, so with
+    three, all planes coincide and reveal nothing. `inverse` (T, m) is the combination's
+    pseudo-inverse. None if the planes do not intersect in one line.
     """
     if bias.shape[1] < 4:
         return None

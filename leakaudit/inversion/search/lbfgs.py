@@ -1,15 +1,4 @@
-"""Directions of many L-BFGS searches at once, each with its own curvature pairs.
-
-The compact form of Byrd, Nocedal and Schnabel 1994. With S and Y the last m pairs as columns, R the
-upper triangle of S^T Y with its diagonal D, and c = s^T y / y^T y of the last pair, the inverse
-Hessian is
-
-    H = c I + [S cY] [[R^-T (D + c Y^T Y) R^-1, -R^-T], [-R^-1, 0]] [S cY]^T    (eq. 3.13).
-
-All products with S and Y are batched, so a direction reads each of them twice; the remaining m x m
-computations are in float64. tests/reference/test_engine.py compares the directions with the usual
-two-loop recursion.
-"""
+"""Directions of many L-BFGS searches at once, each with its own curvature pairs."""
 
 from __future__ import annotations
 
@@ -19,6 +8,16 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+# The compact form of Byrd, Nocedal and Schnabel 1994. With S and Y the last m pairs as columns, R
+# the upper triangle of S^T Y with its diagonal D, and c = s^T y / y^T y of the last pair, the
+# inverse Hessian is
+#
+#     H = c I + [S cY] [[R^-T (D + c Y^T Y) R^-1, -R^-T], [-R^-1, 0]] [S cY]^T    (eq. 3.13).
+#
+# All products with S and Y are batched, so a direction reads each of them twice; the remaining m x
+# m computations are in float64. tests/reference/test_engine.py compares the directions with the
+# usual two-loop recursion.
 
 # Initial capacity for pairs; it doubles as pairs are added, because every direction reads all of
 # it. A choice.
@@ -32,15 +31,9 @@ LEAST = 1e-10
 class LbfgsMemory:
     """The last m pairs of K searches over n variables, stored cyclically.
 
-    The capacity r grows from 16 to m as pairs are added. Slopes may have more digits than the pairs
-    that are kept: a direction need not be exact.
-
-    Attributes:
-        s: (K, r, n) steps.
-        y: (K, r, n) changes of the slope.
-        sy: (K, r, r) products of the two.
-        yy: (K, r, r) products of the changes.
-        count: (K,) number of pairs so far, including those that were overwritten.
+    The capacity r grows from 16 to m. s (K, r, n) are steps, y changes of the slope, and sy and
+    yy (K, r, r) their products; `count` (K,) includes pairs that were overwritten. Slopes may
+    have more digits than the pairs that are kept: a direction need not be exact.
     """
 
     def __init__(self, like: Tensor, m: int) -> None:
@@ -66,11 +59,7 @@ class LbfgsMemory:
 
     @classmethod
     def joined(cls, parts: Sequence[LbfgsMemory]) -> LbfgsMemory:
-        """Return the pairs of several memories of equal m and n, one after the other.
-
-        Args:
-            parts: At least one memory.
-        """
+        """Return the pairs of at least one memory of equal m and n, one after the other."""
         room = max(part.s.shape[1] for part in parts)
         whole = copy.copy(parts[0])
         grown = [copy.copy(part) for part in parts]
@@ -91,16 +80,9 @@ class LbfgsMemory:
             self.count[which] = 0
 
     def update(self, which: Tensor, step: Tensor, change: Tensor, slope: Tensor) -> Tensor:
-        """Store a pair of each search, and return its new direction.
+        """Store a pair of each search in `which` (K,), and return all directions -H slope (K, n).
 
-        Args:
-            which: (K,) searches that took a step. The pair is stored if s^T y is positive.
-            step: (K, n) the steps s.
-            change: (K, n) changes y of the slope.
-            slope: (K, n) the slopes after the step.
-
-        Returns:
-            (K, n) directions -H slope.
+        A pair is stored if s^T y is positive.
         """
         product = (step.double() * change.double()).sum(1)
         size = step.double().norm(dim=1) * change.double().norm(dim=1)

@@ -63,7 +63,7 @@ SURE = 0.1
 class Patches(Attack):
     """All images of a batch, token by token, from the spaces of two layers' gradients.
 
-    EXACT states that no other batch of b images on the grid has this gradient: see above.
+    EXACT states that no other batch of b images on the grid has this gradient (docs/vision.md).
     """
 
     exact: ClassVar[bool] = True

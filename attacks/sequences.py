@@ -63,7 +63,7 @@ FITS = 3.0
 class Sequences(Attack):
     """All sequences of a batch, token by token, from the spaces of two layers' gradients.
 
-    EXACT states that no other batch of b sequences of length L has this gradient: see above.
+    EXACT states that no other batch of b sequences of length L has this gradient (docs/text.md).
     """
 
     exact: ClassVar[bool] = True
@@ -150,13 +150,14 @@ def _recovered(
         return Reconstruction(
             leak.node, "sequences", x, None, Certificate.APPROXIMATE, 1.0, note=note
         )
-    residual, noise = _misfit(leak, task, found)
+    x, y = found
+    residual, noise = _misfit(leak, task, x, y)
     doubts = _doubts(tree, nodes * len(models), behind.rank, rows, len(parts[BEHIND]))
     if strange := decoders.reads_every_token(task, read):
         doubts.append(strange)
     if leak.batch is None:
         doubts.append(
-            f"the recording does not state the number of sequences, and {len(found.x)} is the "
+            f"the recording does not state the number of sequences, and {len(x)} is the "
             "smallest that fits; set samples"
         )
     if residual > FITS * noise:
@@ -170,13 +171,13 @@ def _recovered(
     return Reconstruction(
         node=leak.node,
         attack="sequences",
-        x=found.x,
-        y=found.y,
+        x=x,
+        y=y,
         certificate=certificate,
         residual=residual,
         note=note,
-        certified=0 if doubts else len(found.x),
-        rounds=() if doubts else (leak.when,) * len(found.x),
+        certified=0 if doubts else len(x),
+        rounds=() if doubts else (leak.when,) * len(x),
     )
 
 
@@ -186,9 +187,9 @@ def _counted(
     parts: Mapping[str, Tensor],
     tree: prefixes.Tree,
     sizes: Sequence[int],
-) -> prefixes.SequenceCounts | str:
+) -> tuple[Tensor, Tensor] | str:
     """Count the sequences of a tree with the first batch size that gives whole numbers."""
-    found: prefixes.SequenceCounts | str = "there are more than the width allows"
+    found: tuple[Tensor, Tensor] | str = "there are more than the width allows"
     for batch in sizes:
         found = prefixes.counts(models, weights, parts, tree, batch)
         if not isinstance(found, str):
@@ -219,21 +220,21 @@ def _clearest(leak: GradientLeak, task: Task) -> GradientLeak:
     return replace(one, combination=combination, value=value, theta=theta)
 
 
-def _misfit(leak: GradientLeak, task: Task, found: prefixes.SequenceCounts) -> tuple[float, float]:
+def _misfit(leak: GradientLeak, task: Task, x: Tensor, y: Tensor) -> tuple[float, float]:
     """Recompute the gradient, and return its relative residual and that of its noise."""
     assert leak.theta is not None
     again = torch.zeros(task.layout.size, dtype=torch.float64)
     size = 0.0
     for k, (weight, theta) in enumerate(zip(leak.combination[0], leak.theta, strict=True)):
         step("gradients", k, len(leak.theta))
-        gradient = task.gradient(theta, found.x.double(), found.y) - task.l2 * theta
+        gradient = task.gradient(theta, x.double(), y) - task.l2 * theta
         again += weight * gradient
         size += float((weight * gradient).norm())
     value = leak.value[0].double()
     total = float(value.norm())
     precision = max(leak.wire, torch.finfo(leak.value.dtype).eps)
     # A sum over the tokens of the batch of rows that are themselves sums over the width.
-    terms = found.x.numel() * task.layout.shapes[0][1]
+    terms = x.numel() * task.layout.shapes[0][1]
     rounded = precision * terms**0.5 * size
     noise = float(leak.std[0]) * len(value) ** 0.5
     return float((again - value).norm()) / total, (rounded**2 + noise**2) ** 0.5 / total

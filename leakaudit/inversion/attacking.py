@@ -179,7 +179,7 @@ def attack_together(
         chosen = _configured(name, settings)
         for leak in leaks:
             _check(chosen, name, leak, task)
-        yield from _run(name, chosen, range(len(leaks)), leaks, task, generators, settings)
+        yield from _run(chosen, range(len(leaks)), leaks, task, generators)
         return
     if settings:
         raise LeakauditError(
@@ -194,7 +194,7 @@ def attack_together(
                 course.reasons.append(f"{known}: {why}")
             else:
                 fits.append(k)
-        for settled in _run(known, candidate, fits, leaks, task, generators, {}):
+        for settled in _run(candidate, fits, leaks, task, generators):
             course = left[settled.place]
             course.add(settled, candidate.exact)
             if settled.late or course.ends(candidate.exact, leaks[settled.place], task):
@@ -282,13 +282,11 @@ def _is_loose(found: Reconstruction, leak: GradientLeak, task: Task) -> bool:
 
 
 def _run(
-    name: str,
     chosen: Attack,
     places: Sequence[int],
     leaks: Sequence[GradientLeak],
     task: Task,
     generators: Sequence[Generator],
-    settings: Mapping[str, Any],
 ) -> Iterator[FinalReconstruction]:
     if isinstance(chosen, Batched) and len(places) > 1 and task.layout.size <= LOOP_ABOVE:
         start = time.perf_counter()
@@ -302,7 +300,7 @@ def _run(
         return
     for n, k in enumerate(places):
         with sharing(len(places) - n):
-            found = attack_one(leaks[k], task, name, generators[k], **settings)
+            found = attack_one(leaks[k], task, chosen, generators[k])
             settled = FinalReconstruction(k, found, together=False, late=expired())
         yield settled
 

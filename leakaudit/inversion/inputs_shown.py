@@ -181,19 +181,22 @@ def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
         return None
     stack = first_layer_rows.rows(leak, task)
     inputs = PixelGrid.of(task).rows(x.detach().flatten(1).double().to(stack))
-    if len(inputs) > min(stack.shape[1:]) // 2:
-        return _one_each(leak, stack, inputs) if leak.samples == 1 else None
+    many = len(inputs) > min(stack.shape[1:]) // 2
+    if many and leak.samples != 1:
+        return None
     used = torch.zeros(len(stack), len(inputs), dtype=torch.bool)
     for k, rows in enumerate(stack):
         allowed = _allowed(rows, float(leak.std[k]))
         if float(rows.norm()) <= allowed:
             continue
-        # Slopes (H, n) with which the inputs make up the rows
-        slopes = least_squares(inputs.T, rows.T).T
-        size = slopes.norm(dim=0) * inputs.norm(dim=1)
-        chosen = size > UNUSED * size.max()
-        slopes = least_squares(inputs[chosen].T, rows.T).T
-        left = rows - slopes @ inputs[chosen]
+        if many:  # the one with the largest part in the gradient of one record
+            size = (rows @ inputs.T).norm(dim=0) / inputs.norm(dim=1)
+            chosen = torch.arange(len(size), device=size.device) == size.argmax()
+        else:
+            slopes = least_squares(inputs.T, rows.T)  # (n, H)
+            size = slopes.norm(dim=1) * inputs.norm(dim=1)
+            chosen = size > UNUSED * size.max()
+        left = rows - least_squares(inputs[chosen].T, rows.T).T @ inputs[chosen]
         few = leak.samples is None or int(chosen.sum()) <= leak.samples
         if few and float(left.norm()) <= allowed:
             used[k] = chosen.cpu()
@@ -205,21 +208,6 @@ def silent(leak: GradientLeak) -> Tensor:
     value = leak.value.double()
     quiet: Tensor = value.norm(dim=1) <= LEFT * leak.std.double() * math.sqrt(value.shape[1])
     return quiet
-
-
-def _one_each(leak: GradientLeak, stack: Tensor, inputs: Tensor) -> Tensor:
-    """Decide which of many inputs (n, p) is behind each gradient of one record: (m, n)."""
-    used = torch.zeros(len(stack), len(inputs), dtype=torch.bool)
-    units = inputs / inputs.norm(dim=1, keepdim=True)
-    for k, rows in enumerate(stack):
-        allowed = _allowed(rows, float(leak.std[k]))
-        if float(rows.norm()) <= allowed:
-            continue
-        best = int((rows @ units.T).norm(dim=0).argmax())
-        unit = units[best]
-        left = rows - torch.outer(rows @ unit, unit)
-        used[k, best] = float(left.norm()) <= allowed
-    return used
 
 
 def _allowed(rows: Tensor, std: float) -> float:

@@ -178,6 +178,22 @@ def _rank(found: Reconstruction) -> tuple[int, bool, int, float]:
 
 
 @dataclass
+class _Certified:
+    """One certified input."""
+
+    x: Tensor  # (*shape)
+    width: Tensor | None  # half-widths of the intervals of its values; None if it is exact
+    label: Tensor | None
+    rounds: set[int]  # those of the gradients that it explains
+
+    def same(self, other: _Certified) -> bool:
+        """Return whether two inputs are equal, or cannot be told apart by their intervals."""
+        if self.width is None or other.width is None:
+            return torch.equal(self.x, other.x)
+        return bool(((self.x - other.x).abs() <= self.width + other.width).all())
+
+
+@dataclass
 class _Search:
     """An attack on single gradients, one after the other."""
 
@@ -185,13 +201,7 @@ class _Search:
     task: Task
     attempt: Attempt  # runs an exact attack
     wanted: int | None  # number of records; None if it is unknown
-    inputs: list[Tensor] = field(default_factory=list)  # certified inputs, each once
-    # half-widths of the intervals of their values, None where an input is exact
-    widths: list[Tensor | None] = field(default_factory=list)
-    # their labels, None where one is unknown
-    labels: list[Tensor | None] = field(default_factory=list)
-    # the rounds of the gradients that each of them explains
-    rounds: list[set[int]] = field(default_factory=list)
+    inputs: list[_Certified] = field(default_factory=list)  # each once
     open: int = 0  # number of gradients that certified inputs do not explain entirely
     tried: list[Reconstruction] = field(default_factory=list)  # the results for single gradients
 
@@ -232,25 +242,22 @@ class _Search:
         """Return whether certified inputs explain a gradient; its round is then noted."""
         if not self.inputs:
             return False
-        used = inputs_shown.uses(equation, self.task, torch.stack(self.inputs))
+        used = inputs_shown.uses(equation, self.task, torch.stack([one.x for one in self.inputs]))
         if used is None or not bool(used.any()):
             return False
         for k in used[0].nonzero().flatten().tolist():
-            self.rounds[k].update(equation.when)
+            self.inputs[k].rounds.update(equation.when)
         return True
 
     def _add(self, found: Reconstruction, place: int, rounds: Sequence[int]) -> None:
         """Add a certified input, or its rounds if it is one of those before it."""
-        x = found.x[place]
         width = None if found.interval is None else found.interval[place]
-        for k, other in enumerate(self.inputs):
-            if _same(x, width, other, self.widths[k]):
-                self.rounds[k].update(rounds)
+        new = _Certified(found.x[place], width, _label(found, place), {*rounds})
+        for other in self.inputs:
+            if new.same(other):
+                other.rounds.update(rounds)
                 return
-        self.inputs.append(x)
-        self.widths.append(width)
-        self.labels.append(_label(found, place))
-        self.rounds.append({*rounds})
+        self.inputs.append(new)
 
     def _reported(self, together: Reconstruction | None, gradients: int) -> Reconstruction:
         best = max([*self.tried, *([] if together is None else [together])], key=_rank)
@@ -260,9 +267,9 @@ class _Search:
             estimates = self._estimates()
         if not self.inputs and len(estimates) < 2:
             return replace(best, rounds=())
-        x = torch.stack([*self.inputs, *(one.x[0] for one in estimates)])
-        labels = [*self.labels, *(_label(one, 0) for one in estimates)]
-        rounds = [tuple(sorted(some)) for some in self.rounds]
+        x = [*(one.x for one in self.inputs), *(one.x[0] for one in estimates)]
+        labels = [*(one.label for one in self.inputs), *(_label(one, 0) for one in estimates)]
+        rounds = [tuple(sorted(one.rounds)) for one in self.inputs]
         whole = not self.open or self._complete
         certificate = Certificate.APPROXIMATE
         if interval is not None:
@@ -278,12 +285,12 @@ class _Search:
         )
         return replace(
             best,
-            x=x,
+            x=torch.stack(x),
             y=_labels(labels),
             certificate=certificate,
             residual=max(residuals, default=best.residual),
             note="; ".join([note, *reasons[:1]]),
-            certified=sum(width is None for width in self.widths),
+            certified=sum(one.width is None for one in self.inputs),
             interval=interval,
             choices={},
             rounds=(*rounds, *(() for _ in estimates)),
@@ -298,8 +305,8 @@ class _Search:
         """
         from scipy.special import ndtri  # slow to import, and inputs on a grid need no quantile
 
-        widths = [width for width in self.widths if width is not None]
-        if not widths or len(widths) < len(self.widths):
+        widths = [one.width for one in self.inputs if one.width is not None]
+        if not widths or len(widths) < len(self.inputs):
             return None
         statements = sum(one.interval is not None for one in self.tried)
         tail = (1 - SURE) / (2 * widths[0].numel())
@@ -312,7 +319,7 @@ class _Search:
             return []
         kept: list[Reconstruction] = []
         some = [one for one in self.tried if not _proven(one) and len(one.x) == 1]
-        known = [*self.inputs]
+        known = [one.x for one in self.inputs]
         for one in sorted(some, key=lambda one: one.residual):
             room = self.wanted is None or len(known) < self.wanted
             near = any(float((one.x[0] - x).square().mean().sqrt()) < APART for x in known)
@@ -327,13 +334,6 @@ def _proven(found: Reconstruction) -> int:
     if found.certificate is Certificate.INTERVAL and found.interval is not None:
         return len(found.x)
     return found.certified
-
-
-def _same(x: Tensor, width: Tensor | None, other: Tensor, others: Tensor | None) -> bool:
-    """Return whether two certified inputs are equal, or cannot be told apart by their intervals."""
-    if width is None or others is None:
-        return torch.equal(x, other)
-    return bool(((x - other).abs() <= width + others).all())
 
 
 def _label(found: Reconstruction, place: int) -> Tensor | None:

@@ -327,8 +327,7 @@ def _score(
     size = len(x)
     guessed = guess[pairs.found]
     true = x[pairs.true]
-    columns = _measure(guessed, true, truth.task, weights)
-    _identify(columns, guessed, true, records, text)
+    columns = _measure(guessed, true, records, truth.task, weights)
     missed: dict[str, tuple[float, ...]] = {}
     if pairs.missing:
         missed = _missed(nodes, pairs, truth, records, weights)
@@ -374,16 +373,6 @@ def _paired(x: Tensor) -> Tensor:
     return x.where(x.abs() <= LARGEST_RECORD, torch.nan)
 
 
-def _identify(
-    columns: dict[str, Tensor], x: Tensor, y: Tensor, records: Tensor, text: bool
-) -> None:
-    """Add the rank of every pair, and whether it is identified, if there is any other record."""
-    rank, candidates = metrics.identification(x, y, records, text)
-    if len(candidates) and int(candidates.min()) > 1:
-        columns["rank"] = rank
-        columns["identified"] = rank == 1
-
-
 def _missed(
     nodes: tuple[int, ...],
     pairs: Match,
@@ -397,8 +386,7 @@ def _missed(
     lost[pairs.true] = False
     true = x.cpu()[lost]
     guess = truth.blind_guess(*nodes).cpu().expand_as(true)
-    columns = _measure(guess, true, truth.task, weights)
-    _identify(columns, guess, true, records, truth.task.is_text)
+    columns = _measure(guess, true, records, truth.task, weights)
     numbers: dict[str, tuple[float, ...]] = {}
     for name, values in columns.items():
         if values.dtype is not torch.bool:
@@ -418,7 +406,13 @@ def remark(missing: int, surplus: int, size: int) -> str:
     return "; ".join(said)
 
 
-def _measure(x: Tensor, y: Tensor, task: TaskSpec, weights: Weights | None) -> dict[str, Tensor]:
+def _measure(
+    x: Tensor, y: Tensor, records: Tensor, task: TaskSpec, weights: Weights | None
+) -> dict[str, Tensor]:
+    """Return every metric that applies to the data, one value per pair.
+
+    The rank is among them if there is any other record to distinguish a pair from.
+    """
     if task.is_text:
         found: dict[str, Tensor | None] = {
             "exact": x.eq(y).all(1),
@@ -435,7 +429,12 @@ def _measure(x: Tensor, y: Tensor, task: TaskSpec, weights: Weights | None) -> d
                 found[one.key] = measure(x, y, data_range=1.0)
             if weights is not None:
                 found["lpips"] = metrics.lpips_distance(x, y, weights, data_range=1.0)
-    return {name: values for name, values in found.items() if values is not None}
+    columns = {name: values for name, values in found.items() if values is not None}
+    rank, candidates = metrics.identification(x, y, records, task.is_text)
+    if len(candidates) and int(candidates.min()) > 1:
+        columns["rank"] = rank
+        columns["identified"] = rank == 1
+    return columns
 
 
 def _share(found: Tensor, true: Tensor) -> float:

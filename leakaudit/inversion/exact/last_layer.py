@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.progress import expired, step
+from leakaudit.inversion import linear
 
 # `extreme_rays` needs zeros. Features behind a sigmoid, tanh or an average have none. But if the
 # loss is cross-entropy, the slopes in the outputs of the last layer are a known function of its
@@ -40,12 +41,9 @@ STARTS = 12
 STEPS = 60
 PATIENCE = 3
 
-# Damping of the first step, relative to the mean square of the equations, and its factors after a
-# step that succeeds or fails. Usual choices.
-DAMPING = 1e-2
-SUCCEEDS = 0.2
-FAILS = 5.0
-RANGE = (1e-14, 1e8)
+# Factor of the damping after a step that fails, relative to the mean square of the equations, and
+# its largest value. Usual choices.
+FAILS = (5.0, 1e8)
 
 # The part of slopes outside the column space that their computation explains, relative to these
 # slopes: that of float64, or multiples of the precision in which the softmax was computed.
@@ -215,28 +213,22 @@ class _Search:
             return ray
         weight = self.weight @ free.T
         identity = torch.eye(len(free), dtype=ray.dtype)
-        damping = torch.full((len(labels),), DAMPING, dtype=ray.dtype)
-        slopes = self.slopes(ray, labels)
-        size = (slopes @ outside).square().sum(1)
-        for _ in range(STEPS):
+
+        def residual(ray: Tensor) -> Tensor:
+            return self.slopes(ray, labels) @ outside
+
+        def stepped(ray: Tensor, value: Tensor, damping: Tensor) -> Tensor:
             p = (ray @ self.weight.T).softmax(1)
             # d softmax / d logit = diag(p) - p p^T
             moved = p[:, :, None] * (weight - (p @ weight)[:, None])
             matrix = outside.T @ moved  # (k, m, q - 1)
-            normal = matrix.transpose(1, 2) @ matrix
+            normal = matrix.mT @ matrix
             strength = normal.diagonal(dim1=1, dim2=2).mean(1).clamp_min(TINY)
             shifted = normal + (damping * strength)[:, None, None] * identity
-            right = matrix.transpose(1, 2) @ (slopes @ outside)[:, :, None]
-            change = torch.linalg.solve_ex(shifted, right)[0][:, :, 0]
-            other = ray - change.nan_to_num() @ free
-            slopes_there = self.slopes(other, labels)
-            size_there = (slopes_there @ outside).square().sum(1)
-            better = size_there < size
-            ray = torch.where(better[:, None], other, ray)
-            slopes = torch.where(better[:, None], slopes_there, slopes)
-            size = torch.where(better, size_there, size)
-            damping = torch.where(better, SUCCEEDS * damping, FAILS * damping).clamp(*RANGE)
-        return ray
+            change = torch.linalg.solve_ex(shifted, matrix.mT @ value[:, :, None])[0][:, :, 0]
+            return ray - change.nan_to_num() @ free
+
+        return linear.descended(ray, residual, stepped, STEPS, FAILS)[0]
 
     def polished(self, rays: Tensor, labels: Tensor, entries: int) -> tuple[Tensor, Tensor] | None:
         """Solve for all samples (b, b) together; None if they do not give the gradient."""

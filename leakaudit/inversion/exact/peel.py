@@ -342,21 +342,14 @@ def _solved(
     if bias is not None:
         right = right - bias[:, None, None]
     value = right.flatten()[known].numpy()
-    if x is not None and given is not None and bool(given.any()):
-        return _completed(matrix, value, x, given)
+    if x is None or given is None:
+        x = output.value.new_zeros(matrix.shape[1])
+        given = torch.zeros_like(x, dtype=torch.bool)
+    if bool(given.any()):
+        free = ~given.numpy()
+        value = value - matrix[:, ~free] @ x.numpy()[~free]
+        matrix = matrix[:, free]
     found = _least_squares(matrix, value)
-    if found is None:
-        return None
-    like = output.value
-    return torch.from_numpy(found[0]).to(like), torch.from_numpy(found[1]).to(like), found[2]
-
-
-def _completed(
-    matrix: Any, value: NDArray[np.float64], x: Tensor, given: Tensor
-) -> tuple[Tensor, Tensor, float] | None:
-    free = ~given.numpy()
-    rest = value - matrix[:, ~free] @ x.numpy()[~free]
-    found = _least_squares(matrix[:, free], rest)
     if found is None:
         return None
     x = x.clone()

@@ -113,7 +113,6 @@ class Tree:
     """The sequences whose prefixes all lie in a space."""
 
     sequences: Tensor  # (s, L) the leaves; all are different
-    farthest: float = 0.0  # largest distance of a prefix of the tree from the space
     nearest: float = math.inf  # smallest distance of a rejected guess from the space
     stopped: str = ""  # why the search ended early; "" if it is complete
 
@@ -189,7 +188,7 @@ def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], ba
     """Find all sequences whose prefixes lie in the space behind the first attention."""
     growing = [_Growing(model) for model in models]
     alive = torch.empty(1, 0, dtype=torch.int64)
-    farthest, nearest = 0.0, math.inf
+    nearest = math.inf
     for p, tokens in enumerate(possible):
         step("positions", p, len(possible))
         some = max(1, CHUNK // max(1, len(tokens)))
@@ -207,7 +206,6 @@ def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], ba
         if int(fits.sum()) > BEAM * batch:
             said = f"{int(fits.sum())} prefixes fit at position {p + 1}, more than the batch has"
             return Tree(alive[:0], stopped=said)
-        farthest = max(farthest, float(distance[fits].max()))
         if not bool(fits.all()):
             nearest = min(nearest, float(distance[~fits].min()))
         rows, columns = fits.nonzero(as_tuple=True)
@@ -216,16 +214,7 @@ def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], ba
         for one in growing:
             one.keep(rows, new)
     step("positions", len(possible), len(possible))
-    return Tree(alive, farthest, nearest)
-
-
-@dataclass(frozen=True)
-class SequenceCounts:
-    """How often each sequence of a tree occurs, and the tokens behind it."""
-
-    x: Tensor  # (b, L) sequences, with repetitions
-    y: Tensor  # (b,) the token behind each
-    off: float  # largest distance of a count from a whole number
+    return Tree(alive, nearest)
 
 
 def counts(
@@ -234,7 +223,7 @@ def counts(
     gradient: Mapping[str, Tensor],
     tree: Tree,
     batch: int,
-) -> SequenceCounts | str:
+) -> tuple[Tensor, Tensor] | str:
     """Count the sequences of a tree by the gradient of the output layer.
 
     If the output layer is tied to the embedding of the tokens, their gradients are added. This
@@ -299,7 +288,7 @@ def counts(
         after = torch.repeat_interleave(whole[leaf].long())
         x.append(tree.sequences[k].expand(len(after), -1))
         y.append(after)
-    return SequenceCounts(torch.cat(x), torch.cat(y), off)
+    return torch.cat(x), torch.cat(y)
 
 
 def _following(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Generator, Tensor, nn
 
 from leakaudit.core.progress import expired, step
+from leakaudit.inversion import linear
 from leakaudit.tasks.models import EncoderBlock, VisionTransformer
 
 # The gradient of a fully connected layer is a sum of terms d_t [u_t 1], one for each token t: d_t
@@ -51,6 +53,10 @@ STARTS = 16
 
 # Sets of starts without a new token after which the search gives up. A choice.
 PATIENCE = 20
+
+# Factor of the damping after a step that fails, relative to the diagonal of the equations, and its
+# largest value. Usual choices.
+FAILS = (4.0, 1e6)
 
 # Residual relative to the hidden values at the start, below which a search leaves the sphere. The
 # sphere is only approximate, because a normalisation adds a small number to the variance.
@@ -132,10 +138,12 @@ class _Search:
         # Normalised inputs have the norm sqrt(h).
         y *= (math.sqrt(width) / (y @ self.axes.T @ self.normal).norm(dim=1))[:, None]
         scale = float(self._hidden(y)[1].norm(dim=1).mean())
-        y, _ = self._descended(y, STEPS, NEAR * scale, scale)
-        y, left = self._descended(y, POLISH, 0.0, 0.0)
+        for weight, steps, enough in ((scale, STEPS, NEAR * scale), (0.0, POLISH, 0.0)):
+            residual = partial(self._residual, weight=weight)
+            stepped = partial(self._stepped, weight=weight)
+            y, left = linear.descended(y, residual, stepped, steps, FAILS, enough**2)
         points: Tensor = self.centre + y @ self.axes.T
-        return points[left < FOUND * self._expected(y, points)]
+        return points[left.sqrt() < FOUND * self._expected(y, points)]
 
     def _expected(self, y: Tensor, points: Tensor) -> Tensor:
         """Return the residuals (s,) that noise and rounding cause for tokens.
@@ -153,27 +161,6 @@ class _Search:
         rounded = (precision * hidden).square().sum(1)
         expected: Tensor = (turned + gain * moved + rounded).sqrt()
         return expected
-
-    def _descended(
-        self, y: Tensor, steps: int, enough: float, weight: float
-    ) -> tuple[Tensor, Tensor]:
-        """Descend from points (s, n - 1) until their residuals (s,) are small."""
-        damping = y.new_full((len(y),), 1e-2)
-        value = self._residual(y, weight)
-        left = value.norm(dim=1)
-        for _ in range(steps):
-            active = (left > enough).nonzero().flatten()
-            if not len(active):
-                break
-            new = self._stepped(y[active], value[active], damping[active], weight)
-            new_value = self._residual(new, weight)
-            new_left = new_value.norm(dim=1)
-            better = new_left < left[active]
-            moved = active[better]
-            y[moved], value[moved], left[moved] = new[better], new_value[better], new_left[better]
-            change = torch.where(better, 0.2, 4.0)
-            damping[active] = (damping[active] * change).clamp(1e-14, 1e6)
-        return y, left
 
     def _hidden(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the upper layer computes (s, m), and its hidden values with a 1."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -190,18 +190,7 @@ class _State:
 
     def of_these(self, index: Tensor) -> _State:
         """Return the state of some searches."""
-        return _State(
-            place=self.place[index],
-            most=self.most[index],
-            x=self.x[index],
-            f=self.f[index],
-            g=self.g[index],
-            d=self.d[index],
-            t=self.t[index],
-            tries=self.tries[index],
-            past=self.past[index],
-            stuck=self.stuck[index],
-        )
+        return _State(**{one.name: getattr(self, one.name)[index] for one in fields(self)})
 
 
 class _Batch:

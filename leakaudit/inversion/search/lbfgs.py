@@ -27,6 +27,8 @@ FIRST = 16
 # cosine; this one leaves six digits for R's inverse in float64.
 LEAST = 1e-10
 
+BY_SEARCH = ("s", "y", "sy", "yy", "count")  # tensors of a memory with a row per search
+
 
 class LbfgsMemory:
     """The last m pairs of K searches over n variables, stored cyclically.
@@ -50,11 +52,8 @@ class LbfgsMemory:
     def of_these(self, index: Tensor) -> LbfgsMemory:
         """Return the pairs of some searches."""
         chosen = copy.copy(self)
-        chosen.s = self.s[index]
-        chosen.y = self.y[index]
-        chosen.sy = self.sy[index]
-        chosen.yy = self.yy[index]
-        chosen.count = self.count[index]
+        for name in BY_SEARCH:
+            setattr(chosen, name, getattr(self, name)[index])
         return chosen
 
     @classmethod
@@ -65,11 +64,8 @@ class LbfgsMemory:
         grown = [copy.copy(part) for part in parts]
         for part in grown:
             part._grow(room - part.s.shape[1])
-        whole.s = torch.cat([part.s for part in grown])
-        whole.y = torch.cat([part.y for part in grown])
-        whole.sy = torch.cat([part.sy for part in grown])
-        whole.yy = torch.cat([part.yy for part in grown])
-        whole.count = torch.cat([part.count for part in grown])
+        for name in BY_SEARCH:
+            setattr(whole, name, torch.cat([getattr(part, name) for part in grown]))
         return whole
 
     def forget(self, which: Tensor) -> None:

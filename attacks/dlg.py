@@ -13,7 +13,6 @@ from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.search import gradient_matching, objectives
-from leakaudit.inversion.search.gradient_matching import MatchingParameters
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -76,14 +75,5 @@ class DLG(Attack):
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
         """Reconstruct inputs and labels of several leaks in one batch."""
-        search = MatchingParameters(
-            self.steps,
-            self.restarts,
-            self.goal,
-            self.rows,
-            self.start,
-            self.space,
-            self.dtype,
-        )
         sizes = [self.batch or leak.batch or 1 for leak in leaks]
-        return gradient_matching.reconstructions("dlg", leaks, task, generators, search, sizes)
+        return gradient_matching.reconstructions("dlg", leaks, task, generators, self, sizes)

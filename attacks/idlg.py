@@ -15,7 +15,6 @@ from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import label_signs
 from leakaudit.inversion.search import gradient_matching, objectives
-from leakaudit.inversion.search.gradient_matching import MatchingParameters
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -79,15 +78,6 @@ class IDLG(Attack):
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
         """Reconstruct the inputs of several leaks in one batch."""
-        search = MatchingParameters(
-            self.steps,
-            self.restarts,
-            self.goal,
-            self.rows,
-            self.start,
-            self.space,
-            self.dtype,
-        )
         read: list[Tensor] = []
         for leak in leaks:
             label = label_signs.from_gradient(leak, task)
@@ -96,5 +86,5 @@ class IDLG(Attack):
         known = torch.stack(read).to(task.device)
         sizes = [1] * len(leaks)
         return gradient_matching.reconstructions(
-            "idlg", leaks, task, generators, search, sizes, known
+            "idlg", leaks, task, generators, self, sizes, known
         )

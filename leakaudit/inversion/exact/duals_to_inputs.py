@@ -251,7 +251,7 @@ def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups
 def _repaired(certified: Tensor, guesses: Tensor, grid: PixelGrid) -> Tensor:
     for x in guesses[~grid.holds(guesses)]:
         for other in certified:
-            fixed = grid.on_line(x, other)
+            fixed = grid.in_plane(x, other[None])
             if fixed is not None:
                 certified = merged(certified, fixed[None], grid)
                 break

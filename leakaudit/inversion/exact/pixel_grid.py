@@ -126,10 +126,6 @@ class PixelGrid:
         good: Tensor = near & (number >= INSIDE) & in_range
         return good & x.isfinite().all(1)
 
-    def on_line(self, x: Tensor, other: Tensor) -> Tensor | None:
-        """Return other + a (x - other) on the grid, for the only a that puts it there, or None."""
-        return self.in_plane(x, other[None])
-
     def in_plane(self, x: Tensor, others: Tensor) -> Tensor | None:
         """Return x + sum_k a_k (other_k - x) on the grid, except the others (k, p), or None.
 

@@ -67,7 +67,7 @@ INDEPENDENT = 1e-9
 
 
 @dataclass(frozen=True)
-class Space:
+class _Space:
     """The space that the rows of a layer's gradient span."""
 
     axes: Tensor  # (h, h) orthonormal columns, of which the first r span the space
@@ -93,7 +93,7 @@ class Space:
         return distances
 
 
-def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> Space | None:
+def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> _Space | None:
     """Find the space that rows (n, h) of a gradient span; None if its end is not visible."""
     width = rows.shape[1]
     white = first_layer_rows.whiten(rows[None], leak, slice(0, 1))
@@ -105,7 +105,7 @@ def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> 
     precision = max(leak.wire, torch.finfo(leak.value.dtype).eps)
     # Rounding errors of a sum of h terms grow as sqrt(h).
     rounding = precision * math.sqrt(width)
-    return Space(axes, found.sizes[: found.batch] / found.noise, rounding)
+    return _Space(axes, found.sizes[: found.batch] / found.noise, rounding)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Tree:
         return numbers, torch.tensor(places)
 
 
-def candidates(models: Sequence[Decoder], found: Space | None) -> list[Tensor]:
+def candidates(models: Sequence[Decoder], found: _Space | None) -> list[Tensor]:
     """Return the tokens that may stand at each position, by the space of the first attention."""
     length, vocabulary = len(models[0].places.weight), len(models[0].tokens.weight)
     if found is None:
@@ -184,7 +184,7 @@ class _Growing:
         return stream
 
 
-def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], batch: int) -> Tree:
+def grow(models: Sequence[Decoder], found: _Space, possible: Sequence[Tensor], batch: int) -> Tree:
     """Find all sequences whose prefixes lie in the space behind the first attention."""
     growing = [_Growing(model) for model in models]
     alive = torch.empty(1, 0, dtype=torch.int64)

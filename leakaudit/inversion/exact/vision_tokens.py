@@ -148,7 +148,7 @@ class _Search:
     def _expected(self, y: Tensor, points: Tensor) -> Tensor:
         """Return the residuals (s,) that noise and rounding cause for tokens.
 
-        Noise turns the two spaces: see `prefixes.Space.distance`. An error of the input
+        Noise turns the two spaces: see `prefixes._Space.distance`. An error of the input
         reaches the hidden values through the weights.
         """
         _, hidden = self._hidden(y)

@@ -7,9 +7,8 @@ those of the leak.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Generator, Tensor
@@ -28,17 +27,23 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
 
-@dataclass(frozen=True)
-class MatchingParameters:
+class _Matching(Protocol):
     """The hyper-parameters that DLG and iDLG have in common."""
 
-    steps: int  # maximum number of L-BFGS steps of 20 iterations, from each start
-    restarts: int  # maximum number of starting points
-    goal: float  # relative residual at which a search stops
-    rows: int  # maximum number of gradients of a leak to fit at once
-    start: priors.Start
-    space: Literal["spectrum", "pixels"]  # coordinates in which an image moves
-    dtype: Literal["mixed", "float32", "float64"]  # `mixed` is float32 and then float64
+    @property
+    def steps(self) -> int: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def goal(self) -> float: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def start(self) -> priors.Start: ...
+    @property
+    def space(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
 
 
 def reconstructions(
@@ -46,7 +51,7 @@ def reconstructions(
     leaks: Sequence[GradientLeak],
     task: Task,
     generators: Sequence[Generator],
-    search: MatchingParameters,
+    search: _Matching,
     sizes: Sequence[int],
     known: Tensor | None = None,
 ) -> Iterator[tuple[int, Reconstruction]]:

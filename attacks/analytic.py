@@ -1,12 +1,4 @@
-"""Exact recovery of one input from the first fully connected layer.
-
-Row r of dL/dW is delta_r x^T and entry r of dL/db is delta_r, so every row of the two together is a
-multiple of [x 1]: Phong et al. 2018 for one gradient, Yu 2023 section 5.4 for logistic regression
-and two-step differences. This attack uses the rows of all gradients *and differences* at once. The
-stack has rank one, and its right singular vector is the input, whatever the combination, the models
-and the labels are. Rows that come from the same messages share their errors, so they are first
-whitened over time.
-"""
+"""Exact recovery of one input from the first fully connected layer."""
 
 from __future__ import annotations
 
@@ -18,18 +10,26 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import step
-from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
-from leakaudit.inversion.attack import Attack
+from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import certify, first_layer_rows
+from leakaudit.inversion.exact.certify import Proof
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import consistency
+from leakaudit.inversion.linear import edge
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Row r of dL/dW is delta_r x^T and entry r of dL/db is delta_r, so every row of the two together is
+# a multiple of [x 1]: Phong et al. 2018 for one gradient, Yu 2023 section 5.4 for logistic
+# regression and two-step differences. This attack uses the rows of all gradients *and differences*
+# at once. The stack has rank one, and its right singular vector is the input, whatever the
+# combination, the models and the labels are. Rows that come from the same messages share their
+# errors, so they are first whitened over time.
 
 # A second direction this far above the messages' own rounding is a second input. White noise
 # reaches 1 in these units; rounding errors that are not white have reached 2.
@@ -85,9 +85,6 @@ class Analytic(Attack):
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the input; `certify.single` describes what makes it exact."""
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"analytic cannot use this leak: {why}")
         stack = first_layer_rows.rows(leak, task)
         used = max(1, self.numbers // stack[0].numel())
         white = first_layer_rows.whiten(stack, leak, slice(used))
@@ -98,26 +95,26 @@ class Analytic(Attack):
         ratio = second / signal if signal > 0 else 1.0
         sine = _sine(float((white.flatten(0, 1) @ first).norm()), white.flatten(0, 1).shape)
         if not signal > 0 or sine == 1 or first[-1].abs() < SCALE:
-            return _nothing(leak, task, 1.0, "the gradients vanish or are hidden by message noise")
+            why = "the gradients vanish or are hidden by message noise"
+            return failed("analytic", leak, task, why)
         grid = PixelGrid.of(task)
         expected = _expected_error(first, sine, grid)
         if not signal > NOISE_MARGIN * noise:
             why = "the messages' noise is too large to prove anything"
             x = grid.pixels(first[None])
-            judged = certify.InputProof(Certificate.APPROXIMATE, x, None, f"{why}; {expected}")
+            judged = Proof(x, why=f"{why}; {expected}")
             return self._reported(leak, task, judged, ratio)
         alone = second <= max(NOISE_MARGIN * noise, first_layer_rows.RESOLVED * signal)
         if not alone and ratio > SECOND:
             why = "the rows span more than one input: the gradients come from several samples"
-            return _nothing(leak, task, ratio, why)
+            return failed("analytic", leak, task, why, ratio)
         judged = certify.single(leak, task, stack[:used], white, first, grid, alone)
         found = self._reported(leak, task, judged, ratio)
         return replace(found, rounds=(_rounds(leak, used),) if used < len(stack) else ())
 
     def _reported(
-        self, leak: GradientLeak, task: Task, judged: certify.InputProof, ratio: float
+        self, leak: GradientLeak, task: Task, judged: Proof, ratio: float
     ) -> Reconstruction:
-        """Report an input with its certificate and its label."""
         x, evidence = certify.reported(judged.x, judged.interval, task)
         x = x.reshape(1, *task.spec.shape).to(task.dtype)
         return Reconstruction(
@@ -127,22 +124,13 @@ class Analytic(Attack):
             consistency.label(leak, task, x),
             judged.certificate,
             ratio,
-            note=judged.note,
+            note=judged.why,
             interval=judged.interval,
             evidence=evidence,
         )
 
 
-def _nothing(leak: GradientLeak, task: Task, residual: float, note: str) -> Reconstruction:
-    """Return a reconstruction without inputs and with the reason."""
-    none = torch.empty(0, *task.spec.shape)
-    return Reconstruction(
-        leak.node, "analytic", none, None, Certificate.FAILED, residual, note=note
-    )
-
-
 def _rounds(leak: GradientLeak, used: int) -> tuple[int, ...]:
-    """Return the rounds of the first equations, which the limit on numbers leaves."""
     columns = leak.combination[:used].count_nonzero(dim=0) > 0
     return tuple(leak.rounds[columns].tolist())
 
@@ -150,13 +138,10 @@ def _rounds(leak: GradientLeak, used: int) -> tuple[int, ...]:
 def _sine(size: float, shape: Sequence[int]) -> float:
     """Return the sine of the angle between the first right singular vector and the true one.
 
-    Noise of unit variance turns the vector of a matrix of rank one with singular value t. It also
-    enlarges the value: size^2 = (t^2 + n) (t^2 + p) / t^2, and the sine's square is
+    Noise of unit variance turns the vector of a matrix (n, p) of rank one with singular value
+    t. It also enlarges the value: size^2 = (t^2 + n) (t^2 + p) / t^2, and the sine's square is
     p (n + t^2) / (t^2 (t^2 + p)). Below t^4 = n p, the vector is arbitrary (Benaych-Georges and
     Nadakuditi 2012, section 3.1).
-
-    Args:
-        shape: (n, p).
     """
     n, p = shape
     excess = size**2 - n - p
@@ -167,11 +152,7 @@ def _sine(size: float, shape: Sequence[int]) -> float:
 
 
 def _expected_error(first: Tensor, sine: float, grid: PixelGrid) -> str:
-    """Say how far the input is expected to be from the true one, if the noise is as stated.
-
-    Args:
-        first: (p + 1,) the first right singular vector.
-    """
+    """Say how far the input is expected to be from the true one, if the noise is as stated."""
     turned = sine / math.sqrt(max(1e-300, 1 - sine**2) * len(first))
     seen = first[:-1] / first[-1]
     error = torch.hypot(torch.ones_like(seen), seen) * turned / first[-1].abs() * grid.std
@@ -180,19 +161,14 @@ def _expected_error(first: Tensor, sine: float, grid: PixelGrid) -> str:
 
 
 def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:
-    """Find the first right singular vector of a stack and the second singular value.
+    """Find the first right singular vector (p,) of a stack and the second singular value.
 
-    Args:
-        stack: (n, p).
-
-    Returns:
-        The vector (p,), the value, and the largest singular value of white noise of this shape and
-        unit variance.
+    Also returns the largest singular value of white noise of this shape.
     """
     first = _power(stack, stack.T @ stack[:, -1])
     rest = stack - torch.outer(stack @ first, first)
     second = _power(rest, rest.T @ rest.square().sum(1).sqrt())
-    noise = math.sqrt(stack.shape[0]) + math.sqrt(stack.shape[1])
+    noise = edge(*stack.shape)
     return first, float((rest @ second).norm()), noise
 
 

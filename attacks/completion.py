@@ -1,18 +1,4 @@
-"""Exact recovery from messages that hold only some coordinates.
-
-Partial sharing, random-k and top-k sparsification send some coordinates of a model, the same ones
-in every round or different ones.
-
-One sample: what is observed of the first layer's rows, entry (r, j) = d_r x_j, links neurons and
-pixels, and one connected component determines all its ratios
-(`leakaudit.inversion.exact.completion`). The bias column gives the scale.
-
-An unchanged batch, with the same coordinates in every round: the rows of each neuron over time show
-the space of the inputs on its own pixels. `gluing` connects these pieces, and the search of the
-attack `exact` continues in the space.
-
-An input is only called exact if every pixel is determined, and only observed entries are evidence.
-"""
+"""Exact recovery from messages that hold only some coordinates."""
 
 from __future__ import annotations
 
@@ -23,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import step
 from leakaudit.core.reconstruction import Certificate, Reconstruction
@@ -43,9 +28,24 @@ from leakaudit.inversion.exact.gluing import GluedSpace
 from leakaudit.inversion.exact.observations import BatchObservations
 from leakaudit.inversion.exact.pixel_errors import HALF, Estimates, repeated, wrong_pixel
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import edge, singular_values
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Partial sharing, random-k and top-k sparsification send some coordinates of a model, the same ones
+# in every round or different ones.
+#
+# One sample: what is observed of the first layer's rows, entry (r, j) = d_r x_j, links neurons and
+# pixels, and one connected component determines all its ratios
+# (`leakaudit.inversion.exact.completion`). The bias column gives the scale.
+#
+# An unchanged batch, with the same coordinates in every round: the rows of each neuron over time
+# show the space of the inputs on its own pixels. `gluing` connects these pieces, and the search of
+# the attack `exact` continues in the space.
+#
+# An input is only called exact if every pixel is determined, and only observed entries are
+# evidence.
 
 # Levels of data without a grid that entries should resolve: as for eight bits.
 LEVELS = 255
@@ -96,13 +96,10 @@ class Completion(Attack):
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the inputs; `_doubt` and `certify.batch` list what makes them exact."""
-        why = self.refuses(leak, task)
-        if why or leak.seen is None:
-            raise AttackError(f"completion cannot use this leak: {why}")
         if _several(leak):
             leak = _aligned(leak) or leak
         seen = first_layer_rows.entries(_mask(leak), leak, task)
-        heard = Entries(leak, task, first_layer_rows.rows(leak, task), seen, PixelGrid.of(task))
+        heard = _Entries(leak, task, first_layer_rows.rows(leak, task), seen, PixelGrid.of(task))
         step("completion", 0, 1)
         if _several(leak):
             found = _batch(heard, self.visits, generator)
@@ -113,7 +110,7 @@ class Completion(Attack):
 
 
 @dataclass(frozen=True)
-class Entries:
+class _Entries:
     """What was observed of the first layer.
 
     Attributes:
@@ -138,10 +135,7 @@ class Entries:
     def reported(
         self, x: Tensor, certificate: Certificate, residual: float, note: str, certified: int = 0
     ) -> Reconstruction:
-        """Return a reconstruction; inputs (b, p) are in the data's units.
-
-        Labels are not read, because the last layer is incomplete as well.
-        """
+        """Return a reconstruction of inputs (b, p), without labels: they are incomplete."""
         shown = x.clamp(0, 1) if self.task.spec.is_image else x
         return Reconstruction(
             self.leak.node,
@@ -161,12 +155,10 @@ class Entries:
 
 
 def _several(leak: GradientLeak) -> bool:
-    """Whether each gradient comes from more than one sample."""
     return leak.batch is not None and leak.batch > 1
 
 
 def _mask(leak: GradientLeak) -> Tensor:
-    """Return which entries of the values are determined."""
     if leak.seen is None:
         return torch.ones_like(leak.value, dtype=torch.bool)
     return leak.seen
@@ -175,12 +167,10 @@ def _mask(leak: GradientLeak) -> Tensor:
 def _aligned(leak: GradientLeak) -> GradientLeak | None:
     """Return the part of a leak that holds the same coordinates in every equation.
 
-    A coordinate that happens not to change in a round looks as if it had not been sent. Equations
-    with less than half as many coordinates as the fullest are omitted, and so are coordinates that
-    the others do not all hold.
-
-    Returns:
-        The part, or None if it lacks more than half of the coordinates.
+    A coordinate that happens not to change in a round looks as if it had not been sent.
+    Equations with less than half as many coordinates as the fullest are omitted, and so are
+    coordinates that the others do not all hold. None if it lacks more than half of the
+    coordinates.
     """
     seen = _mask(leak)
     count = seen.sum(1)
@@ -201,8 +191,7 @@ def _aligned(leak: GradientLeak) -> GradientLeak | None:
     )
 
 
-def _single(heard: Entries) -> Reconstruction:
-    """Recover one input by a rank-one completion."""
+def _single(heard: _Entries) -> Reconstruction:
     grid = heard.grid
     change = 1 / (grid.levels or LEVELS)
     found = completion.single(heard.stack, heard.seen, heard.leak.std, change / grid.std)
@@ -221,11 +210,11 @@ def _single(heard: Entries) -> Reconstruction:
     return heard.reported(x, certificate, found.misfit, note, certified=int(not why))
 
 
-def _doubt(heard: Entries, found: CompletedInput) -> str:
+def _doubt(heard: _Entries, found: CompletedInput) -> str:
     """Return the first condition for an exact input that is not met; empty if all are.
 
-    The conditions are those of `certify.single`, on observed entries. In addition, every pixel must
-    be confirmed: with one entry, it would agree with any value.
+    The conditions are those of `certify.single`, on observed entries. In addition, every pixel
+    must be confirmed: with one entry, it would agree with any value.
     """
     leak = heard.leak
     grid = heard.grid
@@ -265,7 +254,7 @@ def _doubt(heard: Entries, found: CompletedInput) -> str:
     return ""
 
 
-def _batch(heard: Entries, visits: int, generator: Generator) -> Reconstruction:
+def _batch(heard: _Entries, visits: int, generator: Generator) -> Reconstruction:
     """Recover several inputs: glue the neurons' row spaces, then search in the space of inputs."""
     leak = heard.leak
     seen = heard.seen[0]
@@ -283,23 +272,21 @@ def _batch(heard: Entries, visits: int, generator: Generator) -> Reconstruction:
     wanted = len(space.basis)
     note = f"{int(known.sum())} of {len(known)} pixels determined"
     x = torch.cat([found.certified, found.open])[:wanted]
-    proven = torch.zeros(len(x), dtype=torch.bool)
+    exact = 0
     why = "no observed entry connects the others to the bias"
     if bool(known.all()):
         complete = _completed(heard, white, space, generator)
         judged = certify.batch(complete, found.certified, found.open)
-        proven = torch.tensor(judged.exact, dtype=torch.bool)
+        exact = judged.exact
         x = torch.cat([judged.x, found.open])[:wanted]
-        proven = torch.cat([proven, proven.new_zeros(len(x))])[: len(x)]
         why = judged.why
     if leak.wire > HALF:
-        proven[:] = False
+        exact = 0
         why = "messages have half precision, whose rounding errors are not independent"
     if not len(x):
         return heard.nothing(f"no input was isolated out of a batch of {wanted}; {note}")
-    exact = int(proven.sum())
     whole = torch.full((len(x), len(known)), MIDDLE, dtype=x.dtype)
-    whole[:, known] = torch.cat([x[proven], x[~proven]])
+    whole[:, known] = x
     certificate = Certificate.APPROXIMATE
     if exact == wanted == leak.batch:
         certificate = Certificate.EXACT
@@ -310,19 +297,19 @@ def _batch(heard: Entries, visits: int, generator: Generator) -> Reconstruction:
 
 
 def _completed(
-    heard: Entries, white: Tensor, space: GluedSpace, generator: Generator
+    heard: _Entries, white: Tensor, space: GluedSpace, generator: Generator
 ) -> BatchObservations:
     """Return what the certificate needs: completed rows, and apart from them what was observed.
 
-    The coordinates of a completed row in the space are those that its observed entries determine,
-    with the error of the least certain direction.
+    The coordinates of a completed row in the space are those that its observed entries
+    determine, with the error of the least certain direction.
     """
     leak = heard.leak
     rows, columns = len(white) * len(space.neurons), white.shape[2]
     stack = space.completed(heard.stack, heard.seen[0])
     complete = space.slopes.transpose(0, 1) @ space.basis
-    sizes = torch.linalg.svdvals(torch.linalg.qr(space.slopes.flatten(0, 1)).R)
-    unexplained = space.worst * (math.sqrt(rows) + math.sqrt(columns))
+    sizes = singular_values(space.slopes.flatten(0, 1))
+    unexplained = space.worst * edge(rows, columns)
     noise = max(
         float(space.noise.max()), torch.finfo(white.dtype).eps * float(sizes[0]) / math.sqrt(rows)
     )

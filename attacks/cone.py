@@ -1,18 +1,4 @@
-"""Whole batches from ONE gradient, through convolutions: samples as extreme rays of a cone.
-
-Inputs of a linear layer that are never negative are extreme rays of a cone in the row space of its
-gradient (`leakaudit.inversion.exact.extreme_rays`), and linear programs find them. This needs no
-ReLU after the layer, no second round, and no label.
-
-* If the layer is the first one, its inputs are the pixels, which also have an upper limit.
-* If convolutions and ReLUs come before it, its inputs are features. With the known weights, `peel`
-solves for the pixels layer by layer, or `whole_batch` through all layers at once, if there are
-enough equations. If not, `rounds_together` uses the features of several rounds.
-* If the layer is the last one, with softmax behind it, its inputs need no zeros (`last_layer`), so
-that the activation may also be a sigmoid or tanh.
-
-docs/cone.md has the idea in full, its certificate and its limits.
-"""
+"""Whole batches from ONE gradient, through convolutions: samples as extreme rays of a cone."""
 
 from __future__ import annotations
 
@@ -23,11 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack, param
-from leakaudit.inversion.attack import Attack
+from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import (
     extreme_rays,
     features,
@@ -39,9 +24,23 @@ from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.extreme_rays import Array
 from leakaudit.inversion.exact.observations import BatchObservations
 from leakaudit.inversion.exact.pixel_grid import OFF_SEARCHED, PixelGrid
+from leakaudit.inversion.search import objectives
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Inputs of a linear layer that are never negative are extreme rays of a cone in the row space of
+# its gradient (`leakaudit.inversion.exact.extreme_rays`), and linear programs find them. This needs
+# no ReLU after the layer, no second round, and no label.
+#
+# * If the layer is the first one, its inputs are the pixels, which also have an upper limit.
+# * If convolutions and ReLUs come before it, its inputs are features. With the known weights,
+#   `peel` solves for the pixels layer by layer, or `whole_batch` through all layers at once, if
+#   there are enough equations. If not, `rounds_together` uses the features of several rounds.
+# * If the layer is the last one, with softmax behind it, its inputs need no zeros (`last_layer`),
+#   so that the activation may also be a sigmoid or tanh.
+#
+# docs/cone.md has the idea in full, its certificate and its limits.
 
 INVISIBLE = (
     "the singular values do not show the batch size: "
@@ -83,12 +82,9 @@ class Cone(Attack):
 
         EXACT requires what `certify` requires of pixels, or `features` of features.
         """
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"cone cannot use this leak: {why}")
         if task.first_linear is not None:
             return _pixels(leak, task, generator)
-        best = features.failed(leak, task, INVISIBLE)
+        best = failed("cone", leak, task, INVISIBLE)
         several = rounds_together.missing(leak) is None
         for found in self._attempts(leak, task, several, generator):
             if _rank(found) >= _rank(best):
@@ -101,20 +97,13 @@ class Cone(Attack):
         self, leak: GradientLeak, task: Task, several: bool, generator: Generator
     ) -> Iterator[Reconstruction]:
         """Yield reconstructions from features, those that take the least time first."""
+        clearest = objectives.clarity(leak).argsort(descending=True)[: self.rounds].tolist()
         if several:
-            for equation in _quietest(leak, self.rounds):
+            for equation in clearest:
                 yield features.recover(leak, task, equation, generator, whole=False)
             yield rounds_together.recover(leak, task, self.together, generator)
-        for equation in _quietest(leak, self.rounds):
+        for equation in clearest:
             yield features.recover(leak, task, equation, generator)
-
-
-def _quietest(leak: GradientLeak, most: int) -> Iterator[int]:
-    """Yield the equations with the largest ratio of signal to noise first."""
-    size = leak.value.double().norm(dim=1)
-    rounding = torch.finfo(leak.value.dtype).eps * float(size.max())
-    ratio = size / leak.std.double().clamp_min(max(rounding, torch.finfo(torch.float64).tiny))
-    yield from ratio.argsort(descending=True)[:most].tolist()
 
 
 def _rank(found: Reconstruction) -> tuple[int, int]:
@@ -127,10 +116,7 @@ def _pixels(leak: GradientLeak, task: Task, generator: Generator) -> Reconstruct
     white = first_layer_rows.whiten(stack, leak, slice(None))
     span = first_layer_rows.span(white, leak.inputs, generator)
     if span is None:
-        none = torch.empty(0, *task.spec.shape)
-        return Reconstruction(
-            leak.node, "cone", none, None, Certificate.FAILED, 1.0, note=INVISIBLE
-        )
+        return failed("cone", leak, task, INVISIBLE)
     grid = PixelGrid.of(task)
     heard = BatchObservations(leak, task, stack, white, span, grid, generator)
     one = span.basis[:, -1]

@@ -1,18 +1,4 @@
-"""The differential gradient attack: find inputs whose gradients differ between models as observed.
-
-The attack moves dummy inputs until the *difference* of their gradients at two models equals the
-observed one. Both dummy gradients are differentiated, each with its own sign (Yu 2023, section 5).
-
-For one sample, the attack starts with the last layer: one difference determines the label and the
-features exactly (`last_layer`). It then inverts the features, and finally refines the input with
-the whole difference. This order matters for ReLU. If two models are close, units that switch
-between them contribute most of the difference. The difference therefore jumps as the input moves,
-and a search that starts from noise stops at the first jump. Features are continuous.
-
-For several samples, or if the leak does not contain the last layer, every set of labels is tried: a
-few steps from a few starts rank the sets, the best ones are fitted, and signed Adam is tried if
-L-BFGS does not fit.
-"""
+"""The differential gradient attack: inputs whose gradients differ between models as observed."""
 
 from __future__ import annotations
 
@@ -24,7 +10,6 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import expired
 from leakaudit.core.reconstruction import Certificate, Reconstruction
@@ -47,6 +32,20 @@ from leakaudit.inversion.search.optimise import Point, SearchRun
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# The attack moves dummy inputs until the *difference* of their gradients at two models equals the
+# observed one. Both dummy gradients are differentiated, each with its own sign (Yu 2023, section
+# 5).
+#
+# For one sample, the attack starts with the last layer: one difference determines the label and the
+# features exactly (`last_layer`). It then inverts the features, and finally refines the input with
+# the whole difference. This order matters for ReLU. If two models are close, units that switch
+# between them contribute most of the difference. The difference therefore jumps as the input moves,
+# and a search that starts from noise stops at the first jump. Features are continuous.
+#
+# For several samples, or if the leak does not contain the last layer, every set of labels is tried:
+# a few steps from a few starts rank the sets, the best ones are fitted, and signed Adam is tried if
+# L-BFGS does not fit.
 
 # L-BFGS steps for each candidate label and start. A choice: enough to rank the labels.
 SCOUT = 10
@@ -140,11 +139,9 @@ class Differential(Attack):
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the inputs.
 
-        The certificate states whether they fit the differences, or the last layer's part of them.
+        The certificate states whether they fit the differences, or the last layer's part of
+        them.
         """
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"differential cannot use this leak: {why}")
         batch = self.batch or leak.batch or 1
         target = objectives.target(leak, task, self.rows, torch.float64)
         known = read_labels.given(self.labels, task, batch)
@@ -167,7 +164,8 @@ class Differential(Attack):
     ) -> Reconstruction:
         """Invert the features, then fit the whole difference.
 
-        If no start leads to a fit, the best inputs found are returned, judged by their features.
+        If no start leads to a fit, the best inputs found are returned, judged by their
+        features.
         """
         y = torch.tensor([known.label], device=task.device)
         residual = partial(objectives.misfit, target, task, y=y)
@@ -250,8 +248,8 @@ class Differential(Attack):
     ) -> _Candidate:
         """Search the most promising other label twice as long as the best one.
 
-        The search starts from the other label's own best point, or from the best label's point if
-        that fits it better.
+        The search starts from the other label's own best point, or from the best label's
+        point if that fits it better.
         """
         starts = list(others)
         for one in others:
@@ -275,19 +273,14 @@ class Differential(Attack):
         return "" if min(rivals) > enough else "another label fits equally well; "
 
     def _fit(self, target: Target, task: Task, y: Tensor, start: Point, steps: int) -> SearchRun:
-        """L-BFGS on the whole difference."""
         objective = partial(objectives.l2, target, task, y=y)
         return optimise.lbfgs(objective, start, steps, self._goal(target), "differential")
 
     def _goal(self, target: Target) -> float:
-        """Squared residual at which a search stops."""
         return max(self.goal, target.noise) ** 2
 
     def _signed(self, target: Target, task: Task, y: Tensor, start: Tensor) -> SearchRun:
-        """Minimise cosine and total variation with signed Adam.
-
-        The run's objective is the squared residual, as it is for L-BFGS.
-        """
+        """Minimise cosine and total variation with signed Adam; the objective is that of L-BFGS."""
 
         def objective(x: Tensor) -> Tensor:
             return objectives.cosine(target, task, x, y) + self.tv * priors.total_variation(x)
@@ -304,7 +297,6 @@ class Differential(Attack):
 
 
 def _objective_of(candidate: _Candidate) -> float:
-    """Return the value by which candidates are ranked."""
     return candidate.run.objective
 
 
@@ -316,5 +308,4 @@ def _objective(columns: slice, gradients: Gradients, given: Point, point: Point)
 
 
 def _of_features(task: Task, known: SampleKnowledge, x: Tensor) -> float:
-    """Return the relative residual of the features."""
     return float(feature_inversion.misfit(task, known, x).detach().sqrt())

@@ -1,36 +1,29 @@
-"""Deep leakage from gradients (Zhu et al. 2019).
-
-The attack moves dummy inputs and dummy soft labels together until their gradient equals the leaked
-one: x, y = argmin |dL/dW(x, y) - g|^2 (eq. 2 of the paper). Here the distance is divided by the
-norm of g, so a zero gradient has the residual 1.
-
-The search differs from the published one in three ways, each of which a parameter reverts: L-BFGS
-has a line search, images are optimised in scaled frequencies instead of pixels, and starts are near
-gray.
-"""
+"""Deep leakage from gradients (Zhu et al. 2019)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
-from torch import Generator, Tensor
+from torch import Generator
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
-from leakaudit.inversion.labels import soft_labels
-from leakaudit.inversion.search import gradient_matching, objectives, priors
-from leakaudit.inversion.search.gradient_matching import MatchingParameters, SearchVariables
-from leakaudit.inversion.search.optimise import Point
+from leakaudit.inversion.search import gradient_matching, objectives
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# The attack moves dummy inputs and dummy soft labels together until their gradient equals the
+# leaked one: x, y = argmin |dL/dW(x, y) - g|^2 (eq. 2 of the paper). Here the distance is divided
+# by the norm of g, so a zero gradient has the residual 1.
+#
+# The search differs from the published one in three ways, each of which a parameter reverts: L-BFGS
+# has a line search, images are optimised in scaled frequencies instead of pixels, and starts are
+# near gray.
 
 
 @attack("dlg")
@@ -81,40 +74,6 @@ class DLG(Attack):
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Reconstruct inputs and labels of several leaks in one batch.
-
-        Args:
-            leaks: The leaks to attack.
-            task: The learning task.
-            generators: One for each leak.
-
-        Yields:
-            The index of a leak and its reconstruction, as soon as each is finished.
-        """
-        for leak in leaks:
-            why = self.refuses(leak, task)
-            if why:
-                raise AttackError(f"dlg cannot use this leak: {why}")
-        targets = [objectives.target(leak, task, self.rows, torch.float64) for leak in leaks]
+        """Reconstruct inputs and labels of several leaks in one batch."""
         sizes = [self.batch or leak.batch or 1 for leak in leaks]
-
-        def start(k: int) -> Point:
-            x = priors.start(task, sizes[k], generators[k], self.start, torch.float64)
-            return x, soft_labels.raw(task, sizes[k], generators[k], torch.float64)
-
-        def labels(_: Point, others: Point) -> Tensor:
-            return soft_labels.soft(task, others[0])
-
-        unknowns = SearchVariables(start, lambda group: (), labels)
-        search = MatchingParameters(self.steps, self.restarts, self.goal, self.space, self.dtype)
-        for one in gradient_matching.matched(task, targets, sizes, search, unknowns, "dlg"):
-            k = one.place
-            (variables,) = one.others
-            soft = soft_labels.soft(task, variables)
-            residual = partial(objectives.misfit, targets[k], task, y=soft)
-            y = soft_labels.hard(task, variables)
-            note = f"L-BFGS {one.run}"
-            found = objectives.reconstruction(
-                "dlg", leaks[k], task, targets[k], one.x, y, residual, note
-            )
-            yield k, found
+        return gradient_matching.reconstructions("dlg", leaks, task, generators, self, sizes)

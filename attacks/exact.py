@@ -1,18 +1,4 @@
-"""Exact recovery of a whole batch from the first fully connected layer.
-
-The attack reads gradients or differences of gradients.
-
-Row r of dL/dW of the layer is sum_k delta_rk [x_k 1], and so is a row of any combination of
-gradients. All rows therefore lie in the space spanned by the batch's inputs (Phong et al. 2018;
-SPEAR, Dimitrov et al. 2024, for one gradient). If a ReLU stays inactive for sample k in all
-recorded rounds, its row does not contain x_k. `activation_patterns` finds these patterns,
-`duals_to_inputs` converts them into inputs, and the data's grid k/levels determines for every
-single input whether it is exact. Neither models nor labels are needed. If white noise is large
-enough to matter, `noisy_duals` instead weighs all rows and patterns jointly, and the estimates are
-approximate.
-
-docs/exact.md has the theorem behind the certificates, and what can be recovered at which noise.
-"""
+"""Exact recovery of a whole batch from the first fully connected layer."""
 
 from __future__ import annotations
 
@@ -22,12 +8,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import expired, step
-from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
-from leakaudit.inversion.attack import Attack
+from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import duals_to_inputs, first_layer_rows, noisy_duals, proof
 from leakaudit.inversion.exact.activation_patterns import Groups
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
@@ -37,8 +22,18 @@ from leakaudit.inversion.exact.pixel_grid import PixelGrid
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# Minimum number of rounds of a window. In a single round, there is no noise over time.
-SHORTEST = 2
+# The attack reads gradients or differences of gradients.
+#
+# Row r of dL/dW of the layer is sum_k delta_rk [x_k 1], and so is a row of any combination of
+# gradients. All rows therefore lie in the space spanned by the batch's inputs (Phong et al. 2018;
+# SPEAR, Dimitrov et al. 2024, for one gradient). If a ReLU stays inactive for sample k in all
+# recorded rounds, its row does not contain x_k. `activation_patterns` finds these patterns,
+# `duals_to_inputs` converts them into inputs, and the data's grid k/levels determines for every
+# single input whether it is exact. Neither models nor labels are needed. If white noise is large
+# enough to matter, `noisy_duals` instead weighs all rows and patterns jointly, and the estimates
+# are approximate.
+#
+# docs/exact.md has the theorem behind the certificates, and what can be recovered at which noise.
 
 # Ratio of the batch's weakest direction to white noise below which only the likelihood helps: walks
 # need neurons that are 20 times above the noise (`activation_patterns.SOFT`) in every direction.
@@ -82,9 +77,6 @@ class Exact(Attack):
         The certificate is EXACT if every different input is certified, and APPROXIMATE if some are,
         with their number in the note.
         """
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"exact cannot use this leak: {why}")
         stack = first_layer_rows.rows(leak, task)
         white = first_layer_rows.whiten(stack, leak, slice(None))
         span = first_layer_rows.span(white, leak.inputs, generator)
@@ -93,8 +85,7 @@ class Exact(Attack):
                 "the singular values do not show the batch size: "
                 "the batch is too large for these rows, or the noise hides it"
             )
-            none = torch.empty(0, *task.spec.shape)
-            return Reconstruction(leak.node, "exact", none, None, Certificate.FAILED, 1.0, note=why)
+            return failed("exact", leak, task, why)
         heard = BatchObservations(leak, task, stack, white, span, PixelGrid.of(task), generator)
         return proof.reconstruction("exact", proof.proven(self._searched(heard), heard), heard)
 
@@ -107,7 +98,7 @@ class Exact(Attack):
         noisy = span.white and 1 < span.batch <= noisy_duals.MOST
         if noisy:
             found = noisy_duals.recover(heard.white, span, grid, nothing, heard.generator)
-        for tried, length in enumerate(_lengths(len(heard.stack), self.windows)):
+        for tried, length in enumerate(heard.lengths(self.windows)):
             everything = len(found.certified) >= span.batch
             hopeless = noisy and span.clear < FAINT
             settled = found.complete and not grid.levels
@@ -128,16 +119,6 @@ class Exact(Attack):
 
 def _groups(heard: BatchObservations, length: int) -> Groups:
     """Rows of all neurons over windows of a given length, in coordinates of the batch's space."""
-    rounds = len(heard.stack)
-    parts = [heard.white]
-    if length != rounds:
-        windows = [slice(a, a + length) for a in range(0, rounds - length + 1, length)]
-        parts = [first_layer_rows.whiten(heard.stack, heard.leak, window) for window in windows]
     basis = heard.span.basis
-    rows = torch.cat([torch.einsum("mhp,bp->hmb", part, basis) for part in parts])
+    rows = torch.cat([torch.einsum("mhp,bp->hmb", part, basis) for part in heard.windows(length)])
     return Groups.of(rows, torch.full((len(rows),), heard.span.noise, dtype=rows.dtype))
-
-
-def _lengths(rounds: int, windows: int) -> list[int]:
-    """Window lengths: all rounds, half of them, a quarter, and so on."""
-    return [rounds // 2**k for k in range(windows) if not k or rounds // 2**k >= SHORTEST]

@@ -1,13 +1,4 @@
-"""GradInversion (Yin et al. 2021, See through Gradients).
-
-The loss of the paper (eq. 1 to 11) adds to the squared distance of gradients: total variation and
-energy, the distance of batch statistics from known ones (R_BN), and the distance from the
-registered mean of several searches (R_group). All weights are relative to a gradient of norm 1.
-
-If the gradient of a convolution reveals the convolution's inputs (`convolution_patches`), the
-search compares those instead of gradients. An evaluation then requires only one forward pass, which
-is smoother and takes a third of the time.
-"""
+"""GradInversion (Yin et al. 2021, See through Gradients)."""
 
 from __future__ import annotations
 
@@ -21,13 +12,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import convolution_patches
 from leakaudit.inversion.exact.convolution_patches import LayerInputs
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import read_labels
 from leakaudit.inversion.search import local_training, objectives, priors
 from leakaudit.inversion.search.adam import RateSchedule, minimise
@@ -38,6 +29,14 @@ from leakaudit.inversion.search.priors import Statistics
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# The loss of the paper (eq. 1 to 11) adds to the squared distance of gradients: total variation and
+# energy, the distance of batch statistics from known ones (R_BN), and the distance from the
+# registered mean of several searches (R_group). All weights are relative to a gradient of norm 1.
+#
+# If the gradient of a convolution reveals the convolution's inputs (`convolution_patches`), the
+# search compares those instead of gradients. An evaluation then requires only one forward pass,
+# which is smoother and takes a third of the time.
 
 Loss = Callable[[Tensor], Tensor]
 Residual = Callable[[Tensor], float]
@@ -124,9 +123,6 @@ class GradInversion(Attack):
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the images: the best result of the searches and of their mean."""
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"gradinversion cannot use this leak: {why}")
         local = local_training.of(leak, self.batch, self.samples)
         y, how = read_labels.given_or_read(self.labels, leak, task, local.samples)
         target = objectives.target(leak, task, 1, torch.float32)
@@ -191,23 +187,21 @@ class GradInversion(Attack):
         """Return all terms except the agreement of the searches."""
         loss = local_training.l2(target, task, local, x, y) + self._smooth(x)
         if known and self.bn:
-            return loss + self.bn * priors.normalisation(task, target.theta[0], x, known)
+            own = priors.batch_statistics(task, target.theta[0], x)
+            return loss + self.bn * priors.apart(own, known)
         return loss
 
     def _layer_loss(
         self, target: Target, task: Task, shown: LayerInputs, known: Statistics | None, x: Tensor
     ) -> Tensor:
         """Return the same terms as `_loss`, from one forward pass up to a layer."""
-        names = {*(known or ()), shown.layer.name, *(layer.name for layer in shown.before)}
-        seen = priors.inputs(task, target.theta[0], x, names, last=shown.layer.name)
+        seen, own = _seen(task, target.theta[0], shown, known, x)
         loss = shown.misfit(seen) + self._smooth(x)
-        own = {n: priors.of_batch(seen[n]) for n in known or () if n in seen}
         if known and own and self.bn:
             return loss + self.bn * priors.apart(own, known)
         return loss
 
     def _smooth(self, x: Tensor) -> Tensor:
-        """Return total variation and energy."""
         return self.tv * priors.total_variation(x) + self.energy * x.square().mean()
 
     def _search(
@@ -218,14 +212,10 @@ class GradInversion(Attack):
         box: Callable[[Tensor], Tensor],
         generator: Generator,
     ) -> tuple[list[SearchRun], Tensor]:
-        """Run all searches together.
+        """Run all searches together; samples of one class (b,) may be exchanged.
 
-        Args:
-            y: (b,) classes; samples of one class may be exchanged.
-
-        Returns:
-            The final runs, and their mean (seeds, b, *shape) in the order of each run; empty if
-            there is only one.
+        Returns the final runs, and their mean (seeds, b, *shape) in the order of each run;
+        empty if there is only one.
         """
         middle = starts[0].new_empty(0)
         begin = int(self.wait * self.steps)
@@ -250,19 +240,26 @@ class GradInversion(Attack):
         return priors.consensus(torch.stack([run.point[0] for run in runs]), y, best, self.most)
 
 
+def _seen(
+    task: Task, theta: Tensor, shown: LayerInputs, known: Statistics | None, x: Tensor
+) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
+    """Return the inputs of layers up to the one that is shown, and the statistics among them."""
+    names = {*(known or ()), shown.layer.name, *(layer.name for layer in shown.before)}
+    seen = priors.inputs(task, theta, x, names, last=shown.layer.name)
+    return seen, {n: priors.of_batch(seen[n]) for n in known or () if n in seen}
+
+
 def _of_layer(
     task: Task, theta: Tensor, shown: LayerInputs, known: Statistics | None, x: Tensor
 ) -> float:
     """Return the relative residual of a layer's inputs, or of the preceding statistics if larger.
 
-    Only the statistics reveal contrast, so the residual is infinite without them. Images far from
-    the true ones may fit both, so this residual counts only together with that of the whole
-    gradient.
+    Only the statistics reveal contrast, so the residual is infinite without them. Images far
+    from the true ones may fit both, so this residual counts only together with that of the
+    whole gradient.
     """
-    names = {*(known or ()), shown.layer.name}
     with torch.no_grad():
-        seen = priors.inputs(task, theta, x.to(theta), names, last=shown.layer.name)
-    own = {n: priors.of_batch(seen[n]) for n in known or () if n in seen}
+        seen, own = _seen(task, theta, shown, known, x.to(theta))
     if not known or not own:
         return math.inf
     contrast: float = float(priors.apart(own, known)) ** 0.5
@@ -272,8 +269,8 @@ def _of_layer(
 def _settled(x: Tensor, residual: Residual, task: Task) -> Tensor:
     """Order images to match their labels, and round them to the data's grid.
 
-    Each is kept only if it lowers the residual: exchanges of two images until none does, then the
-    rounding.
+    Each is kept only if it lowers the residual: exchanges of two images until none does, then
+    the rounding.
     """
     left = residual(x)
     gained = True
@@ -287,6 +284,5 @@ def _settled(x: Tensor, residual: Residual, task: Task) -> Tensor:
                 x = other
                 left = now
                 gained = True
-    levels = task.spec.levels
-    rounded = (x * levels).round() / levels if levels else x
+    rounded = PixelGrid.of(task).snapped(x) if task.spec.levels else x
     return rounded if residual(rounded) < left else x

@@ -1,33 +1,28 @@
-"""Improved deep leakage from gradients (Zhao et al. 2020).
-
-With cross-entropy and one sample, the slope of the loss in output c is softmax_c - [c is the
-label], which is negative only for the label. The signs of the last layer's gradient therefore show
-the label (eq. 4 to 6 of the paper; `label_signs.from_gradient`), and only the input remains to be
-searched, by matching gradients as in DLG.
-"""
+"""Improved deep leakage from gradients (Zhao et al. 2020)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import label_signs
-from leakaudit.inversion.search import gradient_matching, objectives, priors
-from leakaudit.inversion.search.gradient_matching import MatchingParameters, SearchVariables
-from leakaudit.inversion.search.optimise import Point
+from leakaudit.inversion.search import gradient_matching, objectives
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# With cross-entropy and one sample, the slope of the loss in output c is softmax_c - [c is the
+# label], which is negative only for the label. The signs of the last layer's gradient therefore
+# show the label (eq. 4 to 6 of the paper; `label_signs.from_gradient`), and only the input remains
+# to be searched, by matching gradients as in DLG.
 
 
 @attack("idlg")
@@ -82,42 +77,14 @@ class IDLG(Attack):
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Reconstruct the inputs of several leaks in one batch.
-
-        Args:
-            leaks: The leaks to attack.
-            task: The learning task.
-            generators: One for each leak.
-
-        Yields:
-            The index of a leak and its reconstruction, as soon as each is finished.
-        """
-        for leak in leaks:
-            why = self.refuses(leak, task)
-            if why:
-                raise AttackError(f"idlg cannot use this leak: {why}")
-        targets = [objectives.target(leak, task, self.rows, torch.float64) for leak in leaks]
+        """Reconstruct the inputs of several leaks in one batch."""
         read: list[Tensor] = []
         for leak in leaks:
             label = label_signs.from_gradient(leak, task)
-            if label is not None:  # `refuses` has found one
-                read.append(label)
+            assert label is not None  # `refuses` has found one
+            read.append(label)
         known = torch.stack(read).to(task.device)
-
-        def start(k: int) -> Point:
-            return (priors.start(task, 1, generators[k], self.start, torch.float64),)
-
-        def labels(constants: Point, _: Point) -> Tensor:
-            return constants[0]
-
-        unknowns = SearchVariables(start, lambda group: (known[group],), labels)
-        search = MatchingParameters(self.steps, self.restarts, self.goal, self.space, self.dtype)
         sizes = [1] * len(leaks)
-        for one in gradient_matching.matched(task, targets, sizes, search, unknowns, "idlg"):
-            k = one.place
-            residual = partial(objectives.misfit, targets[k], task, y=known[k])
-            note = f"L-BFGS {one.run}"
-            found = objectives.reconstruction(
-                "idlg", leaks[k], task, targets[k], one.x, known[k], residual, note
-            )
-            yield k, found
+        return gradient_matching.reconstructions(
+            "idlg", leaks, task, generators, self, sizes, known
+        )

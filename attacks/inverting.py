@@ -1,16 +1,4 @@
-"""Inverting Gradients (Geiping et al. 2020): cosine similarity of gradients, and a smooth image.
-
-The published loss is 1 - cos(g', g) + alpha TV(x) (eq. 4), minimised with Adam on the sign of the
-slope, within the range of pixels. The cosine ignores the length of gradients, which changes by
-orders of magnitude during training.
-
-Two things are new, and ``sign=hard`` reverts both. The soft sign shrinks slopes that are small
-compared with the others, and ReLUs are rounded at first (`leakaudit.tasks.smoothed_relu`). This
-reaches a quarter of the final loss of the published recipe, in a quarter of its steps.
-
-For a local training, the cosine compares updates, and all local steps are differentiated (section 6
-of the paper).
-"""
+"""Inverting Gradients (Geiping et al. 2020): cosine similarity of gradients, and a smooth image."""
 
 from __future__ import annotations
 
@@ -23,7 +11,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
@@ -38,6 +25,17 @@ from leakaudit.tasks.smoothed_relu import Rounding
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# The published loss is 1 - cos(g', g) + alpha TV(x) (eq. 4), minimised with Adam on the sign of the
+# slope, within the range of pixels. The cosine ignores the length of gradients, which changes by
+# orders of magnitude during training.
+#
+# Two things are new, and ``sign=hard`` reverts both. The soft sign shrinks slopes that are small
+# compared with the others, and ReLUs are rounded at first (`leakaudit.tasks.smoothed_relu`). This
+# reaches a quarter of the final loss of the published recipe, in a quarter of its steps.
+#
+# For a local training, the cosine compares updates, and all local steps are differentiated (section
+# 6 of the paper).
 
 
 @dataclass(frozen=True)
@@ -116,20 +114,7 @@ class Inverting(Attack):
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Reconstruct the inputs of several leaks, single gradients in one batch.
-
-        Args:
-            leaks: The leaks to attack.
-            task: The learning task.
-            generators: One for each leak.
-
-        Yields:
-            The index of a leak and its reconstruction; local trainings and hard signs first.
-        """
-        for leak in leaks:
-            why = self.refuses(leak, task)
-            if why:
-                raise AttackError(f"inverting cannot use this leak: {why}")
+        """Reconstruct the inputs of several leaks; local trainings and hard signs come first."""
         single: list[int] = []
         for k, leak in enumerate(leaks):
             local = local_training.of(leak, self.batch, self.samples)
@@ -224,7 +209,6 @@ class Inverting(Attack):
         )
 
     def _rounded(self, task: Task, rounding: Rounding) -> Task:
-        """Return the task, with rounded ReLUs if they are to be rounded."""
         return task.rounded(rounding) if self.rounding and self.sign == "soft" else task
 
 

@@ -1,8 +1,4 @@
-"""Labels only: the number of samples of each class behind a gradient or a local training.
-
-The last layer's gradient is a sum of (softmax - one-hot label) times features, and the methods
-derive the number of samples of each class from it in different ways (`label_counts`).
-"""
+"""Labels only: the number of samples of each class behind a gradient or a local training."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit._util.plural import counted
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import step
 from leakaudit.core.reconstruction import Certificate, Reconstruction
@@ -25,6 +20,9 @@ from leakaudit.inversion.labels.read_labels import LabelReading
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# The last layer's gradient is a sum of (softmax - one-hot label) times features, and the methods
+# derive the number of samples of each class from it in different ways (`label_counts`).
 
 
 @attack("labels")
@@ -89,12 +87,9 @@ class Labels(Attack):
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Read the labels.
 
-        The certificate is APPROXIMATE if the counts are close to whole numbers, or if the method
-        does not report how close they are.
+        The certificate is APPROXIMATE if the counts are close to whole numbers, or if the
+        method does not report how close they are.
         """
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"labels cannot use this leak: {why}")
         batch = self.batch or leak.batch or 1
         step("labels", 0, 1)
         found = self._of_all(leak, task, batch, generator)
@@ -134,7 +129,6 @@ class Labels(Attack):
     def _read(
         self, leak: GradientLeak, task: Task, batch: int, generator: Generator
     ) -> LabelReading:
-        """Read the labels with the chosen method."""
         row = label_signs.plain_rows(leak)[0]
         head = label_counts.of(leak, task, row)
         best = read_labels.read(leak, task, batch) if self.method == "best" else None

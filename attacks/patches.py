@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack
-from leakaudit.inversion.attack import Attack
+from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import certify, first_layer_rows, vision_tokens
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.pixel_grid import OFF, PixelGrid
@@ -40,28 +39,31 @@ CLEAR = 0.25
 SURE = 0.1
 
 
+# EXACT states that no other batch of b images on the grid has this gradient. Let h be the width and
+# n = b (1 + patches of an image) the number of tokens. These conditions are checked:
+#
+# 1. The inputs of the first block's last two layers span n dimensions each.
+# 2. n tokens were found, the images lie on the grid, and every patch belongs to one of them.
+# 3. The whole gradient, recomputed from the images and their labels, is the leaked one up to
+#    rounding.
+#
+# Let another batch have the same gradient. Its n tokens span the same two spaces of n dimensions,
+# so each of them is a solution of the 4 h + 1 - n equations in n - 1 unknowns that determined the
+# tokens here. If the weights are in general position, so many equations have no solutions but those
+# by construction, and the other batch has the same tokens. The linear equations that follow have
+# one solution only, so it has the same images. Weights drawn at random are in general position with
+# probability 1; trained weights are assumed to be.
+#
+# With one image, the gradients of the positions and of the embedding determine the pixels, as long
+# as the former are independent, and nothing is assumed about the weights.
+
+
 @attack("patches")
 @dataclass(frozen=True)
 class Patches(Attack):
     """All images of a batch, token by token, from the spaces of two layers' gradients.
 
-    EXACT states that no other batch of b images on the grid has this gradient. Let h be the width
-    and n = b (1 + patches of an image) the number of tokens. These conditions are checked:
-
-    1. The inputs of the first block's last two layers span n dimensions each.
-    2. n tokens were found, the images lie on the grid, and every patch belongs to one of them.
-    3. The whole gradient, recomputed from the images and their labels, is the leaked one up to
-       rounding.
-
-    Let another batch have the same gradient. Its n tokens span the same two spaces of n dimensions,
-    so each of them is a solution of the 4 h + 1 - n equations in n - 1 unknowns that determined the
-    tokens here. If the weights are in general position, so many equations have no solutions but
-    those by construction, and the other batch has the same tokens. The linear equations that follow
-    have one solution only, so it has the same images. Weights drawn at random are in general
-    position with probability 1; trained weights are assumed to be.
-
-    With one image, the gradients of the positions and of the embedding determine the pixels, as
-    long as the former are independent, and nothing is assumed about the weights.
+    EXACT states that no other batch of b images on the grid has this gradient (docs/vision.md).
     """
 
     exact: ClassVar[bool] = True
@@ -84,7 +86,7 @@ class Patches(Attack):
         why = objectives.incomplete(leak, task)
         if why:
             return why
-        if not bool(_single(leak).any()):
+        if not bool(leak.single.any()):
             return "it reads single gradients, but all equations combine gradients at two models"
         if leak.batch == 1:
             return None
@@ -94,15 +96,11 @@ class Patches(Attack):
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Find the tokens, compute the images from them and recompute the gradient."""
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"patches cannot use this leak: {why}")
         with torch.no_grad():
-            return _recovered(objectives.clearest(leak, _single(leak)), task, generator)
+            return _recovered(objectives.clearest(leak, leak.single), task, generator)
 
 
 def _recovered(leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-    """Recover the images from a leak with one equation."""
     assert leak.theta is not None
     assert leak.batch is not None
     net = _network(task, leak.theta[0])
@@ -114,10 +112,10 @@ def _recovered(leak: GradientLeak, task: Task, generator: Generator) -> Reconstr
     else:
         found = _tokens(leak, task, net, generator)
         if isinstance(found, str):
-            return _failed(leak, task, found)
+            return failed("patches", leak, task, found)
         images = vision_tokens.images(net, gradient, found, leak.batch)
     if isinstance(images, str):
-        return _failed(leak, task, images)
+        return failed("patches", leak, task, images)
     return _judged(leak, task, task.denormalise(images), doubt)
 
 
@@ -168,7 +166,6 @@ def _tokens(
 
 
 def _unclear(span: Span | None, white: Tensor, count: int, name: str) -> str:
-    """Explain why a gradient does not show all tokens; empty if it does."""
     if span is None:
         return f"the singular values of the gradient of {name} do not show the tokens"
     if span.batch != count:
@@ -182,11 +179,7 @@ def _unclear(span: Span | None, white: Tensor, count: int, name: str) -> str:
 
 
 def _judged(leak: GradientLeak, task: Task, x: Tensor, doubt: str) -> Reconstruction:
-    """Round images to the grid and recompute the gradient.
-
-    Args:
-        x: (b, *shape) images in the data's units.
-    """
+    """Round images (b, *shape) to the grid and recompute the gradient."""
     grid = PixelGrid.of(task)
     flat = x.flatten(1)
     snapped = grid.snapped(flat)
@@ -205,14 +198,10 @@ def _judged(leak: GradientLeak, task: Task, x: Tensor, doubt: str) -> Reconstruc
     if y is None:
         doubt = doubt or "the labels were not found, so the whole gradient was not compared"
     else:
-        target = objectives.target(leak, task, 1, torch.float64)
-        labels = y.to(target.value.device)
         # Programs that compute in double precision often store k/255 in single precision.
         stored = (shown.double(), shown.float().double())
-        residual = min(
-            objectives.misfit(target, task, one.to(target.value), labels) for one in stored
-        )
-        limit = max(_rounding(leak), FITS * target.noise)
+        residual, noise = min(objectives.compared(leak, task, one, y) for one in stored)
+        limit = max(_rounding(leak), FITS * noise)
         if residual > limit:
             doubt = doubt or (
                 f"the recomputed gradient differs by {residual:.1g}, "
@@ -241,11 +230,6 @@ def _rounding(leak: GradientLeak) -> float:
     return certify.ROUNDED
 
 
-def _single(leak: GradientLeak) -> Tensor:
-    """Return which equations (m,) contain a single gradient."""
-    return leak.combination.count_nonzero(dim=1) == 1
-
-
 def _gradient(leak: GradientLeak, task: Task) -> Mapping[str, Tensor]:
     """Return the gradient of every parameter, in float64, without that of a penalty."""
     assert leak.theta is not None
@@ -260,8 +244,3 @@ def _network(task: Task, theta: Tensor) -> VisionTransformer:
     module.load_state_dict(dict(task.layout.split(theta.double())), strict=False)
     assert isinstance(module, VisionTransformer)
     return module.requires_grad_(False)
-
-
-def _failed(leak: GradientLeak, task: Task, why: str) -> Reconstruction:
-    none = torch.empty(0, *task.spec.shape)
-    return Reconstruction(leak.node, "patches", none, None, Certificate.FAILED, 1.0, note=why)

@@ -1,11 +1,4 @@
-"""R-GAP: one sample, layer by layer from the last (Zhu and Blaschko 2021), completed by a search.
-
-The published recursion (`layerwise`) needs as many equations as unknowns at every layer. Here it
-stops at the first layer that has fewer, and a search finds the input whose activations satisfy the
-equations of that layer. Each evaluation requires a forward pass and one backward pass, without
-second derivatives, and is continuous in the input for every activation function, unlike the
-gradient of a ReLU network.
-"""
+"""R-GAP: one sample, layer by layer from the last (Zhu and Blaschko 2021), then a search."""
 
 from __future__ import annotations
 
@@ -17,13 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.exact import certify, layerwise
 from leakaudit.inversion.exact.layerwise import LayerRelations
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import label_signs
 from leakaudit.inversion.search import objectives, optimise, priors
 from leakaudit.inversion.search.optimise import Point, SearchRun
@@ -32,6 +25,12 @@ from leakaudit.tasks.layer_chain import Layer
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# The published recursion (`layerwise`) needs as many equations as unknowns at every layer. Here it
+# stops at the first layer that has fewer, and a search finds the input whose activations satisfy
+# the equations of that layer. Each evaluation requires a forward pass and one backward pass,
+# without second derivatives, and is continuous in the input for every activation function, unlike
+# the gradient of a ReLU network.
 
 # Weights of total variation. Each search starts from the end of the previous one, and the last has
 # weight zero: first a smooth image with nearly correct activations, then its details. A choice of
@@ -113,9 +112,6 @@ class RGAP(Attack):
 
         EXACT requires linear equations for every layer, a grid, and `certify.whole_gradient`.
         """
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"rgap cannot use this leak: {why}")
         leak = objectives.clearest(leak, torch.ones(len(leak.value), dtype=torch.bool))
         target = objectives.target(leak, task, 1, torch.float64)
         theta = target.theta[0]
@@ -153,11 +149,7 @@ class RGAP(Attack):
     def _search(
         self, task: Task, layers: list[Layer], known: LayerRelations, start: Point
     ) -> SearchRun:
-        """Search for the input with L-BFGS on one layer's equations, with decreasing smoothing.
-
-        Args:
-            start: The input (1, *shape) to start from.
-        """
+        """Search from the input (1, *shape) with L-BFGS on one layer's equations."""
 
         def objective(weight: float, x: Tensor) -> Tensor:
             misfit = known.misfit(layer_chain.run(layers[: known.at], task.normalise(x)))
@@ -176,16 +168,12 @@ class RGAP(Attack):
 
 
 def _on_grid(task: Task, x: Tensor, residual: Callable[[Tensor], float]) -> tuple[Tensor, str]:
-    """Move inputs to the grid of pixel values if they lie near it and the whole gradient agrees.
-
-    Args:
-        x: (1, *shape) in the data's units.
-    """
-    levels = task.spec.levels
-    if not levels:
+    """Move inputs to the grid of pixel values if they lie near it and the whole gradient agrees."""
+    grid = PixelGrid.of(task)
+    if not grid.levels:
         return x, ""
-    snapped = (x * levels).round().clamp(0, levels) / levels
-    off = float((x - snapped).mul(levels).square().mean().sqrt())
+    snapped = grid.snapped(x)
+    off = float((x - snapped).mul(grid.levels).square().mean().sqrt())
     if off < GRID and residual(snapped) <= max(residual(x), FITS):
         return snapped, f"snapped to the pixel grid from a distance of {off:.1e} grid units; "
     return x, ""

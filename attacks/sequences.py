@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import step
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack
-from leakaudit.inversion.attack import Attack
+from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import decoders, prefixes
 from leakaudit.inversion.exact.decoders import HEAD, Reading
 from leakaudit.inversion.search import objectives
@@ -31,37 +30,40 @@ BEHIND = "blocks.0.up.weight"
 FITS = 3.0
 
 
+# EXACT states that no other batch of b sequences of length L has this gradient. Let h be the width,
+# K the number of models in the leak's equation, and r the rank of the space of the layer behind the
+# first attention. The inputs of this layer, one for every different prefix and model, are called
+# rows. The argument needs these conditions, all of which are checked:
+#
+# 1. The tree is complete, no guess lay between inside and outside, and r = K times its number of
+#    nodes. Its rows are thus a basis of the space.
+# 2. r <= h - 2 (`prefixes.space`), and K b L is at most the number of neurons of that layer.
+#    (Normalised vectors have h - 1 free coordinates.)
+# 3. The counts follow from the output layer, and from the last normalisation if the output layer is
+#    tied to the embedding, and agree with the tree.
+# 4. The recomputed gradient is the leaked one up to rounding.
+#
+# Let another batch have the same gradient. If the weights are in general position, the slopes of
+# its rows are independent, because there are no more rows than neurons, and so are the rows
+# themselves, up to h - 1 of them. Its gradient then has the rank of its number of rows, or h - 1 if
+# that is less. The rank is r, so it has r rows, and they span the same space as those of the tree.
+# A row of the tree that is none of them would depend on r <= h - 2 rows, which general position
+# excludes. It thus has the nodes of the tree and no others, and the output layer's gradient
+# determines its counts: it is the same batch. This holds for a tied layer as well: batches with the
+# same nodes have the same tokens, whose rows are not used.
+#
+# Weights drawn at random are in general position with probability 1; trained weights are assumed to
+# be. If K b L is at most h - 2, independent slopes are not needed: rows outside the space would
+# have slopes that add up to zero, but the last row of a sequence has the slopes of one loss only, a
+# softmax minus a label, which is not zero.
+
+
 @attack("sequences")
 @dataclass(frozen=True)
 class Sequences(Attack):
     """All sequences of a batch, token by token, from the spaces of two layers' gradients.
 
-    EXACT states that no other batch of b sequences of length L has this gradient. Let h be the
-    width, K the number of models in the leak's equation, and r the rank of the space of the layer
-    behind the first attention. The inputs of this layer, one for every different prefix and model,
-    are called rows. The argument needs these conditions, all of which are checked:
-
-    1. The tree is complete, no guess lay between inside and outside, and r = K times its number of
-       nodes. Its rows are thus a basis of the space.
-    2. r <= h - 2 (`prefixes.space`), and K b L is at most the number of neurons of that layer.
-       (Normalised vectors have h - 1 free coordinates.)
-    3. The counts follow from the output layer, and from the last normalisation if the output layer
-       is tied to the embedding, and agree with the tree.
-    4. The recomputed gradient is the leaked one up to rounding.
-
-    Let another batch have the same gradient. If the weights are in general position, the slopes of
-    its rows are independent, because there are no more rows than neurons, and so are the rows
-    themselves, up to h - 1 of them. Its gradient then has the rank of its number of rows, or h - 1
-    if that is less. The rank is r, so it has r rows, and they span the same space as those of the
-    tree. A row of the tree that is none of them would depend on r <= h - 2 rows, which general
-    position excludes. It thus has the nodes of the tree and no others, and the output layer's
-    gradient determines its counts: it is the same batch. This holds for a tied layer as well:
-    batches with the same nodes have the same tokens, whose rows are not used.
-
-    Weights drawn at random are in general position with probability 1; trained weights are assumed
-    to be. If K b L is at most h - 2, independent slopes are not needed: rows outside the space
-    would have slopes that add up to zero, but the last row of a sequence has the slopes of one loss
-    only, a softmax minus a label, which is not zero.
+    EXACT states that no other batch of b sequences of length L has this gradient (docs/text.md).
     """
 
     exact: ClassVar[bool] = True
@@ -87,8 +89,7 @@ class Sequences(Attack):
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Grow the tree of prefixes, count its sequences and recompute the gradient."""
         read = _usable(leak, task)
-        if isinstance(read, str):
-            raise AttackError(f"sequences cannot use this leak: {read}")
+        assert not isinstance(read, str)  # `refuses` returns it
         with torch.no_grad():
             return _recovered(_clearest(leak, task), task, read, generator)
 
@@ -113,7 +114,6 @@ def _usable(leak: GradientLeak, task: Task) -> Reading | str:
 def _recovered(
     leak: GradientLeak, task: Task, read: Reading, generator: Generator
 ) -> Reconstruction:
-    """Recover the sequences from a leak with one equation."""
     assert leak.theta is not None
     length = task.spec.shape[0]
     models = [decoders.at(task, read, theta) for theta in leak.theta]
@@ -124,7 +124,8 @@ def _recovered(
     rows = len(models) * batch * length
     behind = prefixes.space(leak, parts[BEHIND], rows, generator)
     if behind is None:
-        return _failed(
+        return failed(
+            "sequences",
             leak,
             task,
             f"the gradient of {BEHIND} spans all {width} dimensions: its {rows} inputs, one for "
@@ -135,7 +136,8 @@ def _recovered(
     possible = prefixes.candidates(models, first)
     tree = prefixes.grow(models, behind, possible, batch)
     if tree.stopped:
-        return _failed(leak, task, f"{tree.stopped}; the space has {behind.rank} dimensions")
+        why = f"{tree.stopped}; the space has {behind.rank} dimensions"
+        return failed("sequences", leak, task, why)
     numbers, _ = tree.nodes()
     nodes = int(numbers.max()) + 1
     sizes = range(len(tree.sequences), most + 1)
@@ -148,13 +150,14 @@ def _recovered(
         return Reconstruction(
             leak.node, "sequences", x, None, Certificate.APPROXIMATE, 1.0, note=note
         )
-    residual, noise = _misfit(leak, task, found)
+    x, y = found
+    residual, noise = _misfit(leak, task, x, y)
     doubts = _doubts(tree, nodes * len(models), behind.rank, rows, len(parts[BEHIND]))
     if strange := decoders.reads_every_token(task, read):
         doubts.append(strange)
     if leak.batch is None:
         doubts.append(
-            f"the recording does not state the number of sequences, and {len(found.x)} is the "
+            f"the recording does not state the number of sequences, and {len(x)} is the "
             "smallest that fits; set samples"
         )
     if residual > FITS * noise:
@@ -168,13 +171,13 @@ def _recovered(
     return Reconstruction(
         node=leak.node,
         attack="sequences",
-        x=found.x,
-        y=found.y,
+        x=x,
+        y=y,
         certificate=certificate,
         residual=residual,
         note=note,
-        certified=0 if doubts else len(found.x),
-        rounds=() if doubts else (leak.when,) * len(found.x),
+        certified=0 if doubts else len(x),
+        rounds=() if doubts else (leak.when,) * len(x),
     )
 
 
@@ -184,9 +187,9 @@ def _counted(
     parts: Mapping[str, Tensor],
     tree: prefixes.Tree,
     sizes: Sequence[int],
-) -> prefixes.SequenceCounts | str:
+) -> tuple[Tensor, Tensor] | str:
     """Count the sequences of a tree with the first batch size that gives whole numbers."""
-    found: prefixes.SequenceCounts | str = "there are more than the width allows"
+    found: tuple[Tensor, Tensor] | str = "there are more than the width allows"
     for batch in sizes:
         found = prefixes.counts(models, weights, parts, tree, batch)
         if not isinstance(found, str):
@@ -195,7 +198,6 @@ def _counted(
 
 
 def _doubts(tree: prefixes.Tree, nodes: int, rank: int, rows: int, neurons: int) -> list[str]:
-    """Return which conditions of the certificate do not hold."""
     doubts = []
     if nodes != rank:
         doubts.append(f"the tree has {nodes} rows, but its space has {rank} dimensions")
@@ -218,21 +220,21 @@ def _clearest(leak: GradientLeak, task: Task) -> GradientLeak:
     return replace(one, combination=combination, value=value, theta=theta)
 
 
-def _misfit(leak: GradientLeak, task: Task, found: prefixes.SequenceCounts) -> tuple[float, float]:
-    """Recompute the gradient."""
+def _misfit(leak: GradientLeak, task: Task, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Recompute the gradient, and return its relative residual and that of its noise."""
     assert leak.theta is not None
     again = torch.zeros(task.layout.size, dtype=torch.float64)
     size = 0.0
     for k, (weight, theta) in enumerate(zip(leak.combination[0], leak.theta, strict=True)):
         step("gradients", k, len(leak.theta))
-        gradient = task.gradient(theta, found.x.double(), found.y) - task.l2 * theta
+        gradient = task.gradient(theta, x.double(), y) - task.l2 * theta
         again += weight * gradient
         size += float((weight * gradient).norm())
     value = leak.value[0].double()
     total = float(value.norm())
     precision = max(leak.wire, torch.finfo(leak.value.dtype).eps)
     # A sum over the tokens of the batch of rows that are themselves sums over the width.
-    terms = found.x.numel() * task.layout.shapes[0][1]
+    terms = x.numel() * task.layout.shapes[0][1]
     rounded = precision * terms**0.5 * size
     noise = float(leak.std[0]) * len(value) ** 0.5
     return float((again - value).norm()) / total, (rounded**2 + noise**2) ** 0.5 / total
@@ -240,8 +242,3 @@ def _misfit(leak: GradientLeak, task: Task, found: prefixes.SequenceCounts) -> t
 
 def _each(models: Sequence[Decoder]) -> str:
     return f" at each of {len(models)} models" if len(models) > 1 else ""
-
-
-def _failed(leak: GradientLeak, task: Task, why: str) -> Reconstruction:
-    none = torch.empty(0, *task.spec.shape, dtype=torch.int64)
-    return Reconstruction(leak.node, "sequences", none, None, Certificate.FAILED, 1.0, note=why)

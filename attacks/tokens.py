@@ -1,22 +1,4 @@
-"""Tokens from the gradient of an embedding.
-
-A token that does not occur in a batch leaves its row of the embedding's gradient at zero, so the
-other rows are the tokens of the batch (Melis et al. 2019).
-
-If the model adds an embedding of the positions, the order follows as well for a single record: both
-tables receive the gradient of their sum. With T the rows of the tokens (v, h) and P those of the
-positions (n, h), T = A P, and A is 1 where a token stands at a position, and 0 elsewhere. The rows
-of P are independent as long as n is below h, so A is the only solution.
-
-What many local steps changed (`GradientLeak.training`) shows the tokens of all steps in the same
-way, because AdamW moves a row only once its token has occurred; `row_moves` decides which rows were
-moved, from the weight decay and the rounding of the messages that the protocol states.
-
-The change may also be passed as a gradient with `inner` > 1, without the constants. The rows of
-tokens that do not occur remain multiples of the model's, by a common factor. It is estimated by a
-median, and its part is subtracted. Noise, or rounding of the messages to a few bits, changes every
-row by an amount that the leak states.
-"""
+"""Tokens from the gradient of an embedding."""
 
 from __future__ import annotations
 
@@ -27,17 +9,33 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import step
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack, param
-from leakaudit.inversion.attack import Attack
+from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import row_moves
-from leakaudit.inversion.labels import consistency, label_signs
+from leakaudit.inversion.labels import consistency, label_counts, label_signs
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# A token that does not occur in a batch leaves its row of the embedding's gradient at zero, so the
+# other rows are the tokens of the batch (Melis et al. 2019).
+#
+# If the model adds an embedding of the positions, the order follows as well for a single record:
+# both tables receive the gradient of their sum. With T the rows of the tokens (v, h) and P those of
+# the positions (n, h), T = A P, and A is 1 where a token stands at a position, and 0 elsewhere. The
+# rows of P are independent as long as n is below h, so A is the only solution.
+#
+# What many local steps changed (`GradientLeak.training`) shows the tokens of all steps in the same
+# way, because AdamW moves a row only once its token has occurred; `row_moves` decides which rows
+# were moved, from the weight decay and the rounding of the messages that the protocol states.
+#
+# The change may also be passed as a gradient with `inner` > 1, without the constants. The rows of
+# tokens that do not occur remain multiples of the model's, by a common factor. It is estimated by a
+# median, and its part is subtracted. Noise, or rounding of the messages to a few bits, changes
+# every row by an amount that the leak states.
 
 # Largest distance of an entry of A from 0 or 1. Rounding in float32 gives about 1e-4; a choice.
 WHOLE = 0.05
@@ -90,9 +88,6 @@ class Tokens(Attack):
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Read the tokens; the certificate is APPROXIMATE, because no condition proves them."""
-        why = self.refuses(leak, task)
-        if why:
-            raise AttackError(f"tokens cannot use this leak: {why}")
         step("tokens", 0, 1)
         table = _block(leak, task, task.embeddings[0])
         assert table is not None
@@ -111,18 +106,8 @@ class Tokens(Attack):
         step("tokens", 1, 1)
         note = _listed(found)
         if order is None:
-            none = torch.empty(0, *task.spec.shape, dtype=task.dtype)
             note += "; their order does not follow from this gradient"
-            return Reconstruction(
-                leak.node,
-                "tokens",
-                none,
-                None,
-                Certificate.APPROXIMATE,
-                0.0,
-                note=note,
-                tokens=found,
-            )
+            return _unordered(leak, task, found, note)
         x = found[order[0]][None].to(task.dtype)
         note += "; in the order of their positions"
         y = consistency.label(leak, task, x)
@@ -131,15 +116,22 @@ class Tokens(Attack):
         )
 
 
+def _unordered(leak: GradientLeak, task: Task, tokens: Tensor, note: str) -> Reconstruction:
+    """Return a set of tokens without their order."""
+    none = torch.empty(0, *task.spec.shape, dtype=task.dtype)
+    approximate = Certificate.APPROXIMATE
+    return Reconstruction(
+        leak.node, "tokens", none, None, approximate, 0.0, note=note, tokens=tokens
+    )
+
+
 def _listed(found: Tensor) -> str:
-    """Return the number of different tokens, and the first of them."""
     listed = ", ".join(map(str, found[:LISTED].tolist()))
     more = ", ..." if len(found) > LISTED else ""
     return f"{len(found)} different tokens: {listed}{more}"
 
 
 def _unreadable(leak: GradientLeak, task: Task) -> str | None:
-    """Return why the tokens do not follow from what local steps changed; None if they do."""
     training = leak.training
     assert training is not None
     if training.optimiser != "adamw":
@@ -172,56 +164,30 @@ def _changed(leak: GradientLeak, task: Task, table: Tensor) -> Reconstruction:
         before=before * leak.training.steps,
     )
     step("tokens", 1, 1)
-    none = torch.empty(0, *task.spec.shape, dtype=task.dtype)
     if moves.doubt:
-        return Reconstruction(
-            leak.node,
-            "tokens",
-            none,
-            None,
-            Certificate.FAILED,
-            1.0,
-            note=f"not known: {moves.doubt}",
-        )
+        return failed("tokens", leak, task, f"not known: {moves.doubt}")
     when = f"round {int(leak.rounds[first])}"
     if before:
         when = f"{when} or shortly before it"
     note = f"{_listed(moves.moved)}, which occurred in {when}; {moves.rest}"
-    return Reconstruction(
-        leak.node,
-        "tokens",
-        none,
-        None,
-        Certificate.APPROXIMATE,
-        0.0,
-        note=note,
-        tokens=moves.moved,
-    )
+    return _unordered(leak, task, moves.moved, note)
 
 
 def _block(leak: GradientLeak, task: Task, name: str | None) -> Tensor | None:
     """Return the gradient of a parameter (rows, h), None if the leak does not contain it."""
-    if name is None:
-        return None
-    columns = task.layout.slices[name]
-    start, stop = leak.columns
-    if not start <= columns.start < columns.stop <= stop:
-        return None
     row = leak.value[label_signs.plain_rows(leak)[0]].double()
-    part = row[columns.start - start : columns.stop - start]
-    return part.reshape(task.layout.shapes[task.layout.names.index(name)])
+    return label_counts.part(leak, task, row, name)
 
 
 def _std(leak: GradientLeak) -> float:
-    """Return the stated standard deviation of the row that is read."""
     return float(leak.std[label_signs.plain_rows(leak)[0]])
 
 
 def _undecayed(table: Tensor, leak: GradientLeak, task: Task) -> Tensor:
     """Subtract the common weight decay of several local steps from the rows of an embedding.
 
-    Most tokens do not occur, so the median over all rows of their multiple of the model's rows is
-    that of such a token.
+    Most tokens do not occur, so the median over all rows of their multiple of the model's rows
+    is that of such a token.
     """
     name = task.embeddings[0]
     if leak.theta is None or leak.inner == 1 or name is None:
@@ -236,12 +202,7 @@ def _undecayed(table: Tensor, leak: GradientLeak, task: Task) -> Tensor:
 def _order(tokens: Tensor, places: Tensor, length: int) -> tuple[Tensor, float] | None:
     """Return the index of the token at each position, and the relative misfit.
 
-    Args:
-        tokens: (v, h) rows of the tokens.
-        places: (n, h) rows of the positions.
-
-    Returns:
-        None if the positions do not determine the tokens.
+    None if the positions (n, h) do not determine the tokens (v, h).
     """
     used = places[places.norm(dim=1) > 0]
     if len(used) != length or int(torch.linalg.matrix_rank(used)) < length:

@@ -206,9 +206,14 @@ class GradientLeak(CardDisplay):
         )
 
     @property
+    def single(self) -> Tensor:
+        """(m,) bool, which rows are a single gradient."""
+        return self.combination.count_nonzero(dim=1) == 1
+
+    @property
     def is_plain(self) -> bool:
         """Whether every row is a single gradient rather than a combination."""
-        return bool((self.combination.count_nonzero(dim=1) == 1).all())
+        return bool(self.single.all())
 
     @property
     def kind(self) -> str:

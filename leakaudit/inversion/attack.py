@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, Self, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
-from leakaudit.core.errors import check_methods
+import torch
+
+from leakaudit.core.errors import AttackError, check_methods
+from leakaudit.core.reconstruction import Certificate, Reconstruction
 
 if TYPE_CHECKING:
     from torch import Generator
 
     from leakaudit.core.leak import GradientLeak
-    from leakaudit.core.reconstruction import Reconstruction
     from leakaudit.tasks.task import Task
+
+Run = Callable[..., Reconstruction]
 
 
 class Attack(ABC):
     """A value made of hyper-parameters that is called with a leak.
 
-    An attack is a frozen dataclass that defines `refuses` and `__call__`. It may also be
-    `Batched` or `Selective`.
+    An attack is a frozen dataclass that defines `refuses` and `__call__`; a call asks `refuses`
+    first. It may also be `Batched` or `Selective`.
 
     Attributes:
         exact: Whether it solves equations instead of optimising.
@@ -41,6 +46,12 @@ class Attack(ABC):
     tokens: ClassVar[bool] = False
     incomplete: ClassVar[bool] = False
     changes: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Let `refuses` decide before every call."""
+        super().__init_subclass__(**options)
+        if "__call__" in vars(cls):
+            cls.__call__ = _after_refusal(cls.__call__)  # type: ignore[method-assign]
 
     def __new__(cls, *_: object, **__: object) -> Self:
         """Reject a class that does not define all abstract methods."""
@@ -76,6 +87,25 @@ class Attack(ABC):
         """
 
 
+def _after_refusal(run: Run) -> Run:
+    @wraps(run)
+    def checked(attack: Attack, leak: GradientLeak, task: Task, generator: Generator) -> Any:
+        why = attack.refuses(leak, task)
+        if why:
+            raise AttackError(f"{type(attack).__name__.lower()} cannot use this leak: {why}")
+        return run(attack, leak, task, generator)
+
+    return checked
+
+
+def failed(
+    attack: str, leak: GradientLeak, task: Task, why: str, residual: float = 1.0
+) -> Reconstruction:
+    """Report that an attack found nothing, and why."""
+    none = torch.empty(0, *task.spec.shape)
+    return Reconstruction(leak.node, attack, none, None, Certificate.FAILED, residual, note=why)
+
+
 @runtime_checkable
 class Batched(Protocol):
     """An attack that also takes several leaks at once; a call equals `many` with one leak."""
@@ -83,7 +113,7 @@ class Batched(Protocol):
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Yield the position and the reconstruction of each leak; others affect only its rounding.
+        """Yield position and reconstruction of each leak; others affect only its rounding.
 
         Args:
             leaks: The leaks to attack together.

@@ -1,12 +1,4 @@
-"""Running attacks on leaks: one attack, given by name or as an object, or the strongest that fits.
-
-``auto`` tries all attacks in order, exact ones first, and returns for each leak the first
-reconstruction that did not fail. If all attacks fail, it returns the best of their results.
-
-An exact attack may also return an estimate: inputs that it could not prove. If these do not
-reproduce the gradients, the next attack by optimisation is tried as well, and its result is
-returned if it does.
-"""
+"""Running attacks on leaks: one attack, by name or as an object, or the strongest that fits."""
 
 from __future__ import annotations
 
@@ -16,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Generator
 
 from leakaudit._util import declarations, large_blocks
@@ -25,14 +16,29 @@ from leakaudit.core.errors import AttackError, LeakauditError
 from leakaudit.core.leak import GradientLeak, Leaks
 from leakaudit.core.progress import expired, sharing, step
 from leakaudit.core.reconstruction import Certificate, Reconstruction, Reconstructions
-from leakaudit.inversion import masks, round_by_round
-from leakaudit.inversion.attack import Attack, Batched, Selective
+from leakaudit.inversion import round_by_round
+from leakaudit.inversion.attack import Attack, Batched, Selective, failed
+from leakaudit.inversion.round_by_round import PROVEN
 from leakaudit.inversion.search import objectives
 from leakaudit.tasks.task import LOOP_ABOVE, Task
+
+# ``auto`` tries all attacks in order, exact ones first, and returns for each leak the first
+# reconstruction that did not fail. If all attacks fail, it returns the best of their results.
+#
+# An exact attack may also return an estimate: inputs that it could not prove. If these do not
+# reproduce the gradients, the next attack by optimisation is tried as well, and its result is
+# returned if it does.
 
 # Relative misfit of the gradients below which inputs reproduce them. A choice: searches that have
 # found the inputs reach 3e-5, and those that have not stay above 1e-2.
 CLOSE = 1e-3
+# No certificate holds if masks of dropout are not known: its conditions compare the leak with
+# gradients that are computed again, or assume that the first layer received the input itself, and
+# dropout before it passes on the input with some of its values set to zero, the others enlarged.
+MASKED = (
+    "no certificate: the model may draw random masks in training, which are not known "
+    '(state dropout = "eval" if it did not)'
+)
 # Numbers in the inputs of one node: a choice, 512 MB in float64. A search keeps several copies.
 LARGEST_BATCH = 1 << 26
 
@@ -45,12 +51,10 @@ def attack(
     task: Task | None = None,
     **settings: Any,
 ) -> Reconstructions:
-    """Run one attack on all leaks, or on each leak the strongest attack that fits.
+    """Run one attack on all leaks, or on each leak the strongest attack that fits (``auto``).
 
-    Args:
-        name: Name of the attack, the attack itself, or ``auto``.
-        task: The learning task. Only needed if the model is the user's own
-            ``package.module:factory``: Task.build(leaks.task, trusted=True).
+    The task is only needed if the model is the user's own ``package.module:factory``:
+    Task.build(leaks.task, trusted=True).
     """
     _expect(leaks, generator)
     task = task or Task.build(leaks.task)
@@ -79,11 +83,7 @@ def _expect(leaks: object, generator: object) -> None:
 def attack_one(
     leak: GradientLeak, task: Task, name: str | Attack, generator: Generator, **settings: Any
 ) -> Reconstruction:
-    """Attack one leak; `auto` tries exact attacks first, then iterative ones, until one fits.
-
-    Args:
-        name: Name of the attack, the attack itself, or ``auto``.
-    """
+    """Attack one leak; `auto` tries exact attacks first, then iterative ones, until one fits."""
     if name == "auto":
         return next(attack_together([leak], task, name, [generator], **settings)).found
     _require_room(leak, task)
@@ -103,8 +103,20 @@ def attack_one(
             found = round_by_round.attack(leak, task, lambda some: chosen(some, task, generator))
         else:
             found = chosen(leak, task, generator)
-    found = masks.judged(found, task)
+    found = _without_masks(found, task)
     return replace(found, seconds=time.perf_counter() - start, others=leak.others)
+
+
+def _without_masks(found: Reconstruction, task: Task) -> Reconstruction:
+    if not task.masked or not (found.certified or found.certificate in PROVEN):
+        return found
+    return replace(
+        found,
+        certificate=Certificate.APPROXIMATE,
+        certified=0,
+        interval=None,
+        note=f"{MASKED}; {found.note}",
+    )
 
 
 def _require_room(leak: GradientLeak, task: Task) -> None:
@@ -120,14 +132,12 @@ def _require_room(leak: GradientLeak, task: Task) -> None:
 
 
 def _check(chosen: Attack, name: str, leak: GradientLeak, task: Task) -> None:
-    """Raise an AttackError if an attack cannot use a leak."""
     why = _refusal(chosen, leak, task)
     if why:
         raise AttackError(f"node {leak.node}: attack {name} cannot use this leak: {why}")
 
 
 def _refusal(chosen: Attack, leak: GradientLeak, task: Task) -> str | None:
-    """Return why an attack cannot use a leak; None if it can."""
     if task.tokens and not chosen.tokens:
         return (
             "it recovers numbers, but the inputs of the model are tokens; use sequences or tokens"
@@ -162,9 +172,6 @@ def attack_together(
 
     `Batched` attacks process the leaks in one batch if the model is small. Other attacks
     process them one after the other, and divide the remaining time among them.
-
-    Args:
-        name: Name of the attack, or ``auto``.
     """
     for leak in leaks:
         _require_room(leak, task)
@@ -172,7 +179,7 @@ def attack_together(
         chosen = _configured(name, settings)
         for leak in leaks:
             _check(chosen, name, leak, task)
-        yield from _run(name, chosen, range(len(leaks)), leaks, task, generators, settings)
+        yield from _run(chosen, range(len(leaks)), leaks, task, generators)
         return
     if settings:
         raise LeakauditError(
@@ -187,7 +194,7 @@ def attack_together(
                 course.reasons.append(f"{known}: {why}")
             else:
                 fits.append(k)
-        for settled in _run(known, candidate, fits, leaks, task, generators, {}):
+        for settled in _run(candidate, fits, leaks, task, generators):
             course = left[settled.place]
             course.add(settled, candidate.exact)
             if settled.late or course.ends(candidate.exact, leaks[settled.place], task):
@@ -221,8 +228,8 @@ class _Course:
     def add(self, settled: FinalReconstruction, exact: bool) -> None:
         """Keep the better reconstruction.
 
-        A failed attack does not replace inputs that an earlier one found. A search replaces the
-        estimate of an exact attack only if it fits closely.
+        A failed attack does not replace inputs that an earlier one found. A search replaces
+        the estimate of an exact attack only if it fits closely.
         """
         found = settled.found
         self.late = settled.late
@@ -250,16 +257,8 @@ class _Course:
         """Return the result to report."""
         found = self.best
         if found is None:
-            found = Reconstruction(
-                leaks[place].node,
-                "none",
-                torch.empty(0, *task.spec.shape),
-                None,
-                Certificate.FAILED,
-                1.0,
-                note="no attack can use this leak. " + "; ".join(self.reasons),
-                others=leaks[place].others,
-            )
+            why = "no attack can use this leak. " + "; ".join(self.reasons)
+            found = replace(failed("none", leaks[place], task, why), others=leaks[place].others)
         note = found.note
         if self.loose:
             note = f"not confirmed: the gradients were not reproduced from these inputs; {note}"
@@ -268,9 +267,9 @@ class _Course:
 
 
 def _is_loose(found: Reconstruction, leak: GradientLeak, task: Task) -> bool:
-    """Whether inputs are unproven and do not reproduce the gradients, so that a search may help.
+    """Return whether inputs are unproven and do not reproduce the gradients.
 
-    It cannot help if the models are unknown, and must not replace inputs that are proven.
+    A search may then help, unless the models are unknown.
     """
     if found.certificate is not Certificate.APPROXIMATE or found.certified:
         return False
@@ -278,21 +277,17 @@ def _is_loose(found: Reconstruction, leak: GradientLeak, task: Task) -> bool:
         return False
     if found.y is None or len(found.x) != leak.batch:
         return True
-    target = objectives.target(leak, task, 1, torch.float64)
-    left = objectives.misfit(target, task, found.x.to(target.value), found.y)
-    return left > max(CLOSE, 2 * target.noise)
+    left, noise = objectives.compared(leak, task, found.x, found.y)
+    return left > max(CLOSE, 2 * noise)
 
 
 def _run(
-    name: str,
     chosen: Attack,
     places: Sequence[int],
     leaks: Sequence[GradientLeak],
     task: Task,
     generators: Sequence[Generator],
-    settings: Mapping[str, Any],
 ) -> Iterator[FinalReconstruction]:
-    """Run one attack on the leaks with the given indices."""
     if isinstance(chosen, Batched) and len(places) > 1 and task.layout.size <= LOOP_ABOVE:
         start = time.perf_counter()
         some = [leaks[k] for k in places]
@@ -300,12 +295,12 @@ def _run(
             # The leaks share their evaluations, so each is assigned a part of the time so far.
             seconds = (time.perf_counter() - start) / len(places)
             others = leaks[places[at]].others
-            timed = replace(masks.judged(found, task), seconds=seconds, others=others)
+            timed = replace(_without_masks(found, task), seconds=seconds, others=others)
             yield FinalReconstruction(places[at], timed, together=True, late=expired())
         return
     for n, k in enumerate(places):
         with sharing(len(places) - n):
-            found = attack_one(leaks[k], task, name, generators[k], **settings)
+            found = attack_one(leaks[k], task, chosen, generators[k])
             settled = FinalReconstruction(k, found, together=False, late=expired())
         yield settled
 
@@ -313,7 +308,8 @@ def _run(
 def in_order() -> Iterator[tuple[str, Attack]]:
     """Yield all attacks with their default settings, exact ones first, then by rank.
 
-    The file of an attack is only loaded when the attack is due: `auto` often ends with the first.
+    The file of an attack is only loaded when the attack is due: `auto` often ends with the
+    first.
     """
     known = []
     for name in registry.names("attacks"):

@@ -1,16 +1,4 @@
-"""What the rows of gradients show of the inputs behind them, against what is declared.
-
-Whoever describes a recording states how many records are behind a gradient, and whether all rounds
-use the same ones. The rows of a first fully connected layer are combinations of the inputs
-(`first_layer_rows`), so their rank is a lower bound on the number of different inputs, in one
-gradient and in all of them together. A number that is exceeded is contradicted by the messages.
-
-The rank is counted above the errors of the messages, which are those that the leak states or that
-each gradient shows by itself, whichever is larger. If every gradient contains d inputs and an error
-E_t, and all contain the same inputs, then the singular value d + 1 of all gradients together is at
-most the root of sum |E_t|^2. So noise, rounding and weight decay that nobody declared do not look
-like other inputs.
-"""
+"""What the rows of gradients show of the inputs behind them, against what is declared."""
 
 from __future__ import annotations
 
@@ -26,10 +14,22 @@ from leakaudit.core.evidence import Evidence, Origin
 from leakaudit.inversion.exact import first_layer_rows, separation
 from leakaudit.inversion.exact.first_layer_rows import SPARE
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import edge, least_squares
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
+
+# Whoever describes a recording states how many records are behind a gradient, and whether all
+# rounds use the same ones. The rows of a first fully connected layer are combinations of the inputs
+# (`first_layer_rows`), so their rank is a lower bound on the number of different inputs, in one
+# gradient and in all of them together. A number that is exceeded is contradicted by the messages.
+#
+# The rank is counted above the errors of the messages, which are those that the leak states or that
+# each gradient shows by itself, whichever is larger. If every gradient contains d inputs and an
+# error E_t, and all contain the same inputs, then the singular value d + 1 of all gradients
+# together is at most the root of sum |E_t|^2. So noise, rounding and weight decay that nobody
+# declared do not look like other inputs.
 
 # Equations that are examined, evenly spread over the rounds. A choice that limits the time.
 MOST = 8
@@ -120,8 +120,7 @@ class InputCounts:
 def shown(leak: GradientLeak, task: Task) -> InputCounts | None:
     """Count the different inputs that gradients show at least.
 
-    Returns:
-        None if the rows of a first fully connected layer are not among them, or show too little.
+    None if the rows of a first fully connected layer are not among them, or show too little.
     """
     if first_layer_rows.missing(leak, task):
         return None
@@ -146,12 +145,12 @@ def shown(leak: GradientLeak, task: Task) -> InputCounts | None:
         if declared + 1 > room // 2:
             return None
         sizes = first_layer_rows.largest(block, min(declared + SPARE, room), random)[0]
-        number = _before_drop(sizes, _edge(block), room // 2)
+        number = _before_drop(sizes, edge(*block.shape), room // 2)
         # With an unknown number of inputs, the gradient's own count takes its place.
         end = leak.samples or max(1, number)
         rounding = first_layer_rows.RESOLVED / MARGIN * float(sizes[0])
         left = float(sizes[min(end, len(sizes) - 1)])
-        known = max(_edge(block), rounding)
+        known = max(edge(*block.shape), rounding)
         clear = clear and number > 0 and left <= LEFT * known
         hidden = max(hidden, LEFT * known / float(sizes[0]))
         blocks.append(block)
@@ -173,30 +172,31 @@ def shown(leak: GradientLeak, task: Task) -> InputCounts | None:
 
 
 def uses(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
-    """Decide which inputs each equation of a leak consists of, up to its noise.
+    """Decide which inputs (n, *shape) each equation of a leak consists of, up to its noise: (m, n).
 
-    Args:
-        x: (n, *shape) different inputs in the data's units.
-
-    Returns:
-        (m, n) bool; all False for an equation that these inputs do not explain, or that vanishes.
-        None if this cannot be decided, because the rows of a first fully connected layer are not in
-        the leak, or the inputs are as many as the rows.
+    All False for an equation that they do not explain, or that vanishes. None if this cannot be
+    decided, because the rows of a first fully connected layer have not leaked, or are too few.
     """
     if first_layer_rows.missing(leak, task) or not len(x):
         return None
     stack = first_layer_rows.rows(leak, task)
     inputs = PixelGrid.of(task).rows(x.detach().flatten(1).double().to(stack))
-    if len(inputs) > min(stack.shape[1:]) // 2:
-        return _one_each(leak, stack, inputs) if leak.samples == 1 else None
+    many = len(inputs) > min(stack.shape[1:]) // 2
+    if many and leak.samples != 1:
+        return None
     used = torch.zeros(len(stack), len(inputs), dtype=torch.bool)
     for k, rows in enumerate(stack):
         allowed = _allowed(rows, float(leak.std[k]))
         if float(rows.norm()) <= allowed:
             continue
-        size = _slopes(rows, inputs).norm(dim=0) * inputs.norm(dim=1)
-        chosen = size > UNUSED * size.max()
-        left = rows - _slopes(rows, inputs[chosen]) @ inputs[chosen]
+        if many:  # the one with the largest part in the gradient of one record
+            size = (rows @ inputs.T).norm(dim=0) / inputs.norm(dim=1)
+            chosen = torch.arange(len(size), device=size.device) == size.argmax()
+        else:
+            slopes = least_squares(inputs.T, rows.T)  # (n, H)
+            size = slopes.norm(dim=1) * inputs.norm(dim=1)
+            chosen = size > UNUSED * size.max()
+        left = rows - least_squares(inputs[chosen].T, rows.T).T @ inputs[chosen]
         few = leak.samples is None or int(chosen.sum()) <= leak.samples
         if few and float(left.norm()) <= allowed:
             used[k] = chosen.cpu()
@@ -210,27 +210,6 @@ def silent(leak: GradientLeak) -> Tensor:
     return quiet
 
 
-def _one_each(leak: GradientLeak, stack: Tensor, inputs: Tensor) -> Tensor:
-    """Decide which of many inputs (n, p) is behind each gradient of one record: (m, n)."""
-    used = torch.zeros(len(stack), len(inputs), dtype=torch.bool)
-    units = inputs / inputs.norm(dim=1, keepdim=True)
-    for k, rows in enumerate(stack):
-        allowed = _allowed(rows, float(leak.std[k]))
-        if float(rows.norm()) <= allowed:
-            continue
-        best = int((rows @ units.T).norm(dim=0).argmax())
-        unit = units[best]
-        left = rows - torch.outer(rows @ unit, unit)
-        used[k, best] = float(left.norm()) <= allowed
-    return used
-
-
-def _slopes(rows: Tensor, inputs: Tensor) -> Tensor:
-    """Return the slopes (H, n) with which inputs (n, p) make up rows (H, p)."""
-    slopes: Tensor = torch.linalg.lstsq(inputs.T, rows.T, driver="gelsd").solution.T
-    return slopes
-
-
 def _allowed(rows: Tensor, std: float) -> float:
     """Return the largest norm of what noise and rounding leave of rows that are explained."""
     return LEFT * std * math.sqrt(rows.numel()) + STORED * float(rows.norm())
@@ -242,14 +221,9 @@ def _in_units_of_noise(rows: Tensor, std: Tensor) -> Tensor:
     return rows / max(float(std), rounding, torch.finfo(torch.float64).tiny)
 
 
-def _edge(block: Tensor) -> float:
-    """Return the largest singular value of white noise of this shape and unit variance."""
-    return math.sqrt(len(block)) + math.sqrt(block.shape[1])
-
-
-def _before_drop(sizes: Tensor, edge: float, most: int) -> int:
+def _before_drop(sizes: Tensor, noise: float, most: int) -> int:
     """Count the singular values above the errors that a clear drop follows; 0 without one."""
     for k in range(min(most, len(sizes) - 1), 0, -1):
-        if float(sizes[k - 1]) > DROP * max(float(sizes[k]), edge):
+        if float(sizes[k - 1]) > DROP * max(float(sizes[k]), noise):
             return k
     return 0

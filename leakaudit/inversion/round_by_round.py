@@ -1,11 +1,4 @@
-"""Exact attacks on several gradients: together, or each by itself if their records differ.
-
-If all rounds use the same records, all gradients together determine them best. If rounds use other
-records, as ordinary training does, the gradients have no common batch; but an exact attack that
-needs a single gradient can take them one at a time, and every record that was used in one of these
-rounds comes back. Which of the two holds is declared, but the messages may contradict it
-(`inputs_shown`), and whether inputs explain a gradient is tested gradient by gradient.
-"""
+"""Exact attacks on several gradients: together, or each by itself if their records differ."""
 
 from __future__ import annotations
 
@@ -29,6 +22,12 @@ from leakaudit.inversion.search import objectives
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# If all rounds use the same records, all gradients together determine them best. If rounds use
+# other records, as ordinary training does, the gradients have no common batch; but an exact attack
+# that needs a single gradient can take them one at a time, and every record that was used in one of
+# these rounds comes back. Which of the two holds is declared, but the messages may contradict it
+# (`inputs_shown`), and whether inputs explain a gradient is tested gradient by gradient.
 
 # Rounds in a row without a certified input after which no other is tried, unless each gradient
 # comes from one record, which costs little. A choice: rounds differ by their records, and an attack
@@ -70,14 +69,7 @@ def attack(leak: GradientLeak, task: Task, attempt: Attempt) -> Reconstruction:
 
 
 def _separable(leak: GradientLeak) -> bool:
-    """Whether a leak has several equations, and single gradients among them."""
-    return len(leak.value) > 1 and not leak.gaps and bool(_alone(leak))
-
-
-def _alone(leak: GradientLeak) -> list[int]:
-    """Return the equations that are single gradients."""
-    single: list[int] = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten().tolist()
-    return single
+    return len(leak.value) > 1 and not leak.gaps and bool(leak.single.any())
 
 
 def _believed(leak: GradientLeak, known: InputCounts | None) -> GradientLeak:
@@ -97,7 +89,6 @@ def _evidence(
     found: Reconstruction | None,
     explained: Tensor | None,
 ) -> tuple[Evidence, ...]:
-    """Return what supports the declared number of records; empty if nothing was examined."""
     if known is not None:
         return (known.evidence,)
     if found is None or explained is None or not leak.steady:
@@ -113,10 +104,10 @@ def _evidence(
 def _continues(
     leak: GradientLeak, known: InputCounts | None, found: Reconstruction, explained: Tensor | None
 ) -> bool:
-    """Whether gradients are attacked one by one after all together.
+    """Return whether gradients are attacked one by one after all together.
 
-    Either the messages or the declaration say that their records differ, or inputs that are
-    certified do not explain all of them.
+    Either the messages or the declaration say that their records differ, or certified inputs do
+    not explain all of them.
     """
     if not _separable(leak) or found.tokens is not None:
         return False
@@ -144,7 +135,6 @@ def _with_rounds(
 
 
 def _rounds(leak: GradientLeak, equations: Tensor) -> list[int]:
-    """Return the rounds of some equations, given as (m,) bool."""
     used = leak.combination[equations].count_nonzero(dim=0) > 0
     rounds: list[int] = leak.rounds[used].tolist()
     return rounds
@@ -153,8 +143,8 @@ def _rounds(leak: GradientLeak, equations: Tensor) -> list[int]:
 def _explained(leak: GradientLeak, task: Task, found: Reconstruction) -> Tensor | None:
     """Decide which equations certified inputs explain (m, b).
 
-    None if this cannot be tested, or need not be: an attack that reads all equations counts their
-    inputs, and names no rounds.
+    None if this cannot be tested, or need not be: an attack that reads all equations names no
+    rounds.
     """
     if len(leak.value) == 1 or not 0 < found.certified == len(found.x) or not found.rounds:
         return None
@@ -170,9 +160,8 @@ def _explained(leak: GradientLeak, task: Task, found: Reconstruction) -> Tensor 
         return None
     again = []
     for k in range(len(leak.value)):
-        target = objectives.target(leak.equation(k), task, 1, torch.float64)
-        left = objectives.misfit(target, task, found.x.to(target.value), found.y)
-        again.append(left <= max(REPRODUCED, NOISE * target.noise))
+        left, noise = objectives.compared(leak.equation(k), task, found.x, found.y)
+        again.append(left <= max(REPRODUCED, NOISE * noise))
     return torch.tensor(again)[:, None].expand(-1, len(found.x))
 
 
@@ -189,6 +178,22 @@ def _rank(found: Reconstruction) -> tuple[int, bool, int, float]:
 
 
 @dataclass
+class _Certified:
+    """One certified input."""
+
+    x: Tensor  # (*shape)
+    width: Tensor | None  # half-widths of the intervals of its values; None if it is exact
+    label: Tensor | None
+    rounds: set[int]  # those of the gradients that it explains
+
+    def same(self, other: _Certified) -> bool:
+        """Return whether two inputs are equal, or cannot be told apart by their intervals."""
+        if self.width is None or other.width is None:
+            return torch.equal(self.x, other.x)
+        return bool(((self.x - other.x).abs() <= self.width + other.width).all())
+
+
+@dataclass
 class _Search:
     """An attack on single gradients, one after the other."""
 
@@ -196,26 +201,19 @@ class _Search:
     task: Task
     attempt: Attempt  # runs an exact attack
     wanted: int | None  # number of records; None if it is unknown
-    inputs: list[Tensor] = field(default_factory=list)  # certified inputs, each once
-    # half-widths of the intervals of their values, None where an input is exact
-    widths: list[Tensor | None] = field(default_factory=list)
-    # their labels, None where one is unknown
-    labels: list[Tensor | None] = field(default_factory=list)
-    # the rounds of the gradients that each of them explains
-    rounds: list[set[int]] = field(default_factory=list)
+    inputs: list[_Certified] = field(default_factory=list)  # each once
     open: int = 0  # number of gradients that certified inputs do not explain entirely
     tried: list[Reconstruction] = field(default_factory=list)  # the results for single gradients
 
     def result(self, together: Reconstruction | None) -> Reconstruction:
         """Attack the gradients that are not explained yet, and return all inputs.
 
-        Args:
-            together: The result for all gradients together; None if they were not attacked so.
+        `together` is the result for all gradients together, if they were attacked so.
         """
         if together is not None:
             for k in range(_proven(together)):
                 self._add(together, k, together.rounds[k] if together.rounds else ())
-        alone = _alone(self.leak)
+        alone = self.leak.single.nonzero().flatten().tolist()
         silent = inputs_shown.silent(self.leak)
         missed = 0
         for done, k in enumerate(alone):
@@ -241,31 +239,27 @@ class _Search:
         return self.wanted is not None and len(self.inputs) >= self.wanted
 
     def _known(self, equation: GradientLeak) -> bool:
-        """Whether certified inputs explain a gradient; its round is then noted."""
+        """Return whether certified inputs explain a gradient; its round is then noted."""
         if not self.inputs:
             return False
-        used = inputs_shown.uses(equation, self.task, torch.stack(self.inputs))
+        used = inputs_shown.uses(equation, self.task, torch.stack([one.x for one in self.inputs]))
         if used is None or not bool(used.any()):
             return False
         for k in used[0].nonzero().flatten().tolist():
-            self.rounds[k].update(equation.when)
+            self.inputs[k].rounds.update(equation.when)
         return True
 
     def _add(self, found: Reconstruction, place: int, rounds: Sequence[int]) -> None:
         """Add a certified input, or its rounds if it is one of those before it."""
-        x = found.x[place]
         width = None if found.interval is None else found.interval[place]
-        for k, other in enumerate(self.inputs):
-            if _same(x, width, other, self.widths[k]):
-                self.rounds[k].update(rounds)
+        new = _Certified(found.x[place], width, _label(found, place), {*rounds})
+        for other in self.inputs:
+            if new.same(other):
+                other.rounds.update(rounds)
                 return
-        self.inputs.append(x)
-        self.widths.append(width)
-        self.labels.append(_label(found, place))
-        self.rounds.append({*rounds})
+        self.inputs.append(new)
 
     def _reported(self, together: Reconstruction | None, gradients: int) -> Reconstruction:
-        """Return the certified inputs, and after them estimates of the other gradients' inputs."""
         best = max([*self.tried, *([] if together is None else [together])], key=_rank)
         interval = self._interval()
         estimates: list[Reconstruction] = []
@@ -273,9 +267,9 @@ class _Search:
             estimates = self._estimates()
         if not self.inputs and len(estimates) < 2:
             return replace(best, rounds=())
-        x = torch.stack([*self.inputs, *(one.x[0] for one in estimates)])
-        labels = [*self.labels, *(_label(one, 0) for one in estimates)]
-        rounds = [tuple(sorted(some)) for some in self.rounds]
+        x = [*(one.x for one in self.inputs), *(one.x[0] for one in estimates)]
+        labels = [*(one.label for one in self.inputs), *(_label(one, 0) for one in estimates)]
+        rounds = [tuple(sorted(one.rounds)) for one in self.inputs]
         whole = not self.open or self._complete
         certificate = Certificate.APPROXIMATE
         if interval is not None:
@@ -291,12 +285,12 @@ class _Search:
         )
         return replace(
             best,
-            x=x,
+            x=torch.stack(x),
             y=_labels(labels),
             certificate=certificate,
             residual=max(residuals, default=best.residual),
             note="; ".join([note, *reasons[:1]]),
-            certified=sum(width is None for width in self.widths),
+            certified=sum(one.width is None for one in self.inputs),
             interval=interval,
             choices={},
             rounds=(*rounds, *(() for _ in estimates)),
@@ -305,13 +299,14 @@ class _Search:
     def _interval(self) -> Tensor | None:
         """Return the half-widths of all inputs (b, *shape); None if all inputs are exact.
 
-        Those of one gradient hold together at the confidence `SURE`. Those of several are widened,
-        so that the probability that any of them is wrong is no larger (Bonferroni).
+        Those of one gradient hold together at the confidence `SURE`. Those of several are
+        widened, so that the probability that any of them is wrong is no larger
+        (Bonferroni).
         """
         from scipy.special import ndtri  # slow to import, and inputs on a grid need no quantile
 
-        widths = [width for width in self.widths if width is not None]
-        if not widths or len(widths) < len(self.widths):
+        widths = [one.width for one in self.inputs if one.width is not None]
+        if not widths or len(widths) < len(self.inputs):
             return None
         statements = sum(one.interval is not None for one in self.tried)
         tail = (1 - SURE) / (2 * widths[0].numel())
@@ -324,7 +319,7 @@ class _Search:
             return []
         kept: list[Reconstruction] = []
         some = [one for one in self.tried if not _proven(one) and len(one.x) == 1]
-        known = [*self.inputs]
+        known = [one.x for one in self.inputs]
         for one in sorted(some, key=lambda one: one.residual):
             room = self.wanted is None or len(known) < self.wanted
             near = any(float((one.x[0] - x).square().mean().sqrt()) < APART for x in known)
@@ -339,13 +334,6 @@ def _proven(found: Reconstruction) -> int:
     if found.certificate is Certificate.INTERVAL and found.interval is not None:
         return len(found.x)
     return found.certified
-
-
-def _same(x: Tensor, width: Tensor | None, other: Tensor, others: Tensor | None) -> bool:
-    """Whether two certified inputs are equal, or cannot be told apart by their intervals."""
-    if width is None or others is None:
-        return torch.equal(x, other)
-    return bool(((x - other).abs() <= width + others).all())
 
 
 def _label(found: Reconstruction, place: int) -> Tensor | None:

@@ -54,15 +54,10 @@ class Weights:
 
 
 def find(option: str, shape: tuple[int, ...] | None = None) -> tuple[Weights | None, str]:
-    """Find the weights for images of one shape.
+    """Find the weights for images (c, h, w), and say which are used or why none are.
 
-    Args:
-        option: A file, ``auto`` (torchvision's weights if torch.hub has cached them) or ``off``.
-        shape: (c, h, w) of one image; None for large colour images.
-
-    Returns:
-        The weights, None if LPIPS is not measured, and a sentence that states which weights are
-        used or why LPIPS is not measured.
+    `option` is a file, ``auto`` (torchvision's weights if torch.hub has cached them) or
+    ``off``.
     """
     if option == "off":
         return None, "not measured (switched off)"
@@ -98,22 +93,16 @@ def _from_cache(side: int) -> tuple[Weights | None, str]:
 
 
 def _too_small(nets: Iterable[str]) -> str:
-    """Return why these networks cannot measure the images: they are too small."""
     needs = [f"{net} needs sides of at least {SIDES[net]} px" for net in nets]
     return f"not measured ({', '.join(needs)})"
 
 
 def read(path: Path) -> Weights:
-    """Load one file of weights.
+    """Load one file of weights, if its keys and shapes are exactly those of one network.
 
-    Args:
-        path: A ``.npz`` with ``net.<name in torchvision's features>`` and ``lin.<i>``, or a
-            ``.pth``. A .pth holds torchvision's classifier (the heads then come from the lpips
-            package) or a whole LPIPS module.
-
-    Raises:
-        LeakauditError: The file cannot be read, or its keys or shapes are not exactly those of one
-            network.
+    A ``.npz`` has ``net.<name in torchvision's features>`` and ``lin.<i>``. A ``.pth`` holds
+    torchvision's classifier (the heads then come from the lpips package) or a whole LPIPS
+    module.
     """
     given = {_canonical(key): value for key, value in _load(path).items()}
     # Other files are refused before torchvision is loaded, which takes seconds.
@@ -138,11 +127,7 @@ def read(path: Path) -> Weights:
 
 
 def blank(net: str) -> nn.Module:
-    """Build the lpips package's module without values: no download, no random numbers, no memory.
-
-    Args:
-        net: ``alex``, ``squeeze`` or ``vgg``.
-    """
+    """Build the lpips package's module without values: no download, no random numbers."""
     with torch.device("meta"), warnings.catch_warnings():
         # torchvision deprecates an argument that lpips passes
         warnings.simplefilter("ignore", UserWarning)
@@ -184,7 +169,6 @@ def _load(path: Path) -> dict[str, Tensor]:
 
 
 def _tensors(path: Path) -> Any:
-    """What torch reads from a file without executing its code, and without its warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -198,7 +182,6 @@ def _check_stored(path: Path) -> None:
 
 
 def _is_state(state: object) -> bool:
-    """Whether a file held names and tensors, and nothing else."""
     if not isinstance(state, dict):
         return False
     return all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())

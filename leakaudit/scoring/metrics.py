@@ -1,10 +1,4 @@
-"""Reconstruction quality metrics.
-
-Pure functions over pairs of batches (b, *shape), computed in float64; one with the name of a number
-in `leakaudit.core.quantities` measures it on the data of that row. Throughout, x is the
-reconstruction, y is the truth, and `data_range` is the width of the data's scale (1 for images in
-[0, 1]).
-"""
+"""Reconstruction quality metrics."""
 
 from __future__ import annotations
 
@@ -21,6 +15,11 @@ from leakaudit.core.errors import LeakauditError
 if TYPE_CHECKING:
     from leakaudit.scoring.lpips_weights import Weights
 
+# Pure functions over pairs of batches (b, *shape), computed in float64; one with the name of a
+# number in `leakaudit.core.quantities` measures it on the data of that row. Throughout, x is the
+# reconstruction, y is the truth, and `data_range` is the width of the data's scale (1 for images in
+# [0, 1]).
+
 PSNR_CAP = 200.0  # dB; equal images have infinite PSNR, which JSON cannot represent
 SSIM_WINDOW = 7  # pixels; the default of scikit-image
 _SMALLEST_WINDOW = 3  # pixels; scikit-image rejects smaller windows
@@ -29,42 +28,19 @@ _LPIPS_BATCH = 16  # pairs passed to the network at a time; a choice that limits
 
 
 def mse(x: Tensor, y: Tensor) -> Tensor:
-    """Mean squared error of each pair.
-
-    Args:
-        x: (b, *shape) reconstructions.
-        y: (b, *shape) true records.
-
-    Returns:
-        (b,) in squared data units.
-    """
+    """Mean squared error (b,) of each pair, in squared data units."""
     return _difference(x, y).square().mean(1)
 
 
 def psnr(x: Tensor, y: Tensor, *, data_range: float) -> Tensor:
-    """Peak signal-to-noise ratio of each pair, ``10 log10(data_range^2 / mse)``.
-
-    Args:
-        x: (b, *shape) reconstructions.
-        y: (b, *shape) true records.
-
-    Returns:
-        (b,) in dB, at most `PSNR_CAP`.
-    """
+    """Peak signal-to-noise ratio (b,) in dB, ``10 log10(data_range^2 / mse)``."""
     ratio = data_range**2 / mse(x, y)
     decibels = 10 * torch.log10(ratio)
     return decibels.clamp(max=PSNR_CAP)
 
 
 def ssim_window(shape: tuple[int, ...]) -> int | None:
-    """Choose the side of the SSIM window.
-
-    Args:
-        shape: (c, h, w) of one image.
-
-    Returns:
-        `SSIM_WINDOW`, or the largest odd number >= 3 that fits. None if none fits.
-    """
+    """Return `SSIM_WINDOW`, or the largest odd side >= 3 that fits (c, h, w); None if none does."""
     side = min(shape[-2:])
     if side < _SMALLEST_WINDOW:
         return None
@@ -73,16 +49,10 @@ def ssim_window(shape: tuple[int, ...]) -> int | None:
 
 
 def ssim(x: Tensor, y: Tensor, *, data_range: float) -> Tensor | None:
-    """Structural similarity of each pair of images, by scikit-image with a uniform window.
+    """Structural similarity (b,) of each pair of images, by scikit-image with a uniform window.
 
-    Source: Wang et al. 2004, equation 13, averaged over windows and channels.
-
-    Args:
-        x: (b, c, h, w) reconstructions.
-        y: (b, c, h, w) true images.
-
-    Returns:
-        (b,), with the window of `ssim_window`. None if a side is under 3 pixels.
+    Source: Wang et al. 2004, equation 13, averaged over windows and channels. None if a side is
+    under 3 pixels.
     """
     from skimage.metrics import structural_similarity
 
@@ -102,20 +72,10 @@ def ssim(x: Tensor, y: Tensor, *, data_range: float) -> Tensor | None:
 
 
 def lpips_distance(x: Tensor, y: Tensor, weights: Weights, *, data_range: float) -> Tensor:
-    """Perceptual distance of each pair of images.
+    """Perceptual distance (b,) of each pair of images (b, 1 or 3, h, w) in [0, data_range].
 
     A grey image counts as three equal channels. Source: Zhang et al. 2018, equation 1, with
     weights v0.1.
-
-    Args:
-        x: (b, 1 or 3, h, w) reconstructions in [0, data_range].
-        y: (b, 1 or 3, h, w) true images in [0, data_range].
-
-    Returns:
-        (b,)
-
-    Raises:
-        LeakauditError: The shapes differ, or the network does not support these channels or sides.
     """
     _difference(x, y)
     if x.ndim != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) < weights.side:
@@ -137,23 +97,13 @@ def lpips_distance(x: Tensor, y: Tensor, weights: Weights, *, data_range: float)
 
 
 def _lpips_input(images: Tensor, data_range: float) -> Tensor:
-    """Scale images to [-1, 1] and expand them to three channels, as the network requires."""
     values = images.detach().to("cpu", torch.float32)
     scaled = 2 * values / data_range - 1
     return scaled.expand(-1, 3, -1, -1)
 
 
 def exact(x: Tensor, y: Tensor, *, levels: int) -> Tensor | None:
-    """Compare each pair after both are rounded to the grid k/levels.
-
-    Args:
-        x: (b, *shape) reconstructions.
-        y: (b, *shape) true records.
-        levels: Steps of the data's grid from 0 to 1; 0 if the data has no grid.
-
-    Returns:
-        (b,) bool, True if the rounded records are identical. None if the data has no grid.
-    """
+    """Compare each pair after both are rounded to the grid k/levels; None without a grid."""
     _difference(x, y)
     if levels == 0:
         return None
@@ -163,20 +113,11 @@ def exact(x: Tensor, y: Tensor, *, levels: int) -> Tensor | None:
 
 
 def _on_grid(values: Tensor, levels: int) -> Tensor:
-    """Index of the nearest grid point for each value, one row per record."""
     return (values.double() * levels).round().flatten(1)
 
 
 def relative_error(x: Tensor, y: Tensor) -> Tensor:
-    """Euclidean error of each pair divided by the norm of the true record, ``|x - y| / |y|``.
-
-    Args:
-        x: (b, *shape) reconstructions.
-        y: (b, *shape) true records.
-
-    Returns:
-        (b,); the error itself if y is 0.
-    """
+    """Euclidean error (b,) of each pair, divided by the norm of the true record if not 0."""
     error = _length(_difference(x, y))
     size = _length(y.double().flatten(1))
     return error / size.where(size > 0, 1.0)
@@ -187,11 +128,7 @@ def _length(rows: Tensor) -> Tensor:
 
 
 def labels_correct(found: Tensor, true: Tensor) -> Tensor:
-    """Compare labels one by one: classes must be equal, real targets within 1e-3 relative.
-
-    Args:
-        found: (b,) or (b, *target) reconstructed labels.
-    """
+    """Compare labels one by one: classes must be equal, real targets within 1e-3 relative."""
     if found.shape != true.shape:
         raise LeakauditError(
             "labels: expected two columns of the same length, "
@@ -206,18 +143,11 @@ def labels_correct(found: Tensor, true: Tensor) -> Tensor:
 def identification(
     x: Tensor, y: Tensor, records: Tensor, tokens: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Rank the true record among all records by distance to the reconstruction.
+    """Rank (b,) the true record among all records (s, *shape) by distance to the reconstruction.
 
-    Rank 1 means closer than every other record (a tie counts as farther). A guess has rank 1 with
-    probability 1 / candidates. Computed in the records' dtype, and at least float32.
-
-    Args:
-        x: (b, *shape) reconstructions.
-        y: (b, *shape) true records.
-        records: (s, *shape) data set; records that are equal to y are identified with y.
-
-    Returns:
-        The ranks and the numbers of candidates, both (b,) int64.
+    Rank 1 means closer than every other record (a tie counts as farther). A guess has rank 1
+    with probability 1 / candidates, which are returned as well. Records that are equal to y are
+    identified with y. Computed in the records' dtype, and at least float32.
     """
     _difference(x, y)
     records = records.to(torch.promote_types(records.dtype, torch.float32))
@@ -237,29 +167,14 @@ def identification(
 
 
 def tokens_correct(x: Tensor, y: Tensor) -> Tensor:
-    """Share of the positions with the correct token.
-
-    Args:
-        x: (b, length) reconstructed tokens.
-        y: (b, length) true tokens.
-
-    Returns:
-        (b,) in [0, 1].
-    """
+    """Share (b,) of the positions with the correct token."""
     return x.eq(y).double().mean(1)
 
 
 def token_f1(x: Tensor, y: Tensor) -> Tensor:
-    """F1 of the tokens of both sequences, regardless of their order (Rajpurkar et al. 2016).
+    """F1 (b,) of the tokens of both sequences, regardless of their order (Rajpurkar et al. 2016).
 
     Sequences of the same length have equal precision and recall: the share of common tokens.
-
-    Args:
-        x: (b, length) reconstructed tokens.
-        y: (b, length) true tokens.
-
-    Returns:
-        (b,) in [0, 1].
     """
     shares = []
     for found, true in zip(x.tolist(), y.tolist(), strict=True):
@@ -274,16 +189,10 @@ def can_rouge() -> bool:
 
 
 def rouge(x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """ROUGE-1, ROUGE-2 and ROUGE-L of the words of both texts, by rouge-score, without stemming.
+    """ROUGE-1, ROUGE-2 and ROUGE-L (b,) of the words of both texts, without stemming.
 
-    Source: Lin 2004; the values are F1. Tokens are bytes of UTF-8; invalid ones are replaced.
-
-    Args:
-        x: (b, length) reconstructed tokens.
-        y: (b, length) true tokens.
-
-    Returns:
-        (b,) for ``rouge1``, ``rouge2`` and ``rougel``.
+    Source: Lin 2004, by rouge-score; the values are F1. Tokens are bytes of UTF-8; invalid ones
+    are replaced.
     """
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -297,11 +206,7 @@ def rouge(x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 
 def wording_of(tokens: Tensor) -> str:
-    """Return the text of a sequence of bytes.
-
-    Args:
-        tokens: (length,) whole numbers.
-    """
+    """Return the text of a sequence of bytes (length,)."""
     numbers = [int(token) for token in tokens]
     if all(0 <= number < 256 for number in numbers):
         return bytes(numbers).decode("utf-8", "replace")

@@ -141,10 +141,8 @@ class Score(CardDisplay, Metrics[Column | None, Column | None, Column | None]):
 class ScoreTable(list[Score], CardDisplay):
     """A list of scores, which a notebook displays beside the pictures that they compare.
 
-    The pictures are references to what was scored. Pickled files and copies do not contain them.
-
-    Args:
-        truth: The truth, None if there was none.
+    The pictures are references to what was scored. Pickled files and copies do not contain
+    them.
     """
 
     def __init__(
@@ -214,11 +212,7 @@ def require_records(truth: Truth, node: int) -> None:
 
 
 def nothing(node: int, attack: str, truth: Truth) -> Score:
-    """Score an attack on a node that returned nothing.
-
-    Returns:
-        A score in which every record is missed and counts as `Truth.blind_guess`.
-    """
+    """Score an attack on a node that returned nothing: every record counts as missed."""
     no_rows = truth.x.new_empty(0, *truth.task.shape)
     empty = Reconstruction(node, attack, no_rows, None, Certificate.FAILED, 1.0)
     (scored,) = score(empty, truth)
@@ -240,11 +234,7 @@ _MATCHING = (
 def definitions(
     task: TaskSpec, lpips: str = NO_WEIGHTS, truth: Truth | None = None
 ) -> dict[str, str]:
-    """Return the definition of each metric for this data, for the record.
-
-    Args:
-        truth: What was compared with; None if it is not known.
-    """
+    """Return the definition of each metric for this data, for the record."""
     exact = "not measured (the data has no grid)"
     if task.is_text:
         return _of_text()
@@ -285,7 +275,6 @@ def _meanings(data: Data) -> dict[str, str]:
 
 
 def _of_text() -> dict[str, str]:
-    """Return the definition of each metric for sequences of tokens."""
     rouge = "ROUGE-{} of words, F1 (rouge-score)"
     if not metrics.can_rouge():
         rouge = "ROUGE-{}: not measured (pip install 'leakaudit[text]')"
@@ -309,16 +298,12 @@ def blind_chance(guesses: int, candidates: Tensor, total: int) -> float:
     """Bound the probability that a blind guess identifies a record, averaged over a node's records.
 
     The records of a node are b of the data set's N records; without a leak, any b of them are
-    equally likely. A guess identifies a record only if that record is the closest of all N to it,
-    so k guesses have at most k such records, and each of these belongs to the node with probability
-    b / N. For any guesses and any matching, at most k b / N records are identified on average,
-    which is k / N of the node's b. Guessing distinct records of the data set attains this, except
-    for matches that assign a correctly guessed record to another guess. Records that are equal to
-    m - 1 others count m times, because each represents all of them.
-
-    Args:
-        candidates: (b,) For each record, the number of distinct records among the N, counting
-            itself once: N - m + 1.
+    equally likely. A guess identifies a record only if that record is the closest of all N to
+    it, so k guesses have at most k such records, and each of these belongs to the node with
+    probability b / N. For any guesses and any matching, at most k b / N records are identified
+    on average, which is k / N of the node's b. Guessing distinct records of the data set
+    attains this, except for matches that assign a correctly guessed record to another guess.
+    Records that are equal to m - 1 others count m times: `candidates` (b,) are N - m + 1.
     """
     equal = total - int(candidates.min()) + 1
     return min(1.0, guesses * equal / total)
@@ -327,7 +312,6 @@ def blind_chance(guesses: int, candidates: Tensor, total: int) -> float:
 def _score(
     found: Reconstruction, truth: Truth, records: Tensor, weights: Weights | None, own: bool
 ) -> Score:
-    """Match one reconstruction to its nodes' records and measure every pair."""
     nodes = found.nodes
     x, y = (part.cpu() for part in truth.of(*nodes))
     require_records(truth, found.node)
@@ -343,8 +327,7 @@ def _score(
     size = len(x)
     guessed = guess[pairs.found]
     true = x[pairs.true]
-    columns = _measure(guessed, true, truth.task, weights)
-    _identify(columns, guessed, true, records, text)
+    columns = _measure(guessed, true, records, truth.task, weights)
     missed: dict[str, tuple[float, ...]] = {}
     if pairs.missing:
         missed = _missed(nodes, pairs, truth, records, weights)
@@ -384,22 +367,10 @@ def _score(
 def _paired(x: Tensor) -> Tensor:
     """Return inputs (b, *shape) with NaN for numbers whose errors may be infinite.
 
-    No record has such numbers, and rows with NaN are never paired: their records count as missing.
+    No record has such numbers, and rows with NaN are never paired: their records count as
+    missing.
     """
     return x.where(x.abs() <= LARGEST_RECORD, torch.nan)
-
-
-def _identify(
-    columns: dict[str, Tensor], x: Tensor, y: Tensor, records: Tensor, text: bool
-) -> None:
-    """Add the rank of every pair, and whether it is identified.
-
-    Nothing is added if there is no other record to distinguish it from.
-    """
-    rank, candidates = metrics.identification(x, y, records, text)
-    if len(candidates) and int(candidates.min()) > 1:
-        columns["rank"] = rank
-        columns["identified"] = rank == 1
 
 
 def _missed(
@@ -415,8 +386,7 @@ def _missed(
     lost[pairs.true] = False
     true = x.cpu()[lost]
     guess = truth.blind_guess(*nodes).cpu().expand_as(true)
-    columns = _measure(guess, true, truth.task, weights)
-    _identify(columns, guess, true, records, truth.task.is_text)
+    columns = _measure(guess, true, records, truth.task, weights)
     numbers: dict[str, tuple[float, ...]] = {}
     for name, values in columns.items():
         if values.dtype is not torch.bool:
@@ -436,8 +406,13 @@ def remark(missing: int, surplus: int, size: int) -> str:
     return "; ".join(said)
 
 
-def _measure(x: Tensor, y: Tensor, task: TaskSpec, weights: Weights | None) -> dict[str, Tensor]:
-    """Every metric that applies to the data, one value per pair."""
+def _measure(
+    x: Tensor, y: Tensor, records: Tensor, task: TaskSpec, weights: Weights | None
+) -> dict[str, Tensor]:
+    """Return every metric that applies to the data, one value per pair.
+
+    The rank is among them if there is any other record to distinguish a pair from.
+    """
     if task.is_text:
         found: dict[str, Tensor | None] = {
             "exact": x.eq(y).all(1),
@@ -454,11 +429,15 @@ def _measure(x: Tensor, y: Tensor, task: TaskSpec, weights: Weights | None) -> d
                 found[one.key] = measure(x, y, data_range=1.0)
             if weights is not None:
                 found["lpips"] = metrics.lpips_distance(x, y, weights, data_range=1.0)
-    return {name: values for name, values in found.items() if values is not None}
+    columns = {name: values for name, values in found.items() if values is not None}
+    rank, candidates = metrics.identification(x, y, records, task.is_text)
+    if len(candidates) and int(candidates.min()) > 1:
+        columns["rank"] = rank
+        columns["identified"] = rank == 1
+    return columns
 
 
 def _share(found: Tensor, true: Tensor) -> float:
-    """The share of the true labels that were found."""
     pairs = match_labels(found, true)
     correct = metrics.labels_correct(found[pairs.found], true[pairs.true])
     return float(correct.sum()) / len(true)

@@ -289,10 +289,10 @@ def test_a_weak_sample_is_refined_in_entries_where_it_is_alone() -> None:
     found = weak_samples.refined(rows, rough, error, known, wire, noise)
     assert found is not None
     # The size is another matter.
-    size = (found.values[0] @ features[0]) / found.values[0].square().sum()
-    off = (found.values[0] * size - features[0]).abs()
+    size = (found[0][0] @ features[0]) / found[0][0].square().sum()
+    off = (found[0][0] * size - features[0]).abs()
     assert float(off.median()) < 0.1 * float((rough[0] - features[0]).abs().median())
-    assert float((off <= 4 * found.deviation[0] + 1e-6).double().mean()) > 0.95
+    assert float((off <= 4 * found[1][0] + 1e-6).double().mean()) > 0.95
 
 
 def test_stated_errors_of_two_weak_samples_hold_in_every_entry() -> None:
@@ -314,7 +314,7 @@ def test_stated_errors_of_two_weak_samples_hold_in_every_entry() -> None:
     noise = wire * float(rows.square().mean().sqrt())
     found = weak_samples.refined(rows, rough, error, known, wire, noise)
     assert found is not None
-    for mine, spread, truth in zip(found.values, found.deviation, features[:2], strict=True):
+    for mine, spread, truth in zip(*found, features[:2], strict=True):
         allowed = spread + 1e-6
         size = (mine / allowed) @ (truth / allowed) / (mine / allowed).square().sum()
         assert float(((size * mine - truth).abs() / allowed).max()) < 8

@@ -192,7 +192,7 @@ def test_a_mixture_of_two_images_is_not_on_the_grid_even_where_both_are_black() 
     wrong = (0.4 * x[0] + 0.6 * x[1])[None]
     assert grid(1000).holds(x).all()
     assert not grid(1000).holds(wrong).any()
-    line = grid(1000).on_line(wrong[0], x[0])
+    line = grid(1000).in_plane(wrong[0], x[:1])
     assert line is not None
     assert torch.allclose(line, x[1], atol=1e-12)
 

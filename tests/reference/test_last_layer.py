@@ -68,7 +68,7 @@ def found_inputs(
         rows(gradient), rows(theta), basis, noise, wire, Generator().manual_seed(2)
     )
     true = layer_chain.run(layer_chain.layers(task, theta)[:-1], task.normalise(x)).flatten(1)
-    return None if found is None else ((found.rays @ basis)[:, :-1], true)
+    return None if found is None else ((found[0] @ basis)[:, :-1], true)
 
 
 @pytest.mark.parametrize("act", ["sigmoid", "tanh"])

@@ -48,7 +48,7 @@ def equations(task: Task, x: Tensor, error: float = 1e-9) -> ChainEquations:
     grid = PixelGrid.of(task)
     level = (1 / (grid.levels * grid.std)).reshape(1, *task.spec.shape)
     errors = torch.full((len(x),), error, dtype=torch.float64)
-    return ChainEquations(whole, values, errors, [], values[:0], 0.0, level)
+    return ChainEquations(whole, values, errors, level)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -1,45 +1,4 @@
-"""Which inputs are active at which neuron, found by descending through the lattice of null spaces.
-
-Let L_g (n, b) be the rows of neuron g over a window of rounds, in coordinates of the space that the
-b inputs span. Then L_g = Delta_g M, where row k of M holds the coordinates of input k, and column k
-of Delta_g the slopes of sample k at this neuron over time. If a ReLU is inactive for sample k
-throughout the window, this column is zero.
-
-**Dual vectors.** Let q_k be the vector with M q_k = e_k. Then L_g q_k is column k of Delta_g: the
-rows vanish along q_k if and only if sample k is inactive at g. All dual vectors together are the
-inverse of M, so they determine the inputs (`duals_to_inputs`).
-
-**The lattice.** If there are at least as many rounds as active samples,
-
-    null(L_g) = span{q_k : k inactive at g}.
-
-The intersection of the null spaces of several neurons is the span of the dual vectors of those
-samples that are inactive at all of these neurons. A walk starts in the null space of one neuron and
-intersects it with those of others until one dimension is left: the dual vector of a single sample.
-No combinatorial search over activity patterns (2^b per neuron) is needed; every step is linear
-algebra.
-
-**Directed walks.** Walks that end at a sample found before are useless. Each sample found explains
-one null dimension at every neuron where it is inactive. A walk therefore only visits neurons that
-leave it at least one dimension that the found samples do not explain.
-
-**False duals.** A combination of several dual vectors can vanish at a few neurons by coincidence.
-It vanishes at fewer neurons than its parts, so duals are chosen greedily by the rank of the rows
-where they vanish (`Groups.independent`), which is the greedy algorithm of a matroid.
-
-**Relative duals.** If sample j is inactive at every neuron where sample k is, no intersection
-contains q_k without q_j, so q_k is known only up to multiples of q_j. This does not affect x_k,
-because row k of the inverse does not change, but it adds a multiple of x_k to x_j
-(`duals_to_inputs` removes it).
-
-Rows are never multiplied to form Gram matrices before their null space is computed: that would
-square their condition number and lose half the digits of float64.
-
-**Sensitivity.** Each constant below except `ENOUGH` was changed by a factor of two to three in both
-directions, for recordings of 8 to 40 rounds of Fashion-MNIST in batches of 4 to 16, float32 and
-float64, 128 and 256 neurons; `NULL`, `TIGHTER`, `OVER` and `FEW` also for 3 and 4 rounds. Every
-image was recovered bit for bit each time, unless the constant's comment states otherwise.
-"""
+"""Which inputs are active at which neuron, by descending through the lattice of null spaces."""
 
 from __future__ import annotations
 
@@ -50,6 +9,47 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.progress import expired
+from leakaudit.inversion.linear import edge, independent, singular_values
+
+# Let L_g (n, b) be the rows of neuron g over a window of rounds, in coordinates of the space that
+# the b inputs span. Then L_g = Delta_g M, where row k of M holds the coordinates of input k, and
+# column k of Delta_g the slopes of sample k at this neuron over time. If a ReLU is inactive for
+# sample k throughout the window, this column is zero.
+#
+# **Dual vectors.** Let q_k be the vector with M q_k = e_k. Then L_g q_k is column k of Delta_g: the
+# rows vanish along q_k if and only if sample k is inactive at g. All dual vectors together are the
+# inverse of M, so they determine the inputs (`duals_to_inputs`).
+#
+# **The lattice.** If there are at least as many rounds as active samples,
+#
+#     null(L_g) = span{q_k : k inactive at g}.
+#
+# The intersection of the null spaces of several neurons is the span of the dual vectors of those
+# samples that are inactive at all of these neurons. A walk starts in the null space of one neuron
+# and intersects it with those of others until one dimension is left: the dual vector of a single
+# sample. No combinatorial search over activity patterns (2^b per neuron) is needed; every step is
+# linear algebra.
+#
+# **Directed walks.** Walks that end at a sample found before are useless. Each sample found
+# explains one null dimension at every neuron where it is inactive. A walk therefore only visits
+# neurons that leave it at least one dimension that the found samples do not explain.
+#
+# **False duals.** A combination of several dual vectors can vanish at a few neurons by coincidence.
+# It vanishes at fewer neurons than its parts, so duals are chosen greedily by the rank of the rows
+# where they vanish (`Groups.independent`), which is the greedy algorithm of a matroid.
+#
+# **Relative duals.** If sample j is inactive at every neuron where sample k is, no intersection
+# contains q_k without q_j, so q_k is known only up to multiples of q_j. This does not affect x_k,
+# because row k of the inverse does not change, but it adds a multiple of x_k to x_j
+# (`duals_to_inputs` removes it).
+#
+# Rows are never multiplied to form Gram matrices before their null space is computed: that would
+# square their condition number and lose half the digits of float64.
+#
+# **Sensitivity.** Each constant below except `ENOUGH` was changed by a factor of two to three in
+# both directions, for recordings of 8 to 40 rounds of Fashion-MNIST in batches of 4 to 16, float32
+# and float64, 128 and 256 neurons; `NULL`, `TIGHTER`, `OVER` and `FEW` also for 3 and 4 rounds.
+# Every image was recovered bit for bit each time, unless the constant's comment states otherwise.
 
 # The soft projector on a neuron's rows weights a singular value s by s^2 / (s^2 + (SOFT noise)^2).
 SOFT = 20.0
@@ -121,7 +121,7 @@ class Dual:
 
 @dataclass(frozen=True)
 class Groups:
-    """The rows of all neurons over windows of rounds; one group is one neuron in one window."""
+    """The rows of all neurons over windows of rounds; a group is one neuron in one window."""
 
     rows: Tensor  # (G, n, b) with independent errors
     noise: Tensor  # (G,) standard deviation of these errors
@@ -134,23 +134,17 @@ class Groups:
 
     @classmethod
     def of(cls, rows: Tensor, noise: Tensor) -> Groups:
-        """Decompose every group; groups that contain only noise are omitted.
-
-        Args:
-            rows: (G, n, b).
-            noise: (G,) standard deviation of the errors.
-        """
+        """Decompose rows (G, n, b) with errors of deviation (G,); omit groups of noise only."""
         n, b = rows.shape[1:]
         _, sizes, right = torch.linalg.svd(rows, full_matrices=False)
-        # sqrt(n) + sqrt(b) is the largest singular value of white noise of size n x b.
-        level = SOFT * noise[:, None] * (n**0.5 + b**0.5)
+        level = SOFT * noise[:, None] * edge(n, b)
         weight = sizes.square() / (sizes.square() + level.square())
         keep = sizes[:, 0] > level[:, 0]
         rows = rows[keep]
         right = right[keep]
         weight = weight[keep]
         if len(rows):
-            overall = torch.linalg.svdvals(torch.linalg.qr(rows.flatten(0, 1)).R)
+            overall = singular_values(rows.flatten(0, 1))
         else:
             overall = rows.new_ones(b)
         return cls(
@@ -178,14 +172,7 @@ class Groups:
         return self.sizes_at(q[:, None])[:, 0] < ZERO
 
     def sizes_at(self, q: Tensor) -> Tensor:
-        """Measure the groups' rows along vectors, in units of the value expected from noise.
-
-        Args:
-            q: (b, k) vectors of any length.
-
-        Returns:
-            (G, k) norms |L_g q| / (noise_g sqrt(n) |q|), about 1 at inactive neurons.
-        """
+        """Return |L_g q| / (noise_g sqrt(n) |q|) (G, k) for vectors (b, k), about 1 if inactive."""
         by_noise = self.noise[:, None] * self.rows.shape[1] ** 0.5 * q.norm(dim=0)
         found: Tensor = (self.rows @ q).norm(dim=1) / by_noise
         return found
@@ -193,14 +180,10 @@ class Groups:
     def refined(
         self, q: Tensor, known: list[Dual], generator: Generator, relative: bool
     ) -> Dual | None:
-        """Refit a candidate on the rows where it is zero, until these no longer change.
+        """Refit a candidate q (b,) on the rows where it is zero, until these no longer change.
 
-        Args:
-            q: (b,) candidate.
-
-        Returns:
-            The dual, or None if its zero rows do not determine one direction or, if relative, one
-            direction besides known ones.
+        None if they do not determine one direction, or one besides known ones if
+        `relative`.
         """
         size = ((self.soft @ q) @ q) / (q @ q)
         for level in (NULL, *TIGHTER):
@@ -225,7 +208,7 @@ class Groups:
         if rank < b - 1:
             return None
         sizes, right = self._zero_rows(zero, generator)
-        noise = self.noise[zero].mean() * (rank**0.5 + b**0.5)
+        noise = self.noise[zero].mean() * edge(rank, b)
         near = int((sizes < ALONE * noise).sum())
         if near == 1:
             # Groups with a signal along the second smallest direction are the ones that exclude it.
@@ -242,11 +225,7 @@ class Groups:
         return Dual(space @ outside, zero, rank, RELATIVE)
 
     def _zero_rows(self, zero: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Decompose the rows of some groups, using enough of them to be overdetermined.
-
-        Returns:
-            Singular values (b,), padded with zeros, and right vectors (b, b).
-        """
+        """Return singular values (b,) and right vectors (b, b) of enough rows of some groups."""
         places = zero.nonzero().flatten()
         order = places[torch.randperm(len(places), generator=generator)]
         used = order[: int((self.rank[order].cumsum(0) < ENOUGH * self.batch).sum()) + 1]
@@ -257,14 +236,9 @@ class Groups:
         return sizes, right
 
     def walk(self, start: int, known: list[Dual], generator: Generator) -> Tensor:
-        """Descend from a group's null space to fewer and fewer dimensions.
+        """Descend from a group's null space to fewer dimensions: (b, d) orthonormal columns.
 
-        Args:
-            known: Duals found before. The walk keeps a dimension that none of them explains.
-
-        Returns:
-            (b, d) orthonormal columns, without the directions of known duals. If the walk isolated
-            one sample, d = 1.
+        A dimension is kept that no known dual explains. If one sample was isolated, d = 1.
         """
         if known:
             zeros = torch.stack([d.zero for d in known])
@@ -302,11 +276,7 @@ class Groups:
         relative: bool = False,
         known: list[Dual] | None = None,
     ) -> list[Dual]:
-        """Walk until every null dimension of every group is explained.
-
-        Args:
-            visits: The search ends after this many walks in a row without a new dual.
-        """
+        """Walk until all null dimensions are explained, or `visits` walks in a row add no dual."""
         if self.batch == 1:
             one = self.rows.new_ones(1)
             return [Dual(one, self.zero_at(one), 0.0)]
@@ -337,8 +307,8 @@ class Groups:
     def _starts(self, found: list[Dual], seen: Tensor) -> Tensor:
         """Return weights (G,) of groups to start from: those with unexplained null dimensions.
 
-        Small null spaces lead down in fewer steps, and groups that were tried before led to nothing
-        new, so both affect the weight: 1 / sqrt(dimensions) and 1 / (1 + walks) are choices.
+        Small null spaces lead down in fewer steps, and groups that were tried led to
+        nothing new. The form of both factors is a choice.
         """
         if found:
             explained = torch.stack([d.zero for d in found]).sum(0)
@@ -355,22 +325,17 @@ class Groups:
         )
 
     def independent(self, pool: list[Dual]) -> list[Dual]:
-        """Choose independent duals greedily, starting with those that are zero at the most rows.
+        """Choose independent duals greedily, those that are zero at the most rows first.
 
-        Linear independence is a matroid, so the greedy choice has the largest total rank of all
-        bases. Combinations of duals are zero at fewer rows than their parts, and come last.
+        Independence is a matroid, so the greedy choice has the largest total rank of all
+        bases.
         """
-        chosen: list[Dual] = []
-        basis = self.scale.new_zeros(self.batch, 0)
-        for dual in sorted(pool, key=lambda d: (d.doubt, -d.rank)):
-            # Scaled, because directions in which the batch is weak have large duals.
-            q = dual.vector * self.scale
-            rest = q - basis @ (basis.T @ q)
-            rest = rest - basis @ (basis.T @ rest)  # again, for orthogonality to the last digit
-            if float(rest.norm()) > NEW * float(q.norm()):
-                chosen.append(dual)
-                basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
-        return chosen
+        if not pool:
+            return []
+        best = sorted(pool, key=lambda d: (d.doubt, -d.rank))
+        # Scaled, because directions in which the batch is weak have large duals.
+        scaled = torch.stack([d.vector for d in best]) * self.scale
+        return [best[k] for k in independent(scaled, NEW, len(best))[0]]
 
 
 def _without(space: Tensor, inside: list[Tensor]) -> Tensor:

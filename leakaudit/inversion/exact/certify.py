@@ -1,31 +1,9 @@
-"""When a reconstruction may be called exact: the conditions, in one place for every attack.
-
-docs/exact.md has the theorem. Four conditions have to be shown from the leak and the public
-description of the task, without the truth:
-
-* **Evidence**: the rows reveal how many inputs there are. Their singular values end at the noise of
-the messages, and there are more independent rows than inputs, so that neither weight decay nor an
-average of several inputs can pass for one input (`ends`, `scarce`).
-* **Residual**: what the inputs leave unexplained is the noise that is visible in the rows. Noise
-that a protocol declares never relaxes a condition (`pixel_errors`).
-* **Pixels**: every pixel lies within its own error of the grid k/levels, and this error is so small
-that the probability that rounding moved any pixel of the image to another value is below `MISTAKE`
-(`pixel_errors.wrong_pixel`).
-* **Uniqueness**: no other image could take the place of this one. Activity of neurons shows this by
-itself (`uniqueness`). The grid alone does not, because a program may mix records off the grid
-before the network receives them: what activity leaves open, the grid decides
-(`pixel_grid.others_between`, `grid_lattice`) only if the slopes of the loss at known models are
-those of these images (`slopes`), or some neurons contradict a mixture (`uniqueness.without`). If
-several images on the grid could, only one may fit the slopes.
-
-Data without a grid are never called exact. They receive an interval for every value.
-"""
+"""When a reconstruction may be called exact: the conditions, in one place for every attack."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -43,11 +21,33 @@ from leakaudit.inversion.exact import (
 from leakaudit.inversion.exact.observations import BatchObservations, estimates
 from leakaudit.inversion.exact.pixel_errors import SURE, UNEVEN, wrong_pixel
 from leakaudit.inversion.exact.pixel_grid import PixelGrid, others_between
+from leakaudit.inversion.exact.uniqueness import WindowRows
+from leakaudit.inversion.linear import edge, independent, singular_values
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.inversion.exact.first_layer_rows import Span
     from leakaudit.tasks.task import Task
+
+# docs/exact.md has the theorem. Four conditions have to be shown from the leak and the public
+# description of the task, without the truth:
+#
+# * **Evidence**: the rows reveal how many inputs there are. Their singular values end at the noise
+#   of the messages, and there are more independent rows than inputs, so that neither weight decay
+#   nor an average of several inputs can pass for one input (`ends`, `scarce`).
+# * **Residual**: what the inputs leave unexplained is the noise that is visible in the rows. Noise
+#   that a protocol declares never relaxes a condition (`pixel_errors`).
+# * **Pixels**: every pixel lies within its own error of the grid k/levels, and this error is so
+#   small that the probability that rounding moved any pixel of the image to another value is below
+#   `MISTAKE` (`pixel_errors.wrong_pixel`).
+# * **Uniqueness**: no other image could take the place of this one. Activity of neurons shows this
+#   by itself (`uniqueness`). The grid alone does not, because a program may mix records off the
+#   grid before the network receives them: what activity leaves open, the grid decides
+#   (`pixel_grid.others_between`, `grid_lattice`) only if the slopes of the loss at known models are
+#   those of these images (`slopes`), or some neurons contradict a mixture (`uniqueness.without`).
+#   If several images on the grid could, only one may fit the slopes.
+#
+# Data without a grid are never called exact. They receive an interval for every value.
 
 # Largest half-width, relative to the size of the values in its column, that is reported as an
 # interval. A choice.
@@ -80,9 +80,6 @@ MOVED = 1e-5
 # Number of window lengths in which activity is examined: all rounds, half of them, a quarter.
 WINDOWS = 3
 
-# Minimum number of rounds of a window. In a single round, there is no noise over time.
-SHORTEST = 2
-
 # Relative residual of a whole gradient that rounding in float32 explains.
 ROUNDED = 2e-6
 
@@ -105,25 +102,22 @@ WORSE = 10.0
 
 
 @dataclass(frozen=True)
-class BatchProof:
-    """What is proven about the inputs of a batch, all on the grid."""
+class Proof:
+    """What is proven about one input or a batch."""
 
-    # (b, p) the inputs; some may have been replaced by others that fit the slopes at known models
-    x: Tensor
-    exact: tuple[bool, ...]  # which of them are proven
-    # for some of the others, the images (k, p) that explain the rows equally well
-    choices: Mapping[int, Tensor]
-    why: str = ""  # the first condition that is not met; empty if all inputs are proven
+    x: Tensor  # (k, p) inputs, the proven ones first; rounded to the grid if rounding is safe
+    exact: int = 0  # number of proven inputs
+    # for each index, other images (k, p) that explain the rows equally well
+    choices: Mapping[int, Tensor] = field(default_factory=dict)
+    why: str = ""  # the first condition that is not met, or what was observed
+    interval: Tensor | None = None  # half-widths for data without a grid, or None
 
-
-@dataclass(frozen=True)
-class InputProof:
-    """What is proven about one input, or about a whole batch without a grid."""
-
-    certificate: Certificate  # EXACT, INTERVAL or APPROXIMATE
-    x: Tensor  # (1, p), rounded to the grid if rounding is safe
-    interval: Tensor | None  # half-widths, or None
-    note: str  # what was observed, or which condition is not met
+    @property
+    def certificate(self) -> Certificate:
+        """That of all inputs together: EXACT, INTERVAL or APPROXIMATE."""
+        if self.interval is not None:
+            return Certificate.INTERVAL
+        return Certificate.EXACT if self.exact == len(self.x) else Certificate.APPROXIMATE
 
 
 def single(
@@ -134,13 +128,8 @@ def single(
     row: Tensor,
     grid: PixelGrid,
     alone: bool,
-) -> InputProof:
-    """Judge one input, given rows of rank one.
-
-    Args:
-        stack: (m, H, p + 1) rows of the first layer.
-        row: (p + 1,) their direction: the input as the first layer receives it, followed by a 1.
-    """
+) -> Proof:
+    """Judge one input `row` (p + 1,), followed by a 1, that spans all rows (m, H, p + 1)."""
     found = estimates(leak, stack, white, row[None])
     x = found.pixels(grid)
     why = scarce(leak, task, white, row[None])
@@ -156,31 +145,25 @@ def single(
         if not why and float(wrong_pixel(found, grid, snapped)) >= MISTAKE:
             why = "rounding may have moved a pixel to another value"
         if why:
-            return InputProof(Certificate.APPROXIMATE, x, None, why)
+            return Proof(x, why=why)
         note = f"before rounding, every pixel was within {off:.1e} levels of a grey level"
-        return InputProof(Certificate.EXACT, snapped, None, note)
+        return Proof(snapped, 1, why=note)
     if not why and not (leak.samples == 1 and leak.steady):
         why = "the batch size is not known to be one"
     if why:
-        return InputProof(Certificate.APPROXIMATE, x, None, why)
+        return Proof(x, why=why)
     return interval(x, found.half_widths(grid), task, first_layer_rows.fresh(leak))
 
 
 def interval(
     x: Tensor, width: Tensor, task: Task, fresh: bool = False, condition: float = 1.0
-) -> InputProof:
-    """Return values with their half-widths; APPROXIMATE if one is nearly as large as its column.
+) -> Proof:
+    """Return values (b, p) with half-widths; APPROXIMATE if one is nearly as large as its column.
 
-    The widths include that the values are stored in the task's own number format, and that senders
-    round their own states in it. Such errors persist, so they do not average out over rounds. They
-    are relative to what is rounded: a column with large values blurs the others only in a state.
-
-    Args:
-        x: (b, p) the values.
-        width: (b, p) their half-widths as far as the errors of messages cause them.
-        fresh: Whether no state of a sender keeps errors (`first_layer_rows.fresh`).
-        condition: Condition number of the inputs of a batch, by which errors of one input are
-            amplified in the others.
+    `width` (b, p) is what errors of messages cause. Values are also stored in the task's number
+    format, and senders may round their own states in it. Such errors last over rounds, unless
+    all are `fresh`, and grow by the `condition` number of a batch. A column with large values
+    blurs the others only in a state.
     """
     size = x.abs().amax(0)
     kept = size if fresh else x.square().mean().sqrt()
@@ -195,17 +178,18 @@ def interval(
         note = (
             f"{said}; in {wide} of {len(size)} columns, this is more than {NARROW:.0%} of the size"
         )
-        return InputProof(Certificate.APPROXIMATE, x, None, note)
+        return Proof(x, why=note)
     small = int((width > NARROW * size).any(0).sum())
     if small:
         said += f"; {small} of {len(size)} columns have values that are hardly larger than that"
-    return InputProof(Certificate.INTERVAL, x, width.reshape(-1, *task.spec.shape), said)
+    return Proof(x, why=said, interval=width.reshape(-1, *task.spec.shape))
 
 
 def reported(x: Tensor, interval: Tensor | None, task: Task) -> tuple[Tensor, tuple[Evidence, ...]]:
     """Return values (b, p) as they are reported, and what shows that the data are no pictures.
 
-    Estimates of a picture are shown within [0, 1]. Values that have an interval are never changed.
+    Estimates of a picture are shown within [0, 1]. Values that have an interval are never
+    changed.
     """
     if not task.spec.is_image:
         return x, ()
@@ -222,34 +206,31 @@ def reported(x: Tensor, interval: Tensor | None, task: Task) -> tuple[Tensor, tu
     return x, (Evidence("shape", Origin.CONTRADICTED, why),)
 
 
-def batch(heard: BatchObservations, x: Tensor, estimates: Tensor) -> BatchProof:
-    """Judge images on the grid.
+def batch(heard: BatchObservations, x: Tensor, estimates: Tensor) -> Proof:
+    """Judge images (n, p) on the grid, given estimates (k, p) of the batch's other inputs.
 
-    Args:
-        x: (n, p) different images on the grid. If some depend on those before them, they are
-            omitted.
-        estimates: (k, p) estimates of the other inputs, as many as are needed in addition to x.
+    Images that depend on those before them are omitted.
     """
     grid = heard.grid
     span = heard.span
-    picked = _independent(torch.cat([x, estimates]), heard)
+    inside = grid.stored(torch.cat([x, estimates]), span.basis) @ span.basis.T
+    picked = torch.tensor(independent(inside, APART, span.batch)[0], dtype=torch.long)
     among = len(x)
     estimates = estimates[picked[picked >= among] - among]
     x = x[picked[picked < among]]
-    nothing = (False,) * len(x)
     if len(x) + len(estimates) != span.batch:
         why = (
             f"{len(x)} images on the grid and {len(estimates)} estimates "
             f"do not match the number of inputs, {span.batch}"
         )
-        return BatchProof(x, nothing, {}, why)
+        return Proof(x, why=why)
     why = _unclear(heard)
     if why:
-        return BatchProof(x, nothing, {}, why)
+        return Proof(x, why=why)
     rows, doubt = _settled(heard, x, estimates)
     inside = rows @ span.basis.T
     if not bool(torch.linalg.cond(inside) < DEPENDENT):
-        return BatchProof(x, nothing, {}, "the images depend on each other")
+        return Proof(x, why="the images depend on each other")
     sure = doubt < MISTAKE
     strays = {k for k in range(span.batch) if float(doubt[k]) == 1}
     choices: dict[int, Tensor] = {}
@@ -272,36 +253,33 @@ def batch(heard: BatchObservations, x: Tensor, estimates: Tensor) -> BatchProof:
     if choices and not unlisted and bool(sure.all()):
         chosen = slopes.by_slopes(heard, x, choices)
         if chosen is not None:
-            return BatchProof(chosen, (True,) * len(x), {})
+            return Proof(chosen, len(x))
     if agreed is None:
         # What the network received may be mixtures off the grid, of the same space as these images.
         # A mixed dual vanishes at neurons of another image only by coincidence.
-        data = uniqueness.windows([heard.white @ span.basis.T], span.noise)
-        without = uniqueness.without(data, inside)
+        without = uniqueness.without(_neurons(heard, len(heard.stack)), inside)
         unlisted |= {k for k, others in enumerate(near) if not bool(without[k, [*others]].all())}
     # A batch with one wrong image fails this check, so it follows the attempt with other
     # candidates.
     if agreed is False:
         why = "the slopes of these images at the known models differ from those in the rows"
-        return BatchProof(x, nothing, choices, why)
-    exact = tuple(bool(sure[k]) and k not in choices and k not in unlisted for k in range(len(x)))
+        return Proof(x, 0, choices, why)
+    proven = [k for k in range(len(x)) if sure[k] and k not in choices and k not in unlisted]
+    order = [*proven, *(k for k in range(len(x)) if k not in proven)]
+    choices = {place: choices[k] for place, k in enumerate(order) if k in choices}
     why = ""
-    if not all(exact):
+    if len(proven) < len(x):
         if choices:
             why = "similar images leave several candidates"
         elif unlisted - strays:
             why = "too few neurons distinguish some of the inputs"
         else:
             why = "noise may have moved a pixel to another value"
-    return BatchProof(x, exact, choices, why)
+    return Proof(x[order], len(proven), choices, why)
 
 
-def table(heard: BatchObservations, x: Tensor) -> InputProof:
-    """Judge a whole batch of data without a grid: intervals if activity proves every input.
-
-    Args:
-        x: (b, p) estimates of all inputs.
-    """
+def table(heard: BatchObservations, x: Tensor) -> Proof:
+    """Judge a whole batch (b, p) without a grid: intervals if activity proves every input."""
     from scipy.special import ndtri  # slow to import, and inputs on a grid need no quantile
 
     leak = heard.leak
@@ -310,21 +288,18 @@ def table(heard: BatchObservations, x: Tensor) -> InputProof:
     if leak.samples != span.batch or len(x) != span.batch or not leak.steady:
         why = "the batch size is unknown, or some samples are equal"
     if why:
-        return InputProof(Certificate.APPROXIMATE, x, None, why)
+        return Proof(x, why=why)
     inside = heard.grid.rows(x) @ span.basis.T
     agreed = slopes.agree(leak, heard.task, span.basis, heard.grid.rows(x), heard.grid)
     if any(companions(heard, inside, agreed)):
-        return InputProof(
-            Certificate.APPROXIMATE, x, None, "too few neurons distinguish the inputs"
-        )
+        return Proof(x, why="too few neurons distinguish the inputs")
     if agreed is False:
         why = "the slopes of these inputs at the known models differ from those in the rows"
-        return InputProof(Certificate.APPROXIMATE, x, None, why)
-    data = uniqueness.windows([heard.white @ span.basis.T], span.noise)
-    fitted = uniqueness.refined(data, inside)
+        return Proof(x, why=why)
+    fitted = uniqueness.refined(_neurons(heard, len(heard.stack)), inside)
     if fitted is None:
         why = "the rows where the inputs are inactive do not determine them"
-        return InputProof(Certificate.APPROXIMATE, x, None, why)
+        return Proof(x, why=why)
     inside, mixed = fitted
     found = estimates(leak, heard.stack, heard.white, inside @ span.basis)
     values = found.pixels(heard.grid)
@@ -341,26 +316,15 @@ def companions(
 ) -> list[frozenset[int]]:
     """Return for every input the others that it may still contain, by activity in several windows.
 
-    A companion must remain for every window length: one length that excludes it is sufficient.
-
-    Args:
-        inside: (b, b) the inputs in the rows' space.
-        agreed: Whether the slopes of the inputs at known models match those in the rows. If this is
-            not certain, the rows themselves have to show that these slopes are independent.
+    `inside` (b, b) holds the inputs in the rows' space. One length of windows that excludes a
+    companion is sufficient. Unless the slopes agree with known models, the rows themselves have
+    to show that they are independent.
     """
     near = [frozenset(range(len(inside)))] * len(inside)
-    rounds = len(heard.stack)
-    basis = heard.span.basis
-    for k in range(WINDOWS):
-        length = rounds // 2**k
-        if (k and length < SHORTEST) or not any(near):
+    for length in heard.lengths(WINDOWS):
+        if not any(near):
             break
-        parts = [heard.white]
-        if k:
-            starts = range(0, rounds - length + 1, length)
-            windows = [slice(a, a + length) for a in starts]
-            parts = [first_layer_rows.whiten(heard.stack, heard.leak, one) for one in windows]
-        data = uniqueness.windows([part @ basis.T for part in parts], heard.span.noise)
+        data = _neurons(heard, length)
         found = uniqueness.companions(data, inside, outputs(heard.task), heard.generator)
         if not agreed:
             repeating = uniqueness.repeating(data, inside)
@@ -368,23 +332,25 @@ def companions(
         near = [old & new for old, new in zip(near, found, strict=True)]
     if agreed:
         return near
-    whole = uniqueness.windows([heard.white @ basis.T], heard.span.noise)
-    alike = uniqueness.undecided(whole, inside, heard.generator)
+    alike = uniqueness.undecided(_neurons(heard, len(heard.stack)), inside, heard.generator)
     return [old | new for old, new in zip(near, alike, strict=True)]
+
+
+def _neurons(heard: BatchObservations, length: int) -> WindowRows:
+    parts = [part @ heard.span.basis.T for part in heard.windows(length)]
+    rows = torch.cat([part.transpose(0, 1) for part in parts])
+    neuron = torch.arange(parts[0].shape[1]).repeat(len(parts))
+    return WindowRows(rows, heard.span.noise, neuron)
 
 
 def whole_gradient(
     leak: GradientLeak, task: Task, x: Tensor, left: float, residual: Callable[[Tensor], float]
 ) -> bool:
-    """Check whether one image on the grid is the only one with this whole gradient.
+    """Check whether one image (1, *shape) on the grid is the only one with this whole gradient.
 
-    The image was found by linear equations layer by layer that determine every layer, so only
-    rounding can admit another image. The residual of the image must be as small as rounding of its
-    numbers explains, and much smaller than the change that one grey level causes in any of the
-    pixels tested.
-
-    Args:
-        x: (1, *shape) on the grid.
+    Linear equations determined every layer, so only rounding can admit another image. The
+    residual must be as small as rounding explains, and much smaller than the change that one
+    grey level causes in any of the pixels tested.
     """
     if leak.batch != 1 or left > ROUNDED:
         return False
@@ -400,23 +366,16 @@ def whole_gradient(
 
 
 def signs(stack: Tensor) -> bool:
-    """Check whether all non-zero entries of rows have the same magnitude.
-
-    This is the case for signs of gradients, which also have rank one for one sample.
-
-    Args:
-        stack: (m, H, p + 1) rows.
-    """
+    """Check whether all non-zero entries have the same magnitude: signs also have rank one."""
     told = stack[stack != 0].abs()
     same = torch.finfo(torch.float32).eps
     return len(told) > 1 and float(told.max() - told.min()) <= same * float(told.max())
 
 
 def outputs(task: Task) -> int:
-    """Return the number of independent entries of the loss's slope in the model's outputs.
+    """Return the number of independent entries of the loss's slope in the outputs.
 
-    Args:
-        task: The learning task. The entries of cross-entropy add up to zero.
+    Those of cross-entropy add up to zero.
     """
     if task.spec.loss == "cross_entropy":
         return max(1, task.spec.classes - 1)
@@ -426,7 +385,7 @@ def outputs(task: Task) -> int:
 
 
 def decays(leak: GradientLeak, task: Task) -> bool:
-    """Check whether the rows may contain weight decay, not removed because models are unknown.
+    """Check whether the rows may contain weight decay that was not removed.
 
     The models between the inner steps of a gradient are always unknown.
     """
@@ -434,31 +393,22 @@ def decays(leak: GradientLeak, task: Task) -> bool:
 
 
 def ends(span: Span, white: Tensor) -> bool:
-    """Check whether the singular values after those of the batch are message noise.
+    """Check whether the singular values of whitened rows after those of the batch are noise.
 
     Samples whose rows hardly change would appear among them.
-
-    Args:
-        white: (m, H, p + 1) whitened rows.
     """
-    rows, columns = white.flatten(0, 1).shape
-    of_noise = ENDS * (math.sqrt(rows) + math.sqrt(columns))
+    of_noise = ENDS * edge(*white.flatten(0, 1).shape)
     of_noise = max(of_noise, first_layer_rows.RESOLVED * float(span.sizes[0]))
     return span.white or float(span.sizes[span.batch]) < of_noise
 
 
 def scarce(leak: GradientLeak, task: Task, white: Tensor, span: Tensor) -> str:
-    """Explain why the rows may come from more samples than the number of visible inputs.
+    """Explain why the rows may come from more samples than the inputs (r, p + 1) that are visible.
 
-    Rows of rank r could come from any number of samples if there were only r of them: a stack of
-    one row has rank one whatever it contains. Therefore, unless the batch size is known, there must
-    be more independent rounds than inputs. The neurons of a single round are not evidence: at a
-    model without outputs all samples have the same slopes, and so has an average of the samples.
-    Nor are rounds at models that cannot tell the samples apart (`separation`).
-
-    Args:
-        white: (m, H, p + 1) whitened rows.
-        span: (r, p + 1) inputs or directions that span the rows.
+    A stack of r rows has at most rank r, whatever it contains. Unless the batch size is known,
+    there must therefore be more independent rounds than inputs. Neurons of one round are no
+    evidence: at a model without outputs all samples have the same slopes, as has an average of
+    them. Nor are rounds at models that cannot tell the samples apart (`separation`).
     """
     samples = leak.samples
     inputs = len(span)
@@ -474,8 +424,8 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, span: Tensor) -> str:
             "or so similar that only their average is visible"
         )
     over_time = white.flatten(1)
-    spread = torch.linalg.svdvals(torch.linalg.qr(over_time.T).R)
-    noise = ENDS * (math.sqrt(over_time.shape[1]) + math.sqrt(len(over_time)))
+    spread = singular_values(over_time.T)
+    noise = ENDS * edge(*over_time.shape)
     least = uniqueness.TIMES if known is not None else MOVED
     independent = int((spread > max(noise, least * float(spread[0]))).sum())
     if independent >= max(inputs, samples or inputs) + MARGIN:
@@ -500,42 +450,20 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, span: Tensor) -> str:
 
 
 def _unclear(heard: BatchObservations) -> str:
-    """Explain why the rows do not reveal the number of inputs with certainty; empty if they do."""
     if not ends(heard.span, heard.white):
         return "a singular value after those of the batch is larger than message rounding explains"
     return scarce(heard.leak, heard.task, heard.white, heard.span.basis)
 
 
-def _independent(x: Tensor, heard: BatchObservations) -> Tensor:
-    """Choose the indices of inputs (n, p) that do not depend on those before them, at most b."""
-    inside = heard.stored(x) @ heard.span.basis.T
-    chosen: list[int] = []
-    basis = inside.new_zeros(inside.shape[1], 0)
-    for k, row in enumerate(inside):
-        rest = row - basis @ (basis.T @ row)
-        rest = rest - basis @ (basis.T @ rest)
-        if len(chosen) < heard.span.batch and float(rest.norm()) > APART * float(row.norm()):
-            chosen.append(k)
-            basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
-    return torch.tensor(chosen, dtype=torch.long)
-
-
 def _settled(heard: BatchObservations, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace images that turn out not to lie on the grid by estimates from the rows.
+    """Replace images (n, p) that turn out not to lie on the grid by estimates from the rows.
 
-    An image that contains something else is a mixture that happens to lie near the grid. Its
-    estimate from the rows takes its place, because the other images are judged together with it;
-    this can reveal more such images.
-
-    Args:
-        x: (n, p) images on the grid.
-
-    Returns:
-        The inputs as rows (b, p + 1), and for each the probability (b,) of a wrong pixel; 1 if the
-        input is not on the grid.
+    They are mixtures that happen to lie near it, and the others are judged together with them,
+    which can reveal more. Returns rows (b, p + 1), and the probability (b,) of a wrong pixel; 1
+    off the grid.
     """
     grid = heard.grid
-    rows = torch.cat([heard.stored(x), grid.rows(estimates)])
+    rows = torch.cat([grid.stored(x, heard.span.basis), grid.rows(estimates)])
     rounded = torch.cat([x, grid.snapped(estimates)])
     strays = torch.arange(len(rows)) >= len(x)
     while True:

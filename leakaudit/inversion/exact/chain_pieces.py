@@ -1,21 +1,23 @@
-"""A chain of convolutions, activations and average pooling, linearised at some images.
-
-With ReLU, the chain is piecewise linear: on the piece where some images are, that is, as long as no
-ReLU changes between active and inactive, all values in the network are affine in the pixels. With
-sigmoid or tanh, they are so to first order. `Piece` is this affine function, applied in both
-directions without building its matrix.
-"""
+"""A chain of convolutions, activations and average pooling, linearised at some images."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.func import vjp
 from torch.nn.grad import conv2d_input, conv2d_weight
 
 from leakaudit.tasks.activations import ACTIVATIONS
 from leakaudit.tasks.layer_chain import Layer
+
+# With ReLU, the chain is piecewise linear: on the piece where some images are, that is, as long as
+# no ReLU changes between active and inactive, all values in the network are affine in the pixels.
+# With sigmoid or tanh, they are so to first order. `Piece` is this affine function, applied in both
+# directions without building its matrix.
 
 AVERAGES = (nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 SILENT = (nn.Flatten, nn.Identity, nn.Dropout, nn.Dropout2d)
@@ -48,14 +50,12 @@ class ComposedFunction:
         return [layer for layer in self.layers if isinstance(layer.module, nn.Conv2d)]
 
     def piece(self, x: Tensor, faint: float = 0.0) -> Piece:
-        """Evaluate images and remember on which piece they are.
+        """Evaluate images (b, *shape), as the network receives them, and remember their piece.
 
-        Args:
-            x: (b, *shape) as the network receives them.
-            faint: Outputs of inner ReLUs below this share of their root mean square count as
-                inactive.
+        Outputs of inner ReLUs below the share `faint` of their root mean square count as
+        inactive.
         """
-        inputs: list[Tensor] = []
+        inputs = x
         active: list[Tensor] = []
         for layer in self.layers:
             if isinstance(layer.module, nn.ReLU):
@@ -70,7 +70,7 @@ class ComposedFunction:
                 active.append(slope(x))
                 continue
             if isinstance(layer.module, nn.Conv2d):
-                inputs.append(x)
+                inputs = x
             x = layer(x)
         return Piece(self, x, inputs, active)
 
@@ -81,7 +81,7 @@ class Piece:
 
     chain: ComposedFunction
     shaped: Tensor  # (b, ...) outputs of the chain at these images
-    inputs: list[Tensor]  # for each convolution, its inputs (b, c, h, w)
+    inputs: Tensor  # (b, c, h, w) inputs of the last convolution
     # for each activation inside, (b, c, h, w) its slopes. That of a ReLU is 1 if the output is
     # active, and 0 otherwise.
     active: list[Tensor]
@@ -91,69 +91,50 @@ class Piece:
         """(b, m) outputs of the chain at these images."""
         return self.shaped.flatten(1)
 
-    def along(self, v: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Apply the derivative.
+    def along(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Apply the derivative to changes of the images (b, *shape).
 
-        Args:
-            v: (b, *shape) changes of the images.
-
-        Returns:
-            (b, m) changes of the outputs, and those of the convolutions' inputs.
+        Returns changes of the outputs (b, m), and of the last convolution's inputs.
         """
-        changes: list[Tensor] = []
+        changes = v
         active = iter(self.active)
         for layer in self.chain.layers:
             if isinstance(layer.module, ACTING):
                 v = v * next(active)
             elif isinstance(layer.module, nn.Conv2d):
-                changes.append(v)
+                changes = v
                 v = layer.convolved(v, layer.parameters["weight"])
             else:
                 v = layer(v)  # an average is linear
         return v.flatten(1), changes
 
-    def back(
-        self, d: Tensor, more: list[Tensor | None] | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """Apply the transposed derivative.
+    def back(self, d: Tensor, more: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Apply the transposed derivative to slopes in the outputs (b, m).
 
-        Args:
-            d: (b, m) slopes in the outputs.
-            more: For each convolution, slopes in its inputs to add; None for zero.
-
-        Returns:
-            (b, *shape) slopes in the images, and those in the convolutions' outputs.
+        `more` is added to those in the last convolution's inputs. Returns the slopes in the images
+        (b, *shape), and in the last convolution's outputs.
         """
-        slopes: list[Tensor] = []
-        k = len(self.inputs)
         active = list(self.active)
         d = d.reshape(self.shaped.shape)
+        slopes: Tensor | None = None
         for layer in reversed(self.chain.layers):
             m = layer.module
             if isinstance(m, ACTING):
                 d = d * active.pop()
-                continue
-            if not isinstance(m, nn.Conv2d):
+            elif not isinstance(m, nn.Conv2d):
                 d = vjp(layer, d.new_zeros(len(d), *layer.shape))[1](d)[0]
-                continue
-            k -= 1
-            slopes.append(d)
-            weight = layer.parameters["weight"]
-            size = list(self.inputs[k].shape)
-            d = conv2d_input(size, weight, d, m.stride, padding(m), m.dilation)
-            added = None if more is None else more[k]
-            if added is not None:
-                d = d + added
-        return d, slopes[::-1]
+            elif slopes is None:
+                slopes = d
+                d = input_slopes(layer, d, layer.parameters["weight"])
+                if more is not None:
+                    d = d + more
+            else:
+                d = input_slopes(layer, d, layer.parameters["weight"])
+        return d, d if slopes is None else slopes
 
 
 def weight_gradient(layer: Layer, inputs: Tensor, slopes: Tensor) -> Tensor:
-    """Return the gradient (o, c, k, k) of a convolution's weights, summed over samples.
-
-    Args:
-        inputs: (b, c, h, w).
-        slopes: (b, o, h', w') slopes of the loss in its outputs.
-    """
+    """Return the gradient (o, c, k, k) of a convolution's weights, summed over samples."""
     m = layer.module
     assert isinstance(m, nn.Conv2d)
     shape = list(layer.parameters["weight"].shape)
@@ -161,22 +142,25 @@ def weight_gradient(layer: Layer, inputs: Tensor, slopes: Tensor) -> Tensor:
     return found
 
 
-def input_slopes(layer: Layer, inputs: Tensor, slopes: Tensor, weight: Tensor) -> Tensor:
-    """Apply the transpose of `weight_gradient` as a function of the inputs.
+def input_slopes(layer: Layer, slopes: Tensor, weight: Tensor) -> Tensor:
+    """Return slopes (b, c, h, w) in a convolution's inputs, given those in its outputs.
 
-    Args:
-        inputs: (b, c, h, w), only their shape is used.
-        slopes: (b, o, h', w').
-        weight: (o, c, k, k) slopes in the gradient.
-
-    Returns:
-        (b, c, h, w).
+    With slopes in the gradient as `weight` (o, c, k, k), it is the transpose of
+    `weight_gradient`.
     """
     m = layer.module
     assert isinstance(m, nn.Conv2d)
-    size = list(inputs.shape)
+    size = [len(slopes), *layer.shape]
     found: Tensor = conv2d_input(size, weight, slopes, m.stride, padding(m), m.dilation)
     return found
+
+
+def places(m: nn.Conv2d, shape: Sequence[int]) -> Tensor:
+    """Return which input each entry of each patch is, (positions, c k k), -1 outside the image."""
+    # The patches of an image of indices. Padding is 0, so that indices count from 1.
+    indices = torch.arange(1.0, math.prod(shape) + 1, dtype=torch.float64).reshape(1, *shape)
+    patches = nn.functional.unfold(indices, m.kernel_size, m.dilation, padding(m), m.stride)[0]
+    return patches.T.long() - 1
 
 
 def padding(m: nn.Conv2d) -> tuple[int, ...]:
@@ -188,8 +172,8 @@ def padding(m: nn.Conv2d) -> tuple[int, ...]:
 def folded(chain: list[Layer]) -> list[Layer]:
     """Fold batch normalisation with running statistics into the convolution directly before it.
 
-    (z - mean) / sqrt(var + eps) * gain + shift of z = W x + b is another convolution, with the
-    weights s W and the bias s (b - mean) + shift, where s = gain / sqrt(var + eps).
+    (z - mean) / sqrt(var + eps) * gain + shift of z = W x + b is a convolution with the weights
+    s W and the bias s (b - mean) + shift, s = gain / sqrt(var + eps).
     """
     found: list[Layer] = []
     for layer in chain:

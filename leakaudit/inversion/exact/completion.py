@@ -1,21 +1,4 @@
-"""One input from those entries of a first layer's rows that were observed.
-
-If a gradient has one sample, its first layer's rows have rank one: entry (r, j) is d_r x_j, the
-slope of neuron r times pixel j, and the bias entry is d_r itself. Each observed entry that is not
-zero is thus one linear equation, log|d_r| + log|x_j| = log|entry|, and one equation for signs.
-Neurons (in every leaked equation) and pixels form a bipartite graph with an edge for each of them.
-In the connected component of the bias column, all ratios are determined, so 1/16 of the entries of
-one gradient is often enough for all pixels. Three steps follow from this picture:
-
-1. **Spanning tree.** Products along the paths of the tree with the smallest errors give all values.
-2. **Least squares.** All edges together correct the logarithms. The equations form the graph's
-Laplacian, weighted by the accuracy of every entry; its inverse contains the error of every pixel
-relative to the bias column (the effective resistance between the two).
-3. **Zeros.** A pixel whose entries are zero at neurons with known slopes is zero, with an error.
-
-Nothing here fills in what was not observed: only observed entries are evidence, and pixels that no
-observed entry connects to the bias column remain unknown.
-"""
+"""One input from those entries of a first layer's rows that were observed."""
 
 from __future__ import annotations
 
@@ -26,6 +9,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+# If a gradient has one sample, its first layer's rows have rank one: entry (r, j) is d_r x_j, the
+# slope of neuron r times pixel j, and the bias entry is d_r itself. Each observed entry that is not
+# zero is thus one linear equation, log|d_r| + log|x_j| = log|entry|, and one equation for signs.
+# Neurons (in every leaked equation) and pixels form a bipartite graph with an edge for each of
+# them. In the connected component of the bias column, all ratios are determined, so 1/16 of the
+# entries of one gradient is often enough for all pixels. Three steps follow from this picture:
+#
+# 1. **Spanning tree.** Products along the paths of the tree with the smallest errors give all
+#    values.
+# 2. **Least squares.** All edges together correct the logarithms. The equations form the graph's
+#    Laplacian, weighted by the accuracy of every entry; its inverse contains the error of every
+#    pixel relative to the bias column (the effective resistance between the two).
+# 3. **Zeros.** A pixel whose entries are zero at neurons with known slopes is zero, with an error.
+#
+# Nothing here fills in what was not observed: only observed entries are evidence, and pixels that
+# no observed entry connects to the bias column remain unknown.
 
 # scipy.sparse is imported where it is used: the import takes a third of a second.
 
@@ -95,16 +95,10 @@ class _Entries:
 
 
 def single(stack: Tensor, seen: Tensor, std: Tensor, step: Tensor) -> CompletedInput | None:
-    """Find the one input behind observed entries.
+    """Find the one input behind the observed entries of rows (m, H, p + 1).
 
-    Args:
-        stack: (m, H, p + 1) rows of the first layer, weights and bias side by side.
-        seen: (m, H, p + 1) bool, the observed entries.
-        std: (m,) standard deviation of the entries' errors.
-        step: (p,) change of a value that matters, such as one grey level.
-
-    Returns:
-        The input, or None if no observed bias entry is clearly above the noise.
+    `std` (m,) is the deviation of their errors, `step` (p,) a change of a value that matters,
+    such as a grey level. None if no observed bias entry is clearly above the noise.
     """
     pixels = stack.shape[2]
     entries = _entries(stack, seen, std)
@@ -157,13 +151,9 @@ def _entries(stack: Tensor, seen: Tensor, std: Tensor) -> _Entries:
 
 
 def _along_tree(entries: _Entries, lefts: int, pixels: int) -> tuple[Array, Array]:
-    """Find slopes and values by products along a spanning tree, from the bias column on.
+    """Find slopes (lefts,) and values (pixels,) by products along a tree, from the bias column on.
 
-    Args:
-        pixels: Number of columns; the last one is the bias.
-
-    Returns:
-        The slopes (lefts,) and values (pixels,), zero outside the component of the bias column.
+    They are zero outside its component.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import breadth_first_order, minimum_spanning_tree

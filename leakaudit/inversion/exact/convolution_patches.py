@@ -1,24 +1,5 @@
 """What the gradient of a convolution reveals about its input, if the batch is normalised.
 
-The inputs of a layer are computed exactly, without any search, in four steps:
-
-1. **Low rank.** The gradient of a convolution's kernel is dW = D P, where P holds the patches (b L,
-c k k) of b inputs at L positions each, and D the slopes of the outputs. If batch normalisation
-follows, every row of D sums to zero. Therefore, if b L - 1 is below the number of channels (the
-last stages of a ResNet and small batches), the row space of dW is that of the patches minus their
-mean (`_layers`).
-2. **Differences.** Patches overlap and their edges are padded, so few inputs have all their patches
-in that space: the differences between those of the batch, b - 1 dimensions (`_basis`).
-3. **Separation.** After a ReLU, many entries are positive for only one input of the batch. Such
-entries all lie on one line of those b - 1 dimensions, one line per input, and the lines determine
-all inputs, up to one common factor and to what all inputs have in common (`_separated`).
-4. **Lifting.** Strides that leave an edge without padding allow more inputs than the differences,
-and then step 2 leaves some freedom. The inputs of the next layer remove it (`lifted`): between a
-convolution W, batch normalisation and a ReLU, outputs h of two inputs that are both positive differ
-by (h_i - h_j) s = W (a_i - a_j), with one unknown s per channel, its standard deviation divided by
-the layer's own factor. If a_i - a_j is known up to a few coefficients, these and the s are the only
-solution of these linear equations.
-
 The method was developed for leakaudit. Dimitrov et al. 2024 (SPEAR) also use the low rank, for
 linear layers, and Kariyappa et al. 2023 (Cocktail Party Attack) separate and then invert the inputs
 of a linear layer.
@@ -39,6 +20,26 @@ from leakaudit.inversion.search import priors
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# The inputs of a layer are computed exactly, without any search, in four steps:
+#
+# 1. **Low rank.** The gradient of a convolution's kernel is dW = D P, where P holds the patches (b
+#    L, c k k) of b inputs at L positions each, and D the slopes of the outputs. If batch
+#    normalisation follows, every row of D sums to zero. Therefore, if b L - 1 is below the number
+#    of channels (the last stages of a ResNet and small batches), the row space of dW is that of the
+#    patches minus their mean (`_layers`).
+# 2. **Differences.** Patches overlap and their edges are padded, so few inputs have all their
+#    patches in that space: the differences between those of the batch, b - 1 dimensions (`_basis`).
+# 3. **Separation.** After a ReLU, many entries are positive for only one input of the batch. Such
+#    entries all lie on one line of those b - 1 dimensions, one line per input, and the lines
+#    determine all inputs, up to one common factor and to what all inputs have in common
+#    (`_separated`).
+# 4. **Lifting.** Strides that leave an edge without padding allow more inputs than the differences,
+#    and then step 2 leaves some freedom. The inputs of the next layer remove it (`lifted`): between
+#    a convolution W, batch normalisation and a ReLU, outputs h of two inputs that are both positive
+#    differ by (h_i - h_j) s = W (a_i - a_j), with one unknown s per channel, its standard deviation
+#    divided by the layer's own factor. If a_i - a_j is known up to a few coefficients, these and
+#    the s are the only solution of these linear equations.
 
 # Maximum ratio of singular value number b L to the one before it. The ratio is 1e-14 for gradients
 # in float64, 1e-7 in float32, and about 1 if the rank is not low. The same limit applies to a
@@ -67,8 +68,8 @@ FAINT = 1e-3
 FEW = 4
 CLEAR = 3
 
-# Distance of two entries on one line, in units of `LowRankLayer.drop`, and its range. Directions of
-# entries as small as `FAINT` have a thousand times the error of the gradient; for half of the
+# Distance of two entries on one line, in units of `_LowRankLayer.drop`, and its range. Directions
+# of entries as small as `FAINT` have a thousand times the error of the gradient; for half of the
 # lines, the error is smaller.
 NEAR = 300.0
 NEAREST = 1e-6
@@ -83,7 +84,7 @@ UNKNOWNS = 4_096
 
 
 @dataclass(frozen=True)
-class LowRankLayer:
+class _LowRankLayer:
     """A convolution whose gradient has a low rank."""
 
     name: str
@@ -98,11 +99,7 @@ class LowRankLayer:
         return F.unfold(x, **self.windows)
 
     def outside(self, x: Tensor) -> Tensor:
-        """Measure the part of a batch's patches, minus their mean, outside the gradient's space.
-
-        Args:
-            x: (b, c, h, w) inputs of the layer.
-        """
+        """Measure the part of a batch's patches, minus their mean, outside the gradient's space."""
         rows = self.patches(x).transpose(1, 2).flatten(0, 1)
         rows = rows - rows.mean(0)
         explained = (rows @ self.space.to(x).T).square().sum()
@@ -113,9 +110,9 @@ class LowRankLayer:
 class LayerInputs:
     """Inputs of a layer, computed from its gradient."""
 
-    layer: LowRankLayer
+    layer: _LowRankLayer
     x: Tensor  # (b, c, h, w), minus their mean over the batch and up to a factor
-    before: tuple[LowRankLayer, ...]  # layers of low rank before it
+    before: tuple[_LowRankLayer, ...]  # layers of low rank before it
 
     def misfit(self, seen: dict[str, Tensor]) -> Tensor:
         """Compare the activations of a candidate batch with the inputs, by a smooth measure."""
@@ -127,11 +124,7 @@ class LayerInputs:
         return 1 - cosine + sum(others, start=got.new_zeros(()))
 
     def residual(self, seen: Tensor) -> float:
-        """Compare inputs with the known ones, in the order that fits best.
-
-        Args:
-            seen: (b, c, h, w) inputs a of the layer.
-        """
+        """Compare inputs (b, c, h, w) with the known ones, in the order that fits best."""
         a = seen - seen.mean(0)
         a = a / a.norm().clamp_min(torch.finfo(a.dtype).tiny)
         pairs = match(a, self.x.to(a))
@@ -143,19 +136,14 @@ class LayerInputs:
 def read(
     task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: int
 ) -> LayerInputs | None:
-    """Compute the inputs of the first layer whose gradient determines them.
+    """Compute the inputs of the first layer whose gradient determines them; None without one.
 
-    Args:
-        theta: (d,) the model.
-        gradient: (width,) of `columns` of theta, up to a factor.
-
-    Returns:
-        The inputs, in an order unrelated to that of the labels, or None if no layer determines
-        them.
+    `gradient` is that of `columns` of the model theta (d,), up to a factor. The order of the
+    inputs is unrelated to that of the labels.
     """
     if batch < 2:
         return None
-    before: tuple[LowRankLayer, ...] = ()
+    before: tuple[_LowRankLayer, ...] = ()
     free: Tensor | None = None  # basis of the layer before, if it has more than the differences
     for layer in _layers(task, theta, gradient.double(), columns, batch):
         basis = _basis(layer, batch)
@@ -178,17 +166,12 @@ def read(
     return None
 
 
-def lifted(layer: LowRankLayer, basis: Tensor, weight: Tensor, outputs: Tensor) -> Tensor | None:
+def lifted(layer: _LowRankLayer, basis: Tensor, weight: Tensor, outputs: Tensor) -> Tensor | None:
     """Compute a layer's inputs from its outputs, if its own gradient leaves some freedom.
 
-    Args:
-        basis: (n, k) a basis of its inputs' differences.
-        outputs: (b, c', h', w'), after normalisation and ReLU, up to a factor and to what all have
-            in common; each entry is zero once.
-
-    Returns:
-        Inputs (b, c, h, w) minus their mean and up to a factor, or None if the outputs do not
-        determine them.
+    `basis` (n, k) spans the inputs' differences; outputs (b, c', h', w') are known up to a
+    factor and to what all have in common, and each entry is zero once. Returns (b, c, h, w)
+    minus their mean, up to a factor; None if the outputs do not determine them.
     """
     batch, channels = outputs.shape[:2]
     k = basis.shape[1]
@@ -234,13 +217,8 @@ def lifted(layer: LowRankLayer, basis: Tensor, weight: Tensor, outputs: Tensor) 
 
 def _layers(
     task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: int
-) -> list[LowRankLayer]:
-    """Find the convolutions of low rank b L - 1, in the order in which the model runs them.
-
-    Args:
-        theta: (d,) the model.
-        gradient: (width,) of `columns` of theta.
-    """
+) -> list[_LowRankLayer]:
+    """Find the convolutions of low rank b L - 1, in the order in which the model runs them."""
     own: dict[str, nn.Conv2d] = {}
     for name, module in task.module.named_modules():
         if isinstance(module, nn.Conv2d) and module.groups == 1 and module.padding_mode == "zeros":
@@ -249,7 +227,7 @@ def _layers(
     some = torch.zeros(batch, *task.spec.shape, dtype=torch.float64, device=theta.device)
     with torch.no_grad():
         seen = priors.inputs(task, theta.double(), some, own)
-    found: list[LowRankLayer] = []
+    found: list[_LowRankLayer] = []
     for name, x in seen.items():
         conv = own[name]
         at = task.layout.slices.get(f"{name}.weight")
@@ -271,21 +249,18 @@ def _layers(
         _, sizes, rows = torch.linalg.svd(matrix, full_matrices=False)
         drop = float(sizes[rank] / sizes[rank - 1].clamp_min(torch.finfo(sizes.dtype).tiny))
         if sizes[rank - 1] > 0 and drop < DROP:
-            found.append(LowRankLayer(name, tuple(x.shape[1:]), rows[:rank], drop, windows))
+            found.append(_LowRankLayer(name, tuple(x.shape[1:]), rows[:rank], drop, windows))
     return found
 
 
-def _basis(layer: LowRankLayer, batch: int) -> Tensor | None:
-    """Find the inputs whose patches all lie in the row space.
+def _basis(layer: _LowRankLayer, batch: int) -> Tensor | None:
+    """Find a basis (n, k) of the inputs whose patches all lie in the row space; None if unclear.
 
-    They are the right singular vectors with value 1 of A = [V S_1; ...; V S_L] C^(-1/2), where V is
-    the row space, S_l the selection of patch l, and C the number of patches that contain an entry:
-    |A x|^2 is the share of x that the row space explains. The differences of the batch are b - 1 of
-    them. Strides that leave one edge of an even side without padding also allow shifted inputs, and
-    then there are more.
-
-    Returns:
-        A basis (n, k), or None if they cannot be distinguished from others, or are too large.
+    They are the right singular vectors with value 1 of A = [V S_1; ...; V S_L] C^(-1/2), with V
+    the row space, S_l the selection of patch l, and C the number of patches that contain an
+    entry: |A x|^2 is the share of x that the row space explains. The b - 1 differences of the
+    batch are among them. Strides that leave an edge of an even side without padding also allow
+    shifted inputs.
     """
     entries = torch.Size(layer.shape).numel()
     numbers = torch.arange(1, entries + 1, dtype=layer.space.dtype).reshape(1, *layer.shape)
@@ -312,16 +287,10 @@ def _basis(layer: LowRankLayer, batch: int) -> Tensor | None:
 
 
 def _separated(differences: Tensor, batch: int, drop: float) -> Tensor | None:
-    """Separate the inputs after a ReLU, given a basis of their differences.
+    """Separate the inputs (b, n) after a ReLU, given a basis (n, b - 1) of their differences.
 
-    An entry that is positive for input i only is a positive multiple of one vector e_i, and with
-    the right lengths, these b vectors sum to zero.
-
-    Args:
-        differences: (n, b - 1).
-
-    Returns:
-        (b, n), or None if not all of them are visible.
+    An entry that is positive for input i only is a positive multiple of one vector e_i, and
+    with the right lengths, these b vectors sum to zero.
     """
     sizes = differences.norm(dim=1)
     kept = sizes.topk(min(LOOKED, int((sizes > FAINT * sizes.max()).sum()))).indices

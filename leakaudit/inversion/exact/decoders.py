@@ -1,12 +1,4 @@
-"""Decoder-only transformers of any library as the model `gpt`, whose layers the attacks know.
-
-Models that follow GPT-2 call their layers by the names of its authors: ``wte``, ``wpe``,
-``h.0.attn.c_attn`` and so on. Names prove nothing, and the number of heads and the kind of GELU are
-not among the parameters. Therefore random weights are copied into a `Decoder`, and it counts only
-if it computes the same logits as the model itself.
-
-The copy is a permutation of the parameters, so that it also applies to their gradients.
-"""
+"""Decoder-only transformers of any library as the model `gpt`, whose layers the attacks know."""
 
 from __future__ import annotations
 
@@ -19,6 +11,13 @@ from torch import Generator, Tensor
 
 from leakaudit.tasks.models import Decoder, Gpt
 from leakaudit.tasks.task import Task
+
+# Models that follow GPT-2 call their layers by the names of its authors: ``wte``, ``wpe``,
+# ``h.0.attn.c_attn`` and so on. Names prove nothing, and the number of heads and the kind of GELU
+# are not among the parameters. Therefore random weights are copied into a `Decoder`, and it counts
+# only if it computes the same logits as the model itself.
+#
+# The copy is a permutation of the parameters, so that it also applies to their gradients.
 
 TOKENS = "tokens.weight"
 PLACES = "places.weight"
@@ -102,18 +101,14 @@ def reading(task: Task) -> Reading | str:
 
 
 def at(task: Task, read: Reading, theta: Tensor) -> Decoder:
-    """Return the decoder with the parameters of a model, in float64.
-
-    Args:
-        theta: Flat parameters (d,).
-    """
+    """Return the decoder with the parameters (d,) of a model, in float64."""
     return read.decoder({**_parameters(task), **task.layout.split(theta)})
 
 
 def reads_every_token(task: Task, read: Reading) -> str:
-    """Return why a model may treat some tokens in another way than the decoder; "" if it does not.
+    """Return why a model may read some tokens in another way than the decoder, or "".
 
-    A model may read rare tokens as others. Three random sequences would not show this.
+    Three random sequences would not show it.
     """
     if isinstance(task.module, Decoder):
         return ""
@@ -131,14 +126,12 @@ def reads_every_token(task: Task, read: Reading) -> str:
 
 
 def _moved(task: Task) -> Tensor:
-    """Draw weights (d,) around the initial ones."""
     generator = Generator().manual_seed(0)
     theta = task.init(generator).double()
     return theta + MOVED * torch.randn(len(theta), generator=generator).to(theta)
 
 
 def _same(task: Task, theta: Tensor, model: Decoder, x: Tensor) -> bool:
-    """Whether the task's model at theta (d,) and a decoder give the same logits of x (s, L)."""
     x = x.to(theta.device)
     with torch.no_grad():
         wanted = task.logits(theta, x)
@@ -204,7 +197,6 @@ def _candidates(
 def _renamed(
     parameters: Named, names: Mapping[str, str], turned: bool, length: int
 ) -> dict[str, Tensor]:
-    """Return parameters by the names of the decoder, with weights as (outputs, inputs)."""
     found: dict[str, Tensor] = {}
     for name, own in names.items():
         layer, _, kind = name.rpartition(".")

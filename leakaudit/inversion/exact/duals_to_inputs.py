@@ -1,22 +1,4 @@
-"""Inputs from their dual vectors, one at a time, so that an error in one leaves the others intact.
-
-If every dual vector is known, the inputs M are the inverse of the duals Q (M Q = 1). One wrong dual
-then corrupts all inputs. But row k of M requires less. It is orthogonal to the known duals of the
-other samples, and to the null spaces of all neurons where sample k is active: with enough rounds,
-the rows of such a neuron span the inputs that are active there, including x_k. As many numbers as
-there are missing duals remain unknown, and most neurons agree on them (`_by_agreement`).
-
-Every input that lies on the data's grid is exact (`pixel_grid`), and is removed from the problem:
-the rows are projected onto the orthogonal complement of the certified inputs, which leaves the rows
-of a smaller batch (`_deflated`). Searching and removing alternate until nothing new is found.
-
-Two repairs use the grid itself. An estimate may still contain a multiple of one certified input
-(`_repaired`) or of two (`_freed`), because these are active wherever it is. The correct multiple is
-the one that moves all pixels onto the grid.
-
-Each constant below was changed by a factor of two to three in both directions
-(`activation_patterns` lists the recordings), and every image was recovered bit for bit each time.
-"""
+"""Inputs from their dual vectors, one by one, so that an error in one leaves the others intact."""
 
 from __future__ import annotations
 
@@ -30,6 +12,26 @@ from leakaudit.core.progress import expired
 from leakaudit.inversion.exact import neuron_sampling
 from leakaudit.inversion.exact.activation_patterns import RELATIVE, WEAK, Dual, Groups
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import edge, least_squares
+
+# If every dual vector is known, the inputs M are the inverse of the duals Q (M Q = 1). One wrong
+# dual then corrupts all inputs. But row k of M requires less. It is orthogonal to the known duals
+# of the other samples, and to the null spaces of all neurons where sample k is active: with enough
+# rounds, the rows of such a neuron span the inputs that are active there, including x_k. As many
+# numbers as there are missing duals remain unknown, and most neurons agree on them
+# (`_by_agreement`).
+#
+# Every input that lies on the data's grid is exact (`pixel_grid`), and is removed from the problem:
+# the rows are projected onto the orthogonal complement of the certified inputs, which leaves the
+# rows of a smaller batch (`_deflated`). Searching and removing alternate until nothing new is
+# found.
+#
+# Two repairs use the grid itself. An estimate may still contain a multiple of one certified input
+# (`_repaired`) or of two (`_freed`), because these are active wherever it is. The correct multiple
+# is the one that moves all pixels onto the grid.
+#
+# Each constant below was changed by a factor of two to three in both directions
+# (`activation_patterns` lists the recordings), and every image was recovered bit for bit each time.
 
 # A neuron's null space is used if its smallest singular value of signal is this many times the
 # largest one of noise: the null vectors then have an error of about 1/30 at worst.
@@ -77,17 +79,12 @@ class KnownInputs:
 def recover(
     groups: Groups, basis: Tensor, grid: PixelGrid, known: Tensor, visits: int, generator: Generator
 ) -> KnownInputs:
-    """Find the inputs behind a batch's rows.
-
-    Args:
-        basis: (b, p + 1) orthonormal rows that span the space.
-        known: (n, p) inputs that are already certified.
-    """
+    """Find the inputs in a space with `basis` (b, p + 1), given certified ones (n, p)."""
     found = KnownInputs(known, known[:0])
     for turn in range(ROUNDS):
         # The first round ignores the known inputs: a search of the whole batch also finds their
         # duals.
-        inside = coordinates(found.certified if turn else known[:0], basis, grid)
+        inside = grid.stored(found.certified if turn else known[:0], basis) @ basis.T
         duals = _search(groups, inside, found.duals, visits, generator)
         complete = len(duals) == groups.batch and not any(d.doubt for d in duals)
         guesses = grid.pixels(_estimates(groups, duals) @ basis) if duals else known[:0]
@@ -96,7 +93,8 @@ def recover(
             new = _repaired(new, guesses, grid)
         if groups.batch - TINY <= len(new) < groups.batch:
             for dual, x in zip(duals, guesses[-len(duals) :], strict=True):
-                new = _freed(new, dual, x, coordinates(new, basis, grid), groups, grid)
+                inside = grid.stored(new, basis) @ basis.T
+                new = _freed(new, dual, x, inside, groups, grid)
         more = len(new) > len(found.certified)
         left = guesses[~grid.holds(guesses)] if grid.levels else guesses
         found = KnownInputs(new, left, tuple(duals), complete)
@@ -108,16 +106,7 @@ def recover(
 
 
 def merged(certified: Tensor, guesses: Tensor, grid: PixelGrid) -> Tensor:
-    """Add the estimates that lie on the grid and are new.
-
-    Args:
-        certified: (n, p) inputs on the grid.
-        guesses: (k, p) estimates.
-
-    Returns:
-        The certified inputs and the new ones, (n + new, p). Two inputs are equal if no pixel
-        differs by half a level or more.
-    """
+    """Add the estimates (k, p) that lie on the grid and differ from all certified inputs."""
     if not grid.levels:
         return certified
     for x in grid.snapped(guesses[grid.holds(guesses)]):
@@ -126,33 +115,10 @@ def merged(certified: Tensor, guesses: Tensor, grid: PixelGrid) -> Tensor:
     return certified
 
 
-def coordinates(x: Tensor, basis: Tensor, grid: PixelGrid) -> Tensor:
-    """Express certified inputs in coordinates of the space.
-
-    The program may have stored k/levels in full or rounded it to float32. Both versions are tried,
-    and the one that lies closer to the space is used.
-
-    Args:
-        x: (n, p) inputs on the grid.
-        basis: (b, p + 1) orthonormal rows that span the space.
-
-    Returns:
-        (n, b).
-    """
-    stored = torch.stack([grid.rows(x), grid.rows(x.float().to(x))])
-    inside = stored @ basis.T
-    off = (stored - inside @ basis).norm(dim=2)
-    return torch.where((off[0] < off[1])[:, None], inside[0], inside[1])
-
-
 def _search(
     groups: Groups, known: Tensor, before: tuple[Dual, ...], visits: int, generator: Generator
 ) -> list[Dual]:
-    """Return duals; those of uncertified samples are found after removing the certified ones.
-
-    Args:
-        known: (n, b) coordinates of certified inputs.
-    """
+    """Return duals; those of uncertified samples are found after removing known ones (n, b)."""
     if not len(known):
         return _more(groups, visits, generator)
     left = groups.batch - len(known)
@@ -169,7 +135,6 @@ def _search(
 
 
 def _belongs(dual: Dual, j: int, known: Tensor) -> bool:
-    """Check whether a dual belongs to known sample j: x_j q = 1, and x_i q = 0 for the others."""
     part = (known @ dual.vector).abs()
     meets = float(part[j]) > STRAY * float(known[j].norm())
     others = float(part.sum() - part[j])
@@ -177,18 +142,17 @@ def _belongs(dual: Dual, j: int, known: Tensor) -> bool:
 
 
 def _purified(groups: Groups, dual: Dual, j: int, known: Tensor) -> Dual:
-    """Make the dual vector of known sample j orthogonal to all other known samples (n, b)."""
     seen = known @ dual.vector
     seen[j] = 0
-    q = dual.vector - torch.linalg.lstsq(known, seen[:, None], driver="gelsd").solution[:, 0]
+    q = dual.vector - least_squares(known, seen)
     return replace(dual, vector=q / q.norm(), zero=groups.zero_at(q))
 
 
 def _deflated(groups: Groups, known: Tensor, visits: int, generator: Generator) -> list[Dual]:
     """Return the duals of the remaining samples, without those with coordinates `known` (n, b).
 
-    The dual of a remaining sample is orthogonal to all known inputs, so the search takes place in
-    their orthogonal complement, where the rows are those of a batch of b - n samples.
+    They are orthogonal to all known inputs, so the search takes place in the complement, where
+    the rows are those of a batch of b - n samples.
     """
     rest = torch.linalg.svd(known, full_matrices=True)[2][len(known) :].T
     rounding = ROUNDING * torch.finfo(rest.dtype).eps * groups.rows.square().mean((1, 2)).sqrt()
@@ -198,7 +162,6 @@ def _deflated(groups: Groups, known: Tensor, visits: int, generator: Generator) 
 
 
 def _more(groups: Groups, visits: int, generator: Generator) -> list[Dual]:
-    """Search by walks, then by draws, then for relative duals if some are still missing."""
     duals = groups.search(visits, generator)
     duals = neuron_sampling.sample(groups, duals, visits, generator)
     if len(duals) == groups.batch and not any(d.doubt for d in duals):
@@ -207,11 +170,10 @@ def _more(groups: Groups, visits: int, generator: Generator) -> list[Dual]:
 
 
 def _estimates(groups: Groups, duals: list[Dual]) -> Tensor:
-    """Estimate the coordinates of the samples with these duals.
+    """Estimate the coordinates (k, b) of the samples with these duals.
 
-    Returns:
-        (k, b): the inverse if there are as many duals as samples. Unless all of them are solid,
-        also individual estimates, from all duals and from all except the weak ones.
+    The inverse, if there are as many duals as samples. Unless all of them are solid, also
+    individual estimates, from all duals and from all except the weak ones.
     """
     out: list[Tensor] = []
     if len(duals) == groups.batch:
@@ -230,13 +192,9 @@ def _estimates(groups: Groups, duals: list[Dual]) -> Tensor:
 
 
 def _nulls(groups: Groups) -> tuple[Tensor, Tensor]:
-    """Return null vectors of groups whose signal ends far above the noise.
-
-    Returns:
-        The vectors (k, b), and the group (k,) of each.
-    """
+    """Return null vectors (k, b), and their groups (k,), where signal ends far above the noise."""
     n, b = groups.rows.shape[1:]
-    level = groups.noise[:, None] * (n**0.5 + b**0.5)
+    level = groups.noise[:, None] * edge(n, b)
     padding = groups.sizes.new_zeros(len(groups), b - groups.sizes.shape[1])
     full = torch.cat([groups.sizes, padding], dim=1)
     # A singular value below twice the largest one of noise counts as noise.
@@ -250,19 +208,12 @@ def _nulls(groups: Groups) -> tuple[Tensor, Tensor]:
 
 
 def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups: Groups) -> Tensor:
-    """Find coordinates of a sample that fit the other duals and most neurons where it is active.
+    """Find coordinates (b,) that fit the other duals and most neurons where sample k is active.
 
-    The duals leave x = first + free a, with one number a for each missing dual. A neuron g where k
-    is active requires N_g x = 0 for its null vectors N_g, unless its activity was misjudged. The a
-    is therefore chosen to minimise sum_g |N_g x|, a sum of norms that outliers hardly affect, by
-    reweighted least squares.
-
-    Args:
-        null: (r, b) null vectors of neurons (see `_nulls`).
-        where: (r,) group of each.
-
-    Returns:
-        (b,) the coordinates.
+    The duals leave x = first + free a, with one number a for each missing dual. A neuron g
+    where k is active requires N_g x = 0 for its null vectors N_g, unless its activity was
+    misjudged. So a minimises sum_g |N_g x|, which outliers hardly affect, by reweighted least
+    squares.
     """
     me = duals[k]
     others: list[Tensor] = []
@@ -290,7 +241,7 @@ def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups
         root = weight.sqrt()
         system = torch.cat([root[:, None] * a, damp])
         wanted = torch.cat([root * target, x.new_zeros(len(damp))])
-        x = torch.linalg.lstsq(system, wanted[:, None], driver="gelsd").solution[:, 0]
+        x = least_squares(system, wanted)
         off = target.new_zeros(len(groups)).index_add(0, group, (a @ x - target).square()).sqrt()
         weight = 1 / (off + 0.5**turn * float(off.mean()) + 1e-12)[group]
     found: Tensor = first + free @ x
@@ -298,10 +249,9 @@ def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups
 
 
 def _repaired(certified: Tensor, guesses: Tensor, grid: PixelGrid) -> Tensor:
-    """Remove a multiple of one certified input from estimates; add those that reach the grid."""
     for x in guesses[~grid.holds(guesses)]:
         for other in certified:
-            fixed = grid.on_line(x, other)
+            fixed = grid.in_plane(x, other[None])
             if fixed is not None:
                 certified = merged(certified, fixed[None], grid)
                 break
@@ -311,15 +261,9 @@ def _repaired(certified: Tensor, guesses: Tensor, grid: PixelGrid) -> Tensor:
 def _freed(
     certified: Tensor, dual: Dual, x: Tensor, known: Tensor, groups: Groups, grid: PixelGrid
 ) -> Tensor:
-    """Remove multiples of two certified inputs that are active wherever an estimate is.
+    """Remove multiples of two certified inputs that are active wherever an estimate x (p,) is.
 
-    Args:
-        certified: (n, p) inputs on the grid.
-        x: (p,) the estimate.
-        known: (n, b) coordinates of the certified inputs.
-
-    Returns:
-        The certified inputs, including the estimate if a pair moves it onto the grid.
+    Returns the certified inputs, with the estimate if a pair moves it onto the grid.
     """
     if bool(grid.holds(x[None])):
         return certified

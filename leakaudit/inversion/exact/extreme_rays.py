@@ -1,23 +1,5 @@
 """Samples as extreme rays of a cone: what non-negative inputs reveal about the rows of a layer.
 
-A gradient of a linear layer with bias is D [X 1], one row per neuron and one column per input. Its
-row space is that of the b inputs, but its basis R is arbitrary: sample k is u_k R for an unknown
-u_k. If inputs are never negative (they come out of a ReLU, or are pixels), every u_k lies in the
-cone
-
-    {u : u R >= 0}.
-
-Input j is zero for some samples. There, u_k R touches the boundary of the cone, and a sample whose
-zeros no mixture of samples shares is an *extreme ray*: its zeros determine it. Roughly half of the
-outputs of a ReLU are zero, thousands of columns, where b - 1 determine a ray. Pixels are also at
-most 1, which adds the columns 1 - x.
-
-A linear program finds an extreme ray: minimise a positive combination of the columns, with a
-normalisation q u = 1. If q is orthogonal to all rays found so far, these are not among the
-possible solutions, so every program finds a new one (`rays`). What it finds need not be a sample: a
-cone has many rays with b - 1 zeros by chance. Those are recognised, because they have few zeros
-(`ConvexCone.firm`) or do not lie on the grid of pixels, and another program is solved.
-
 The method was developed for leakaudit. Dimitrov et al. 2024 (SPEAR) use zeros of D, not those of
 the inputs.
 """
@@ -33,6 +15,24 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from leakaudit.core.progress import expired, step
+
+# A gradient of a linear layer with bias is D [X 1], one row per neuron and one column per input.
+# Its row space is that of the b inputs, but its basis R is arbitrary: sample k is u_k R for an
+# unknown u_k. If inputs are never negative (they come out of a ReLU, or are pixels), every u_k lies
+# in the cone
+#
+#     {u : u R >= 0}.
+#
+# Input j is zero for some samples. There, u_k R touches the boundary of the cone, and a sample
+# whose zeros no mixture of samples shares is an *extreme ray*: its zeros determine it. Roughly half
+# of the outputs of a ReLU are zero, thousands of columns, where b - 1 determine a ray. Pixels are
+# also at most 1, which adds the columns 1 - x.
+#
+# A linear program finds an extreme ray: minimise a positive combination of the columns, with a
+# normalisation q u = 1. If q is orthogonal to all rays found so far, these are not among the
+# possible solutions, so every program finds a new one (`rays`). What it finds need not be a sample:
+# a cone has many rays with b - 1 zeros by chance. Those are recognised, because they have few zeros
+# (`ConvexCone.firm`) or do not lie on the grid of pixels, and another program is solved.
 
 Array = NDArray[np.float64]
 
@@ -98,32 +98,19 @@ class ConvexCone:
 
     @classmethod
     def of(cls, columns: Tensor, one: Tensor, sizes: Tensor, noise: float) -> ConvexCone:
-        """Leave out the columns that are zero for all samples.
-
-        Args:
-            columns: (b, n).
-            one: (b,).
-            sizes: (b,).
-        """
+        """Leave out the columns that are zero for all samples."""
         told = (columns * sizes[:, None]).norm(dim=0) > ZERO * noise * len(sizes) ** 0.5
         return cls(_array(columns[:, told]), _array(one), _array(sizes), noise)
 
     def error(self, u: Array) -> float:
-        """Return the standard deviation of an entry of u @ columns.
-
-        Args:
-            u: (b,).
-        """
+        """Return the standard deviation of an entry of u @ columns."""
         of_rows = self.noise * float(np.linalg.norm(u / self.sizes))
         return max(of_rows, LEAST * float(np.linalg.norm(u)))
 
     def firm(self, u: Array, rng: np.random.Generator) -> bool:
-        """Whether zeros of a ray determine it, even without those of one of `PARTS` parts.
+        """Check whether zeros of a ray (b,) determine it, even without one of `PARTS` parts.
 
         Equal columns are one witness: they vanish together.
-
-        Args:
-            u: (b,) a polished ray.
         """
         b = len(u)
         if b == 1:
@@ -155,14 +142,7 @@ def rays(
     accepts: Callable[[Array], bool],
     generator: Generator,
 ) -> Array:
-    """Find the samples among the extreme rays of a cone.
-
-    Args:
-        accepts: Whether a ray (b,) with u @ one = 1 is a sample.
-
-    Returns:
-        (k, b) accepted rays, k <= wanted, with u @ one = 1.
-    """
+    """Find the samples among the extreme rays of a cone: (k, b) with u @ one = 1, k <= wanted."""
     rng = random(generator)
     found: list[Array] = []
     missed = 0
@@ -185,7 +165,6 @@ def _sample(
     accepts: Callable[[Array], bool],
     rng: np.random.Generator,
 ) -> Array | None:
-    """Solve programs from one random start until a ray is accepted; None if none is."""
     # After every second failure, the direction avoids only some of the rays found, for variety.
     avoided = [u for u in found if missed % 2 == 0 or rng.random() < AVOIDED]
     direction = _direction(cone, avoided, rng)
@@ -213,10 +192,10 @@ def _sample(
 
 
 def _direction(cone: ConvexCone, avoided: list[Array], rng: np.random.Generator) -> Array | None:
-    """Return a direction q in which some new sample has a component, and no avoided ray has.
+    """Return a direction in which some new sample has a component, and no avoided ray has.
 
-    It is a column, drawn by its energy outside the avoided rays, without their part; None if their
-    energies are all 0, or beyond all floats.
+    It is a column, drawn by its energy outside the avoided rays, without their part; None if
+    all energies are 0, or beyond all floats.
     """
     rest = cone.columns
     if avoided:
@@ -235,7 +214,8 @@ def _vertex(
 ) -> Array | None:
     """Minimise weights @ u over the cone with direction @ u = 1; None if there is no solution.
 
-    Most conditions hold by themselves, so the program starts with some, and violated ones follow.
+    Most conditions hold by themselves, so the program starts with some, and violated ones
+    follow.
     """
     from scipy.optimize import linprog  # slow to import
 
@@ -270,10 +250,10 @@ def _vertex(
 def _polished(cone: ConvexCone, u: Array) -> Array | None:
     """Determine a ray again from its zeros only; None if these do not determine a ray of the cone.
 
-    The columns Z where the ray vanishes have rank b - 1, and the ray is their left null vector. A
-    program meets conditions up to 1e-7, so what it shows as zero may be a small entry. One such
-    column would move the ray by far more than rounding. Therefore, columns weigh the less the
-    larger their entry still is (iteratively reweighted least squares).
+    It is the left null vector of the columns Z where it vanishes, of rank b - 1. A program
+    meets conditions up to 1e-7, so what it shows as zero may be a small entry, which would move
+    the ray by far more than rounding. So columns weigh the less the larger their entry still is
+    (iteratively reweighted least squares).
     """
     b = len(u)
     if b == 1:
@@ -301,11 +281,7 @@ def _polished(cone: ConvexCone, u: Array) -> Array | None:
 
 
 def _annihilator(cone: ConvexCone, zeros: Array) -> Array | None:
-    """Return the u (b,) with u @ zeros = 0 and u @ one = 1; None if there is none.
-
-    Args:
-        zeros: (b, n) columns.
-    """
+    """Return the u (b,) with u @ zeros = 0 and u @ one = 1; None if there is none."""
     if zeros.shape[1] < len(zeros) - 1:
         return None
     corner = np.linalg.qr(zeros.T, mode="r")

@@ -1,25 +1,4 @@
-"""Whole batches through convolutions: features as extreme rays, pixels by peeling, and the proof.
-
-The inputs of the first linear layer are features of the images, known up to a basis of their space.
-`extreme_rays` finds them if they come out of a ReLU, `last_layer` if their layer is the last one,
-and `peel` solves for the pixels. What makes an image exact:
-
-1. **Evidence.** The singular values of the gradient's rows end at the noise, after as many as there
-are samples (times the models that take part in a difference).
-2. **Zeros.** The zeros of the features determine the ray even without any third of them. A mixture
-of samples vanishes where several samples happen to cancel, and such a coincidence is one column.
-Features from `last_layer` have no such witness, so their images are only certified by the gradient.
-3. **Levels.** Every pixel is proven by exhaustion of the levels that the features leave possible
-(`open_pixels`). Mixtures of samples leave none. Convolution and ReLU of the rounded image must give
-the features again, zeros included.
-4. **Gradient.** If all samples are found, the whole gradient is computed again with their labels,
-and must equal the leaked one up to rounding. Images with pixels that their features do not prove
-are certified by this alone, and so are those that `whole_batch` solved for through all layers at
-once.
-
-Samples whose slopes are close to rounding come second: those that are proven refine their features
-(`weak_samples`).
-"""
+"""Whole batches through convolutions: features as extreme rays, pixels by peeling, the proof."""
 
 from __future__ import annotations
 
@@ -31,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.inversion.attack import failed
 from leakaudit.inversion.exact import (
     certify,
     chain_pieces,
@@ -56,6 +36,27 @@ if TYPE_CHECKING:
     from leakaudit.inversion.exact.first_layer_rows import Span
     from leakaudit.tasks.build_task import LinearNames
     from leakaudit.tasks.task import Task
+
+# The inputs of the first linear layer are features of the images, known up to a basis of their
+# space. `extreme_rays` finds them if they come out of a ReLU, `last_layer` if their layer is the
+# last one, and `peel` solves for the pixels. What makes an image exact:
+#
+# 1. **Evidence.** The singular values of the gradient's rows end at the noise, after as many as
+#    there are samples (times the models that take part in a difference).
+# 2. **Zeros.** The zeros of the features determine the ray even without any third of them. A
+#    mixture of samples vanishes where several samples happen to cancel, and such a coincidence is
+#    one column. Features from `last_layer` have no such witness, so their images are only certified
+#    by the gradient.
+# 3. **Levels.** Every pixel is proven by exhaustion of the levels that the features leave possible
+#    (`open_pixels`). Mixtures of samples leave none. Convolution and ReLU of the rounded image must
+#    give the features again, zeros included.
+# 4. **Gradient.** If all samples are found, the whole gradient is computed again with their labels,
+#    and must equal the leaked one up to rounding. Images with pixels that their features do not
+#    prove are certified by this alone, and so are those that `whole_batch` solved for through all
+#    layers at once.
+#
+# Samples whose slopes are close to rounding come second: those that are proven refine their
+# features (`weak_samples`).
 
 # Difference between features computed again and those of the leak, relative to the largest one,
 # that the rounding of models in float32 explains.
@@ -90,8 +91,7 @@ def missing(leak: GradientLeak, task: Task) -> str | None:
             f"features that do not come out of a ReLU follow from the softmax, but "
             f"{task.spec.classes} classes are too few for {leak.batch} samples"
         )
-    single = (leak.combination != 0).sum(1) == 1
-    if not layer.rectified and not bool(single.any()):
+    if not layer.rectified and not bool(leak.single.any()):
         return (
             "features that do not come out of a ReLU follow from the softmax of one model, but "
             "every equation is a combination of several gradients"
@@ -107,7 +107,7 @@ def recover(
     """Recover the images behind one equation of a leak."""
     found = samples(leak, task, equation, generator)
     if isinstance(found, str):
-        return failed(leak, task, found)
+        return failed("cone", leak, task, found)
     return _reported(leak, task, _images(found, whole), found)
 
 
@@ -144,7 +144,6 @@ def samples(
 
 
 def _by_softmax(found: EquationSamples, generator: Generator) -> EquationSamples:
-    """Find samples by the softmax behind the last layer, if that finds all of them."""
     leak = found.leak
     if last_layer.too_large(leak.batch, found.task.spec.classes):
         return found
@@ -159,9 +158,9 @@ def _by_softmax(found: EquationSamples, generator: Generator) -> EquationSamples
     seen = last_layer.inputs(rows, affine, found.span.basis, noise, leak.wire, generator)
     if seen is None:
         return found
-    rays = seen.rays.cpu().numpy()
+    rays, of_rays = (some.cpu().numpy() for some in seen)
     of_space = np.array([found.cone.error(ray) for ray in rays])
-    error = np.hypot(of_space, seen.error.cpu().numpy())
+    error = np.hypot(of_space, of_rays)
     return replace(found, rays=rays, error=error, firm=False)
 
 
@@ -188,11 +187,7 @@ class _Sample:
     allowed: Tensor  # (n,) largest errors of the features
 
     def image(self, x: Tensor, grid: PixelGrid, task: Task) -> Tensor | None:
-        """Return the rounded image if its features are those of the leak; None if they are not.
-
-        Args:
-            x: (p,) input of the network.
-        """
+        """Return the rounded image if its features are those of the leak; None if they are not."""
         image = task.denormalise(x.reshape(1, *task.spec.shape))
         away = (image * grid.levels - (image * grid.levels).round()).square().mean().sqrt()
         if not float(away) < OFF:
@@ -203,7 +198,6 @@ class _Sample:
 
 
 def _images(found: EquationSamples, whole: bool) -> _Images:
-    """Peel every ray, close what is open, compare features, and solve the rest as a whole."""
     task = found.task
     grid = PixelGrid.of(task)
     samples: list[_Sample] = []
@@ -246,7 +240,6 @@ def _images(found: EquationSamples, whole: bool) -> _Images:
 def _best(
     found: EquationSamples, ray: int, values: Tensor, error: float, grid: PixelGrid
 ) -> _Sample | str:
-    """Peel features (n,) through the model whose pixels are closest to the grid."""
     reason = ""
     best: tuple[float, _Sample] | None = None
     for chain, weight in found.chains:
@@ -262,10 +255,7 @@ def _best(
 
 
 def _again(found: EquationSamples, samples: list[_Sample], grid: PixelGrid) -> list[_Sample]:
-    """Peel the samples that are not proven again, with features refined by those that are.
-
-    Every sample that this proves helps to refine the others.
-    """
+    """Peel the samples that are not proven again, with features refined by those that are."""
     models = int(found.leak.combination[found.equation].count_nonzero())
     all_there = len(samples) == len(found.rays) == found.span.batch
     if not all_there or models > 1 or found.span.white:
@@ -285,11 +275,6 @@ def _again(found: EquationSamples, samples: list[_Sample], grid: PixelGrid) -> l
 def _with_refined(
     found: EquationSamples, samples: list[_Sample], known: dict[int, Tensor], grid: PixelGrid
 ) -> list[_Sample]:
-    """Peel the samples that are not known again.
-
-    Args:
-        known: The exact features (n,) of some of them.
-    """
     values = torch.stack([one.values for one in samples])
     deviation = torch.from_numpy(found.error).to(values)
     noise = float(found.leak.std[found.equation]) * found.span.noise
@@ -298,7 +283,7 @@ def _with_refined(
         return samples
     out = list(samples)
     weak = [k for k in range(len(samples)) if k not in known]
-    for k, mine, spread in zip(weak, refined.values, refined.deviation, strict=True):
+    for k, mine, spread in zip(weak, *refined, strict=True):
         better = _refined(samples[k], mine, spread, grid)
         if better is not None:
             out[k] = better
@@ -321,7 +306,6 @@ def _refined(sample: _Sample, values: Tensor, deviation: Tensor, grid: PixelGrid
 
 
 def _away(peeled: PeeledSample, grid: PixelGrid) -> float:
-    """Return the root mean square distance of the determined pixels from the grid."""
     pixels = (peeled.x * grid.std + grid.mean)[peeled.determined] * grid.levels
     return float((pixels - pixels.round()).square().mean().sqrt())
 
@@ -336,7 +320,7 @@ def _closed(found: EquationSamples, samples: list[_Sample], grid: PixelGrid) -> 
         return None
     neurons = found.slopes
     slopes = torch.stack([neurons[:, one.ray] @ one.weight for one in samples], dim=1)
-    return closed(peeled, slopes, gradient, grid)
+    return closed(peeled, slopes, gradient.flatten(), grid)
 
 
 def _features(chain: list[Layer], x: Tensor, task: Task) -> Tensor:
@@ -344,7 +328,6 @@ def _features(chain: list[Layer], x: Tensor, task: Task) -> Tensor:
 
 
 def _doubt(leak: GradientLeak, span: Span, white: Tensor, expected: int | None) -> str:
-    """Explain why the rows do not show the number of samples with certainty; empty if they do."""
     if not certify.ends(span, white):
         return "a singular value after those of the batch is larger than message rounding explains"
     if expected is None or not leak.steady:
@@ -357,13 +340,12 @@ def _doubt(leak: GradientLeak, span: Span, white: Tensor, expected: int | None) 
 def _reported(
     leak: GradientLeak, task: Task, images: _Images, found: EquationSamples
 ) -> Reconstruction:
-    """Report images with their certificates."""
     why = found.doubt
     wanted = leak.batch or found.span.batch
     exact = torch.cat([images.plain, images.other])
     x = torch.cat([exact, images.close])[:wanted]
     if not len(x):
-        return failed(leak, task, images.why or "no sample was found among the rays")
+        return failed("cone", leak, task, images.why or "no sample was found among the rays")
     y = None
     left = 1.0
     certified = len(images.plain)
@@ -375,9 +357,8 @@ def _reported(
         y = batch_labels.labels(leak, task, exact)
         certified = wanted
     if y is not None:
-        target = objectives.target(leak.equation(found.equation), task, 1, torch.float64)
-        left = objectives.misfit(target, task, exact.to(target.value), y.to(target.value.device))
-        allowed = max(certify.ROUNDED, EXPLAINED * target.noise)
+        left, noise = objectives.compared(leak.equation(found.equation), task, exact, y)
+        allowed = max(certify.ROUNDED, EXPLAINED * noise)
         if len(images.plain) == wanted:
             allowed = max(allowed, SATURATED)
         if left > allowed:
@@ -403,14 +384,8 @@ def _reported(
     )
 
 
-def failed(leak: GradientLeak, task: Task, why: str) -> Reconstruction:
-    """Report that nothing was found."""
-    none = torch.empty(0, *task.spec.shape)
-    return Reconstruction(leak.node, "cone", none, None, Certificate.FAILED, 1.0, note=why)
-
-
 @dataclass(frozen=True)
-class FirstLinear:
+class _FirstLinear:
     """The first linear layer behind convolutions."""
 
     names: LinearNames  # names of its weight and bias
@@ -418,7 +393,7 @@ class FirstLinear:
     softmax: bool  # whether it is the last layer, with softmax and cross-entropy behind it
 
 
-def first_linear(task: Task) -> FirstLinear | str:
+def first_linear(task: Task) -> _FirstLinear | str:
     """Return the first linear layer behind convolutions; or why its inputs cannot be found."""
     parts = sequential.parts(task.module)
     if parts is None:
@@ -435,7 +410,7 @@ def first_linear(task: Task) -> FirstLinear | str:
                     f"the inputs of {part.name} do not come out of a ReLU, "
                     "and it is not the last layer with cross-entropy behind it"
                 )
-            return FirstLinear(names, rectified, softmax)
+            return _FirstLinear(names, rectified, softmax)
         why = _unfit(part, before)
         if why:
             return why
@@ -446,7 +421,6 @@ def first_linear(task: Task) -> FirstLinear | str:
 
 
 def _unfit(part: ChainModule, before: ChainModule | None) -> str:
-    """Explain why a layer cannot be inverted, given the layer before it; empty if it can."""
     m = part.module
     if isinstance(m, nn.Conv2d) and not sequential.plain(m):
         return f"{part.name} is a convolution with groups or with padding other than zeros"

@@ -1,24 +1,4 @@
-"""Rows of a first fully connected layer over time: stacked, whitened, and the space they span.
-
-Place row r of the layer's weight gradient and entry r of its bias gradient side by side. In round
-t, this is a combination sum_k delta_rk^t [x_k 1] of the batch, where delta_rk^t is the slope of
-sample k's loss in neuron r (Phong et al. 2018). A row of any linear combination of gradients, such
-as a difference of two rounds, is a combination of the same [x_k 1]. For H neurons and m leaked
-equations, the stack (m H, p) therefore has as many large singular values as there are different
-inputs, whatever the models and the labels are.
-
-Before these singular values can be counted, two steps are necessary:
-
-1. **Whitening** (`whiten`). Leaked equations are differences of messages, so neighbouring equations
-share the errors of a message. With K the covariance of these errors over time and K = R R^T its
-Cholesky factorisation, R^-1 makes them independent with unit variance. Singular values of the
-whitened stack can then be compared with those of white noise.
-2. **Counting** (`span`). The largest singular value of white noise of size n x p with unit variance
-is close to its *edge*, sqrt(n) + sqrt(p) (Bai and Yin 1993). If the observed noise agrees with what
-the leak states, everything clearly above the edge belongs to the batch. If it does not (rounding is
-not white, and messages in float64 have hardly any noise), the batch ends at the largest drop
-between consecutive singular values.
-"""
+"""Rows of a first fully connected layer over time: stacked, whitened, and the space they span."""
 
 from __future__ import annotations
 
@@ -31,11 +11,31 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import AttackError
+from leakaudit.inversion.linear import edge
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.build_task import LinearNames
     from leakaudit.tasks.task import Task
+
+# Place row r of the layer's weight gradient and entry r of its bias gradient side by side. In round
+# t, this is a combination sum_k delta_rk^t [x_k 1] of the batch, where delta_rk^t is the slope of
+# sample k's loss in neuron r (Phong et al. 2018). A row of any linear combination of gradients,
+# such as a difference of two rounds, is a combination of the same [x_k 1]. For H neurons and m
+# leaked equations, the stack (m H, p) therefore has as many large singular values as there are
+# different inputs, whatever the models and the labels are.
+#
+# Before these singular values can be counted, two steps are necessary:
+#
+# 1. **Whitening** (`whiten`). Leaked equations are differences of messages, so neighbouring
+#    equations share the errors of a message. With K the covariance of these errors over time and K
+#    = R R^T its Cholesky factorisation, R^-1 makes them independent with unit variance. Singular
+#    values of the whitened stack can then be compared with those of white noise.
+# 2. **Counting** (`span`). The largest singular value of white noise of size n x p with unit
+#    variance is close to its *edge*, sqrt(n) + sqrt(p) (Bai and Yin 1993). If the observed noise
+#    agrees with what the leak states, everything clearly above the edge belongs to the batch. If it
+#    does not (rounding is not white, and messages in float64 have hardly any noise), the batch ends
+#    at the largest drop between consecutive singular values.
 
 # Number of directions beyond the batch that are also computed, to observe the noise; half of them
 # estimate its size. A choice: with 8, noise costs up to 2 dB; 32 change nothing.
@@ -104,40 +104,19 @@ class Span:
 
 
 def missing(leak: GradientLeak, task: Task) -> str | None:
-    """Explain why a leak does not contain the rows of a first fully connected layer with bias.
-
-    Args:
-        leak: Gradients of some columns of the parameters.
-
-    Returns:
-        The reason, or None if the leak contains the rows.
-    """
+    """Explain why a leak does not contain the rows of a first fully connected layer with bias."""
     return leak.gaps or absent(leak, task)
 
 
 def absent(leak: GradientLeak, task: Task) -> str | None:
-    """Explain the same for a leak in which coordinates may be missing.
-
-    Args:
-        leak: Gradients of some columns of the parameters.
-
-    Returns:
-        The reason, or None if the leak contains entries of the rows.
-    """
+    """Explain the same for a leak in which coordinates may be missing."""
     if task.first_linear is None:
         return f"the first layer of {task.spec.model} is not fully connected"
     return not_leaked(leak, task, task.first_linear)
 
 
 def not_leaked(leak: GradientLeak, task: Task, layer: LinearNames) -> str | None:
-    """Explain why a leak does not contain the rows of a layer with bias.
-
-    Args:
-        leak: Gradients of some columns of the parameters.
-
-    Returns:
-        The reason, or None if the leak contains the rows.
-    """
+    """Explain why a leak does not contain the rows of a layer with bias; None if it does."""
     weight, bias = layer
     if bias is None:
         return f"the layer {weight} has no bias, so only the direction of inputs is known"
@@ -152,16 +131,10 @@ def not_leaked(leak: GradientLeak, task: Task, layer: LinearNames) -> str | None
 
 
 def rows(leak: GradientLeak, task: Task, layer: LinearNames | None = None) -> Tensor:
-    """Extract the rows of the first layer, or of another linear one, from a leak.
+    """Extract the rows (m, H, p + 1) of the first layer, or of another linear one, in float64.
 
-    Weight decay adds multiples of the weights to a gradient. It is subtracted if the models are
-    known; those between the inner steps of a gradient never are.
-
-    Args:
-        layer: Names of its weight and bias; None stands for the first layer.
-
-    Returns:
-        (m, H, p) in float64, weights and bias side by side, so that p is the number of inputs + 1.
+    Weight decay adds multiples of the weights. It is subtracted if the models are known; those
+    between the inner steps of a gradient never are.
     """
     value = leak.value.double()
     if task.l2 and leak.theta is not None and leak.inner == 1:
@@ -173,16 +146,7 @@ def rows(leak: GradientLeak, task: Task, layer: LinearNames | None = None) -> Te
 def entries(
     value: Tensor, leak: GradientLeak, task: Task, layer: LinearNames | None = None
 ) -> Tensor:
-    """Arrange columns of a leak as rows of the first layer, or of another linear one.
-
-    Args:
-        value: (m, c), such as the leak's values or the mask of those that are determined.
-        leak: The leak, which states the columns.
-        layer: Names of the layer's weight and bias; None stands for the first layer.
-
-    Returns:
-        (m, H, p), weights and bias side by side.
-    """
+    """Arrange columns (m, c) of a leak as rows (m, H, p + 1) of the first layer, or of another."""
     weight, bias = (task.layout.slices[n] for n in layer or task.first_linear or () if n)
     start = leak.columns[0]
     units = bias.stop - bias.start
@@ -197,15 +161,10 @@ def fresh(leak: GradientLeak) -> bool:
 
 
 def whiten(stack: Tensor, leak: GradientLeak, window: slice) -> Tensor:
-    """Scale the errors of some rounds to unit variance and make them independent over time.
+    """Scale the errors of a window of rows (m, ...) to unit variance, independent over time.
 
-    Args:
-        stack: (m, ...) rows of all the leak's equations.
-        leak: Source of the rows. Its `noise` J states which errors of messages each equation
-            contains: their covariance over time is J J^T.
-
-    Returns:
-        The window's rows, multiplied by the inverse Cholesky factor of their errors' covariance.
+    The leak's `noise` J states which errors of messages each equation contains. The rows are
+    multiplied by the inverse Cholesky factor of their covariance J J^T.
     """
     noise = leak.noise.double() if leak.noise is not None else torch.diag(leak.std.double())
     covariance = noise[window] @ noise[window].T
@@ -225,22 +184,15 @@ def whiten(stack: Tensor, leak: GradientLeak, window: slice) -> Tensor:
 
 
 def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | None:
-    """Find the space of inputs of a whitened stack.
+    """Find the space of inputs of a whitened stack (m, H, p); None if its end is not visible.
 
-    If the noise is white and of the stated size, the batch ends where the noise begins. Otherwise,
-    it ends at the largest drop between singular values.
-
-    Args:
-        stack: (m, H, p) whitened rows.
-        expected: Size of the batch, or None if unknown. Equal inputs make the space smaller. If it
-            is None, an increasing number of directions is computed.
-
-    Returns:
-        The space, or None if the end of the batch is not visible.
+    If the noise is white and of the stated size, the batch ends where the noise begins;
+    otherwise at the largest drop between singular values. It has `expected` inputs at most; if
+    that is None, an increasing number of directions is computed.
     """
     flat = stack.flatten(0, 1)
     most = min(flat.shape)
-    edge = math.sqrt(len(flat)) + math.sqrt(flat.shape[1])
+    white = edge(*flat.shape)
     # Directions beyond the number of non-zero columns contain no noise to compare with.
     used = int((flat != 0).any(0).sum())
     count = (expected or SPARE) + SPARE
@@ -249,10 +201,10 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
             count = most
         sizes, basis = largest(flat, count, generator)
         ratio = _drops(sizes, expected, used)
-        noise = _noise(sizes, flat.shape) * edge if count == most else float(sizes[-1])
+        noise = _noise(sizes, flat.shape) * white if count == most else float(sizes[-1])
         loud = 0
         if float(sizes[0]) < LOUDEST:
-            loud = _above_noise(sizes / edge, noise / edge, expected or count)
+            loud = _above_noise(sizes / white, noise / white, expected or count)
         dropped = len(ratio) > 0 and float(ratio.max()) > CLEAR
         # Some directions of noise must follow the end.
         inside = dropped and int(ratio.argmax()) < count - SPARE // 2
@@ -263,7 +215,7 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
         return None
     b = loud or int(ratio.argmax()) + 1
     left = sizes[b : min(b + SPARE // 2, used)]
-    noise = float(left.square().mean().sqrt()) / edge
+    noise = float(left.square().mean().sqrt()) / white
     floor = torch.finfo(torch.float64).eps * float(sizes[0]) / math.sqrt(len(flat))
     return Span(
         basis=basis[:b],
@@ -271,20 +223,12 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
         noise=max(noise, floor),
         clear=float(ratio[b - 1]),
         white=bool(loud),
-        level=float(sizes[b] / edge) if loud else 1.0,
+        level=float(sizes[b] / white) if loud else 1.0,
     )
 
 
 def around(stack: Tensor, known: Tensor, batch: int, generator: Generator) -> Tensor:
-    """Span a space by known rows and the largest part of a stack that lies outside them.
-
-    Args:
-        stack: (m, H, p) whitened rows.
-        known: (n, p) rows that lie in the space exactly.
-
-    Returns:
-        (b, p) orthonormal rows, those of the known space first.
-    """
+    """Span a space (b, p) by known rows (n, p), and the largest part of a stack outside them."""
     inside = torch.linalg.qr(known.T).Q.T
     flat = stack.flatten(0, 1)
     outside = flat - (flat @ inside.T) @ inside
@@ -293,7 +237,6 @@ def around(stack: Tensor, known: Tensor, batch: int, generator: Generator) -> Te
 
 
 def _drops(sizes: Tensor, expected: int | None, used: int) -> Tensor:
-    """Return ratios of each singular value to the next, as far as the batch may end there."""
     floor = LEAST * float(sizes[0]) + torch.finfo(sizes.dtype).tiny
     ratio = sizes[:-1] / sizes[1:].clamp_min(floor)
     return ratio[: min(len(ratio), expected or len(ratio), max(0, used - 1))]
@@ -303,25 +246,20 @@ def _noise(sizes: Tensor, shape: Sequence[int]) -> float:
     """Estimate the standard deviation of white noise in a matrix from all its singular values.
 
     If the k largest ones are signal, the others contain (n - k) (p - k) squares of noise. The
-    result uses the smallest k whose next singular value is small enough to be noise.
+    smallest k whose next singular value may be noise is used.
     """
     n, p = shape
     for k in range(len(sizes)):
         std = math.sqrt(float(sizes[k:].square().sum()) / ((n - k) * (p - k)))
-        if float(sizes[k]) <= ABOVE * std * (math.sqrt(n) + math.sqrt(p)):
+        if float(sizes[k]) <= ABOVE * std * edge(n, p):
             break
     return std
 
 
 def _above_noise(sizes: Tensor, noise: float, most: int) -> int:
-    """Return the number of singular values above white noise of about the stated size.
+    """Return the number of singular values above white noise of about the stated size, 1.
 
-    Args:
-        sizes: Singular values in units of the edge at unit variance; 1 corresponds to the stated
-            noise.
-
-    Returns:
-        The number; 0 if the noise does not agree with the statement or too many values stand out.
+    0 if the noise does not agree with the statement, or too many values stand out.
     """
     above = int((sizes > ABOVE * noise).sum())
     low, high = STATED
@@ -330,17 +268,11 @@ def _above_noise(sizes: Tensor, noise: float, most: int) -> int:
 
 
 def largest(flat: Tensor, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Compute the largest singular values of a matrix and their right vectors.
+    """Compute the largest singular values (count,) of a matrix, and right vectors (count, p).
 
-    Random projection and power iterations (Halko, Martinsson and Tropp 2011, algorithm 4.4); the
-    complete decomposition if more than a third of all singular values are wanted, because it is
-    then no more expensive.
-
-    Args:
-        flat: (n, p) matrix.
-
-    Returns:
-        The singular values (count,) and right vectors (count, p).
+    Random projection and power iterations (Halko, Martinsson and Tropp 2011, algorithm 4.4);
+    the complete decomposition if more than a third of all is wanted, which is then no more
+    expensive.
     """
     if 3 * count > min(flat.shape):
         # R of a QR decomposition has the same singular values and right vectors as the matrix.

@@ -1,23 +1,4 @@
-"""The space of a batch's inputs from rows of which the same entries were observed in every round.
-
-If messages hold the same coordinates in every round, neuron r is observed at a set S_r of pixels.
-Its rows over time are W_r = A_r V on S_r, with V (b, p) any basis of the inputs and A_r (m, b) the
-slopes over time in this basis. No neuron shows all pixels, but sets overlap, and the pieces can be
-glued:
-
-1. **Core.** If all b inputs are active at a neuron at some time, its rows span V on S_r exactly:
-V on S_r has no part outside the row space of W_r. These are linear equations for V, whatever the
-other pieces are. Summed over such neurons, sum_r (I - P_r) is a positive semidefinite p x p matrix
-whose null space is V. No start value and no iteration is needed.
-2. **Extension.** On pixels in the core, the slopes A_r of every neuron follow by least squares, and
-with them further pixels from all neurons that show them, also from those where some inputs are
-never active.
-3. **Refinement.** A few alternations over all observed entries remove the error that the core's
-choice of neurons left.
-
-Only observed entries are used, and `worst` compares all of them with the result: a completed entry
-is never evidence.
-"""
+"""The space of a batch's inputs from rows whose same entries were observed in every round."""
 
 from __future__ import annotations
 
@@ -26,6 +7,26 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from leakaudit.inversion import linear
+
+# If messages hold the same coordinates in every round, neuron r is observed at a set S_r of pixels.
+# Its rows over time are W_r = A_r V on S_r, with V (b, p) any basis of the inputs and A_r (m, b)
+# the slopes over time in this basis. No neuron shows all pixels, but sets overlap, and the pieces
+# can be glued:
+#
+# 1. **Core.** If all b inputs are active at a neuron at some time, its rows span V on S_r exactly:
+#    V on S_r has no part outside the row space of W_r. These are linear equations for V, whatever
+#    the other pieces are. Summed over such neurons, sum_r (I - P_r) is a positive semidefinite p x
+#    p matrix whose null space is V. No start value and no iteration is needed.
+# 2. **Extension.** On pixels in the core, the slopes A_r of every neuron follow by least squares,
+#    and with them further pixels from all neurons that show them, also from those where some inputs
+#    are never active.
+# 3. **Refinement.** A few alternations over all observed entries remove the error that the core's
+#    choice of neurons left.
+#
+# Only observed entries are used, and `worst` compares all of them with the result: a completed
+# entry is never evidence.
 
 # Minimum ratio of a neuron's b-th singular value to the noise for all inputs to be active at it.
 FULL = 30.0
@@ -69,12 +70,7 @@ class GluedSpace:
     misfit: float  # norm of what is unexplained relative to the rows
 
     def completed(self, stack: Tensor, seen: Tensor) -> Tensor:
-        """Return the rows (m, k, n) of the neurons on all connected columns.
-
-        Args:
-            stack: (m, H, p + 1) rows, not whitened.
-            seen: (H, p + 1) bool, the observed entries.
-        """
+        """Return the rows (m, k, n) of the neurons on all connected columns, not whitened."""
         places = torch.cumsum(self.columns, 0) - 1
         rows = []
         for r in self.neurons.tolist():
@@ -94,27 +90,19 @@ class _Neuron:
 
     @property
     def edge(self) -> float:
-        """The largest singular value of white noise of this size, or of rounding in float64."""
         rounding = torch.finfo(self.rows.dtype).eps * float(self.rows.norm())
-        return max(math.sqrt(len(self.rows)) + math.sqrt(len(self.pixels)), rounding)
+        return max(linear.edge(*self.rows.shape), rounding)
 
     @property
     def rank(self) -> int:
-        """The number of directions that are clear of noise."""
         return int((torch.linalg.svdvals(self.rows) > FULL * self.edge).sum())
 
 
 def glue(white: Tensor, seen: Tensor, most: int) -> GluedSpace | None:
-    """Find the space of the inputs.
+    """Find the space of the inputs from whitened rows (m, H, p + 1), zero where not observed.
 
-    Args:
-        white: (m, H, p + 1) whitened rows; zero where not observed.
-        seen: (H, p + 1) bool, the entries that were observed in every round.
-        most: Number of samples, at least the number b of different inputs.
-
-    Returns:
-        The space, or None if too few neurons with all inputs active overlap, or the last column,
-        the bias, is not connected.
+    There are at most `most` inputs. None if too few neurons with all inputs active overlap, or
+    the last column, the bias, is not connected.
     """
     neurons = []
     for r in range(seen.shape[0]):
@@ -241,7 +229,6 @@ def _equations(
 
 
 def _result(neurons: list[_Neuron], space: Tensor, known: Tensor, batch: int) -> GluedSpace:
-    """Return the space with orthonormal rows, the slopes, and what remains unexplained."""
     basis = torch.linalg.qr(space[:, known].T).Q.T
     whole = torch.zeros_like(space)
     whole[:, known] = basis

@@ -1,19 +1,4 @@
-"""Whether a batch of images is the only one on the grid that spans its space.
-
-Any other batch that explains the same rows has images x = sum_k a_k x_k with sum_k a_k = 1. If the
-network received images on the grid (`certify.batch` asks for other evidence of that: mixtures are
-off it), two facts bound these a:
-
-* **Lattice.** All pixels of x are whole multiples of 1/levels, and so are those of the x_k. If the
-integer matrix of the x_k, with a row of ones, has full rank modulo every prime number, then all
-a_k are integers: a denominator would be a prime modulo which the rows depend on each other.
-* **Box.** All pixels of x lie in [0, 1]. Two linear programs per image bound its coefficient a_k.
-
-If every a_k lies strictly between -1 and 2, then a_k is 0 or 1, and since they add up to 1, x is
-one of the batch: no other image on the grid exists in the whole space. Similar images have wider
-bounds, such as 2 x_1 - x_2. Then each other image is examined separately: with a_k = 1, are the
-coefficients of the similar ones zero?
-"""
+"""Whether a batch of images is the only one on the grid that spans its space."""
 
 from __future__ import annotations
 
@@ -25,6 +10,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leakaudit.core.progress import expired
+
+# Any other batch that explains the same rows has images x = sum_k a_k x_k with sum_k a_k = 1. If
+# the network received images on the grid (`certify.batch` asks for other evidence of that: mixtures
+# are off it), two facts bound these a:
+#
+# * **Lattice.** All pixels of x are whole multiples of 1/levels, and so are those of the x_k. If
+#   the integer matrix of the x_k, with a row of ones, has full rank modulo every prime number, then
+#   all a_k are integers: a denominator would be a prime modulo which the rows depend on each other.
+# * **Box.** All pixels of x lie in [0, 1]. Two linear programs per image bound its coefficient a_k.
+#
+# If every a_k lies strictly between -1 and 2, then a_k is 0 or 1, and since they add up to 1, x is
+# one of the batch: no other image on the grid exists in the whole space. Similar images have wider
+# bounds, such as 2 x_1 - x_2. Then each other image is examined separately: with a_k = 1, are the
+# coefficients of the similar ones zero?
 
 Integers = NDArray[np.int64]
 
@@ -45,15 +44,7 @@ LOOSE = 8
 
 
 def irreplaceable(x: Tensor, levels: int) -> Tensor:
-    """Decide which images are certain to be in every batch on the grid with the same span.
-
-    Args:
-        x: (b, p) independent images k/levels in [0, 1].
-        levels: Number of steps of the grid between 0 and 1.
-
-    Returns:
-        (b,) bool.
-    """
+    """Decide which of independent images (b, p) are in every batch on the grid with their span."""
     b = len(x)
     nothing = torch.zeros(b, dtype=torch.bool)
     whole = (x * levels).round().long().cpu().numpy()
@@ -75,11 +66,9 @@ def irreplaceable(x: Tensor, levels: int) -> Tensor:
 def _within(
     pixels: NDArray[np.float64], k: int, low: float, high: float, fixed: int | None = None
 ) -> bool:
-    """Whether coefficient k stays strictly between two bounds on all images in the box.
+    """Check whether coefficient k stays strictly between two bounds on all images in the box.
 
-    Args:
-        pixels: (b, p).
-        fixed: An image whose coefficient is 1, or None.
+    `fixed` is an image whose coefficient is 1.
     """
     from scipy.optimize import linprog  # slow to import
 

@@ -1,24 +1,5 @@
 """Inputs of the last layer of any kind, by what the softmax says about them.
 
-`extreme_rays` needs zeros. Features behind a sigmoid, tanh or an average have none. But if the loss
-is cross-entropy, the slopes in the outputs of the last layer are a known function of its inputs:
-with weights W, bias c and label y_k, those of sample k are
-
-    d_k = softmax(W phi_k + c) - e_{y_k}.
-
-The layer's gradient is sum_k d_k [phi_k 1] / b. If there are more classes than samples, its row
-space is that of the b samples, and its column space is that of their slopes. So sample k is a point
-of the row space, b - 1 unknowns, whose slopes for some label lie in the column space, one equation
-for each of the other dimensions. Levenberg-Marquardt solves them for every label at once, from
-several averages of the samples, which are the rows of classes that no sample has.
-
-1. **False solutions.** Far away, the softmax is e_y for some label, and the slopes vanish. What is
-compared is therefore the part of the slopes outside the column space, relative to all of them.
-2. **Several samples of one label.** Such a search may end at the same one every time. Samples that
-are found are subtracted from the gradient, and what is left has a smaller row and column space.
-3. **Precision.** In the end, all samples together must give the gradient. Gauss-Newton steps
-minimise the difference, and its normal equations state the error of every sample.
-
 The method was developed for leakaudit.
 """
 
@@ -31,6 +12,28 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.progress import expired, step
+from leakaudit.inversion import linear
+
+# `extreme_rays` needs zeros. Features behind a sigmoid, tanh or an average have none. But if the
+# loss is cross-entropy, the slopes in the outputs of the last layer are a known function of its
+# inputs: with weights W, bias c and label y_k, those of sample k are
+#
+#     d_k = softmax(W phi_k + c) - e_{y_k}.
+#
+# The layer's gradient is sum_k d_k [phi_k 1] / b. If there are more classes than samples, its row
+# space is that of the b samples, and its column space is that of their slopes. So sample k is a
+# point of the row space, b - 1 unknowns, whose slopes for some label lie in the column space, one
+# equation for each of the other dimensions. Levenberg-Marquardt solves them for every label at
+# once, from several averages of the samples, which are the rows of classes that no sample has.
+#
+# 1. **False solutions.** Far away, the softmax is e_y for some label, and the slopes vanish. What
+#    is compared is therefore the part of the slopes outside the column space, relative to all of
+#    them.
+# 2. **Several samples of one label.** Such a search may end at the same one every time. Samples
+#    that are found are subtracted from the gradient, and what is left has a smaller row and column
+#    space.
+# 3. **Precision.** In the end, all samples together must give the gradient. Gauss-Newton steps
+#    minimise the difference, and its normal equations state the error of every sample.
 
 # Starts of a search, steps of each, and searches without a new sample after which it ends. A
 # choice: 16 images behind LeNet or ConvNet take two or three searches of a second each.
@@ -38,12 +41,9 @@ STARTS = 12
 STEPS = 60
 PATIENCE = 3
 
-# Damping of the first step, relative to the mean square of the equations, and its factors after a
-# step that succeeds or fails. Usual choices.
-DAMPING = 1e-2
-SUCCEEDS = 0.2
-FAILS = 5.0
-RANGE = (1e-14, 1e8)
+# Factor of the damping after a step that fails, relative to the mean square of the equations, and
+# its largest value. Usual choices.
+FAILS = (5.0, 1e8)
 
 # The part of slopes outside the column space that their computation explains, relative to these
 # slopes: that of float64, or multiples of the precision in which the softmax was computed.
@@ -79,20 +79,10 @@ TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0
 ENOUGH = 2
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """Inputs of the last layer."""
-
-    rays: Tensor  # (b, b) samples in the basis of their space, with a last entry of 1
-    error: Tensor  # (b,) standard deviation of a feature, because of the error of its ray
-
-
 def too_large(batch: int | None, classes: int) -> bool:
     """Return whether a batch has too few equations, or too many unknowns.
 
-    Args:
-        batch: Number of samples; None if unknown.
-        classes: Number of classes. Slopes add up to zero, so they have one dimension fewer.
+    Slopes add up to zero, so they have one dimension fewer than there are classes.
     """
     if batch is None:
         return False
@@ -102,16 +92,12 @@ def too_large(batch: int | None, classes: int) -> bool:
 
 def inputs(
     rows: Tensor, weight: Tensor, basis: Tensor, noise: float, wire: float, generator: Generator
-) -> Inputs | None:
+) -> tuple[Tensor, Tensor] | None:
     """Find all samples behind the gradient of a last layer with softmax and cross-entropy.
 
-    Args:
-        rows: (C, n + 1) gradient of the weights and the bias, for the mean loss of the batch.
-        weight: (C, n + 1) weights and bias of the model.
-        basis: (b, n + 1) orthonormal rows, the space of the samples.
-
-    Returns:
-        The samples; None if some are missing, or do not give the gradient.
+    `rows` and `weight` (C, n + 1) have a column for the bias; `basis` (b, n + 1) is the space
+    of the samples. Returns the samples (b, b) in it, with a last entry of 1, and the deviation
+    (b,) of their features; None if some are missing, or do not give the gradient.
     """
     batch = len(basis)
     least = max(LEAST, COMPUTED * wire)
@@ -157,15 +143,7 @@ class _Search:
         return rays, labels
 
     def more(self, rays: Tensor, labels: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """Find samples in what those that are found leave of the gradient.
-
-        Args:
-            rays: (k, b) samples that are found.
-            labels: (k,) their labels.
-
-        Returns:
-            New samples (m, b) and labels (m,).
-        """
+        """Find samples (m, b) and labels (m,) in what those found so far leave of the gradient."""
         left = self.inside - self.slopes(rays, labels).T @ rays
         count = len(self.one) - len(rays)
         columns, sizes, space = torch.linalg.svd(left)
@@ -194,8 +172,8 @@ class _Search:
     def _different(self, rays: Tensor, labels: Tensor) -> list[int]:
         """Return which samples (k, b) differ from all those before them.
 
-        Samples of one label with nearly the same slopes may be one. If they are not, the other one
-        is found after the first was subtracted.
+        Samples of one label with nearly the same slopes may be one. If they are not, the
+        other one is found after the first was subtracted.
         """
         slopes = self.slopes(rays, labels)
         chosen: list[int] = []
@@ -206,14 +184,10 @@ class _Search:
         return chosen
 
     def _starts(self, left: Tensor, one: Tensor, generator: Generator) -> Tensor:
-        """Return averages (m, q) of the samples.
+        """Return averages (m, q) of the samples, from rows (C, q) of what is left.
 
-        The row of a class that no sample has contains the samples with positive weights. Other
-        starts are random averages of these.
-
-        Args:
-            left: (C, q) rows of what is left.
-            one: (q,) what is 1 for every sample.
+        The row of a class that no sample has contains the samples with positive weights.
+        Other starts are random averages of these.
         """
         sums = left @ one
         rows = left[sums > 0] / sums[sums > 0][:, None]
@@ -227,16 +201,9 @@ class _Search:
         return torch.cat([rows[best], wide[len(best) :]])
 
     def _solved(self, start: Tensor, space: Tensor, outside: Tensor, labels: Tensor) -> Tensor:
-        """Search for a sample of each label whose slopes are not outside their space.
+        """Search from `start` (q,) for a sample (k, b) of each label with no slopes outside.
 
-        Args:
-            start: (q,) coordinates in the space.
-            space: (q, b) orthonormal rows.
-            outside: (C, m) what slopes have no part in.
-            labels: (k,).
-
-        Returns:
-            (k, b) where the search ends.
+        `space` (q, b) has orthonormal rows; slopes have no part in `outside` (C, m).
         """
         one = space @ self.one
         # All directions that keep the last entry 1.
@@ -246,37 +213,25 @@ class _Search:
             return ray
         weight = self.weight @ free.T
         identity = torch.eye(len(free), dtype=ray.dtype)
-        damping = torch.full((len(labels),), DAMPING, dtype=ray.dtype)
-        slopes = self.slopes(ray, labels)
-        size = (slopes @ outside).square().sum(1)
-        for _ in range(STEPS):
+
+        def residual(ray: Tensor) -> Tensor:
+            return self.slopes(ray, labels) @ outside
+
+        def stepped(ray: Tensor, value: Tensor, damping: Tensor) -> Tensor:
             p = (ray @ self.weight.T).softmax(1)
             # d softmax / d logit = diag(p) - p p^T
             moved = p[:, :, None] * (weight - (p @ weight)[:, None])
             matrix = outside.T @ moved  # (k, m, q - 1)
-            normal = matrix.transpose(1, 2) @ matrix
+            normal = matrix.mT @ matrix
             strength = normal.diagonal(dim1=1, dim2=2).mean(1).clamp_min(TINY)
             shifted = normal + (damping * strength)[:, None, None] * identity
-            right = matrix.transpose(1, 2) @ (slopes @ outside)[:, :, None]
-            change = torch.linalg.solve_ex(shifted, right)[0][:, :, 0]
-            other = ray - change.nan_to_num() @ free
-            slopes_there = self.slopes(other, labels)
-            size_there = (slopes_there @ outside).square().sum(1)
-            better = size_there < size
-            ray = torch.where(better[:, None], other, ray)
-            slopes = torch.where(better[:, None], slopes_there, slopes)
-            size = torch.where(better, size_there, size)
-            damping = torch.where(better, SUCCEEDS * damping, FAILS * damping).clamp(*RANGE)
-        return ray
+            change = torch.linalg.solve_ex(shifted, matrix.mT @ value[:, :, None])[0][:, :, 0]
+            return ray - change.nan_to_num() @ free
 
-    def polished(self, rays: Tensor, labels: Tensor, entries: int) -> Inputs | None:
-        """Solve for all samples together; None if they do not give the gradient.
+        return linear.descended(ray, residual, stepped, STEPS, FAILS)[0]
 
-        Args:
-            rays: (b, b) samples.
-            labels: (b,) their labels.
-            entries: Number of entries n + 1 of a sample.
-        """
+    def polished(self, rays: Tensor, labels: Tensor, entries: int) -> tuple[Tensor, Tensor] | None:
+        """Solve for all samples (b, b) together; None if they do not give the gradient."""
         b = len(rays)
         free = torch.linalg.qr(self.one[:, None], mode="complete").Q[:, 1:]  # (b, b - 1)
         # A single sample is the whole row space; nothing about it is unknown.
@@ -293,11 +248,11 @@ class _Search:
         # The noise is stated, but what is left shows it as well.
         noise = max(self.noise, usual)
         if b == 1:
-            return Inputs(rays, rays.new_zeros(1))
+            return rays, rays.new_zeros(1)
         matrix = self._derivative(rays, labels, free)
         inverse = torch.linalg.inv(torch.linalg.qr(matrix).R)
         variance = noise**2 * inverse.square().sum(1).reshape(b, b - 1).sum(1)
-        return Inputs(rays, DEPENDENT * (variance / entries).sqrt())
+        return rays, DEPENDENT * (variance / entries).sqrt()
 
     def _derivative(self, rays: Tensor, labels: Tensor, free: Tensor) -> Tensor:
         """Return the derivative (C b, b (b - 1)) of sum_k d_k a_k^T in all samples."""

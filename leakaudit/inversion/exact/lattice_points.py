@@ -1,10 +1,4 @@
-"""All integer points of an ellipsoid: a search that also proves that there is only one.
-
-The points p with |R (p - c)| <= r are found by walking through the coordinates from the last to the
-first (Fincke and Pohst 1985). If the ellipsoid is long and thin, as those of badly determined
-pixels are, almost every partial walk ends in nothing, unless the basis of the integers is changed
-to one in which the ellipsoid is nearly round (Lenstra, Lenstra and Lovasz 1982, `reduced`).
-"""
+"""All integer points of an ellipsoid: a search that also proves that there is only one."""
 
 from __future__ import annotations
 
@@ -12,6 +6,11 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
+
+# The points p with |R (p - c)| <= r are found by walking through the coordinates from the last to
+# the first (Fincke and Pohst 1985). If the ellipsoid is long and thin, as those of badly determined
+# pixels are, almost every partial walk ends in nothing, unless the basis of the integers is changed
+# to one in which the ellipsoid is nearly round (Lenstra, Lenstra and Lovasz 1982, `reduced`).
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -33,11 +32,8 @@ EDGE = 1e-9
 def reduced(r: Array) -> tuple[Array, Integers]:
     """Change the basis of the integers so that an ellipsoid becomes nearly round.
 
-    Args:
-        r: (n, n) upper triangular R without zeros in its diagonal.
-
-    Returns:
-        Upper triangular (n, n) and a unimodular T (n, n), so that |R T z| is its length of z.
+    For an upper triangular R (n, n), returns another one and a unimodular T: |R T z| is the
+    length of z in it.
     """
     n = len(r)
     r = r.copy()
@@ -58,7 +54,6 @@ def reduced(r: Array) -> tuple[Array, Integers]:
 
 
 def _shorten(r: Array, turn: Integers, k: int) -> None:
-    """Subtract the basis vectors before k from it until all parts are at most a half."""
     half = LONGEST * np.abs(np.diag(r)[:k])
     while True:
         long = np.flatnonzero(np.abs(r[:k, k]) > half)
@@ -88,16 +83,7 @@ def _exchange(r: Array, turn: Integers, k: int) -> None:
 
 
 def inside(r: Array, centre: Array, radius: float, most: int) -> Integers | None:
-    """Return all integer points p with |R (p - centre)| <= radius.
-
-    Args:
-        r: (n, n) upper triangular, without zeros in its diagonal.
-        centre: (n,).
-        radius: At least 0.
-
-    Returns:
-        (k, n) points, or None if there may be others.
-    """
+    """Return all integer points (k, n) with |R (p - centre)| <= radius; None if unfinished."""
     n = len(r)
     basis, turn = reduced(r)
     # A centre moved by a whole number keeps the coordinates of the new basis small.

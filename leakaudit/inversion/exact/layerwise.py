@@ -1,18 +1,4 @@
-"""What the gradient of one sample reveals about each layer's input, from the last layer: R-GAP.
-
-Zhu and Blaschko 2021. Let d be the slope of the loss in a layer's output and h the layer's input.
-
-* A linear layer has dL/dW = d h^T, so h = d^T dL/dW / |d|^2 exactly.
-* The dL/dW of a convolution is linear in h, too: the same matrix M(d) for every channel (`matrix`).
-Therefore h is known in the row space of M(d), and completely if the rank of M(d) equals the number
-of pixels: the paper's gradient constraints.
-* The layer's output is known as well, from the layer above: for ReLU, where it is positive. That W
-h + b equals it often determines what M(d) leaves open: the paper's weight constraints.
-
-Then the activation before the layer is inverted, d is propagated one layer further, and so on down
-to the input of the network. If the equations of a layer are not sufficient, the descent stops and
-returns what is known there for a search (attacks/rgap.py).
-"""
+"""What the gradient of one sample reveals about each layer's input, from the last layer: R-GAP."""
 
 from __future__ import annotations
 
@@ -23,7 +9,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from leakaudit.inversion.exact.chain_pieces import places
 from leakaudit.tasks.layer_chain import Layer, Output, before
+
+# Zhu and Blaschko 2021. Let d be the slope of the loss in a layer's output and h the layer's input.
+#
+# * A linear layer has dL/dW = d h^T, so h = d^T dL/dW / |d|^2 exactly.
+# * The dL/dW of a convolution is linear in h, too: the same matrix M(d) for every channel
+#   (`matrix`). Therefore h is known in the row space of M(d), and completely if the rank of M(d)
+#   equals the number of pixels: the paper's gradient constraints.
+# * The layer's output is known as well, from the layer above: for ReLU, where it is positive. That
+#   W h + b equals it often determines what M(d) leaves open: the paper's weight constraints.
+#
+# Then the activation before the layer is inverted, d is propagated one layer further, and so on
+# down to the input of the network. If the equations of a layer are not sufficient, the descent
+# stops and returns what is known there for a search (attacks/rgap.py).
 
 # Singular values below this share of the largest contain no information. Errors of 1e-16 in float64
 # grow to 1e-10 of the input at this point, and further in the next layers.
@@ -59,11 +59,7 @@ class LayerRelations:
         )
 
     def solve(self) -> Tensor | None:
-        """Solve for the layer's input.
-
-        Returns:
-            The input, or None if the linear equations do not determine it or are too many.
-        """
+        """Solve for the layer's input; None if it is not determined, or has too many unknowns."""
         if self.basis is None:
             return self.seen
         base = self.basis.T @ self.seen
@@ -82,15 +78,7 @@ class LayerRelations:
         return whole.reshape(self.layer.shape)
 
     def _rest(self, base: Tensor, free: Tensor) -> Tensor | None:
-        """Solve for what the gradient leaves open, using the layer's known outputs.
-
-        Args:
-            base: (n, c) the known part of the input.
-            free: (n, n - r) the open directions of a channel.
-
-        Returns:
-            Coordinates (n - r, c) along them, or None if they are not unique.
-        """
+        """Solve for what the gradient leaves open, by known outputs: (n - r, c) along `free`."""
         missing = free.shape[1]
         channels = base.shape[1]
         rows = self.output.known.flatten().nonzero().flatten()
@@ -117,11 +105,7 @@ class LayerRelations:
         return rest.reshape(channels, missing).T
 
     def misfit(self, h: Tensor) -> Tensor:
-        """Measure how badly an input fits the gradient and the output.
-
-        Args:
-            h: (1, *shape) input of the layer.
-        """
+        """Measure how badly an input (1, *shape) fits the gradient and the output."""
         if self.basis is None:
             part = h[0]
         else:
@@ -138,14 +122,10 @@ class LayerRelations:
 def descend(
     chain: list[Layer], slopes: Mapping[str, Tensor], error: float
 ) -> tuple[Tensor | None, list[LayerRelations]]:
-    """Descend from the last layer as long as the equations determine a layer's input.
+    """Descend from the last layer, linear with bias, as long as equations determine the inputs.
 
-    Args:
-        chain: All layers in order; the last one is linear with bias.
-
-    Returns:
-        The input of the chain, or None if a layer's equations do not determine its input; and what
-        is known around each layer visited, ending with the one that stopped the descent.
+    Returns the input of the chain, None if it is not determined; and what is known around each
+    layer visited, ending with the one that stopped the descent.
     """
     held: list[LayerRelations] = []
     k = len(chain) - 1
@@ -168,7 +148,6 @@ def descend(
 def _relations(
     layer: Layer, at: int, weight: Tensor, output: Output, d: Tensor, error: float
 ) -> tuple[LayerRelations, float]:
-    """Collect what is known from a layer's gradient and output."""
     dense = isinstance(layer.module, nn.Linear)
     if not bool(d.any()):
         # The gradient vanishes and contains no information.
@@ -189,26 +168,15 @@ def _relations(
 def matrix(layer: Layer, d: Tensor) -> Tensor:
     """Build M(d), which multiplies a channel of a convolution's input in the gradient.
 
-    Row (o, u, v) contains d_o at the pixels that entry (u, v) of the kernel is applied to.
-
-    Args:
-        d: (o, h, w) the loss's slope in its output.
+    Row (o, u, v) contains d_o, for slopes d (o, h, w) in the outputs, at the pixels that entry
+    (u, v) of the kernel is applied to.
     """
     m = layer.module
     assert isinstance(m, nn.Conv2d)
-    high, wide = layer.shape[1:]
-    tall, broad = layer.parameters["weight"].shape[2:]
-    out = d.new_zeros(d.shape[0], tall, broad, high * wide)
-    for u in range(tall):
-        for v in range(broad):
-            y = _met(d.shape[1], u, m, 0, d.device)
-            x = _met(d.shape[2], v, m, 1, d.device)
-            inside = ((y >= 0) & (y < high))[:, None] & ((x >= 0) & (x < wide))
-            out[:, u, v, (y[:, None] * wide + x)[inside]] = d[:, inside]
-    return out.flatten(0, 2)
-
-
-def _met(n: int, k: int, m: nn.Conv2d, side: int, device: torch.device) -> Tensor:
-    """Return rows (or columns) of the input to which entry k of the kernel is applied."""
-    first = torch.arange(n, device=device) * m.stride[side]
-    return first + k * m.dilation[side] - int(m.padding[side])
+    pixels = math.prod(layer.shape[1:])
+    entries = places(m, (1, *layer.shape[1:])).T.to(d.device)  # (k k, positions)
+    out = d.new_zeros(len(d), len(entries), pixels + 1)
+    # What is outside the image goes into the last column, which is left out.
+    column = (entries % (pixels + 1)).expand(len(d), -1, -1)
+    out.scatter_(2, column, d.flatten(1)[:, None].expand_as(column))
+    return out[:, :, :-1].flatten(0, 1)

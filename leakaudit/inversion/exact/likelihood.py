@@ -1,22 +1,4 @@
-"""How well inputs and activity patterns explain rows with white noise.
-
-Let L_g (n, b) be the rows of neuron g in coordinates of the inputs' space, with errors of unit
-variance, and m_k the coordinates of sample k. If the samples A_g are active at g, the rows lie in
-span{m_k : k in A_g} up to noise, and the unexplained part is
-
-    |L_g (1 - P_g)|^2,    P_g the projector onto that span.
-
-Minus twice the logarithm of the Gaussian likelihood is the sum of this over all neurons. Declaring
-another sample active always lowers it: a sample that is actually inactive reduces the sum by a
-chi^2 with n degrees of freedom. Each active sample therefore adds a penalty larger than that, n +
-3.5 sqrt(2 n) (`penalty`), which is model selection with a threshold on false alarms.
-
-Unlike a test of one dual vector, the sum does not require that a weak direction can be
-distinguished from noise at every single neuron: evidence from all neurons adds up.
-
-Patterns and coordinates are determined alternately: for given coordinates, each neuron changes one
-sample at a time (`fit`); for given patterns, L-BFGS moves the coordinates (`refined`).
-"""
+"""How well inputs and activity patterns explain rows with white noise."""
 
 from __future__ import annotations
 
@@ -26,7 +8,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakaudit.inversion.linear import edge
 from leakaudit.inversion.search import optimise
+
+# Let L_g (n, b) be the rows of neuron g in coordinates of the inputs' space, with errors of unit
+# variance, and m_k the coordinates of sample k. If the samples A_g are active at g, the rows lie in
+# span{m_k : k in A_g} up to noise, and the unexplained part is
+#
+#     |L_g (1 - P_g)|^2,    P_g the projector onto that span.
+#
+# Minus twice the logarithm of the Gaussian likelihood is the sum of this over all neurons.
+# Declaring another sample active always lowers it: a sample that is actually inactive reduces the
+# sum by a chi^2 with n degrees of freedom. Each active sample therefore adds a penalty larger than
+# that, n + 3.5 sqrt(2 n) (`penalty`), which is model selection with a threshold on false alarms.
+#
+# Unlike a test of one dual vector, the sum does not require that a weak direction can be
+# distinguished from noise at every single neuron: evidence from all neurons adds up.
+#
+# Patterns and coordinates are determined alternately: for given coordinates, each neuron changes
+# one sample at a time (`fit`); for given patterns, L-BFGS moves the coordinates (`refined`).
 
 # A sample counts as active if it explains this many standard deviations of chi^2 more than its
 # mean. Noise exceeds this with a probability of 0.5 % for n = 8 and of 0.2 % for n = 40. Measured
@@ -58,39 +58,25 @@ class SampleFit:
 
 
 def condensed(rows: Tensor) -> Tensor:
-    """Keep the directions in time that contain signal, an orthogonal change of coordinates.
-
-    Args:
-        rows: (G, n, b) with independent errors of unit variance.
-
-    Returns:
-        (G, k, b) with independent errors of unit variance, k <= n.
-    """
+    """Keep the directions in time of rows (G, n, b) that contain signal: (G, k, b), k <= n."""
     groups, n, b = rows.shape
     left, sizes, _ = torch.linalg.svd(rows.transpose(0, 1).flatten(1), full_matrices=False)
-    edge = n**0.5 + (groups * b) ** 0.5
-    keep = max(min(n, b), int((sizes > ABOVE * edge).sum()))
+    keep = max(min(n, b), int((sizes > ABOVE * edge(n, groups * b)).sum()))
     return torch.einsum("gnb,nk->gkb", rows, left[:, :keep])
 
 
 def penalty(n: int) -> float:
-    """Return what a sample must explain at a neuron to count as active.
+    """Return what a sample must explain in the n rows of a neuron to count as active.
 
-    Args:
-        n: Number of rows of a neuron: chi^2 with n degrees of freedom has mean n and variance 2 n.
+    chi^2 with n degrees of freedom has mean n and variance 2 n.
     """
     return n + SIGMAS * math.sqrt(2 * n)
 
 
 def fit(rows: Tensor, m: Tensor, active: Tensor) -> SampleFit:
-    """Determine the patterns for given coordinates.
+    """Determine the patterns (G, b) for coordinates (b, b) of any length.
 
     In each sweep, every neuron changes the one sample whose activity is most clearly wrong.
-
-    Args:
-        rows: (G, n, b) with independent errors of unit variance.
-        m: (b, b) coordinates of the samples, of any length.
-        active: (G, b) bool, the patterns to start from.
     """
     m = m / m.norm(dim=1, keepdim=True)
     limit = penalty(rows.shape[1])
@@ -107,12 +93,7 @@ def fit(rows: Tensor, m: Tensor, active: Tensor) -> SampleFit:
 
 
 def refined(rows: Tensor, start: SampleFit, known: Tensor) -> SampleFit:
-    """Move the coordinates to explain the rows best, and determine the patterns again.
-
-    Args:
-        rows: (G, n, b) with independent errors of unit variance.
-        known: (k, b) coordinates of the first k samples, which remain fixed.
-    """
+    """Move the coordinates to explain the rows best, except the first `known` ones (k, b)."""
     best = start
     if len(known):
         best = fit(rows, torch.cat([known, start.m[len(known) :]]), start.active)
@@ -145,8 +126,8 @@ def refined(rows: Tensor, start: SampleFit, known: Tensor) -> SampleFit:
 def _span(m: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
     """Return active coordinates (G, b, b), zero elsewhere, and their dual vectors in their span.
 
-    Inactive samples have a 1 on the diagonal of the Gram matrix, so that one batched solve serves
-    patterns of every size.
+    Inactive samples have a 1 on the diagonal of the Gram matrix, so that one batched solve
+    serves patterns of every size.
     """
     on = active.to(m.dtype)
     mine = on[:, :, None] * m

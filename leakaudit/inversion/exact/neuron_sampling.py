@@ -1,20 +1,4 @@
-"""Dual vectors from few rounds: draw neurons at random.
-
-With fewer rounds than active samples, the rows of a neuron do not span the space of those samples,
-and its null space contains more than dual vectors: walks (`activation_patterns`) do not succeed.
-But if one sample k is inactive at several neurons, its dual vector q_k solves all their rows
-together, and b - 1 independent rows determine it. The method: draw enough neurons for b - 1 rows,
-solve for the vector along which these rows vanish, and count the other neurons whose rows also
-vanish there. For a vector that results from a wrong draw, no other neuron vanishes.
-
-Dimitrov et al. 2024 (SPEAR) draw b - 1 single rows of one gradient. A neuron that is observed over
-n rounds provides n rows at once, so only about (b - 1) / n neurons must agree, whatever
-combinations of gradients the rounds contain. If a sample is inactive at a neuron with probability
-a, one draw succeeds with probability about a^((b - 1) / n).
-
-`DRAWS`, `VANISHES`, `EXTRA` and `KEPT` were changed by factors of four and more, for batches of 4
-and 6 in 3 and 4 rounds of Fashion-MNIST. Every image was recovered bit for bit each time.
-"""
+"""Dual vectors from few rounds: draw neurons at random."""
 
 from __future__ import annotations
 
@@ -25,6 +9,21 @@ from torch import Generator, Tensor
 
 from leakaudit.core.progress import expired
 from leakaudit.inversion.exact.activation_patterns import Dual, Groups
+
+# With fewer rounds than active samples, the rows of a neuron do not span the space of those
+# samples, and its null space contains more than dual vectors: walks (`activation_patterns`) do not
+# succeed. But if one sample k is inactive at several neurons, its dual vector q_k solves all their
+# rows together, and b - 1 independent rows determine it. The method: draw enough neurons for b - 1
+# rows, solve for the vector along which these rows vanish, and count the other neurons whose rows
+# also vanish there. For a vector that results from a wrong draw, no other neuron vanishes.
+#
+# Dimitrov et al. 2024 (SPEAR) draw b - 1 single rows of one gradient. A neuron that is observed
+# over n rounds provides n rows at once, so only about (b - 1) / n neurons must agree, whatever
+# combinations of gradients the rounds contain. If a sample is inactive at a neuron with probability
+# a, one draw succeeds with probability about a^((b - 1) / n).
+#
+# `DRAWS`, `VANISHES`, `EXTRA` and `KEPT` were changed by factors of four and more, for batches of 4
+# and 6 in 3 and 4 rounds of Fashion-MNIST. Every image was recovered bit for bit each time.
 
 # Draws per batch. A choice: this number of systems keeps the processor busy without much memory.
 DRAWS = 2048
@@ -48,14 +47,10 @@ LARGE = 24
 
 
 def sample(groups: Groups, duals: list[Dual], batches: int, generator: Generator) -> list[Dual]:
-    """Add duals found by drawing neurons.
+    """Add duals found by drawing neurons, until `batches` of draws in a row have no success.
 
-    Nothing is drawn if there are as many rounds as samples, because walks then suffice, or if draws
-    are hopeless (`DEEPEST`).
-
-    Args:
-        batches: The search ends after this many batches of `DRAWS` draws in a row without success;
-            fewer for batches of more than `LARGE` samples.
+    Nothing is drawn if there are as many rounds as samples, because walks then suffice, or if
+    draws are hopeless (`DEEPEST`).
     """
     b = groups.batch
     n = groups.right.shape[1]
@@ -84,14 +79,9 @@ def sample(groups: Groups, duals: list[Dual], batches: int, generator: Generator
 
 
 def _draw(rows: Tensor, full: Tensor, need: int, generator: Generator) -> Tensor:
-    """Return the best candidates of one batch of draws.
+    """Return the best candidates (k, b) of one batch of draws from orthonormal rows (G, n, b).
 
-    Args:
-        rows: (G, n, b) orthonormal rows of every neuron.
-
-    Returns:
-        (k, b) unit vectors along which at least `EXTRA` neurons beyond those drawn vanish, best
-        first.
+    At least `EXTRA` neurons beyond those drawn vanish along each.
     """
     groups, n, b = rows.shape
     chance = torch.rand(DRAWS, len(full), generator=generator, dtype=rows.dtype)

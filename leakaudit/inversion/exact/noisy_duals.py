@@ -1,28 +1,4 @@
-"""Inputs from noisy messages: dual vectors are chosen by the likelihood of all rows.
-
-Along a dual vector, the rows of a neuron are noise of known size if its sample is inactive there,
-and contain signal of some size otherwise (`activation_patterns`). Close to the noise level, a
-threshold at each neuron fails: directions in which the whole batch is weak look like noise
-everywhere. The criterion is therefore how much likelier noise is than signal of the size that is
-usual along the vector, not how many neurons look like noise (`NeuronRows.zero`).
-
-1. **Candidates.** A dual vector is a unit vector p along which many neurons vanish: a minimum of
-sum_g log |L_g p|^2. The logarithm rewards values near zero far more than values that are merely
-small. It has many minima, so descents start from random vectors, and from those along which one to
-three random neurons are smallest (`_candidates`). Each step is an eigenproblem, because the
-logarithm lies below its tangent in |L_g p|^2: iteratively reweighted least squares.
-2. **Choice.** First, b clearly independent candidates are selected greedily. Then other candidates
-replace them as long as the likelihood of all rows improves (`likelihood`, `search`).
-3. **The grid.** Inputs that lie on the data's grid are exact and are kept fixed, while the others
-are estimated again. The part of the others outside the space of the certified ones is clearer than
-the smallest singular values of the whole (`recover`).
-
-**Sensitivity.** Each constant below except `MOST`, `NOISE_SHARE`, `LEAST_WEIGHT` and `TURNS` was
-changed by a factor of two to three in both directions, for recordings of Fashion-MNIST with
-quantised messages (docs/exact.md): batches of 4 at a standard deviation of 1e-4 and 1e-5, of 2 at
-1e-3, and of 8 at 1e-4. Unless its comment states otherwise, the number of exact images did not
-change, nor did any median PSNR by more than 1 dB. None is tuned to a decimal.
-"""
+"""Inputs from noisy messages: dual vectors are chosen by the likelihood of all rows."""
 
 from __future__ import annotations
 
@@ -38,6 +14,32 @@ from leakaudit.inversion.exact.duals_to_inputs import KnownInputs, merged
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.likelihood import SampleFit
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import independent
+
+# Along a dual vector, the rows of a neuron are noise of known size if its sample is inactive there,
+# and contain signal of some size otherwise (`activation_patterns`). Close to the noise level, a
+# threshold at each neuron fails: directions in which the whole batch is weak look like noise
+# everywhere. The criterion is therefore how much likelier noise is than signal of the size that is
+# usual along the vector, not how many neurons look like noise (`NeuronRows.zero`).
+#
+# 1. **Candidates.** A dual vector is a unit vector p along which many neurons vanish: a minimum of
+#    sum_g log |L_g p|^2. The logarithm rewards values near zero far more than values that are
+#    merely small. It has many minima, so descents start from random vectors, and from those along
+#    which one to three random neurons are smallest (`_candidates`). Each step is an eigenproblem,
+#    because the logarithm lies below its tangent in |L_g p|^2: iteratively reweighted least
+#    squares.
+# 2. **Choice.** First, b clearly independent candidates are selected greedily. Then other
+#    candidates replace them as long as the likelihood of all rows improves (`likelihood`,
+#    `search`).
+# 3. **The grid.** Inputs that lie on the data's grid are exact and are kept fixed, while the others
+#    are estimated again. The part of the others outside the space of the certified ones is clearer
+#    than the smallest singular values of the whole (`recover`).
+#
+# **Sensitivity.** Each constant below except `MOST`, `NOISE_SHARE`, `LEAST_WEIGHT` and `TURNS` was
+# changed by a factor of two to three in both directions, for recordings of Fashion-MNIST with
+# quantised messages (docs/exact.md): batches of 4 at a standard deviation of 1e-4 and 1e-5, of 2 at
+# 1e-3, and of 8 at 1e-4. Unless its comment states otherwise, the number of exact images did not
+# change, nor did any median PSNR by more than 1 dB. None is tuned to a decimal.
 
 # Largest batch: above it, starts rarely lead to a dual vector.
 MOST = 16
@@ -102,12 +104,7 @@ TURNS = 4
 def recover(
     white: Tensor, span: Span, grid: PixelGrid, known: Tensor, generator: Generator
 ) -> KnownInputs:
-    """Find the inputs behind a whitened stack whose noise is white.
-
-    Args:
-        white: (m, H, p + 1) rows.
-        known: (n, p) inputs that are already certified.
-    """
+    """Find the inputs behind rows (m, H, p + 1) with white noise, given certified ones (n, p)."""
     basis = span.basis
     certified = known
     x = known[:0]
@@ -164,17 +161,12 @@ class NeuronRows:
         return self.rows.shape[2]
 
     def zero(self, q: Tensor) -> Tensor:
-        """Return log odds that a neuron contains noise, not signal of a usual size, along vectors.
+        """Return log odds (N, G) that a neuron contains noise, not signal, along vectors (N, b).
 
-        The n rows along q are Gaussian with variance 1 if there is only noise, and with 1 + v if
-        there is signal of variance v. Up to a common constant, the log densities of their sum of
-        squares s are -s / 2 and -n / 2 log(1 + v) - s / (2 (1 + v)), the latter mixed over v.
-
-        Args:
-            q: (N, b) unit vectors.
-
-        Returns:
-            (N, G), positive if noise is likelier.
+        The n rows along q are Gaussian with variance 1 if there is only noise, and with 1 +
+        v if there is signal of variance v. Up to a common constant, the log densities of
+        their sum of squares s are -s / 2 and -n / 2 log(1 + v) - s / (2 (1 + v)), the
+        latter mixed over v.
         """
         n = self.rows.shape[1]
         size = _forms(q, self.gram)
@@ -215,12 +207,7 @@ def search(evidence: NeuronRows, generator: Generator) -> SampleFit:
 
 
 def settled(evidence: NeuronRows, m: Tensor, known: int) -> SampleFit:
-    """Refine coordinates of all samples.
-
-    Args:
-        m: (b, b) coordinates, of any length.
-        known: Number of exact ones. They come first and remain fixed.
-    """
+    """Refine coordinates (b, b) of all samples, of which the first `known` ones are exact."""
     m = _unit(m)
     inverse, info = torch.linalg.inv_ex(m)
     if int(info):
@@ -234,8 +221,7 @@ def settled(evidence: NeuronRows, m: Tensor, known: int) -> SampleFit:
 def _candidates(evidence: NeuronRows, generator: Generator) -> Tensor:
     """Descend from random vectors, and from those along which up to three neurons are smallest.
 
-    Returns:
-        (k, b) unit vectors, those with the most evidence of zeros first.
+    Returns unit vectors (k, b), those with the most evidence of zeros first.
     """
     b = evidence.batch
     gram = evidence.scale.T @ evidence.gram @ evidence.scale
@@ -269,29 +255,16 @@ def _candidates(evidence: NeuronRows, generator: Generator) -> Tensor:
 
 
 def _independent(evidence: NeuronRows, pool: Tensor) -> Tensor:
-    """Choose independent vectors of a pool (k, b) greedily.
-
-    Returns:
-        (b, b), completed with directions outside them.
-    """
+    """Choose independent vectors of a pool (k, b) greedily, completed with directions outside."""
     b = evidence.batch
-    chosen: list[int] = []
-    basis = pool.new_zeros(b, 0)
-    for k, p in enumerate(evidence.scaled(pool)):
-        rest = p - basis @ (basis.T @ p)
-        rest = rest - basis @ (basis.T @ rest)
-        if len(chosen) < b and float(rest.norm()) > APART:
-            chosen.append(k)
-            basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
+    chosen, basis = independent(evidence.scaled(pool), APART, b)
+    outside = torch.eye(b, dtype=pool.dtype)
     if chosen:
         outside = torch.linalg.svd(basis, full_matrices=True).U[:, len(chosen) :]
-    else:
-        outside = torch.eye(b, dtype=pool.dtype)
     return torch.cat([pool[chosen], _unit((evidence.scale @ outside).T)])
 
 
 def _places(evidence: NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
-    """Return the indices of the duals (b, b) that a vector contains most of."""
     all_of_them = evidence.scaled(duals).T
     parts = torch.linalg.solve_ex(all_of_them, evidence.scaled(new[None]).T).result
     held = parts[:, 0].abs()
@@ -299,7 +272,6 @@ def _places(evidence: NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
 
 
 def _fit(evidence: NeuronRows, duals: Tensor) -> SampleFit:
-    """Convert duals (b, b) into coordinates and determine their patterns."""
     inverse, info = torch.linalg.inv_ex(duals.T)
     if int(info):
         nowhere = torch.zeros(len(evidence.rows), len(duals), dtype=torch.bool)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Generator, Tensor
 
 from leakaudit.inversion.exact import first_layer_rows
@@ -16,6 +15,10 @@ if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.inversion.exact.first_layer_rows import Span
     from leakaudit.tasks.task import Task
+
+
+# Minimum number of rounds of a window. In a single round, there is no noise over time.
+SHORTEST = 2
 
 
 @dataclass(frozen=True)
@@ -33,35 +36,26 @@ class BatchObservations:
     # The other rows above are then completed, and no evidence for pixels.
     observed: tuple[Tensor, Tensor] | None = None
 
+    def lengths(self, most: int) -> list[int]:
+        """Return lengths of windows: all rounds, half of them, a quarter, and so on."""
+        rounds = len(self.stack)
+        return [rounds // 2**k for k in range(most) if not k or rounds // 2**k >= SHORTEST]
+
+    def windows(self, length: int) -> list[Tensor]:
+        """Return the rows, whitened over windows of some rounds."""
+        rounds = len(self.stack)
+        if length == rounds:
+            return [self.white]
+        windows = [slice(a, a + length) for a in range(0, rounds - length + 1, length)]
+        return [first_layer_rows.whiten(self.stack, self.leak, one) for one in windows]
+
     def estimates(self, rows: Tensor) -> Estimates:
         """Estimate the inputs (b, p + 1) again, from observed entries."""
         if self.observed is None:
             return estimates(self.leak, self.stack, self.white, rows)
         return Estimates.observed(*self.observed, rows, self.stack)
 
-    def stored(self, x: Tensor) -> Tensor:
-        """Return the inputs as the first layer received them, followed by a 1.
-
-        The program may have stored k/levels in full or rounded it to float32. The version that lies
-        closer to the space of the rows is returned.
-
-        Args:
-            x: (n, p) on the grid.
-
-        Returns:
-            (n, p + 1).
-        """
-        basis = self.span.basis
-        versions = torch.stack([self.grid.rows(x), self.grid.rows(x.float().to(x))])
-        off = (versions - versions @ basis.T @ basis).norm(dim=2)
-        better = (off[0] < off[1])[:, None]
-        return torch.where(better, versions[0], versions[1])
-
 
 def estimates(leak: GradientLeak, stack: Tensor, white: Tensor, rows: Tensor) -> Estimates:
-    """Estimate inputs (b, p + 1) again from all rows of a leak.
-
-    Args:
-        stack: (m, H, p + 1) rows of the first layer.
-    """
+    """Estimate inputs (b, p + 1) again from all rows of a leak."""
     return Estimates.of(white, rows, stack, leak.wire, first_layer_rows.fresh(leak))

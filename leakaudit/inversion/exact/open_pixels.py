@@ -1,25 +1,4 @@
-"""Pixels that few equations show: what remains possible for them on the grid, by exhaustion.
-
-Where an image is plain, few outputs of the first convolution are positive, and there are fewer
-equations than pixels. Real numbers then stay open. But pixels are whole levels from 0 to 255, and
-ten equations between twelve of them, each known to 1e-3 of a level, usually have one solution.
-
-The search goes from place to place. A *window* is a few neighbouring positions of the convolution.
-Its m equations A p = y, in units of their errors' standard deviation, leave the true levels p of
-its n unknown pixels in the ellipsoid
-
-    |A p - y|^2 / t^2 + |p - 127.5|^2 / (n 127.5^2) <= 2,
-
-because the norm of the errors is at most t = sqrt(m) + `TAIL`, and pixels are between 0 and 255.
-The projection of the ellipsoid onto some of the pixels contains their true levels, whatever the
-others are. If only one integer point lies in it (`lattice_points`), these levels are proven. They
-are known numbers from then on, and neighbouring windows have fewer unknowns.
-
-By induction, every level that is returned is right if the errors are of the stated size, and if no
-image on the grid has these features, some window contains no integer point
-(`UnsatisfiableEquations`). Nothing else is assumed: no other sample, no gradient, no prior of
-natural images.
-"""
+"""Pixels that few equations show: what remains possible for them on the grid, by exhaustion."""
 
 from __future__ import annotations
 
@@ -32,6 +11,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakaudit.inversion.exact import lattice_points
+
+# Where an image is plain, few outputs of the first convolution are positive, and there are fewer
+# equations than pixels. Real numbers then stay open. But pixels are whole levels from 0 to 255, and
+# ten equations between twelve of them, each known to 1e-3 of a level, usually have one solution.
+#
+# The search goes from place to place. A *window* is a few neighbouring positions of the
+# convolution. Its m equations A p = y, in units of their errors' standard deviation, leave the true
+# levels p of its n unknown pixels in the ellipsoid
+#
+#     |A p - y|^2 / t^2 + |p - 127.5|^2 / (n 127.5^2) <= 2,
+#
+# because the norm of the errors is at most t = sqrt(m) + `TAIL`, and pixels are between 0 and 255.
+# The projection of the ellipsoid onto some of the pixels contains their true levels, whatever the
+# others are. If only one integer point lies in it (`lattice_points`), these levels are proven. They
+# are known numbers from then on, and neighbouring windows have fewer unknowns.
+#
+# By induction, every level that is returned is right if the errors are of the stated size, and if
+# no image on the grid has these features, some window contains no integer point
+# (`UnsatisfiableEquations`). Nothing else is assumed: no other sample, no gradient, no prior of
+# natural images.
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -91,7 +90,7 @@ class PixelEquations:
 
 
 @dataclass(frozen=True)
-class Ellipsoid:
+class _Ellipsoid:
     """All p with |factor (p - centre)| <= radius contain the true levels of some pixels."""
 
     pixels: Indices  # (k,) which ones
@@ -116,12 +115,7 @@ class Ellipsoid:
 
 
 class ProvenPixels:
-    """The pixels of an image, of which more and more are proven.
-
-    Attributes:
-        value: (n,) levels, valid if known.
-        known: (n,) which levels are proven.
-    """
+    """The pixels of an image: `value` (n,) are levels, valid where `known` (n,)."""
 
     def __init__(self, equations: PixelEquations) -> None:
         """Begin with no known pixel."""
@@ -163,7 +157,6 @@ class ProvenPixels:
         return max(self._seen(fewest=1), default=0.0) <= USED
 
     def _sweep(self) -> None:
-        """Prove pixels one by one, then together."""
         self.settle()
         while not self.known.all():
             if self._search(SMALL):
@@ -221,7 +214,6 @@ class ProvenPixels:
         return self._window(place, reach, pixels).crowd
 
     def _enumerate(self, place: Place, reach: int) -> int:
-        """Prove pixels of a position by all integer points; return how many."""
         found = self._window(place, reach, self._unknown(place))
         points = lattice_points.inside(found.factor, found.centre, found.radius, MOST)
         if points is None:
@@ -231,8 +223,7 @@ class ProvenPixels:
             raise UnsatisfiableEquations
         return self._prove(found.pixels, points.min(axis=0), points.max(axis=0))
 
-    def _narrow(self, found: Ellipsoid) -> None:
-        """Prove the pixels of which one level is left."""
+    def _narrow(self, found: _Ellipsoid) -> None:
         low, high = found.box
         levels = self._equations.levels
         least = np.ceil(low - ROUNDING).clip(0, None)
@@ -248,12 +239,8 @@ class ProvenPixels:
         self.known[pixels[one]] = True
         return int(one.sum())
 
-    def _window(self, place: Place, reach: int, pixels: Indices | None = None) -> Ellipsoid:
-        """Project the ellipsoid of a window onto some of its unknown pixels, or onto all of them.
-
-        Args:
-            pixels: (k,) unknown pixels of this position; None stands for all of the window.
-        """
+    def _window(self, place: Place, reach: int, pixels: Indices | None = None) -> _Ellipsoid:
+        """Project the ellipsoid of a window onto some of its unknown pixels (k,), or onto all."""
         equations = self._equations
         rows = self._near_rows(place, reach)
         block = equations.matrix[rows]
@@ -269,8 +256,7 @@ class ProvenPixels:
         telling = matrix.any(axis=1)
         return self._projected(matrix[telling], right[telling], free[order], int(mine.sum()))
 
-    def _projected(self, matrix: Array, right: Array, pixels: Indices, count: int) -> Ellipsoid:
-        """Project the ellipsoid of equations (m, n) onto the last pixels."""
+    def _projected(self, matrix: Array, right: Array, pixels: Indices, count: int) -> _Ellipsoid:
         m, n = matrix.shape
         allowed = self._share * (math.sqrt(m) + TAIL)
         half = self._equations.levels / 2
@@ -288,13 +274,12 @@ class ProvenPixels:
             raise UnsatisfiableEquations
         factor = r[n - count : n, n - count : n]
         centre: Array = np.linalg.solve(factor, r[n - count : n, n]).astype(np.float64)
-        return Ellipsoid(pixels[n - count :], factor, centre, math.sqrt(squares))
+        return _Ellipsoid(pixels[n - count :], factor, centre, math.sqrt(squares))
 
     def _places(self) -> list[Place]:
         return [(i, j) for i in range(self._shape[0]) for j in range(self._shape[1])]
 
     def _near(self, place: Place, reach: int) -> list[Place]:
-        """Return the positions around one."""
         i, j = place
         high, wide = self._shape
         rows = range(max(0, i - reach), min(high, i + reach + 1))
@@ -302,12 +287,10 @@ class ProvenPixels:
         return [(a, b) for a in rows for b in columns]
 
     def _near_rows(self, place: Place, reach: int) -> Indices:
-        """Return the equations of the positions around one."""
         wide = self._shape[1]
         return np.concatenate([self._rows[i * wide + j] for i, j in self._near(place, reach)])
 
     def _unknown(self, place: Place) -> Indices:
-        """Return the unknown pixels that a position covers."""
         own: Indices = self._equations.pixels[place]
         own = own[own >= 0]
         return own[~self.known[own]]

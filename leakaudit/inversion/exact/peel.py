@@ -1,16 +1,4 @@
-"""From the features of one sample back to its pixels, through convolutions with known weights.
-
-An output of a ReLU that is not zero is the value of a convolution: one linear equation in its
-inputs. If a layer has enough of them, sparse least squares solve for its input, and the layer
-before is next. No gradient is needed for this, only the weights.
-
-With c input channels, o output channels and stride s, about o / 2 outputs per position are
-positive, and each position covers s^2 new pixels of every channel: there are enough equations if
-o > 2 c s^2. Even then, directions stay open in the first layer, where an image is plain and few
-outputs are positive. There, pixels are whole levels, and `open_pixels` enumerates those that are
-possible. What it leaves open is closed by the gradient of this layer (`closed`). It is linear in
-the pixels as well, because the slopes of its outputs are known: sum_k d_k * x_k over all samples.
-"""
+"""From the features of one sample back to its pixels, through convolutions with known weights."""
 
 from __future__ import annotations
 
@@ -25,15 +13,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vjp
-from torch.nn.grad import conv2d_weight
 
 from leakaudit.inversion.exact import open_pixels
+from leakaudit.inversion.exact.chain_pieces import places, weight_gradient
 from leakaudit.inversion.exact.open_pixels import Array
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import least_squares
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ZERO_ERRORS
 from leakaudit.tasks.layer_chain import Layer, Output
 from leakaudit.tasks.sequential import ModuleRole
+
+# An output of a ReLU that is not zero is the value of a convolution: one linear equation in its
+# inputs. If a layer has enough of them, sparse least squares solve for its input, and the layer
+# before is next. No gradient is needed for this, only the weights.
+#
+# With c input channels, o output channels and stride s, about o / 2 outputs per position are
+# positive, and each position covers s^2 new pixels of every channel: there are enough equations if
+# o > 2 c s^2. Even then, directions stay open in the first layer, where an image is plain and few
+# outputs are positive. There, pixels are whole levels, and `open_pixels` enumerates those that are
+# possible. What it leaves open is closed by the gradient of this layer (`closed`). It is linear in
+# the pixels as well, because the slopes of its outputs are known: sum_k d_k * x_k over all samples.
 
 # Eigenvalues of the normal equations below this share of the largest one belong to open directions.
 # Those of random filters are above 1e-5, and what depends on each other leaves 1e-16.
@@ -96,14 +96,9 @@ class PeeledSample:
     def certain(self, x: Tensor, trusted: Tensor) -> Tensor:
         """Return the first convolution's output (1, o, h, w), with -1 where it is not certain.
 
-        Outputs near zero cannot be told from zero in the features, but follow from the pixels.
-
-        Args:
-            x: (n,) an input.
-            trusted: (n,) bool, which of its entries are right.
+        Outputs near zero cannot be told from zero in the features, but follow from the
+        entries of x (n,) that are `trusted`.
         """
-        m = self.layer.module
-        assert isinstance(m, nn.Conv2d)
         doubt = (~trusted).to(x).reshape(1, *self.layer.shape)
         ones = torch.ones_like(self.layer.parameters["weight"])
         clear = self.layer.convolved(doubt, ones) == 0
@@ -113,27 +108,15 @@ class PeeledSample:
     def slope(self, output: Tensor, slope: Tensor) -> Tensor:
         """Return the loss's slope (1, o, h, w) in the first convolution's output.
 
-        Args:
-            output: (1, o, h, w) this output, which determines what ReLUs let through.
-            slope: (m,) the loss's slope in the features.
+        It follows from that in the features (m,), through the ReLUs that this output opens.
         """
         out, back, *_ = vjp(partial(layer_chain.run, self.after), output)
         found: Tensor = back(slope.reshape(out.shape))[0]
         return found
 
     def gradient(self, x: Tensor, slope: Tensor) -> Tensor:
-        """Return the gradient of the first convolution's weights, flattened.
-
-        Args:
-            x: (n,) the input.
-            slope: (1, o, h, w) the loss's slope in the convolution's output.
-        """
-        m = self.layer.module
-        assert isinstance(m, nn.Conv2d)
-        shape = list(self.layer.parameters["weight"].shape)
-        image = x.reshape(1, *self.layer.shape)
-        found: Tensor = conv2d_weight(image, shape, slope, m.stride, _pair(m.padding), m.dilation)
-        return found.flatten()
+        """Return the gradient of the first convolution's weights, flattened."""
+        return weight_gradient(self.layer, x.reshape(1, *self.layer.shape), slope).flatten()
 
 
 def peel(
@@ -143,12 +126,10 @@ def peel(
     grid: PixelGrid,
     deviation: Tensor | None = None,
 ) -> PeeledSample | str:
-    """Solve for the input of a chain of convolutions and activations.
+    """Solve for the input of a chain of convolutions and activations, given its output (n,).
 
-    Args:
-        features: (n,) output of the chain, flattened.
-        deviation: (n,) standard deviations of the features' errors, if they differ. They belong to
-            a chain with one layer with weights.
+    `deviation` (n,) has the features' errors, if they differ, of a chain with one layer with
+    weights.
     """
     for one in chain:
         if sequential.ROLES.get(type(one.module), ModuleRole.OTHER) is ModuleRole.OTHER:
@@ -173,17 +154,11 @@ def peel(
 def closed(
     samples: Sequence[PeeledSample], slopes: Tensor, gradient: Tensor, grid: PixelGrid
 ) -> list[Tensor] | None:
-    """Determine what is open in all samples by the gradient of the first convolution.
+    """Determine what is open in all samples by the gradient (q,) of the first convolution.
 
-    Outputs near zero may be active without showing it in the features. They follow from the pixels,
-    so the equations are solved again with more and more certain pixels.
-
-    Args:
-        slopes: (m, k) the loss's slopes in their features.
-        gradient: (q,) of the convolution's weights, flattened.
-
-    Returns:
-        The input (n,) of each sample; None if some direction stays open.
+    Outputs near zero may be active without showing it in the features, whose slopes are (m, k).
+    They follow from the pixels, so the equations are solved again with more and more certain
+    pixels. None if some direction stays open.
     """
     found = [one.x for one in samples]
     trusted = [one.determined for one in samples]
@@ -194,8 +169,8 @@ def closed(
         left = gradient
         columns: list[Tensor] = []
         for one, x, sure, slope in zip(samples, found, trusted, slopes.T, strict=True):
-            here = one.slope(one.certain(_rounded(x, grid), sure), slope)
-            known = torch.where(one.determined, _rounded(one.x, grid), one.x)
+            here = one.slope(one.certain(grid.rounded(x), sure), slope)
+            known = torch.where(one.determined, grid.rounded(one.x), one.x)
             left = left - one.gradient(known, here)
             columns.extend(one.gradient(direction, here) for direction in one.open.T)
         matrix = torch.stack(columns, dim=1)
@@ -203,12 +178,12 @@ def closed(
         strength = torch.linalg.svdvals(matrix / size)
         if len(matrix) < len(columns) or not float(strength[-1]) > WEAK * float(strength[0]):
             return None
-        steps = torch.linalg.lstsq(matrix, left[:, None], driver="gelsd").solution[:, 0]
+        steps = least_squares(matrix, left)
         parts = steps.split(counts)
         again = [one.x + one.open @ part for one, part in zip(samples, parts, strict=True)]
         moved = max(float((a - b).abs().max()) for a, b in zip(again, found, strict=True))
         found = again
-        away = [(x - _rounded(x, grid)).abs() * grid.std * grid.levels for x in found]
+        away = [(x - grid.rounded(x)).abs() * grid.std * grid.levels for x in found]
         trusted = [one.determined | (off < NEAR) for one, off in zip(samples, away, strict=True)]
         if moved * grid.levels * float(grid.std.max()) < SETTLED:
             break
@@ -218,20 +193,15 @@ def closed(
 def sized(
     chain: list[Layer], features: Tensor, error: float, deviation: Tensor, grid: PixelGrid
 ) -> tuple[Tensor, Tensor] | None:
-    """Determine the size of features of which only the direction is known.
+    """Determine the size of features (n,) of which only the direction is known.
 
-    With one convolution, A x + bias = s times the positive features. The bias does not change with
-    s, so the equations fit at one s: the part of the features that no A x can explain is, times s,
-    that of the bias. With this s, some windows prove their pixels. These are exact, and determine s
-    again, as precisely as the best features are known.
+    With one convolution, A x + bias = s times the positive features. The bias does not change
+    with s, so the equations fit at one s: the part of the features that no A x can explain is,
+    times s, that of the bias. With this s, some windows prove their pixels. These are exact,
+    and determine s again, as precisely as the best features are known.
 
-    Args:
-        features: (n,).
-        deviation: (n,) standard deviations of their errors.
-
-    Returns:
-        (n,) features of the right size and (n,) standard deviations, which include that of s; None
-        if the convolution has no bias, or there is more than one layer with weights.
+    Returns features of the right size and deviations that include that of s; None if the
+    convolution has no bias, or there is more than one layer with weights.
     """
     weighty = [one for one in chain if one.parameters]
     if len(weighty) != 1 or "bias" not in weighty[0].parameters:
@@ -269,12 +239,8 @@ def _size(
 ) -> tuple[float, float]:
     """Return the s with which matrix p + constant = s of_features fits best, and its error.
 
-    Pixels are taken to be half white, with errors of the same size, so that open directions do not
-    make the equations singular.
-
-    Args:
-        of_features: (m,).
-        constant: (m,).
+    Pixels are taken to be half white, with errors of the same size, so that open directions do
+    not make the equations singular.
     """
     from scipy.sparse import eye_array
     from scipy.sparse.linalg import splu  # slow to import
@@ -294,7 +260,6 @@ def _size(
 
 
 def _clear(output: Output, deviation: Tensor) -> Tensor:
-    """Return which outputs are known and not mistaken for zero, bool."""
     error = deviation.reshape(output.value.shape)
     return output.known & (output.value > ZERO_ERRORS * error)
 
@@ -336,7 +301,6 @@ def _pixels(
 def _equations(
     layer: Layer, output: Output, spread: Tensor, grid: PixelGrid
 ) -> open_pixels.PixelEquations:
-    """Return the equations of a first convolution's outputs between levels of pixels."""
     from scipy.sparse import diags_array  # slow to import
 
     known = np.flatnonzero(output.known.numpy())
@@ -345,6 +309,8 @@ def _equations(
     bias = layer.parameters.get("bias")
     if bias is not None:
         right = right - bias[:, None, None].expand(output.value.shape).flatten()[known]
+    m = layer.module
+    assert isinstance(m, nn.Conv2d)
     matrix = _matrix(layer)[known]
     # An input is (levels / grid.levels - mean) / std.
     right = right.numpy() + matrix @ (grid.mean / grid.std).numpy()
@@ -354,28 +320,18 @@ def _equations(
         matrix.multiply(scale[:, None]).tocsr(),
         right * scale,
         known % (high * wide),
-        _places(layer).reshape(high, wide, -1),
+        places(m, layer.shape).reshape(high, wide, -1).numpy(),
         grid.levels,
     )
-
-
-def _rounded(x: Tensor, grid: PixelGrid) -> Tensor:
-    """Round an input (n,) to the grid, in the units of the network."""
-    return (grid.snapped(x * grid.std + grid.mean) - grid.mean) / grid.std
 
 
 def _solved(
     layer: Layer, output: Output, x: Tensor | None = None, given: Tensor | None = None
 ) -> tuple[Tensor, Tensor, float] | None:
-    """Solve for a convolution's input by sparse least squares, given a part of its output.
+    """Solve for a convolution's input (n,) by sparse least squares, some entries being `given`.
 
-    Args:
-        x: (n,) input, of which a part may be known.
-        given: (n,) bool, which part.
-
-    Returns:
-        A solution (n,), the directions (n, d) that the equations leave open, and the factor by
-        which relative errors grow; None if too many directions are open.
+    Returns the input, the directions (n, d) that the equations leave open, and the factor by
+    which relative errors grow; None if too many directions are open.
     """
     known = output.known.flatten()
     if int(known.sum()) + MANY < math.prod(layer.shape):
@@ -386,22 +342,14 @@ def _solved(
     if bias is not None:
         right = right - bias[:, None, None]
     value = right.flatten()[known].numpy()
-    if x is not None and given is not None and bool(given.any()):
-        return _completed(matrix, value, x, given)
+    if x is None or given is None:
+        x = output.value.new_zeros(matrix.shape[1])
+        given = torch.zeros_like(x, dtype=torch.bool)
+    if bool(given.any()):
+        free = ~given.numpy()
+        value = value - matrix[:, ~free] @ x.numpy()[~free]
+        matrix = matrix[:, free]
     found = _least_squares(matrix, value)
-    if found is None:
-        return None
-    like = output.value
-    return torch.from_numpy(found[0]).to(like), torch.from_numpy(found[1]).to(like), found[2]
-
-
-def _completed(
-    matrix: Any, value: NDArray[np.float64], x: Tensor, given: Tensor
-) -> tuple[Tensor, Tensor, float] | None:
-    """Solve for the part of an input (n,) that is not given."""
-    free = ~given.numpy()
-    rest = value - matrix[:, ~free] @ x.numpy()[~free]
-    found = _least_squares(matrix[:, free], rest)
     if found is None:
         return None
     x = x.clone()
@@ -454,7 +402,7 @@ def _matrix(layer: Layer):  # type: ignore[no-untyped-def]
     assert isinstance(m, nn.Conv2d)
     weight = layer.parameters["weight"]
     size = math.prod(layer.shape)
-    entries = torch.from_numpy(_places(layer))
+    entries = places(m, layer.shape)
     inside = entries >= 0
     filters = weight.flatten(1)  # (o, c k k)
     positions = len(entries)
@@ -466,21 +414,3 @@ def _matrix(layer: Layer):  # type: ignore[no-untyped-def]
     data = values[chosen].double().numpy()
     where = (row[chosen].numpy(), column[chosen].numpy())
     return csr_array((data, where), shape=(len(filters) * positions, size))
-
-
-def _places(layer: Layer) -> NDArray[np.int64]:
-    """Return which input each entry of each patch is, (positions, c k k), -1 outside the image."""
-    m = layer.module
-    assert isinstance(m, nn.Conv2d)
-    size = math.prod(layer.shape)
-    # The patches of an image of indices. Padding is 0, so that indices count from 1.
-    indices = torch.arange(1.0, size + 1, dtype=torch.float64).reshape(1, *layer.shape)
-    padding = _pair(m.padding)
-    patches = nn.functional.unfold(indices, m.kernel_size, m.dilation, padding, m.stride)[0]
-    found: NDArray[np.int64] = patches.T.long().numpy() - 1
-    return found
-
-
-def _pair(padding: str | tuple[int, ...]) -> tuple[int, ...]:
-    assert not isinstance(padding, str)  # `sequential.plain`
-    return padding

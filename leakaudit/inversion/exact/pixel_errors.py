@@ -1,15 +1,4 @@
-"""The error of every pixel, estimated from the rows themselves.
-
-Once the inputs X (b, p + 1) are known, the slopes Delta follow by least squares, and the inputs can
-be estimated again from all rows, column by column: X = (Delta' Delta)^-1 Delta' W. The residual of
-a column of W is its noise, and (Delta' Delta)^-1 determines how much of it enters each input. Every
-pixel therefore has an error of its own, measured in the data, independent of the noise that a
-protocol declares. This matters because messages round large values more than small ones, and zeros
-not at all.
-
-`wrong_pixel` converts these errors into the probability that rounding to the grid moved a pixel to
-a wrong level, `Estimates.half_widths` into intervals for data without a grid.
-"""
+"""The error of every pixel, estimated from the rows themselves."""
 
 from __future__ import annotations
 
@@ -20,6 +9,17 @@ import torch
 from torch import Tensor
 
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import least_squares
+
+# Once the inputs X (b, p + 1) are known, the slopes Delta follow by least squares, and the inputs
+# can be estimated again from all rows, column by column: X = (Delta' Delta)^-1 Delta' W. The
+# residual of a column of W is its noise, and (Delta' Delta)^-1 determines how much of it enters
+# each input. Every pixel therefore has an error of its own, measured in the data, independent of
+# the noise that a protocol declares. This matters because messages round large values more than
+# small ones, and zeros not at all.
+#
+# `wrong_pixel` converts these errors into the probability that rounding to the grid moved a pixel
+# to a wrong level, `Estimates.half_widths` into intervals for data without a grid.
 
 # Joint confidence of the intervals for all values of a reconstruction (Bonferroni).
 SURE = 0.99
@@ -78,16 +78,13 @@ class Estimates:
 
     @classmethod
     def of(cls, white: Tensor, rows: Tensor, stack: Tensor, wire: float, fresh: bool) -> Estimates:
-        """Estimate the inputs again.
+        """Estimate inputs (b, p + 1), as the first layer receives them, again from whitened rows.
 
-        Args:
-            white: (m, H, p + 1) whitened rows.
-            rows: (b, p + 1) the inputs as the first layer receives them.
-            stack: The original rows; the errors of repeated ones do not average out.
-            fresh: Whether no state of a sender keeps errors (`first_layer_rows.fresh`).
+        Errors of repeated rows in the original `stack` do not average out. `fresh` is as in
+        `first_layer_rows.fresh`.
         """
         flat = white.flatten(0, 1)
-        slopes = torch.linalg.lstsq(rows.T, flat.T, driver="gelsd").solution.T
+        slopes = least_squares(rows.T, flat.T).T
         inverse = torch.linalg.pinv(slopes.T @ slopes, hermitian=True)
         weights = inverse @ slopes.T
         again = weights @ flat
@@ -111,16 +108,11 @@ class Estimates:
 
     @classmethod
     def observed(cls, white: Tensor, seen: Tensor, rows: Tensor, stack: Tensor) -> Estimates:
-        """Estimate the inputs again from rows of which only some entries were observed.
+        """Estimate inputs (b, p + 1) again from rows of which only some entries were observed.
 
-        Every column has equations of its own, from the neurons that show it. Its noise is measured
-        in its residual, and never assumed to be smaller than the leak states.
-
-        Args:
-            white: (m, H, p + 1) whitened rows.
-            seen: (H, p + 1) bool, the entries that were observed in every round.
-            rows: (b, p + 1) the inputs as the first layer receives them.
-            stack: (m, H, p + 1) the original rows.
+        Every column has equations of its own, from the neurons (H, p + 1) that show it. Its
+        noise is measured in its residual, and never assumed to be smaller than the leak
+        states.
         """
         b, columns = rows.shape
         grams = rows.new_zeros(columns, b, b)
@@ -131,7 +123,7 @@ class Estimates:
             part = white[:, r, mine]
             if part.shape[1] <= b:
                 continue
-            slopes = torch.linalg.lstsq(rows[:, mine].T, part.T, driver="gelsd").solution.T
+            slopes = least_squares(rows[:, mine].T, part.T).T
             grams[mine] += slopes.T @ slopes
             sides[mine] += part.T @ slopes
             count[mine] += len(part)
@@ -155,16 +147,10 @@ class Estimates:
         return self.values[:, :-1] / self.values[:, -1:] * grid.std + grid.mean
 
     def errors(self, grid: PixelGrid, noise: Tensor) -> Tensor:
-        """Return standard deviations of the inputs' errors, to first order.
+        """Return standard deviations (b, p) of the inputs' errors, to first order, in data units.
 
-        A pixel is the ratio of its column to the last one, the 1 that follows every input, and both
-        have errors.
-
-        Args:
-            noise: (p + 1,) errors of the rows.
-
-        Returns:
-            (b, p) in the data's units.
+        A pixel is the ratio of its column to the last one, the 1 that follows every input,
+        and both have errors `noise` (p + 1,).
         """
         seen = self.values[:, :-1] / self.values[:, -1:]
         both = torch.hypot(noise[:-1], seen * noise[-1])
@@ -173,10 +159,10 @@ class Estimates:
     def half_widths(self, grid: PixelGrid) -> Tensor:
         """Return half-widths (b, p) of intervals that contain all values jointly (see `SURE`).
 
-        The error of a column is the measured one, with Student's quantile for the number of rows,
-        or, if it is larger, the one that the leak states (`stated`). It is never
-        less than the worst that rounding can cause: if one row is much larger than the others, or
-        rows repeat, rounding errors do not average out.
+        The error of a column is the measured one, with Student's quantile for the number of
+        rows, or the one that the leak states. It is never less than the worst that rounding
+        can cause: if one row is much larger than the others, or rows repeat, rounding
+        errors do not average out.
         """
         from scipy.special import ndtri, stdtrit  # slow to import, and only intervals need it
 
@@ -196,16 +182,10 @@ class Estimates:
 
 
 def wrong_pixel(estimates: Estimates, grid: PixelGrid, x: Tensor) -> Tensor:
-    """Bound the probability that a pixel of an image has another level than it should.
+    """Bound the probability (b,) that a pixel of an image (p,) has another level than it should.
 
-    A pixel is wrong if its error exceeds half a grid unit. The bound is the sum over all pixels.
-
-    Args:
-        x: (b, p) images on the grid.
-
-    Returns:
-        (b,) one bound per image; 1 if the image contains something else, because a pixel is farther
-        from its level than errors explain.
+    A pixel is wrong if its error exceeds half a grid unit; the bound is the sum over all
+    pixels. It is 1 if a pixel is farther from its level than errors explain.
     """
     off = (estimates.pixels(grid) - x) * grid.levels
     spread = estimates.errors(grid, estimates.noise) * grid.levels
@@ -226,9 +206,6 @@ def repeated(stack: Tensor) -> float:
 
     A model that does not change repeats its rounding: an entry that is equal in two consecutive
     rounds has the same error in both.
-
-    Args:
-        stack: (m, H, p + 1) rows of the first layer.
     """
     told = stack[1:] != 0
     equal = (stack[1:] == stack[:-1]) & told

@@ -1,17 +1,4 @@
-"""What the data's grid k/levels reveals about a reconstruction.
-
-Images are stored as whole grey levels, k/255 for eight bits, so they lie on a grid. An estimate
-with small errors is near the grid in every pixel. A wrong one, such as a mixture of two images, is
-not: its distances are practically uniform, with a root mean square of 1/sqrt(12) = 0.289 grid
-units. The grid therefore distinguishes a correct estimate from a wrong one without access to the
-truth, and rounding then makes it exact.
-
-It also reveals how much of another input an estimate still contains. If x = x_true + a (y - x_true)
-with one known input y and an unknown number a, only one value of a takes all pixels onto the grid.
-A pixel has levels + 1 possible values, and each of them gives an a that the other pixels confirm or
-refute (`PixelGrid.in_plane`). `others_between` uses the same idea in integers to list all images
-with which two or three images on the grid could be confused.
-"""
+"""What the data's grid k/levels reveals about a reconstruction."""
 
 from __future__ import annotations
 
@@ -23,6 +10,18 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Images are stored as whole grey levels, k/255 for eight bits, so they lie on a grid. An estimate
+# with small errors is near the grid in every pixel. A wrong one, such as a mixture of two images,
+# is not: its distances are practically uniform, with a root mean square of 1/sqrt(12) = 0.289 grid
+# units. The grid therefore distinguishes a correct estimate from a wrong one without access to the
+# truth, and rounding then makes it exact.
+#
+# It also reveals how much of another input an estimate still contains. If x = x_true + a (y -
+# x_true) with one known input y and an unknown number a, only one value of a takes all pixels onto
+# the grid. A pixel has levels + 1 possible values, and each of them gives an a that the other
+# pixels confirm or refute (`PixelGrid.in_plane`). `others_between` uses the same idea in integers
+# to list all images with which two or three images on the grid could be confused.
 
 # Maximum root mean square distance to the grid, in grid units, of an estimate that lies on it.
 # Gaussian errors of this size exceed half a unit with probability 3e-8.
@@ -71,7 +70,7 @@ class PixelGrid:
 
     @classmethod
     def of(cls, task: Task) -> PixelGrid:
-        """Return the grid of a task's data, with mean and standard deviation of every entry."""
+        """Return the grid of a task's data."""
         like = torch.ones(task.spec.shape, dtype=torch.float64)
         mean, std = task.mean_and_std(like)
         return cls(task.spec.levels, (mean * like).flatten(), (std * like).flatten())
@@ -88,6 +87,20 @@ class PixelGrid:
         """Return the nearest inputs on the grid."""
         return (x * self.levels).round().clamp(0, self.levels) / self.levels
 
+    def rounded(self, x: Tensor) -> Tensor:
+        """Return the nearest inputs on the grid, both as the network receives them."""
+        return (self.snapped(x * self.std + self.mean) - self.mean) / self.std
+
+    def stored(self, x: Tensor, basis: Tensor) -> Tensor:
+        """Return inputs (n, p) on the grid as the first layer received them: (n, p + 1).
+
+        The program may have stored k/levels in full or rounded it to float32. The version
+        that lies closer to the space with `basis` is returned.
+        """
+        versions = torch.stack([self.rows(x), self.rows(x.float().to(x))])
+        off = (versions - versions @ basis.T @ basis).norm(dim=2)
+        return torch.where((off[0] < off[1])[:, None], versions[0], versions[1])
+
     def denoised(self, x: Tensor) -> Tensor:
         """Round the inputs (n, p) that are close enough to the grid to benefit (`NEAR`)."""
         if not self.levels:
@@ -96,17 +109,10 @@ class PixelGrid:
         return torch.where((away.square().mean(1) < NEAR**2)[:, None], self.snapped(x), x)
 
     def holds(self, x: Tensor, limit: float = OFF) -> Tensor:
-        """Decide which inputs lie on the grid, by their pixels strictly inside the range.
+        """Decide which inputs (n, p) lie on the grid, by their pixels strictly inside the range.
 
-        Pixels at its ends carry little information: a mixture of two inputs is black wherever both
-        are.
-
-        Args:
-            x: (n, p) in the data's units.
-            limit: Maximum root mean square distance, in grid units.
-
-        Returns:
-            (n,) bool, all False without a grid.
+        Pixels at its ends carry little information: a mixture of two inputs is black
+        wherever both are. `limit` is the maximum root mean square distance, in grid units.
         """
         if not self.levels:
             return torch.zeros(len(x), dtype=torch.bool, device=x.device)
@@ -120,30 +126,12 @@ class PixelGrid:
         good: Tensor = near & (number >= INSIDE) & in_range
         return good & x.isfinite().all(1)
 
-    def on_line(self, x: Tensor, other: Tensor) -> Tensor | None:
-        """Return other + a (x - other) on the grid, for the only a that puts it there.
-
-        Args:
-            x: (p,) an estimate.
-            other: (p,) an input on the grid.
-
-        Returns:
-            (p,), or None if no a does.
-        """
-        return self.in_plane(x, other[None])
-
     def in_plane(self, x: Tensor, others: Tensor) -> Tensor | None:
-        """Return x + sum_k a_k (other_k - x) on the grid.
+        """Return x + sum_k a_k (other_k - x) on the grid, except the others (k, p), or None.
 
-        As many pixels as there are other inputs, the pivots, are set to every combination of
-        levels. Each choice determines the a_k, and the other pixels must then lie on the grid.
-
-        Args:
-            x: (p,) an estimate.
-            others: (k, p) one or two inputs on the grid.
-
-        Returns:
-            (p,), or None if the plane contains no image on the grid except the others themselves.
+        As many pixels as there are other inputs, the pivots, are set to every combination
+        of levels. Each choice determines the a_k, and the other pixels must then lie on the
+        grid.
         """
         sides = others - x
         pivot = _pivots(sides)
@@ -178,18 +166,11 @@ class PixelGrid:
 def others_between(x: Tensor, companions: Tensor, levels: int) -> Tensor | None:
     """List all images x + sum_k a_k (companion_k - x) on the grid, except those given.
 
-    Integer multiples are obvious, such as 2x - y. But if images share a factor, for example if all
-    differences are multiples of 17, fractions are also possible. Therefore the pixels where the
-    companions differ most from x are set to every value, which determines all others. Everything is
-    computed in integers, so that the list is complete and free of rounding errors.
-
-    Args:
-        x: (p,) on the grid.
-        companions: (k, p) on the grid, k <= 2, and independent of x.
-        levels: Number of steps of the grid between 0 and 1.
-
-    Returns:
-        (n, p), or None if there are too many companions to try.
+    Integer multiples are obvious, such as 2x - y. But if images share a factor, for example if
+    all differences are multiples of 17, fractions are also possible. Therefore the pixels where
+    the companions (k, p) differ most from x are set to every value, which determines all
+    others. Everything is computed in integers, so that the list is complete. None if k > 2, or
+    too many.
     """
     if not len(companions):
         return x[None, :][:0]
@@ -225,7 +206,6 @@ def others_between(x: Tensor, companions: Tensor, levels: int) -> Tensor | None:
 
 
 def _integers(start: Tensor, moves: Tensor, denominator: int, levels: int) -> tuple[Tensor, Tensor]:
-    """Return start + moves / denominator (n, p), and which rows (n,) are integers in range."""
     there = start + moves.div(denominator, rounding_mode="floor")
     whole = (moves % denominator == 0).all(1)
     return there, whole & (there >= 0).all(1) & (there <= levels).all(1)

@@ -1,30 +1,4 @@
-"""Token sequences of a decoder-only transformer, from the spaces that its gradients span.
-
-The gradient of a fully connected layer with inputs u_1 ... u_n is a sum of terms d_i u_i^T, so its
-rows lie in the span of the inputs. With fewer inputs than the layer is wide, this span is a small
-part of all vectors, and it can be tested whether a guessed input lies in it. In a transformer, the
-inputs are functions of tokens, of which there are finitely many (Gupta et al. 2022; Petrov et al.
-2024).
-
-**Tokens.** The attention of the first block receives LN(E[v] + P[p]) for a token v at position p.
-This space only tells which tokens may stand at a position: E[v] + P[p] is a sum, so the difference
-of two tokens may be moved to another position without leaving the span.
-
-**Prefixes.** The first fully connected layer behind that attention receives, at position p, a
-vector that depends on all tokens up to p, and in a way that is not a sum. Prefixes are therefore
-extended token by token, and those whose vector lies in the space of this layer's gradient are kept.
-The result is a *tree*: every path from its root to a leaf is a sequence. Each extension costs one
-row of attention, because the keys and values of a prefix are kept.
-
-**Counts.** The output layer's gradient is sum_t c_t f_t^T over the nodes t of the tree, with f_t
-the known inputs of this layer. If they are independent, c_t follows. With n_t sequences through a
-node, p_t the predicted probabilities and k_t the numbers of each next token,
-c_t = (n_t p_t - k_t) / (b L). A token that never follows determines n_t, and the others k_t. At a
-leaf, these are the multiplicity of the sequence and the tokens behind it.
-
-For a combination of gradients at several models, the spaces contain the vectors at all of them, and
-a guess must lie in the space at every model.
-"""
+"""Token sequences of a decoder-only transformer, from the spaces that its gradients span."""
 
 from __future__ import annotations
 
@@ -43,6 +17,31 @@ from leakaudit.tasks.models import Decoder, EncoderBlock
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
+
+# The gradient of a fully connected layer with inputs u_1 ... u_n is a sum of terms d_i u_i^T, so
+# its rows lie in the span of the inputs. With fewer inputs than the layer is wide, this span is a
+# small part of all vectors, and it can be tested whether a guessed input lies in it. In a
+# transformer, the inputs are functions of tokens, of which there are finitely many (Gupta et al.
+# 2022; Petrov et al. 2024).
+#
+# **Tokens.** The attention of the first block receives LN(E[v] + P[p]) for a token v at position p.
+# This space only tells which tokens may stand at a position: E[v] + P[p] is a sum, so the
+# difference of two tokens may be moved to another position without leaving the span.
+#
+# **Prefixes.** The first fully connected layer behind that attention receives, at position p, a
+# vector that depends on all tokens up to p, and in a way that is not a sum. Prefixes are therefore
+# extended token by token, and those whose vector lies in the space of this layer's gradient are
+# kept. The result is a *tree*: every path from its root to a leaf is a sequence. Each extension
+# costs one row of attention, because the keys and values of a prefix are kept.
+#
+# **Counts.** The output layer's gradient is sum_t c_t f_t^T over the nodes t of the tree, with f_t
+# the known inputs of this layer. If they are independent, c_t follows. With n_t sequences through a
+# node, p_t the predicted probabilities and k_t the numbers of each next token, c_t = (n_t p_t -
+# k_t) / (b L). A token that never follows determines n_t, and the others k_t. At a leaf, these are
+# the multiplicity of the sequence and the tokens behind it.
+#
+# For a combination of gradients at several models, the spaces contain the vectors at all of them,
+# and a guess must lie in the space at every model.
 
 # Distances from a space, in units of the root mean square that the leak's noise causes, up to which
 # a vector lies in it. The distance of a true input is a norm over many coordinates and therefore
@@ -68,7 +67,7 @@ INDEPENDENT = 1e-9
 
 
 @dataclass(frozen=True)
-class Space:
+class _Space:
     """The space that the rows of a layer's gradient span."""
 
     axes: Tensor  # (h, h) orthonormal columns, of which the first r span the space
@@ -83,8 +82,8 @@ class Space:
     def distance(self, vectors: Tensor) -> Tensor:
         """Return distances from the space, in units of the error to expect for a vector inside.
 
-        Noise of variance 1 in the rows S V^T turns a direction v_i by noise / s_i, so a vector
-        sum_i a_i v_i appears at a distance of sqrt((h - r) sum_i (a_i / s_i)^2).
+        Noise of variance 1 in the rows S V^T turns a direction v_i by noise / s_i, so a
+        vector sum_i a_i v_i appears at a distance of sqrt((h - r) sum_i (a_i / s_i)^2).
         """
         inside, outside = (vectors @ self.axes).split([self.rank, len(self.axes) - self.rank], -1)
         turned = outside.shape[-1] * (inside / self.sizes).square().sum(-1)
@@ -94,15 +93,8 @@ class Space:
         return distances
 
 
-def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> Space | None:
-    """Find the space that the rows of one gradient span.
-
-    Args:
-        rows: (n, h) rows of a layer's gradient.
-
-    Returns:
-        The space; None if the rows span everything, or if the end of the space is not visible.
-    """
+def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> _Space | None:
+    """Find the space that rows (n, h) of a gradient span; None if its end is not visible."""
     width = rows.shape[1]
     white = first_layer_rows.whiten(rows[None], leak, slice(0, 1))
     found = first_layer_rows.span(white, min(most, width), generator)
@@ -113,7 +105,7 @@ def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> 
     precision = max(leak.wire, torch.finfo(leak.value.dtype).eps)
     # Rounding errors of a sum of h terms grow as sqrt(h).
     rounding = precision * math.sqrt(width)
-    return Space(axes, found.sizes[: found.batch] / found.noise, rounding)
+    return _Space(axes, found.sizes[: found.batch] / found.noise, rounding)
 
 
 @dataclass(frozen=True)
@@ -121,17 +113,11 @@ class Tree:
     """The sequences whose prefixes all lie in a space."""
 
     sequences: Tensor  # (s, L) the leaves; all are different
-    farthest: float = 0.0  # largest distance of a prefix of the tree from the space
     nearest: float = math.inf  # smallest distance of a rejected guess from the space
     stopped: str = ""  # why the search ended early; "" if it is complete
 
     def nodes(self) -> tuple[Tensor, Tensor]:
-        """Return the different prefixes.
-
-        Returns:
-            Number of the node of each position (s, L), and for each node one position (n, 2) where
-            it stands: sequence and index.
-        """
+        """Number the different prefixes (s, L), and list one position (n, 2) of each."""
         numbers = torch.empty_like(self.sequences)
         places = []
         count = 0
@@ -145,12 +131,8 @@ class Tree:
         return numbers, torch.tensor(places)
 
 
-def candidates(models: Sequence[Decoder], found: Space | None) -> list[Tensor]:
-    """Return the tokens that may stand at each position, by the space of the first attention.
-
-    Args:
-        found: The space; None if it excludes nothing.
-    """
+def candidates(models: Sequence[Decoder], found: _Space | None) -> list[Tensor]:
+    """Return the tokens that may stand at each position, by the space of the first attention."""
     length, vocabulary = len(models[0].places.weight), len(models[0].tokens.weight)
     if found is None:
         return [torch.arange(vocabulary)] * length
@@ -176,11 +158,7 @@ class _Growing:
         self.values = self.keys.clone()
 
     def extended(self, rows: slice, tokens: Tensor) -> Tensor:
-        """Return the inputs (n, c, h) of the layer behind the attention for n x c new prefixes.
-
-        Args:
-            tokens: (c,) the tokens to append to each.
-        """
+        """Return inputs (n, c, h) of the layer behind the attention, after tokens (c,)."""
         keys, values = self.keys[rows], self.values[rows]
         stream = self._stream(tokens)
         # (1, heads, c, h / heads): the tokens take the place of positions.
@@ -195,12 +173,7 @@ class _Growing:
         return inputs
 
     def keep(self, rows: Tensor, tokens: Tensor) -> None:
-        """Replace the prefixes by extended ones.
-
-        Args:
-            rows: (n,) the prefixes that are extended.
-            tokens: (n,) by these tokens.
-        """
+        """Extend prefixes (n,) by tokens (n,), and keep only these."""
         _, key, value = self.block.parts(self._stream(tokens)[:, None])
         self.keys = torch.cat([self.keys[rows], key], dim=2)
         self.values = torch.cat([self.values[rows], value], dim=2)
@@ -211,11 +184,11 @@ class _Growing:
         return stream
 
 
-def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], batch: int) -> Tree:
+def grow(models: Sequence[Decoder], found: _Space, possible: Sequence[Tensor], batch: int) -> Tree:
     """Find all sequences whose prefixes lie in the space behind the first attention."""
     growing = [_Growing(model) for model in models]
     alive = torch.empty(1, 0, dtype=torch.int64)
-    farthest, nearest = 0.0, math.inf
+    nearest = math.inf
     for p, tokens in enumerate(possible):
         step("positions", p, len(possible))
         some = max(1, CHUNK // max(1, len(tokens)))
@@ -233,7 +206,6 @@ def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], ba
         if int(fits.sum()) > BEAM * batch:
             said = f"{int(fits.sum())} prefixes fit at position {p + 1}, more than the batch has"
             return Tree(alive[:0], stopped=said)
-        farthest = max(farthest, float(distance[fits].max()))
         if not bool(fits.all()):
             nearest = min(nearest, float(distance[~fits].min()))
         rows, columns = fits.nonzero(as_tuple=True)
@@ -242,16 +214,7 @@ def grow(models: Sequence[Decoder], found: Space, possible: Sequence[Tensor], ba
         for one in growing:
             one.keep(rows, new)
     step("positions", len(possible), len(possible))
-    return Tree(alive, farthest, nearest)
-
-
-@dataclass(frozen=True)
-class SequenceCounts:
-    """How often each sequence of a tree occurs, and the tokens behind it."""
-
-    x: Tensor  # (b, L) sequences, with repetitions
-    y: Tensor  # (b,) the token behind each
-    off: float  # largest distance of a count from a whole number
+    return Tree(alive, nearest)
 
 
 def counts(
@@ -260,14 +223,12 @@ def counts(
     gradient: Mapping[str, Tensor],
     tree: Tree,
     batch: int,
-) -> SequenceCounts | str:
+) -> tuple[Tensor, Tensor] | str:
     """Count the sequences of a tree by the gradient of the output layer.
 
     If the output layer is tied to the embedding of the tokens, their gradients are added. This
     concerns the tokens of the tree only; the others still show how often each node occurs.
-
-    Args:
-        weights: (K,) coefficients of the gradients at these models in the leak.
+    `weights` (K,) are the coefficients of the models' gradients in the leak.
     """
     numbers, places = tree.nodes()
     inputs, chances = [], []
@@ -327,16 +288,13 @@ def counts(
         after = torch.repeat_interleave(whole[leaf].long())
         x.append(tree.sequences[k].expand(len(after), -1))
         y.append(after)
-    return SequenceCounts(torch.cat(x), torch.cat(y), off)
+    return torch.cat(x), torch.cat(y)
 
 
 def _following(
     numbers: Tensor, places: Tensor, sequences: Tensor, through: Tensor, vocabulary: int
 ) -> Tensor:
-    """Return how often each token follows a node (n, vocabulary) according to the tree.
-
-    Zero for the leaves, behind which the tree says nothing.
-    """
+    """Return how often each token follows a node (n, vocabulary) by the tree; 0 for the leaves."""
     expected = torch.zeros(len(places), vocabulary, dtype=through.dtype)
     for node, (row, p) in enumerate(places.tolist()):
         if p:
@@ -357,16 +315,10 @@ def _last_tokens(
     """Return the tokens behind sequences that the tied embedding hides, as counts (n, vocabulary).
 
     The last normalisation scales z_t to f_t = gamma z_t + beta, and the output layer W makes
-    logits of it. The gradients of gamma and beta are therefore sum_t z_t * W^T c_t and
-    sum_t W^T c_t, and linear in the counts within c_t = (n_t p_t - k_t) / (b L). A model may have
-    no beta.
-
-    Args:
-        weights: (K,) their coefficients.
-        inputs: Inputs (n, h) of the output layer at each node, for each model.
-        chances: Predicted probabilities (n, vocabulary), for each model.
-        through: (n,) sequences through each node.
-        hidden: (vocabulary,) bool, the tokens whose counts are sought.
+    logits of it. The gradients of gamma and beta are therefore sum_t z_t * W^T c_t and sum_t
+    W^T c_t, and linear in the counts within c_t = (n_t p_t - k_t) / (b L). A model may have no
+    beta. `inputs` (n, h) and `chances` (n, vocabulary) belong to the nodes at each model,
+    `through` (n,) counts their sequences, and `hidden` are the tokens that are sought.
     """
     missing = through - whole.sum(1)
     leaves = (missing > 0).nonzero().flatten()
@@ -404,14 +356,12 @@ def _last_tokens(
 
 
 def _first(model: Decoder) -> EncoderBlock:
-    """Return the first block of a model."""
     block = model.blocks[0]
     assert isinstance(block, EncoderBlock)
     return block
 
 
 def _final(model: Decoder, x: Tensor) -> Tensor:
-    """Return the inputs (s, L, h) of the output layer."""
     seen: list[Tensor] = []
     hook = model.head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     model(x)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from leakaudit.core.reconstruction import SHOWN, Certificate, Reconstruction
 from leakaudit.inversion.exact import certify
+from leakaudit.inversion.exact.certify import Proof
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.observations import BatchObservations
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
@@ -24,17 +25,6 @@ APART = 0.02
 LEAVES = 0.15
 
 
-@dataclass(frozen=True)
-class Proof:
-    """What is proven about a batch; inputs are in the order in which they are reported."""
-
-    x: Tensor  # (k, p) inputs, the proven ones first
-    exact: int  # number of proven inputs
-    choices: Mapping[int, Tensor]  # for each index, other images that explain the rows equally well
-    why: str  # the first condition that is not met, or what was observed
-    interval: Tensor | None  # half-widths for data without a grid, or None
-
-
 def proven(found: KnownInputs, heard: BatchObservations) -> Proof:
     """Judge inputs on the grid, or by intervals if there is none, and append estimates."""
     wanted = heard.span.batch
@@ -42,16 +32,11 @@ def proven(found: KnownInputs, heard: BatchObservations) -> Proof:
     image = heard.task.spec.is_image
     if not grid.levels and found.complete:
         judged = certify.table(heard, found.open)
-        rest = _distinct(replace(found, open=judged.x), wanted, image)
-        return Proof(rest, 0, {}, judged.note, judged.interval)
+        return replace(judged, x=_distinct(replace(found, open=judged.x), wanted, image))
     found = _rounded(found, wanted, grid)
-    batch = certify.batch(heard, found.certified, found.open)
-    proven = torch.tensor(batch.exact, dtype=torch.bool)
-    order = [*proven.nonzero().flatten().tolist(), *(~proven).nonzero().flatten().tolist()]
-    choices = {place: batch.choices[k] for place, k in enumerate(order) if k in batch.choices}
+    judged = certify.batch(heard, found.certified, found.open)
     rest = grid.denoised(_distinct(found, wanted - len(found.certified), image))
-    x = torch.cat([batch.x[proven], batch.x[~proven], rest])
-    return Proof(x, int(proven.sum()), choices, batch.why, None)
+    return replace(judged, x=torch.cat([judged.x, rest]))
 
 
 def reconstruction(name: str, proof: Proof, heard: BatchObservations) -> Reconstruction:
@@ -108,7 +93,6 @@ def verdict(proof: Proof, wanted: int) -> tuple[Certificate, str]:
 
 
 def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: PixelGrid) -> Iterator[str]:
-    """Describe, for each input with other candidates, how many there are and how far apart."""
     for k, others in choices.items():
         levels = float((others - x[k]).abs().max()) * grid.levels
         yield (
@@ -130,13 +114,9 @@ def _rounded(found: KnownInputs, wanted: int, grid: PixelGrid) -> KnownInputs:
 
 
 def _distinct(found: KnownInputs, room: int, image: bool) -> Tensor:
-    """Choose estimates that differ from the certified inputs and from each other.
+    """Choose estimates (k, p) that differ from the certified inputs and from each other.
 
-    Args:
-        image: Whether they must stay near [0, 1].
-
-    Returns:
-        (k, p) estimates.
+    Those of an image must stay near [0, 1].
     """
     kept = found.certified
     for x in found.open:
@@ -149,7 +129,6 @@ def _distinct(found: KnownInputs, room: int, image: bool) -> Tensor:
 
 
 def _residual(x: Tensor, white: Tensor, grid: PixelGrid) -> float:
-    """Share of the whitened rows that the inputs (b, p) do not explain."""
     if not len(x):
         return 1.0
     flat = white.flatten(0, 1)

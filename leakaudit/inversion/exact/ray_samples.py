@@ -13,6 +13,8 @@ from leakaudit.inversion.exact import (
     extreme_rays,
 )
 from leakaudit.inversion.exact.extreme_rays import ConvexCone
+from leakaudit.inversion.labels import label_counts
+from leakaudit.inversion.linear import least_squares
 from leakaudit.tasks import layer_chain
 from leakaudit.tasks.layer_chain import Layer
 
@@ -54,31 +56,27 @@ class EquationSamples:
         return found
 
     @property
+    def features(self) -> Tensor:
+        """(k, n) features of the samples."""
+        return torch.from_numpy(self.rays).to(self.rows) @ self.span.basis[:, :-1]
+
+    @property
     def slopes(self) -> Tensor:
         """(H, k) slopes of the samples in the linear layer; those of missing ones are left out."""
         rays = torch.from_numpy(self.rays).to(self.rows)
         inside = self.rows @ self.span.basis.T
-        found: Tensor = torch.linalg.lstsq(rays.T, inside.T, driver="gelsd").solution.T
-        return found
+        return least_squares(rays.T, inside.T).T
 
     def of_convolution(self, layer: Layer) -> Tensor | None:
-        """Return the gradient of a convolution's weights, flattened; None if it has not leaked."""
-        found = self.gradient(f"{layer.name}.weight")
-        if found is None or layer.scale is None:
-            return found
-        # The weights of the layer are s W, so a slope in them is 1/s of a slope in W.
-        shape = layer.parameters["weight"].shape
-        return (found.reshape(shape) / layer.scale[:, None, None, None]).flatten()
-
-    def gradient(self, name: str) -> Tensor | None:
-        """Return the equation's value for a parameter, without weight decay; None if not leaked."""
+        """Return the gradient of a convolution's weights (o, c, k, k); None if not leaked."""
         leak = self.leak
-        start, stop = leak.columns
-        columns = self.task.layout.slices[name]
-        if columns.start < start or columns.stop > stop:
+        name = f"{layer.name}.weight"
+        value = label_counts.part(leak, self.task, leak.value[self.equation].double(), name)
+        if value is None:
             return None
-        value = leak.value[self.equation].double()[columns.start - start : columns.stop - start]
         if self.task.l2 and leak.theta is not None:
+            columns = self.task.layout.slices[name]
             mixed = leak.combination[self.equation].double() @ leak.theta.double()[:, columns]
-            value = value - self.task.l2 * mixed
-        return value
+            value = value - self.task.l2 * mixed.reshape(value.shape)
+        # The weights of a folded layer are s W, so a slope in them is 1/s of a slope in W.
+        return value if layer.scale is None else value / layer.scale[:, None, None, None]

@@ -1,19 +1,4 @@
-"""Images from several rounds: the features at each model are equations between the same pixels.
-
-A small network has fewer features than its images have pixels, and a gradient with fewer entries
-than all pixels of a batch. But if a node uses the same batch in every round, every model gives
-other features of the same images, and enough rounds together determine them.
-
-1. **Features** of all samples, separately from the gradient of each round (`features.samples`).
-2. **Order.** They come in any order. What is known of the images so far predicts their features at
-the next model, and the assignment with the smallest differences tells which are whose.
-3. **Pixels.** All rounds are one system of equations, and `whole_chain` solves it. While there are
-fewer equations than pixels, a few steps suffice: they only have to predict features.
-
-Images are certified by the conditions of the whole chain: at least `whole_chain.ENOUGH` equations
-per pixel, all features of all rounds reproduced by the rounded images, no change of whole levels
-that keeps them to first order, and the whole gradient of every round.
-"""
+"""Images from several rounds: the features at each model are equations between the same pixels."""
 
 from __future__ import annotations
 
@@ -25,6 +10,7 @@ from torch import Generator, Tensor
 
 from leakaudit.core.progress import expired
 from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.inversion.attack import failed
 from leakaudit.inversion.exact import certify, features, whole_batch, whole_chain
 from leakaudit.inversion.exact.chain_pieces import ComposedFunction
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
@@ -35,6 +21,20 @@ from leakaudit.inversion.search import objectives
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
+
+# A small network has fewer features than its images have pixels, and a gradient with fewer entries
+# than all pixels of a batch. But if a node uses the same batch in every round, every model gives
+# other features of the same images, and enough rounds together determine them.
+#
+# 1. **Features** of all samples, separately from the gradient of each round (`features.samples`).
+# 2. **Order.** They come in any order. What is known of the images so far predicts their features
+#    at the next model, and the assignment with the smallest differences tells which are whose.
+# 3. **Pixels.** All rounds are one system of equations, and `whole_chain` solves it. While there
+#    are fewer equations than pixels, a few steps suffice: they only have to predict features.
+#
+# Images are certified by the conditions of the whole chain: at least `whole_chain.ENOUGH` equations
+# per pixel, all features of all rounds reproduced by the rounded images, no change of whole levels
+# that keeps them to first order, and the whole gradient of every round.
 
 # Steps of a search while there are few equations. A choice.
 ROUGH = 8
@@ -51,7 +51,7 @@ def missing(leak: GradientLeak) -> str | None:
     """Explain why the rounds of a leak cannot be solved together; None if they can."""
     if not leak.steady or leak.batch is None:
         return "it requires the same batch of known size in every round"
-    if len(_gradients(leak)) < 2:
+    if int(leak.single.sum()) < 2:
         return "it requires the gradients of several rounds"
     return None
 
@@ -62,7 +62,7 @@ def recover(leak: GradientLeak, task: Task, most: int, generator: Generator) -> 
     images: _Images | None = None
     missed = 0
     why = ""
-    rounds = _gradients(leak)[:most]
+    rounds = leak.single.nonzero().flatten()[:most].tolist()
     for equation in rounds:
         if missed == PATIENCE or expired():
             break
@@ -76,7 +76,7 @@ def recover(leak: GradientLeak, task: Task, most: int, generator: Generator) -> 
         if bool(images.done.all()):
             break
     if images is None:
-        return features.failed(leak, task, why)
+        return failed("cone", leak, task, why)
     return _reported(leak, task, images, grid)
 
 
@@ -96,11 +96,7 @@ class _Images:
         return cls(task.normalise(x), torch.zeros(len(x), dtype=torch.bool), ())
 
     def with_round(self, known: ChainEquations, grid: PixelGrid, last: bool) -> _Images:
-        """Add the equations of another round and solve all of them.
-
-        Args:
-            known: The equations, in any order of the images.
-        """
+        """Add the equations of another round, in any order of the images, and solve all of them."""
         if self.parts:
             known = self._ordered(known)
         system = ChainSystem((*self.parts, known))
@@ -120,16 +116,9 @@ class _Images:
         return known.of(torch.from_numpy(order))
 
 
-def _gradients(leak: GradientLeak) -> list[int]:
-    """Return the equations that are single gradients."""
-    single: list[int] = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten().tolist()
-    return single
-
-
 def _equations(
     leak: GradientLeak, task: Task, equation: int, grid: PixelGrid, generator: Generator
 ) -> ChainEquations | str:
-    """Find the features of all samples in one round, or explain why there are none."""
     found = features.samples(leak, task, equation, generator)
     if isinstance(found, str):
         return found
@@ -145,7 +134,6 @@ def _equations(
 
 
 def _reported(leak: GradientLeak, task: Task, images: _Images, grid: PixelGrid) -> Reconstruction:
-    """Report images with their certificates."""
     system = ChainSystem(images.parts)
     wanted = len(images.x)
     x = task.denormalise(images.x)
@@ -186,8 +174,7 @@ def _compared(leak: GradientLeak, task: Task, x: Tensor, y: Tensor) -> tuple[flo
     worst = 0.0
     explained = True
     for equation in range(len(leak.value)):
-        target = objectives.target(leak.equation(equation), task, 1, torch.float64)
-        left = objectives.misfit(target, task, x.to(target.value), y.to(target.value.device))
+        left, noise = objectives.compared(leak.equation(equation), task, x, y)
         worst = max(worst, left)
-        explained &= left <= max(certify.ROUNDED, features.EXPLAINED * target.noise)
+        explained &= left <= max(certify.ROUNDED, features.EXPLAINED * noise)
     return worst, explained

@@ -1,28 +1,4 @@
-"""Which rows of an embedding AdamW has moved, from a change that was rounded on the wire.
-
-A row whose token does not occur has a gradient of exactly zero in every step, so that both averages
-of AdamW stay zero, and weight decay alone changes the row: after n steps, the model before minus
-the one after is (1 - (1 - lr decay)^n) times the row. What is sent differs from this by at most
-
-    half a step of the rounding on the wire, the step being max |change| / (2^(bits-1) - 1) over the
-    parameter, as its largest number is sent as the largest integer,
-    n + 2 roundings of the weights, two halves in every step and one in the difference,
-
-in every coordinate. A row that differs by more in a single coordinate was moved by a gradient: its
-token occurred. This needs no threshold that was set by hand, and is never wrong as long as the
-constants are those of the program.
-
-The other direction asks how far a single occurrence moves a row. With the gradient g in step k
-only, AdamW's averages are m = .1 g and v = .001 g^2, so that every coordinate moves by
-
-    lr .1 / (1 - .9^k) sqrt((1 - .999^k) / .001)
-
-in step k (.48 lr for k = 10, its minimum; .98 lr for k = 100), and further in the same direction
-afterwards, if one coordinate of the gradient is large beside the 1e-8 that AdamW adds to the
-square root of v. If this exceeds what the rounding can hide in a row (`_visible`), the token of a
-row that was not moved did not occur, or it occurred several times and its moves cancelled in every
-one of the coordinates. If not, rows may be hidden, and nothing is said about their tokens.
-"""
+"""Which rows of an embedding AdamW has moved, from a change that was rounded on the wire."""
 
 from __future__ import annotations
 
@@ -33,6 +9,30 @@ import torch
 from torch import Tensor
 
 from leakaudit.core.trace import Training
+
+# A row whose token does not occur has a gradient of exactly zero in every step, so that both
+# averages of AdamW stay zero, and weight decay alone changes the row: after n steps, the model
+# before minus the one after is (1 - (1 - lr decay)^n) times the row. What is sent differs from this
+# by at most
+#
+#     half a step of the rounding on the wire, the step being max |change| / (2^(bits-1) - 1) over
+#     the parameter, as its largest number is sent as the largest integer,
+#     n + 2 roundings of the weights, two halves in every step and one in the difference,
+#
+# in every coordinate. A row that differs by more in a single coordinate was moved by a gradient:
+# its token occurred. This needs no threshold that was set by hand, and is never wrong as long as
+# the constants are those of the program.
+#
+# The other direction asks how far a single occurrence moves a row. With the gradient g in step k
+# only, AdamW's averages are m = .1 g and v = .001 g^2, so that every coordinate moves by
+#
+#     lr .1 / (1 - .9^k) sqrt((1 - .999^k) / .001)
+#
+# in step k (.48 lr for k = 10, its minimum; .98 lr for k = 100), and further in the same direction
+# afterwards, if one coordinate of the gradient is large beside the 1e-8 that AdamW adds to the
+# square root of v. If this exceeds what the rounding can hide in a row (`_visible`), the token of a
+# row that was not moved did not occur, or it occurred several times and its moves cancelled in
+# every one of the coordinates. If not, rows may be hidden, and nothing is said about their tokens.
 
 # AdamW's shares of a new gradient in its averages, the defaults of torch.optim.
 FAST = 0.1
@@ -59,9 +59,7 @@ def decide(
 ) -> RowMoves:
     """Decide for every row whether its token occurred.
 
-    Args:
-        change: (rows, h) the weights before the steps minus those after them, as received.
-        weights: (rows, h) the weights before the steps.
+    `change` (rows, h) is the weights before the steps minus those after them, as received.
     """
     step = 0.0
     if training.bits:
@@ -112,17 +110,10 @@ def smallest_move(training: Training, before: int) -> float:
 def _visible(decayed: Tensor, step: float, error: Tensor) -> Tensor:
     """Return how far every coordinate of a row must move, up or down, so that the row is seen.
 
-    A coordinate is sent as another multiple of the step once it leaves its cell, which takes the
-    distance to the farther end of the cell, in whichever direction it moves. One coordinate
-    suffices; the one that is closest to the middle of its cell takes least.
-
-    Args:
-        decayed: (rows, h) what weight decay changes.
-        step: Step of the rounding; 0 for none.
-        error: (rows, h) largest other error.
-
-    Returns:
-        (rows,).
+    A coordinate is sent as another multiple of the step once it leaves its cell, which takes
+    the distance to the farther end of the cell, in whichever direction it moves. The coordinate
+    that is closest to the middle of its cell takes least. `error` (rows, h) is the largest
+    other error.
     """
     if not step:
         return 2 * error.amin(1)
@@ -135,7 +126,6 @@ def _visible(decayed: Tensor, step: float, error: Tensor) -> Tensor:
 
 
 def _off_grid(change: Tensor, step: float) -> Tensor:
-    """Return the largest distance of a number from a multiple of the step, in steps."""
     shares = change / step
     return (shares - shares.round()).abs().max()
 

@@ -1,16 +1,4 @@
-"""Whether the models at which gradients were taken give different records different slopes.
-
-A gradient's rows in the first layer are slopes times inputs, so they have the rank of one input if
-there is one, and also if the slopes of all records are multiples of each other: what looks like an
-input is then their mean. A model that was drawn at random separates records, except by a
-coincidence. One that has learned from these records alone may not. From zeros, W is a combination
-of the inputs so far; a picture and its mirror image have equal outputs wherever all other inputs
-are symmetric as well, and records of equal length wherever their mean is the only other input.
-
-The evidence for a random start is the first layer, and what the visible inputs do not explain of
-it: every column differs from every other one and from zero. In a softmax regression, the sum of the
-rows of W must differ from zero as well: it is what training never changes.
-"""
+"""Whether the models at which gradients were taken give different records different slopes."""
 
 from __future__ import annotations
 
@@ -22,6 +10,17 @@ from torch import Tensor
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
+
+# A gradient's rows in the first layer are slopes times inputs, so they have the rank of one input
+# if there is one, and also if the slopes of all records are multiples of each other: what looks
+# like an input is then their mean. A model that was drawn at random separates records, except by a
+# coincidence. One that has learned from these records alone may not. From zeros, W is a combination
+# of the inputs so far; a picture and its mirror image have equal outputs wherever all other inputs
+# are symmetric as well, and records of equal length wherever their mean is the only other input.
+#
+# The evidence for a random start is the first layer, and what the visible inputs do not explain of
+# it: every column differs from every other one and from zero. In a softmax regression, the sum of
+# the rows of W must differ from zero as well: it is what training never changes.
 
 # Size, in units of the largest column, below which columns or their differences are rounding.
 ROUNDING = 1e-5
@@ -42,11 +41,9 @@ REASON = (
 def separates(task: Task, theta: Tensor | None, rows: Tensor, error: float = 0.0) -> bool:
     """Decide whether a model would give different records different slopes in the first layer.
 
-    Args:
-        theta: (d,) the model of the first gradient; None if it is not known. A network with a
-            hidden layer is then taken to have been drawn at random, because it would not learn
-            from zeros.
-        rows: (r, p + 1) inputs that the gradients show, followed by a 1.
+    `rows` (r, p + 1) are the inputs that the gradients show. If theta is not known, a network
+    with a hidden layer is taken to have been drawn at random, because it would not learn from
+    zeros.
     """
     if task.first_linear is None:
         return False
@@ -71,11 +68,7 @@ def separates(task: Task, theta: Tensor | None, rows: Tensor, error: float = 0.0
 
 
 def separated(leak: GradientLeak, task: Task, rows: Tensor) -> bool:
-    """Decide whether the first known model of a leak separates records; see `separates`.
-
-    Args:
-        rows: (r, p + 1) inputs that they show, followed by a 1.
-    """
+    """Decide whether the first known model of a leak separates records; see `separates`."""
     first = None
     if leak.theta is not None:
         first = leak.theta[int(leak.rounds.argmin())]
@@ -83,7 +76,7 @@ def separated(leak: GradientLeak, task: Task, rows: Tensor) -> bool:
 
 
 def _distinct(weight: Tensor, near: float) -> bool:
-    """Whether every column differs from zero and, up to its sign, from every other one."""
+    """Return whether columns differ from zero and, up to their sign, from each other."""
     size = weight.norm(dim=0)
     if not float(size.min()) > near:
         return False

@@ -1,15 +1,4 @@
-"""What known models reveal about images: the loss's slopes in the first layer's neurons.
-
-A batch X decomposes the rows, W = Delta [X 1], into slopes Delta, one column per sample. If the
-models are known, the same column follows from the sample itself: it is J' g, where J is the
-derivative of the network's outputs in the first layer's neurons at this sample, and g that of the
-loss in the outputs. Cross-entropy permits one g per label, squared loss any g. The true batch is
-consistent with itself. A mixture of samples, which explains the rows equally well, has neurons and
-slopes of its own and is not consistent.
-
-This is used in two ways: to reject an inconsistent batch (`agree`), and to choose among batches of
-images that are so similar that activity leaves several possibilities (`by_slopes`).
-"""
+"""What known models reveal about images: the loss's slopes in the first layer's neurons."""
 
 from __future__ import annotations
 
@@ -21,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.inversion.exact import first_layer_rows
+from leakaudit.inversion.linear import singular_values
 from leakaudit.inversion.search import priors
 from leakaudit.tasks import losses
 
@@ -29,6 +19,16 @@ if TYPE_CHECKING:
     from leakaudit.inversion.exact.observations import BatchObservations
     from leakaudit.inversion.exact.pixel_grid import PixelGrid
     from leakaudit.tasks.task import Task
+
+# A batch X decomposes the rows, W = Delta [X 1], into slopes Delta, one column per sample. If the
+# models are known, the same column follows from the sample itself: it is J' g, where J is the
+# derivative of the network's outputs in the first layer's neurons at this sample, and g that of the
+# loss in the outputs. Cross-entropy permits one g per label, squared loss any g. The true batch is
+# consistent with itself. A mixture of samples, which explains the rows equally well, has neurons
+# and slopes of its own and is not consistent.
+#
+# This is used in two ways: to reject an inconsistent batch (`agree`), and to choose among batches
+# of images that are so similar that activity leaves several possibilities (`by_slopes`).
 
 # Maximum number of batches whose slopes are compared, ...
 TRIALS = 20_000
@@ -69,26 +69,18 @@ def agree(
 ) -> bool | None:
     """Check whether the slopes in the rows are those of the inputs at the known models.
 
-    A sample's slopes have the direction that its label determines, the same label in all rounds,
-    and at most the length that remains in a mean over the batch; clipping may make them shorter.
-    Labels may also be soft, and squared loss has arbitrary targets, so a direction that the outputs
-    permit in another way does not give False.
+    A sample's slopes have the direction that its label determines, the same label in all
+    rounds, and at most the length that remains in a mean over the batch; clipping may make them
+    shorter. Labels may also be soft, and squared loss has arbitrary targets, so a direction
+    that the outputs permit in another way does not give False.
 
     A round says nothing about an input whose loss has no slope there, and slopes that depend on
-    each other fit other inputs as well. The result is therefore True only if all rounds agree, and
-    if they would show every mixture of the inputs (`_tells_apart`).
-
-    Args:
-        leak: Gradients. If they cannot be computed again sample by sample, the result is None.
-        basis: (b, p + 1) orthonormal rows that span the leak's rows.
-        rows: (b, p + 1) all inputs as the first layer receives them, followed by a 1.
-
-    Returns:
-        True if direction and length agree for every input in every round, in a layer wide enough to
-        decide; False if the slopes of some input do not match any target; None if this cannot be
-        determined.
+    each other fit other inputs as well. The result is therefore True only if all rounds agree,
+    in a layer wide enough to decide, and if they would show every mixture of the inputs
+    (`_tells_apart`). `basis` and `rows` are (b, p + 1). None if this cannot be determined, as
+    when gradients cannot be computed again sample by sample.
     """
-    plain = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten()
+    plain = leak.single.nonzero().flatten()
     if not _reproducible(leak, task) or not len(plain):
         return None
     duals = torch.linalg.inv(rows @ basis.T)
@@ -118,18 +110,13 @@ def agree(
 
 
 def _tells_apart(found: Tensor, allowed: Tensor) -> bool:
-    """Check whether every mixture of the inputs would show in their slopes.
+    """Check whether every mixture of the inputs would show in their slopes (m, H, b).
 
-    If the rows contain X = (1 + E) X' instead of X', the slopes of input j in X' lack the sum over
-    k of E_kj times those of k. An E that changes no round by more than errors explain stays
-    unnoticed; slopes that are small, equal or proportional leave such an E, however large it is.
-
-    Args:
-        found: (m, H, b) slopes in all rounds.
-        allowed: (m, b) the change of an input's slopes in a round that errors explain.
-
-    Returns:
-        True if no input can contain a tenth of another one, or more, unnoticed.
+    If the rows contain X = (1 + E) X' instead of X', the slopes of input j in X' lack the sum
+    over k of E_kj times those of k. An E that changes no round by more than errors explain
+    (`allowed`, (m, b)) stays unnoticed; slopes that are small, equal or proportional leave such
+    an E, however large it is. True if no input can contain a tenth of another one, or more,
+    unnoticed.
     """
     rounds, _, b = found.shape
     tiny = torch.finfo(found.dtype).tiny
@@ -138,19 +125,14 @@ def _tells_apart(found: Tensor, allowed: Tensor) -> bool:
     for j in range(b):
         others = torch.arange(b) != j
         seen = found[:, :, others] / allowed[:, j, None, None].clamp_min(tiny)
-        least = torch.linalg.svdvals(torch.linalg.qr(seen.flatten(0, 1)).R)[-1]
+        least = singular_values(seen.flatten(0, 1))[-1]
         if not float(least) > WORSE * math.sqrt(rounds):
             return False
     return True
 
 
 def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> Tensor:
-    """Decide for which labels (targets,) slopes have their direction and at most their length.
-
-    Args:
-        mine: (H,) slopes in the rows.
-        expected: (targets, H) slopes that follow from the model.
-    """
+    """Decide for which labels (targets,) slopes have their direction and at most their length."""
     size = expected.norm(dim=1)
     if loss == "squared":
         return torch.zeros_like(size, dtype=torch.bool)
@@ -164,7 +146,6 @@ def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> Tensor:
 
 
 def _possible(mine: Tensor, expected: Tensor, allowed: float, loss: str, fits: Tensor) -> bool:
-    """Check whether slopes (H,) fit a label, or combine all targets' as those of soft labels do."""
     return bool(fits.any()) or _spanned(mine, expected, allowed, loss)
 
 
@@ -179,16 +160,8 @@ def _spanned(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
 def by_slopes(heard: BatchObservations, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
     """Return the only batch, among those that the choices allow, that the known models confirm.
 
-    Only the true batch is consistent: in any other, the columns of similar samples are mixed with
-    large factors.
-
-    Args:
-        heard: Gradients of a known batch size, one step each, of a network with cross-entropy.
-        x: (b, p) images.
-        choices: For some of them, other images (k, p) that may take their place.
-
-    Returns:
-        (b, p), or None if no batch or more than one fits, or there are too many.
+    Only the true batch is consistent: in any other, the columns of similar samples are mixed
+    with large factors. None if no batch or more than one fits, or there are too many.
     """
     leak = heard.leak
     task = heard.task
@@ -211,7 +184,7 @@ def by_slopes(heard: BatchObservations, x: Tensor, choices: Mapping[int, Tensor]
     expected = [_slopes(leak, task, row, some)[0] for some in images]
     places = torch.cartesian_prod(*[torch.arange(len(some)) for some in images])
     places = places.reshape(-1, len(x))
-    inside = [heard.stored(some) @ basis.T for some in images]
+    inside = [heard.grid.stored(some, basis) @ basis.T for some in images]
     batches = torch.stack([inside[k][places[:, k]] for k in range(len(x))], dim=1)  # (trials, b, b)
     duals, failed = torch.linalg.inv_ex(batches)
     found = (rows @ basis.T) @ duals  # (trials, H, b)
@@ -234,7 +207,6 @@ def by_slopes(heard: BatchObservations, x: Tensor, choices: Mapping[int, Tensor]
 
 
 def _reproducible(leak: GradientLeak, task: Task) -> bool:
-    """Check whether gradients at the leak's models can be computed again sample by sample."""
     return leak.theta is not None and leak.inner == 1 and not priors.normalises(task)
 
 
@@ -248,18 +220,13 @@ def _targets(task: Task) -> int:
 
 
 def _slopes(leak: GradientLeak, task: Task, row: int, images: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the slopes of images' losses in the first layer's neurons, for one row of the leak.
+    """Compute slopes (b, targets, H) of images' losses in the first layer, for a row of the leak.
 
-    The slope in a neuron is the derivative in its bias: that of the loss in the outputs, times that
-    of the outputs in the bias.
-
-    Args:
-        images: (b, p) in the data's units.
-
-    Returns:
-        (b, targets, H): one target per label for cross-entropy and binary loss; for squared loss,
-        whose slopes are affine in the target, zero and all unit vectors. And (b,) the error that
-        rounding in the program causes: a probability near 1 minus 1 has no relative precision.
+    The slope in a neuron is the derivative in its bias: that of the loss in the outputs, times
+    that of the outputs in the bias. There is one target per label for cross-entropy and binary
+    loss; for squared loss, whose slopes are affine in the target, zero and all unit vectors.
+    Also returns the error (b,) that rounding in the program causes: a probability near 1 minus
+    1 has no relative precision.
     """
     if leak.theta is None or task.first_linear is None or task.first_linear[1] is None:
         raise ValueError("slopes require known models and a first layer with bias")
@@ -282,7 +249,8 @@ def _slopes(leak: GradientLeak, task: Task, row: int, images: Tensor) -> tuple[T
 def _outputs(task: Task, weight: str, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return outputs (b, k) and their derivatives (b, k, H) in the neurons of a weight's layer.
 
-    Images do not influence each other's outputs, so one backward pass per output serves them all.
+    Images do not influence each other's outputs, so one backward pass per output serves them
+    all.
     """
     layer = task.module.get_submodule(weight.rpartition(".")[0])
     shift = x.new_zeros(len(x), task.layout.split(theta)[weight].shape[0], requires_grad=True)
@@ -314,15 +282,7 @@ def _output_slopes(task: Task, out: Tensor) -> Tensor:
 
 
 def _same_sets(images: Sequence[Tensor], places: Tensor, best: int) -> Tensor:
-    """Decide which trials contain the same images as one of them, in any order.
-
-    Args:
-        images: For each position of the batch, (k, p) possible images.
-        places: (n, b) which of them each trial uses.
-
-    Returns:
-        (n,) bool.
-    """
+    """Decide which trials (n, b) contain the same images as the best one, in any order."""
     every = torch.unique(torch.cat(list(images)), dim=0, return_inverse=True)[1]
     starts = torch.tensor([0, *[len(some) for some in images]]).cumsum(0)[:-1]
     names = every[places + starts].sort(dim=1).values

@@ -1,56 +1,56 @@
-"""Which inputs of a batch the activity of neurons proves, and which others could take their place.
-
-The rows of a first layer, W = Delta [X 1], span a space with many bases. If X explains them, so
-does A X for every invertible A whose rows add up to one. If images are similar, such as x, x + 1
-and 2x - y, several bases consist of images. The residual is the same for all of them. They differ
-in the zeros of Delta: the rows of a neuron that is never active for sample k do not contain it.
-
-**Duals.** Let q_j solve X q_j = e_j, and let L_g be the rows of neuron g. Then L_g q_j = 0 if and
-only if sample j is inactive at g. A candidate's dual is some combination q' = sum_k c_k q_k of the
-true ones. If s of the c_k are non-zero, q' vanishes
-
-* at neurons where all s samples are inactive, whose rows have rank b - s at most, and
-* at neurons where the active ones among them cancel by coincidence. In general position, there are
-so few of these that each adds a dimension that no other neuron adds: if it is omitted, the rank
-falls.
-
-A dual is therefore *proven* (s = 1) if the rows where it vanishes have rank b - 1 and retain it
-when any one neuron is omitted. The requirement here is stronger, because candidates are chosen
-among many: some division of these neurons into three parts has rank b - 1 in every part. If the
-rows show that slopes of different samples depend on each other, nothing is in general position, and
-nothing is proven. docs/exact.md has the theorem and its proof.
-
-**Companions.** Let P be the proven duals and U the others. A true input is x_k = x'_k + sum over j
-in U of A_kj x'_j, because each dual in P contains one sample. A_kj is zero if q'_j vanishes, not by
-coincidence, at a neuron that is active for k. The remaining j are the companions of k: the
-candidates of which x'_k may still contain multiples. An input without companions is proven without
-examining its pixels.
-
-**Independent slopes.** All of this assumes that the loss's slopes of different samples do not
-depend on each other. If two samples have the same slope, all neurons where both are active contain
-the same sum of them, which looks like an input of its own. Known models exclude this
-(`slopes.agree`). Without them, `undecided` examines the neurons where two or three candidates are
-active together: their rows must be in general position, that is, any set of as many neurons as
-candidates must be independent. A sum that was mistaken for an input is never active together with
-its parts, or always in the same proportion. And slopes must not repeat from neuron to neuron, as
-behind quantised or pruned weights: no combination of two duals may vanish at three neurons where
-both are active (`repeating`).
-
-The thresholds err on the safe side. All except `ROUNDING`, `TIMES`, `CHANCE` and `FEWEST` were
-changed by a factor of two to three in both directions, which had no effect on ordinary batches of
-Fashion-MNIST. They protect against images that are similar: tests/adversarial/test_certificates.py
-has the families, and docs/exact.md counts 10,677 images of them, none of which was incorrectly
-called exact.
-"""
+"""Which inputs of a batch activity of neurons proves, and which others could take their place."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
+
+from leakaudit.inversion.linear import edge
+
+# The rows of a first layer, W = Delta [X 1], span a space with many bases. If X explains them, so
+# does A X for every invertible A whose rows add up to one. If images are similar, such as x, x + 1
+# and 2x - y, several bases consist of images. The residual is the same for all of them. They differ
+# in the zeros of Delta: the rows of a neuron that is never active for sample k do not contain it.
+#
+# **Duals.** Let q_j solve X q_j = e_j, and let L_g be the rows of neuron g. Then L_g q_j = 0 if and
+# only if sample j is inactive at g. A candidate's dual is some combination q' = sum_k c_k q_k of
+# the true ones. If s of the c_k are non-zero, q' vanishes
+#
+# * at neurons where all s samples are inactive, whose rows have rank b - s at most, and
+# * at neurons where the active ones among them cancel by coincidence. In general position, there
+#   are so few of these that each adds a dimension that no other neuron adds: if it is omitted, the
+#   rank falls.
+#
+# A dual is therefore *proven* (s = 1) if the rows where it vanishes have rank b - 1 and retain it
+# when any one neuron is omitted. The requirement here is stronger, because candidates are chosen
+# among many: some division of these neurons into three parts has rank b - 1 in every part. If the
+# rows show that slopes of different samples depend on each other, nothing is in general position,
+# and nothing is proven. docs/exact.md has the theorem and its proof.
+#
+# **Companions.** Let P be the proven duals and U the others. A true input is x_k = x'_k + sum over
+# j in U of A_kj x'_j, because each dual in P contains one sample. A_kj is zero if q'_j vanishes,
+# not by coincidence, at a neuron that is active for k. The remaining j are the companions of k: the
+# candidates of which x'_k may still contain multiples. An input without companions is proven
+# without examining its pixels.
+#
+# **Independent slopes.** All of this assumes that the loss's slopes of different samples do not
+# depend on each other. If two samples have the same slope, all neurons where both are active
+# contain the same sum of them, which looks like an input of its own. Known models exclude this
+# (`slopes.agree`). Without them, `undecided` examines the neurons where two or three candidates are
+# active together: their rows must be in general position, that is, any set of as many neurons as
+# candidates must be independent. A sum that was mistaken for an input is never active together with
+# its parts, or always in the same proportion. And slopes must not repeat from neuron to neuron, as
+# behind quantised or pruned weights: no combination of two duals may vanish at three neurons where
+# both are active (`repeating`).
+#
+# The thresholds err on the safe side. All except `ROUNDING`, `TIMES`, `CHANCE` and `FEWEST` were
+# changed by a factor of two to three in both directions, which had no effect on ordinary batches of
+# Fashion-MNIST. They protect against images that are similar:
+# tests/adversarial/test_certificates.py has the families, and docs/exact.md counts 10,677 images of
+# them, none of which was incorrectly called exact.
 
 # A neuron is inactive if its rows are below this multiple of the noise. A root mean square over n
 # rounds exceeds it with probability 6e-7 for n = 1 and less for more, ...
@@ -114,26 +114,27 @@ class WindowRows:
     noise: float  # standard deviation of these errors
     neuron: Tensor  # (G,) the neuron of each group
 
+    def slopes(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slopes (G, n, b) of candidates (b, b), and the noise (b,) of each.
+
+        They are Delta if the candidates, an invertible matrix, are right.
+        """
+        duals = torch.linalg.inv(inputs)
+        return self.rows @ duals, self.noise * duals.norm(dim=0)
+
 
 def companions(
     data: WindowRows, inputs: Tensor, outputs: int, generator: Generator
 ) -> list[frozenset[int]]:
     """Return, for every candidate, the others of which it may still contain multiples.
 
-    Args:
-        inputs: Candidates (b, b) in the same coordinates, an invertible matrix.
-        outputs: Number of independent entries of the loss's slope in the last layer, e.g. classes -
-            1.
-
-    Returns:
-        One set per candidate; empty sets are proofs. The companions of an unproven candidate are
-        all other unproven ones. If slopes depend on each other, or there are more samples than
-        slopes, those of every candidate are all others.
+    `outputs` is the number of independent entries of the loss's slope, e.g. classes - 1. Empty
+    sets are proofs. The companions of an unproven candidate are all other unproven ones. If
+    slopes depend on each other, or there are more samples than slopes, they are all others.
     """
     b = len(inputs)
-    duals = torch.linalg.inv(inputs)
-    slopes = data.rows @ duals  # (G, n, b), Delta if the candidates are right
-    size = slopes.square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
+    slopes, noise = data.slopes(inputs)
+    size = slopes.square().mean(1).sqrt() / noise
     changes = independent_rounds(slopes, size)
     evidence = _Evidence.of(data)
     neuron = data.neuron
@@ -154,19 +155,14 @@ def companions(
 
 def without(data: WindowRows, inputs: Tensor) -> Tensor:
     """Decide [k, j] whether candidate k fires at several neurons where j's dual vanishes (b, b)."""
-    duals = torch.linalg.inv(inputs)
-    size = (data.rows @ duals).square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
+    slopes, noise = data.slopes(inputs)
+    size = slopes.square().mean(1).sqrt() / noise
     both: Tensor = (size > FIRES).double().T @ (size < ZERO).double() >= AGREE
     return both
 
 
 def independent_rounds(slopes: Tensor, size: Tensor) -> int:
-    """Count the rounds in which slopes differ by more than noise: the rank over time.
-
-    Args:
-        slopes: (G, n, b) of all candidates.
-        size: (G, b) their size in units of noise.
-    """
+    """Count the rounds in which slopes (G, n, b) differ by more than noise: the rank over time."""
     over_time = slopes.transpose(0, 1).flatten(1)
     spread = torch.linalg.svdvals(over_time @ over_time.T).sqrt()
     loud = 0.0
@@ -180,14 +176,10 @@ def undecided(data: WindowRows, inputs: Tensor, generator: Generator) -> list[fr
     """Return, for every candidate, those whose slopes are not shown to be independent of its own.
 
     All sets of two and of three candidates are examined.
-
-    Args:
-        inputs: Candidates (b, b) in the same coordinates, an invertible matrix.
     """
     b = len(inputs)
-    duals = torch.linalg.inv(inputs)
-    unit = data.noise * duals.norm(dim=0)
-    slopes = (data.rows @ duals) / unit  # (G, n, b), the noise of an entry is 1
+    slopes, noise = data.slopes(inputs)
+    slopes = slopes / noise  # the noise of an entry is 1
     size = slopes.norm(dim=2)
     # For every neuron, one round with large slopes: neurons of one round share what depends on it.
     chance = (size >= LOUD * size.amax(1, keepdim=True)).double()
@@ -207,18 +199,15 @@ def undecided(data: WindowRows, inputs: Tensor, generator: Generator) -> list[fr
 def repeating(data: WindowRows, inputs: Tensor) -> list[frozenset[int]]:
     """Return, for every candidate, those with which a combination vanishes at several neurons.
 
-    In general position, a combination of two duals that vanishes at a neuron where both samples are
-    active does so at no other one. Where few values of slopes are possible, as behind quantised or
-    pruned weights and at copies of neurons, it vanishes at many, and looks like the dual of one
-    sample. The samples themselves then look like such combinations, so it does not matter which of
-    them are the candidates.
-
-    Args:
-        inputs: Candidates (b, b) in the same coordinates, an invertible matrix.
+    In general position, a combination of two duals that vanishes at a neuron where both samples
+    are active does so at no other one. Where few values of slopes are possible, as behind
+    quantised or pruned weights and at copies of neurons, it vanishes at many, and looks like
+    the dual of one sample. The samples themselves then look like such combinations, so it does
+    not matter which of them are the candidates.
     """
     b = len(inputs)
-    duals = torch.linalg.inv(inputs)
-    slopes = (data.rows @ duals) / (data.noise * duals.norm(dim=0))  # the noise of an entry is 1
+    slopes, noise = data.slopes(inputs)
+    slopes = slopes / noise  # the noise of an entry is 1
     firing = slopes.square().mean(1).sqrt() > FIRES
     near: list[set[int]] = [set() for _ in range(b)]
     for j, k in torch.combinations(torch.arange(b), 2).tolist():
@@ -230,12 +219,7 @@ def repeating(data: WindowRows, inputs: Tensor) -> list[frozenset[int]]:
 
 
 def _repeats(slopes: Tensor, neuron: Tensor) -> bool:
-    """Decide whether one combination of two slopes vanishes at as many neurons as a proof needs.
-
-    Args:
-        slopes: (g, n, 2) of groups where both samples are active, with noise 1.
-        neuron: (g,) the neuron of each group.
-    """
+    """Decide whether one combination of two slopes vanishes at as many neurons as a proof needs."""
     size = slopes.norm(dim=2)
     loudest = slopes[torch.arange(len(slopes)), size.argmax(1)]  # (g, 2)
     size = size.amax(1)
@@ -252,14 +236,9 @@ def _repeats(slopes: Tensor, neuron: Tensor) -> bool:
 
 
 def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
-    """Decide for which sets of candidates the common neurons have rows in general position.
+    """Decide for which sets (n, s) of candidates the common neurons are in general position.
 
-    Args:
-        rows: (G, b) slopes of all candidates in one round of each neuron, with noise 1.
-        some: (n, s) sets of candidates.
-
-    Returns:
-        (n,) bool.
+    `rows` (G, b) are slopes in one round of each neuron, with noise 1.
     """
     s = some.shape[1]
     firing = (rows.abs() > FIRES)[:, some].all(2).T  # (n, G)
@@ -280,7 +259,6 @@ def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
 
 
 def _patterns(size: Tensor) -> Tensor:
-    """Number the patterns of activity (G,) that follow from sizes (G, b)."""
     numbers: Tensor = torch.unique((size > ZERO).long(), dim=0, return_inverse=True)[1]
     return numbers
 
@@ -318,14 +296,11 @@ class _Evidence:
     def dependent(self, size: Tensor, patterns: Tensor) -> bool:
         """Check whether the rows of a pattern have lower rank than samples and neurons allow.
 
-        This happens if the loss's slopes of some samples depend on each other, as for equal labels
-        at a model whose outputs are zero or saturated, and if there are more samples than the loss
-        has outputs in the rounds that differ. Then all neurons with one pattern contain the same
-        combination, which looks like an input of its own, and activity proves nothing.
-
-        Args:
-            size: (G, b) of all candidates' slopes, in units of noise.
-            patterns: (G,) number of each group's pattern of activity.
+        This happens if the loss's slopes of some samples depend on each other, as for equal
+        labels at a model whose outputs are zero or saturated, and if there are more samples
+        than the loss has outputs in the rounds that differ. Then all neurons with one
+        pattern contain the same combination, which looks like an input of its own, and
+        activity proves nothing.
         """
         for number in patterns.unique():
             here = patterns == number
@@ -337,12 +312,7 @@ class _Evidence:
     def vanishing(
         self, size: Tensor, unit: Tensor, changes: int, generator: Generator
     ) -> _Vanishing:
-        """Find where a dual vanishes, and whether this proves it.
-
-        Args:
-            size: (G,) its sizes at the groups, in units of noise.
-            unit: (G,) the neuron of each group.
-        """
+        """Find where a dual of some sizes (G,) vanishes, and whether this proves it."""
         zero = size < ZERO
         b = self.grams.shape[1]
         loud = size[~zero]
@@ -368,8 +338,8 @@ class _Evidence:
     def _spared(self, zero: Tensor, unit: Tensor, spares: int, generator: Generator) -> bool:
         """Check whether the rank stays b - 1 when a few arbitrary neurons are omitted.
 
-        This is the case if some division of the neurons into spares + 1 parts has rank b - 1 in
-        every part: whichever `spares` neurons are omitted, one part is complete.
+        This is the case if some division of the neurons into spares + 1 parts has rank b -
+        1 in every part: whichever `spares` neurons are omitted, one part is complete.
         """
         names = unit[zero].unique()
         parts = spares + 1
@@ -401,18 +371,14 @@ class _Evidence:
 def refined(data: WindowRows, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
     """Fit every dual again to all rows where it vanishes, and bound how mixed the inputs are.
 
-    The rows R_j (N, b) where dual q_j vanishes have errors of standard deviation `noise`. Therefore
-    q_j, of length 1, is their last right singular vector up to an error of covariance noise^2 (R_j'
+    The rows R_j (N, b) where dual q_j vanishes have errors of deviation `noise`. So q_j, of
+    length 1, is their last right singular vector up to an error of covariance noise^2 (R_j'
     R_j)^+. Because X is the inverse of the duals, an error e of q_j subtracts (x_i e) x_j from
     every input x_i.
 
-    Args:
-        inputs: (b, b) in the same coordinates, invertible, with proven duals.
-
-    Returns:
-        The inputs (b, b), and the standard deviations (b, b) of the multiple of x_j that is
-        contained in x_i, with the inputs scaled as given. None if the rows where some dual vanishes
-        do not determine it: it may be proven by rounds in which more neurons are inactive.
+    Returns the inputs (b, b), and the deviations (b, b) of the multiple of x_j that is
+    contained in x_i, with the inputs scaled as given. None if the rows where some dual vanishes
+    do not determine it: it may be proven by rounds in which more neurons are inactive.
     """
     duals = torch.linalg.inv(inputs)
     size = (data.rows @ duals).square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
@@ -422,8 +388,8 @@ def refined(data: WindowRows, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
     for j in range(b):
         rows = data.rows[size[:, j] < ZERO].flatten(0, 1)
         _, strength, right = torch.linalg.svd(torch.linalg.qr(rows).R, full_matrices=True)
-        edge = data.noise * (math.sqrt(len(rows)) + math.sqrt(b))
-        if int((strength > SEEN * edge).sum()) < b - 1:
+        of_noise = data.noise * edge(len(rows), b)
+        if int((strength > SEEN * of_noise).sum()) < b - 1:
             return None
         length = duals[:, j].norm()
         fitted[:, j] = right[-1] * length * torch.sign(right[-1] @ duals[:, j])
@@ -432,14 +398,3 @@ def refined(data: WindowRows, inputs: Tensor) -> tuple[Tensor, Tensor] | None:
     mixed.fill_diagonal_(0)
     again, failed = torch.linalg.inv_ex(fitted)
     return None if failed else (again, mixed)
-
-
-def windows(stack_rows: Sequence[Tensor], noise: float) -> WindowRows:
-    """Place windows side by side.
-
-    Args:
-        stack_rows: For each window, the rows (n, H, b) of all H neurons.
-    """
-    rows = torch.cat([part.transpose(0, 1) for part in stack_rows])
-    neuron = torch.arange(stack_rows[0].shape[1]).repeat(len(stack_rows))
-    return WindowRows(rows, noise, neuron)

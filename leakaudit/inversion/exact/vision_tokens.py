@@ -1,45 +1,47 @@
-"""Images of a vision transformer's batch, from the gradients of its first block.
-
-The gradient of a fully connected layer is a sum of terms d_t [u_t 1], one for each token t: d_t is
-the slope of the loss in the layer's outputs, and u_t its input. With n tokens in the batch, less
-than the layer is wide, its rows span a space of n dimensions. This does not yet separate
-the tokens: any basis of the space explains the rows.
-
-**Two layers separate them.** The first block ends with two layers, GELU between them. The space of
-the upper one contains [u_t 1], that of the lower one contains [gelu(U u_t + b) 1]. A point of the
-first space has n - 1 coordinates, and that its hidden values lie in the second space is a system of
-4 h + 1 - n equations. GELU is not linear, so a mixture of tokens does not solve it: the solutions
-are the tokens. `tokens` finds them by least squares (Levenberg and Marquardt), from many starts.
-
-**Then everything follows from linear equations**, one after the other (`images`):
-
-1. The hidden values are known, so the lower layer's gradient determines the slope of every token.
-2. A normalisation divides by the spread of its input, which is not known. Its reciprocals are the
-   solution of the equation for the bias of the layer before.
-3. The slopes determine what attention added to every token, thus the token as the block received it
-   (without its mean, which no layer sees).
-4. This token determines the slopes in queries, keys and values, thus the slope of the embedding.
-5. The gradient of the positions is the sum of these slopes at each position: it tells where a token
-   stands. The gradient of the embedding then determines the pixels of every patch.
-6. The class token of an image shows a mean of its patches, with weights that are known up to their
-   sum. Which patches belong to it is therefore the solution of linear equations, and must be 0
-   or 1.
-
-With one image, the slopes of step 5 are the gradient of the positions itself (Lu et al. 2022), and
-the first steps are not needed.
-"""
+"""Images of a vision transformer's batch, from the gradients of its first block."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Generator, Tensor, nn
 
 from leakaudit.core.progress import expired, step
+from leakaudit.inversion import linear
 from leakaudit.tasks.models import EncoderBlock, VisionTransformer
+
+# The gradient of a fully connected layer is a sum of terms d_t [u_t 1], one for each token t: d_t
+# is the slope of the loss in the layer's outputs, and u_t its input. With n tokens in the batch,
+# less than the layer is wide, its rows span a space of n dimensions. This does not yet separate the
+# tokens: any basis of the space explains the rows.
+#
+# **Two layers separate them.** The first block ends with two layers, GELU between them. The space
+# of the upper one contains [u_t 1], that of the lower one contains [gelu(U u_t + b) 1]. A point of
+# the first space has n - 1 coordinates, and that its hidden values lie in the second space is a
+# system of 4 h + 1 - n equations. GELU is not linear, so a mixture of tokens does not solve it: the
+# solutions are the tokens. `tokens` finds them by least squares (Levenberg and Marquardt), from
+# many starts.
+#
+# **Then everything follows from linear equations**, one after the other (`images`):
+#
+# 1. The hidden values are known, so the lower layer's gradient determines the slope of every token.
+# 2. A normalisation divides by the spread of its input, which is not known. Its reciprocals are the
+#    solution of the equation for the bias of the layer before.
+# 3. The slopes determine what attention added to every token, thus the token as the block received
+#    it (without its mean, which no layer sees).
+# 4. This token determines the slopes in queries, keys and values, thus the slope of the embedding.
+# 5. The gradient of the positions is the sum of these slopes at each position: it tells where a
+#    token stands. The gradient of the embedding then determines the pixels of every patch.
+# 6. The class token of an image shows a mean of its patches, with weights that are known up to
+#    their sum. Which patches belong to it is therefore the solution of linear equations, and must
+#    be 0 or 1.
+#
+# With one image, the slopes of step 5 are the gradient of the positions itself (Lu et al. 2022),
+# and the first steps are not needed.
 
 # Most steps of a search on the sphere, and without its constraint. Choices: nearly all searches
 # need 10 to 20 of the first, and quadratic convergence 3 or 4 of the second.
@@ -51,6 +53,10 @@ STARTS = 16
 
 # Sets of starts without a new token after which the search gives up. A choice.
 PATIENCE = 20
+
+# Factor of the damping after a step that fails, relative to the diagonal of the equations, and its
+# largest value. Usual choices.
+FAILS = (4.0, 1e6)
 
 # Residual relative to the hidden values at the start, below which a search leaves the sphere. The
 # sphere is only approximate, because a normalisation adds a small number to the variance.
@@ -86,11 +92,7 @@ class Layers:
 
 
 def tokens(layers: Layers, generator: Generator) -> Tensor:
-    """Find the points of one space whose hidden values lie in the other.
-
-    Returns:
-        (k, h) inputs of the upper layer, k <= n.
-    """
+    """Find points (k, h), k <= n, of one space whose hidden values lie in the other."""
     search = _Search(layers)
     wanted = len(layers.inputs)
     found = layers.inputs.new_empty(0, wanted)
@@ -126,11 +128,7 @@ class _Search:
         self.normal = before / layers.norm.weight
 
     def run(self, avoided: Tensor, generator: Generator) -> Tensor:
-        """Return the points (k, n) that were found from one set of starts.
-
-        Args:
-            avoided: (f, n) points to which starts are orthogonal.
-        """
+        """Return the points (k, n) that starts orthogonal to `avoided` (f, n) lead to."""
         left_over, width = self.normal.shape
         starts = min(STARTS, left_over - len(avoided))
         drawn = torch.randn(starts, width, generator=generator, dtype=torch.float64)
@@ -140,16 +138,18 @@ class _Search:
         # Normalised inputs have the norm sqrt(h).
         y *= (math.sqrt(width) / (y @ self.axes.T @ self.normal).norm(dim=1))[:, None]
         scale = float(self._hidden(y)[1].norm(dim=1).mean())
-        y, _ = self._descended(y, STEPS, NEAR * scale, scale)
-        y, left = self._descended(y, POLISH, 0.0, 0.0)
+        for weight, steps, enough in ((scale, STEPS, NEAR * scale), (0.0, POLISH, 0.0)):
+            residual = partial(self._residual, weight=weight)
+            stepped = partial(self._stepped, weight=weight)
+            y, left = linear.descended(y, residual, stepped, steps, FAILS, enough**2)
         points: Tensor = self.centre + y @ self.axes.T
-        return points[left < FOUND * self._expected(y, points)]
+        return points[left.sqrt() < FOUND * self._expected(y, points)]
 
     def _expected(self, y: Tensor, points: Tensor) -> Tensor:
         """Return the residuals (s,) that noise and rounding cause for tokens.
 
-        Noise turns the two spaces: see `prefixes.Space.distance`. An error of the input reaches
-        the hidden values through the weights.
+        Noise turns the two spaces: see `prefixes._Space.distance`. An error of the input
+        reaches the hidden values through the weights.
         """
         _, hidden = self._hidden(y)
         free = hidden.shape[1] - len(self.hidden)
@@ -161,34 +161,6 @@ class _Search:
         rounded = (precision * hidden).square().sum(1)
         expected: Tensor = (turned + gain * moved + rounded).sqrt()
         return expected
-
-    def _descended(
-        self, y: Tensor, steps: int, enough: float, weight: float
-    ) -> tuple[Tensor, Tensor]:
-        """Descend until the residuals are small.
-
-        Args:
-            y: (s, n - 1) points.
-
-        Returns:
-            The points, and their residuals (s,).
-        """
-        damping = y.new_full((len(y),), 1e-2)
-        value = self._residual(y, weight)
-        left = value.norm(dim=1)
-        for _ in range(steps):
-            active = (left > enough).nonzero().flatten()
-            if not len(active):
-                break
-            new = self._stepped(y[active], value[active], damping[active], weight)
-            new_value = self._residual(new, weight)
-            new_left = new_value.norm(dim=1)
-            better = new_left < left[active]
-            moved = active[better]
-            y[moved], value[moved], left[moved] = new[better], new_value[better], new_left[better]
-            change = torch.where(better, 0.2, 4.0)
-            damping[active] = (damping[active] * change).clamp(1e-14, 1e6)
-        return y, left
 
     def _hidden(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the upper layer computes (s, m), and its hidden values with a 1."""
@@ -227,13 +199,9 @@ def gelu_slope(x: Tensor) -> Tensor:
 
 
 def images(net: VisionTransformer, gradient: Gradient, inputs: Tensor, batch: int) -> Tensor | str:
-    """Compute the images from the tokens in front of the first block's last two layers.
+    """Compute the images (b, c, h, w) from the inputs (n, h) of the first block's upper layer.
 
-    Args:
-        inputs: (n, h) the inputs of the upper layer, for all tokens of the batch.
-
-    Returns:
-        (b, channels, height, width) as the model receives them; or why they do not follow.
+    They are as the model receives them; or why they do not follow.
     """
     block = net.blocks[0]
     assert isinstance(block, EncoderBlock)
@@ -265,11 +233,7 @@ def images(net: VisionTransformer, gradient: Gradient, inputs: Tensor, batch: in
 
 
 def single(net: VisionTransformer, gradient: Gradient) -> Tensor | str:
-    """Compute the image of a batch of one, whose slopes are the gradient of the positions.
-
-    Returns:
-        (1, channels, height, width) as the model receives it; or why it does not follow.
-    """
+    """Compute the image of a batch of one, whose slopes are the gradient of the positions."""
     slopes = gradient["places"][1:]
     patches = torch.linalg.lstsq(slopes.T, gradient["embed.weight"].flatten(1)).solution
     count = len(patches)
@@ -279,14 +243,7 @@ def single(net: VisionTransformer, gradient: Gradient) -> Tensor | str:
 def _behind_attention(
     block: EncoderBlock, gradient: Gradient, inputs: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the slopes of the stream behind the attention, its spread, and the stream normalised.
-
-    Args:
-        inputs: (n, h) the inputs of the upper layer.
-
-    Returns:
-        (n, h), (n,) and (n, h).
-    """
+    """Return the slopes of the stream behind the attention, its spread, and it normalised."""
     inner = block.up(inputs)
     ahead = _solved(nn.functional.gelu(inner), gradient, "blocks.0.down")
     into = (ahead @ block.down.weight * gelu_slope(inner)) @ block.up.weight
@@ -301,11 +258,9 @@ def _behind_attention(
 def _at_embedding(
     block: EncoderBlock, gradient: Gradient, stream: Tensor, middle: Tensor
 ) -> Tensor:
-    """Return slopes of the loss in the embedded tokens.
+    """Return slopes of the loss in the different embedded tokens (k, h).
 
-    Args:
-        stream: (k, h) different tokens, without their means.
-        middle: (k, h) sums of the slopes behind the attention.
+    `middle` (k, h) sums the slopes behind the attention.
     """
     spread = (stream.square().mean(1, keepdim=True) + block.norm1.eps).sqrt()
     normal = stream / spread
@@ -320,9 +275,8 @@ def _at_embedding(
 def _chosen(block: EncoderBlock, stream: Tensor, seen: Tensor) -> Tensor | None:
     """Return which patches (b, k) belong to each image; None if it does not follow.
 
-    Args:
-        stream: (1 + k, h) the class token and all different patches.
-        seen: (b, h) what the class tokens saw: weighted means of the values of their images.
+    `stream` (1 + k, h) starts with the class token, and `seen` (b, h) is what the class tokens
+    saw: weighted means of the values of their images.
     """
     query, key, value = block.parts(stream[None])
     scores = query[0, :, 0, None] @ key[0].mT / math.sqrt(query.shape[3])
@@ -342,13 +296,7 @@ def _chosen(block: EncoderBlock, stream: Tensor, seen: Tensor) -> Tensor | None:
 def _assembled(
     net: VisionTransformer, patches: Tensor, place: Tensor, chosen: Tensor
 ) -> Tensor | str:
-    """Return images (b, *shape) of patches; or why they are none.
-
-    Args:
-        patches: (k, channels * side * side).
-        place: (k,) position of each, counted from 1.
-        chosen: (b, k) which belong to an image.
-    """
+    """Return images (b, *shape) of patches at places from 1 on; or why they are none."""
     places = torch.arange(1, len(net.places))
     columns = []
     for mine in chosen:
@@ -370,12 +318,7 @@ def _solved(inputs: Tensor, gradient: Gradient, layer: str) -> Tensor:
 
 
 def _unscaled(norm: nn.LayerNorm, normal: Tensor, slopes: Tensor) -> Tensor:
-    """Return slopes in front of a normalisation, times the spread by which it divides.
-
-    Args:
-        normal: (n, h) its outputs before gain and bias.
-        slopes: (n, h) slopes in its outputs.
-    """
+    """Return slopes in front of a normalisation, times the spread by which it divides."""
     scaled = slopes * norm.weight
     along = (scaled * normal).mean(1, keepdim=True)
     return _centred(scaled) - normal * along
@@ -386,7 +329,6 @@ def _centred(x: Tensor) -> Tensor:
 
 
 def _different(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the different rows (k, h), and the index (n,) of each row among them."""
     near = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     same = near < APART * rows.norm(dim=1).mean()
     first = same.double().argmax(1)

@@ -1,22 +1,4 @@
-"""Features of samples whose slopes are a small part of a gradient, after the others are known.
-
-A trained network has small losses, and their slopes may differ by a factor of 1e5 within a batch.
-In float32, rounding is 1e-7 of an entry, so that an average over all entries hardly shows a sample
-whose slopes are 1e-5 of the others'. But rounding is relative to the terms of each entry,
-
-    G_hj = sum_k D_hk F_kj,    standard deviation  u (sum_k D_hk^2 F_kj^2)^(1/2),
-
-and there are entries in which the weak sample is alone: neurons h that the ReLU switches off for
-the others, or features j that the others do not have. There, the weak sample is as precise as any.
-
-The samples that were proven have known features, up to the rounding of the sender. It is an error
-of its own for each feature, the same in all rows, so it is solved for as well: counted as noise of
-every entry, it would hide weak samples where the others cover them. D and the features of the weak
-samples follow from weighted least squares, with weights from this error model, both at once
-(`_solve_both`). What remains free after that is how much of the others a sample contains, which
-its zeros determine (`_cleaned`), and its size, which only the bias of the linear layer shows, where
-nothing is alone. The bias of the convolution before it determines the size (`peel.sized`).
-"""
+"""Features of samples whose slopes are a small part of a gradient, after the others are known."""
 
 from __future__ import annotations
 
@@ -25,6 +7,26 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from leakaudit.inversion.linear import least_squares
+
+# A trained network has small losses, and their slopes may differ by a factor of 1e5 within a batch.
+# In float32, rounding is 1e-7 of an entry, so that an average over all entries hardly shows a
+# sample whose slopes are 1e-5 of the others'. But rounding is relative to the terms of each entry,
+#
+#     G_hj = sum_k D_hk F_kj,    standard deviation  u (sum_k D_hk^2 F_kj^2)^(1/2),
+#
+# and there are entries in which the weak sample is alone: neurons h that the ReLU switches off for
+# the others, or features j that the others do not have. There, the weak sample is as precise as
+# any.
+#
+# The samples that were proven have known features, up to the rounding of the sender. It is an error
+# of its own for each feature, the same in all rows, so it is solved for as well: counted as noise
+# of every entry, it would hide weak samples where the others cover them. D and the features of the
+# weak samples follow from weighted least squares, with weights from this error model, both at once
+# (`_solve_both`). What remains free after that is how much of the others a sample contains, which
+# its zeros determine (`_cleaned`), and its size, which only the bias of the linear layer shows,
+# where nothing is alone. The bias of the convolution before it determines the size (`peel.sized`).
 
 # Rounding of the proven samples' features by the sender, relative to their largest one and in units
 # of the number format: sums of 27 products in float32 were off by 0.2 on average.
@@ -75,14 +77,6 @@ COLUMNS = 1024
 FLOOR = 1e-3
 
 
-@dataclass(frozen=True)
-class RefinedFeatures:
-    """Features of weak samples."""
-
-    values: Tensor  # (w, n) features, up to a factor near 1 for each sample
-    deviation: Tensor  # (w, n) standard deviations of their errors
-
-
 @dataclass
 class _State:
     """D and F of G = D F, and what is known about their errors."""
@@ -100,11 +94,7 @@ class _State:
         return self.deviation * (~self.weak)[:, None]
 
     def variance(self, deviation: Tensor | None = None) -> Tensor:
-        """Return the variance (H, n + 1) of the entries of G around D F.
-
-        Args:
-            deviation: (b, n + 1) errors of F that contribute.
-        """
+        """Return the variance (H, n + 1) of G around D F, with errors of F (b, n + 1)."""
         squares = self.slopes.square()
         rounding = (HALF * self.wire) ** 2 * (squares @ self.features.square())
         weak = squares[:, self.weak].mean(0) @ self.features[self.weak].square().mean(1)
@@ -121,18 +111,13 @@ def refined(
     known: dict[int, Tensor],
     wire: float,
     noise: float,
-) -> RefinedFeatures | None:
+) -> tuple[Tensor, Tensor] | None:
     """Determine the features of the samples that are not known again.
 
-    Args:
-        rows: (H, n + 1) gradient of a linear layer and its bias.
-        features: (b, n) estimates of all samples.
-        deviation: (b,) standard deviations of their errors.
-        known: The features (n,) of some samples.
-        noise: Standard deviation of the errors of the rows, as an average over all entries.
-
-    Returns:
-        The other samples in their order; None if the rows do not agree with the error model.
+    `rows` (H, n + 1) is the gradient of a linear layer and its bias, `features` (b, n) are
+    estimates with errors of `deviation` (b,), and `noise` is that of the rows, as an average.
+    Returns the other samples (w, n), up to a factor near 1 each, and deviations (w, n); None if
+    the rows do not agree with the error model.
     """
     state = _begin(rows, features, deviation, known, wire, noise)
     if not len(known) or not bool(state.weak.any()):
@@ -157,7 +142,7 @@ def refined(
     if not residual < EXPLAINED:
         return None
     deviation = CAUTION * residual * state.deviation[state.weak, :-1]
-    return RefinedFeatures(state.features[state.weak, :-1], deviation)
+    return state.features[state.weak, :-1], deviation
 
 
 def _begin(
@@ -190,14 +175,12 @@ def _begin(
 
 
 def _solve_slopes(state: _State, rows: Tensor) -> None:
-    """Determine D from F, row by row."""
     weight = 1 / state.variance(state.deviation)
     right = (weight * rows) @ state.features.T * state.live
     state.slopes = (_of_rows(state, weight) @ right[:, :, None])[:, :, 0]
 
 
 def _of_rows(state: _State, weight: Tensor) -> Tensor:
-    """Return the inverse (H, b, b) of the normal equations of each row's slopes."""
     b = len(state.features)
     pairs = (state.features[:, None] * state.features[None]).reshape(b * b, -1)
     mask = state.live.to(weight)
@@ -208,9 +191,9 @@ def _of_rows(state: _State, weight: Tensor) -> Tensor:
 def _solve_both(state: _State, rows: Tensor) -> None:
     """Determine D together with the weak part of F, by one Gauss-Newton step.
 
-    Solving for D and F in turn hardly changes errors of both that belong together: of rows that are
-    clean in different columns, or of multiples of a sample within another one. So F is eliminated,
-    column by column, and conjugate gradients solve for D.
+    Solving for D and F in turn hardly changes errors of both that belong together: of rows that
+    are clean in different columns, or of multiples of a sample within another one. So F is
+    eliminated, column by column, and conjugate gradients solve for D.
     """
     d = state.slopes[:, state.weak]
     f = state.features
@@ -245,7 +228,6 @@ def _solve_both(state: _State, rows: Tensor) -> None:
 
 
 def _solve_features(state: _State, rows: Tensor) -> None:
-    """Determine the weak part of F from D, column by column."""
     known = ~state.weak
     weight = 1 / state.variance()
     left = rows - state.slopes[:, known] @ state.features[known]
@@ -265,18 +247,10 @@ def _solve_features(state: _State, rows: Tensor) -> None:
 def _column_equations(
     state: _State, weight: Tensor, left: Tensor, columns: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the normal equations of the weak features in some columns.
+    """Return the normal equations of the weak features in some columns: (n, w, w) and (n, w).
 
     The error of a proven feature enters all entries of its column, each by its own slope. It is
     known up to its size, so it is one more unknown with an expected size of 1, and eliminated.
-
-    Args:
-        weight: (H, n) of the entries.
-        left: (H, n) the rows without the proven samples.
-        columns: (n,) which ones.
-
-    Returns:
-        Matrices (n, w, w) and right sides (n, w).
     """
     known = ~state.weak
     d = state.slopes
@@ -298,11 +272,8 @@ def _column_equations(
 def _cleaned(state: _State, wide: Tensor) -> None:
     """Remove the other samples from the weak ones, so that their zeros are zeros.
 
-    Columns in which a sample is nearly zero determine the multiples of the others to subtract, by
-    reweighted least squares: a small entry that is not zero has little weight in the end.
-
-    Args:
-        wide: (w,) standard deviations from which entries may still be zeros.
+    Columns in which a sample is nearly zero determine the multiples of the others to subtract,
+    by reweighted least squares: a small entry that is not zero has little weight in the end.
     """
     tiny = torch.finfo(state.features.dtype).eps
     for k, first in zip(state.weak.nonzero().flatten().tolist(), wide.tolist(), strict=True):
@@ -316,8 +287,7 @@ def _cleaned(state: _State, wide: Tensor) -> None:
         for _ in range(CLEANED):
             left = (mine[near] - columns @ part).abs()
             weight = (error[near] * torch.maximum(left, error[near])).rsqrt()[:, None]
-            aim = weight * mine[near, None]
-            part = torch.linalg.lstsq(weight * columns, aim, driver="gelsd").solution[:, 0]
+            part = least_squares(weight * columns, weight[:, 0] * mine[near])
         clean = mine - part @ state.features[others]
         state.features[k] = (clean / clean[-1]).clamp_min(0)
 
@@ -332,15 +302,7 @@ def _inverse(normal: Tensor) -> Tensor:
 
 
 def _solved(normal: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Solve many small normal equations.
-
-    Args:
-        normal: (m, k, k).
-        right: (m, k).
-
-    Returns:
-        Solutions and their standard deviations, (m, k) each.
-    """
+    """Solve many small normal equations, and return the deviations of the solutions."""
     inverse = _inverse(normal)
     solution = (inverse @ right[:, :, None])[:, :, 0]
     spread = inverse.diagonal(dim1=1, dim2=2).clamp_min(0).sqrt()

@@ -1,9 +1,4 @@
-"""The samples of one gradient that were not peeled, solved through all layers at once.
-
-`whole_chain` has the equations. Each sample is solved from its own features if they are enough. If
-that leaves some open, and all samples of the batch are there, the gradients of the convolutions
-join in, and all samples are solved together.
-"""
+"""The samples of one gradient that were not peeled, solved through all layers at once."""
 
 from __future__ import annotations
 
@@ -21,6 +16,10 @@ from leakaudit.inversion.exact.whole_chain import ChainEquations, ChainSystem
 
 if TYPE_CHECKING:
     from leakaudit.inversion.exact.ray_samples import EquationSamples
+
+# `whole_chain` has the equations. Each sample is solved from its own features if they are enough.
+# If that leaves some open, and all samples of the batch are there, the gradients of the
+# convolutions join in, and all samples are solved together.
 
 # Error of features that the rounding of activations in float32 explains, a root mean square
 # relative to the largest feature; 4e-8 has been observed. With messages in float64, it is smaller
@@ -46,11 +45,10 @@ LOOSE = "some change of an image may keep its features"
 
 
 @dataclass(eq=False)
-class RaySearch:
+class _RaySearch:
     """Images of some rays, and what was found so far."""
 
     found: EquationSamples  # rays of one gradient
-    values: Tensor  # (k, m) features of all rays
     known: dict[int, Tensor]  # images on the grid, by ray, that were found before
     # images on the grid with the features of their ray, which no other image of the same linear
     # piece has
@@ -61,7 +59,7 @@ class RaySearch:
     @property
     def left(self) -> list[int]:
         """The rays without an image."""
-        rays = range(len(self.values))
+        rays = range(len(self.found.rays))
         return [k for k in rays if k not in self.known and k not in self.unique]
 
     def alone(self, chain: ComposedFunction) -> None:
@@ -71,40 +69,32 @@ class RaySearch:
             self._attempt(self.left, ChainSystem((one,)))
 
     def together(self, chain: ComposedFunction, weight: Tensor) -> None:
-        """Solve for all images from their features and the gradients of the convolutions.
-
-        Args:
-            weight: (H, m) weights of the first linear layer.
-        """
+        """Solve for all images from their features and the last convolution's gradient."""
         found = self.found
-        if not self.left or len(self.values) != found.span.batch or len(found.chains) > 1:
+        if not self.left or len(found.rays) != found.span.batch or len(found.chains) > 1:
             return
         # The slopes in the outputs of earlier convolutions jump where a ReLU after them changes,
         # and a search through such equations ends at once.
-        *earlier, last = chain.convolutions
-        flat = found.of_convolution(last)
-        if flat is None:
+        gradient = found.of_convolution(chain.convolutions[-1])
+        if gradient is None:
             return
-        gradients: list[Tensor | None] = [None] * len(earlier)
-        gradients.append(flat.reshape(last.parameters["weight"].shape))
         # What of the whole gradient stays unexplained is the error of that of all convolutions.
         value = found.leak.value[found.equation].double()
         noise = float(found.leak.std[found.equation]) * len(value) ** 0.5
         accuracy = max(certify.ROUNDED * float(value.norm()), NOISY * noise)
-        every = list(range(len(self.values)))
+        every = list(range(len(found.rays)))
         slopes = found.slopes.T @ weight
         one = equations(self.found, chain, every)
-        one = replace(one, gradients=gradients, slopes=slopes, accuracy=accuracy)
+        one = replace(one, gradient=gradient, slopes=slopes, accuracy=accuracy)
         self._attempt(every, ChainSystem((one,)))
 
     def _attempt(self, rays: list[int], equations: ChainSystem) -> None:
-        """Solve equations of some rays, and sort the images."""
         if equations.per_pixel < FEWEST:
             self.why = SHORT.format(equations.per_pixel)
             return
         task = self.found.task
         grid = PixelGrid.of(task)
-        start = torch.full((len(rays), *task.spec.shape), GREY, dtype=self.values.dtype)
+        start = torch.full((len(rays), *task.spec.shape), GREY, dtype=self.found.rows.dtype)
         best = {**self.close, **self.unique, **self.known}
         for place, k in enumerate(rays):
             if k in best:
@@ -130,26 +120,21 @@ def equations(
 ) -> ChainEquations:
     """Return what the features of some rays say about their images."""
     chosen = torch.tensor(list(rays))
-    values = (torch.from_numpy(found.rays).to(found.rows) @ found.span.basis[:, :-1])[chosen]
+    values = found.features[chosen]
     precision = (found.leak.wire or 1.0) / torch.finfo(torch.float32).eps
     floor = max(LEAST, ROUNDED * min(1.0, precision))
     errors = torch.from_numpy(found.error).to(values)[chosen]
     error = (errors / values.abs().amax(1)).clamp_min(floor)
     grid = PixelGrid.of(found.task)
     level = (1 / (grid.levels * grid.std)).reshape(1, *found.task.spec.shape)
-    return ChainEquations(chain, values, error, [], values[:0], 0.0, level)
+    return ChainEquations(chain, values, error, level)
 
 
 def solve(
     found: EquationSamples, known: Mapping[int, Tensor], starts: Mapping[int, Tensor]
-) -> RaySearch:
-    """Solve for the images of all rays that are not known.
-
-    Args:
-        starts: Estimates of other images, by ray; a search without one starts from grey.
-    """
-    values = torch.from_numpy(found.rays).to(found.rows) @ found.span.basis[:, :-1]
-    search = RaySearch(found, values, dict(known), {}, dict(starts))
+) -> _RaySearch:
+    """Solve for the images of all rays that are not known, from some starts or from grey."""
+    search = _RaySearch(found, dict(known), {}, dict(starts))
     for chain, weight in found.chains:
         if not search.left:
             break

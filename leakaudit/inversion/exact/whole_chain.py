@@ -1,25 +1,4 @@
-"""From the features of a batch back to its pixels, through all convolutions at once.
-
-`peel` takes one layer off after the other, and needs enough equations for each of them. But what is
-unknown in the middle of a network is not free: it is a function of the pixels. Taken as a whole,
-the unknowns are the pixels only, and every positive feature is an equation.
-
-1. **Equations.** A positive feature of sample k is the value of the output before the last ReLU.
-One that is zero bounds it from above. A feature behind a sigmoid or tanh is always an equation. If
-all samples are there, so are the slopes of the loss in their features, and the gradient of the last
-convolution is an equation as well: sum_k d_k * h_k, with d_k the slopes in its outputs, which are
-known, and h_k its inputs. Every other known model that saw the images adds equations
-(`ChainSystem`).
-2. **Search.** With ReLU, all of this is piecewise linear in the pixels. Levenberg-Marquardt
-linearises it at the current images and solves for a step by conjugate gradients. Its damping
-follows the residual: steps are short as long as many ReLUs are guessed wrongly. Where it ends
-between pieces, it goes on after a small random change.
-3. **Proof.** The image is rounded to the grid and must give the features again. Then `unique`
-shows that no change of the image, of one pixel or of many, keeps them on this linear piece. This is
-no proof against images on other pieces. They would have to fulfil more equations than they have
-pixels by coincidence, each to many digits, but nothing excludes them one by one. Such images are
-therefore certified only if all of the batch are found and the whole gradient is theirs.
-"""
+"""From the features of a batch back to its pixels, through all convolutions at once."""
 
 from __future__ import annotations
 
@@ -38,6 +17,27 @@ from leakaudit.inversion.exact.chain_pieces import (
 )
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.tasks.activations import ACTIVATIONS, Inverse
+
+# `peel` takes one layer off after the other, and needs enough equations for each of them. But what
+# is unknown in the middle of a network is not free: it is a function of the pixels. Taken as a
+# whole, the unknowns are the pixels only, and every positive feature is an equation.
+#
+# 1. **Equations.** A positive feature of sample k is the value of the output before the last ReLU.
+#    One that is zero bounds it from above. A feature behind a sigmoid or tanh is always an
+#    equation. If all samples are there, so are the slopes of the loss in their features, and the
+#    gradient of the last convolution is an equation as well: sum_k d_k * h_k, with d_k the slopes
+#    in its outputs, which are known, and h_k its inputs. Every other known model that saw the
+#    images adds equations (`ChainSystem`).
+# 2. **Search.** With ReLU, all of this is piecewise linear in the pixels. Levenberg-Marquardt
+#    linearises it at the current images and solves for a step by conjugate gradients. Its damping
+#    follows the residual: steps are short as long as many ReLUs are guessed wrongly. Where it ends
+#    between pieces, it goes on after a small random change.
+# 3. **Proof.** The image is rounded to the grid and must give the features again. Then `unique`
+#    shows that no change of the image, of one pixel or of many, keeps them on this linear piece.
+#    This is no proof against images on other pieces. They would have to fulfil more equations than
+#    they have pixels by coincidence, each to many digits, but nothing excludes them one by one.
+#    Such images are therefore certified only if all of the batch are found and the whole gradient
+#    is theirs.
 
 # Maximum number of steps. With twice as many equations as pixels in a batch, ten are usual.
 STEPS = 400
@@ -107,17 +107,17 @@ class ChainEquations:
     chain: ComposedFunction
     values: Tensor  # (b, m) features
     error: Tensor  # (b,) errors of the features, relative to the largest one of each sample
-    # for each convolution, the gradient of its weights (o, c, k, k), summed over the samples; None
-    # if it is not used. Empty if none is.
-    gradients: list[Tensor | None]
-    slopes: Tensor  # (b, m) slopes of the loss in the features; empty without gradients
-    accuracy: float  # error of all gradients together, a norm
     level: Tensor  # (1, *shape) one level, in the units of the network
+    # (o, c, k, k) gradient of the last convolution's weights, summed over the samples; None if it
+    # is not used
+    gradient: Tensor | None = None
+    slopes: Tensor | None = None  # (b, m) slopes of the loss in the features, with a gradient
+    accuracy: float = 0.0  # error of the whole gradient, a norm
 
     @property
     def joint(self) -> bool:
         """Whether the samples have equations in common."""
-        return bool(self.gradients)
+        return self.gradient is not None
 
     @property
     def deviation(self) -> Tensor:
@@ -128,7 +128,8 @@ class ChainEquations:
     def shown(self) -> Tensor:
         """(b, m) whether a feature shows the output before the last activation.
 
-        It does so if it is certainly not zero (ReLU), or certainly not at a limit (sigmoid, tanh).
+        It does so if it is certainly not zero (ReLU), or certainly not at a limit (sigmoid,
+        tanh).
         """
         if self.rectified:
             return self.values.abs() > ZERO * self.deviation
@@ -152,23 +153,18 @@ class ChainEquations:
     @property
     def count(self) -> Tensor:
         """(b,) number of equations of each sample, with its part of those in common."""
-        common = sum(one.numel() for one in self.gradients if one is not None)
+        common = 0 if self.gradient is None else self.gradient.numel()
         return self.shown.sum(1).to(self.values) + common / len(self.values)
 
     def of(self, some: Tensor) -> ChainEquations:
-        """Return the equations of some samples, which have none in common with others.
+        """Return the equations of some samples, by bool (b,) or index (k,).
 
-        Args:
-            some: (b,) bool, or their indices (k,) in any order.
+        They must have none in common with others.
         """
         return replace(self, values=self.values[some], error=self.error[some])
 
     def predicted(self, x: Tensor) -> Tensor:
-        """Return the features (b, m) of images.
-
-        Args:
-            x: (b, *shape) as the network receives them.
-        """
+        """Return the features (b, m) of images (b, *shape), as the network receives them."""
         out = self.chain.piece(x).out
         if self.chain.last is None:
             return out
@@ -176,21 +172,13 @@ class ChainEquations:
         return features
 
     def reproduced(self, x: Tensor) -> Tensor:
-        """Return which images (b,) have these features, up to errors.
-
-        Args:
-            x: (b, *shape) as the network receives them.
-        """
+        """Return which images (b, *shape) have these features, up to errors."""
         away = (self.predicted(x) - self.values) / self.deviation
         usual = away.square().mean(1).sqrt() < USUAL
         return usual & (away.abs().amax(1) < FITS)
 
-    def linearised(self, x: Tensor, faint: float = 0.0) -> LinearisedModel:
-        """Linearise the equations at some images, each sample's features with norm 1.
-
-        Args:
-            x: (b, *shape) as the network receives them.
-        """
+    def linearised(self, x: Tensor, faint: float = 0.0) -> _LinearisedModel:
+        """Linearise the equations at some images, each sample's features with norm 1."""
         piece = self.chain.piece(x, faint)
         shown = self.shown
         before = self.before
@@ -203,93 +191,67 @@ class ChainEquations:
             above = torch.where(shown, above, (piece.out - least).clamp_min(0))
         rest = (weight * (piece.out - before.value) + above) * size
         rows = (weight + (above > 0)) * size
-        slopes: list[Tensor] = []
-        common: list[Tensor | None] = []
+        slopes = common = None
         scale = 0.0
-        if self.joint:
+        if self.gradient is not None and self.slopes is not None:
+            # sum_k d_k * h_k = gradient, with d_k the slopes in the last convolution's outputs
             d = self.slopes * before.slope
             if isinstance(self.chain.last, nn.ReLU):
                 d = self.slopes * (shown | ((piece.out > 0) & (piece.out <= least)))
             slopes = piece.back(d)[1]
-            total = sum(float(one.square().sum()) for one in self.gradients if one is not None)
-            scale = math.sqrt(len(x) / total)
-            common = self._left(piece, slopes, scale)
-        return LinearisedModel(self, piece, rest, rows, slopes, common, scale)
-
-    def _left(self, piece: Piece, slopes: list[Tensor], scale: float) -> list[Tensor | None]:
-        """Return what the gradients of these images differ from the known ones."""
-        found: list[Tensor | None] = []
-        for k, wanted in enumerate(self.gradients):
-            if wanted is None:
-                found.append(None)
-                continue
-            layer = self.chain.convolutions[k]
-            got = weight_gradient(layer, piece.inputs[k], slopes[k])
-            found.append((got - wanted) * scale)
-        return found
+            scale = math.sqrt(len(x) / float(self.gradient.square().sum()))
+            got = weight_gradient(self.chain.convolutions[-1], piece.inputs, slopes)
+            common = (got - self.gradient) * scale
+        return _LinearisedModel(self, piece, rest, rows, slopes, common, scale)
 
 
 @dataclass(frozen=True, eq=False)
-class LinearisedModel:
+class _LinearisedModel:
     """One model's equations, linearised at some images, as functions of their levels."""
 
     equations: ChainEquations
     piece: Piece  # the linear piece of the chain
     rest: Tensor  # (b, m) what the outputs differ from the features
     rows: Tensor  # (b, m) weight of each feature; 0 if it holds anyway
-    # slopes in the outputs of the convolutions, if the equations contain gradients
-    slopes: list[Tensor]
-    # for each convolution, the difference of its gradient from the known one
-    common: list[Tensor | None]
-    scale: float  # weight of the gradients
+    slopes: Tensor | None  # in the last convolution's outputs, if the equations have its gradient
+    common: Tensor | None  # difference of this gradient from the known one
+    scale: float  # weight of the gradient
 
     @property
     def misfit(self) -> Tensor:
         """(b,) squared relative residual, with the samples' average of that in common."""
         each = self.rest.square().sum(1)
-        for one in self.common:
-            if one is not None:
-                each = each + one.square().sum() / len(each)
+        if self.common is not None:
+            each = each + self.common.square().sum() / len(each)
         return each
 
     def normal(self, v: Tensor) -> Tensor:
-        """Apply J^T J, with J the matrix of the equations.
-
-        Args:
-            v: (b, *shape) changes of the images, in levels.
-        """
+        """Apply J^T J to changes (b, *shape) in levels, with J the matrix of the equations."""
         level = self.equations.level
         out, changes = self.piece.along(v * level)
-        more: list[Tensor | None] = []
-        for k, one in enumerate(self.common):
-            if one is None:
-                more.append(None)
-                continue
-            layer = self.equations.chain.convolutions[k]
-            moved = weight_gradient(layer, changes[k], self.slopes[k]) * self.scale
-            more.append(self._pulled(k, moved))
-        found = self.piece.back(self.rows.square() * out, more or None)[0]
-        return found * level
+        more = None
+        if self.slopes is not None:
+            last = self.equations.chain.convolutions[-1]
+            more = self._pulled(weight_gradient(last, changes, self.slopes) * self.scale)
+        return self.piece.back(self.rows.square() * out, more)[0] * level
 
     def downhill(self) -> Tensor:
         """Return -J^T r, with r the residual."""
-        more: list[Tensor | None] = []
-        for k, one in enumerate(self.common):
-            more.append(None if one is None else self._pulled(k, one))
-        found = self.piece.back(self.rows * self.rest, more or None)[0]
+        more = None if self.common is None else self._pulled(self.common)
+        found = self.piece.back(self.rows * self.rest, more)[0]
         return -found * self.equations.level
 
-    def in_errors(self) -> LinearisedModel:
+    def in_errors(self) -> _LinearisedModel:
         """Return what is known, in units of its error: no bounds of features that are zero."""
         own = self.equations
         rows = torch.where(own.shown, own.before.slope / own.deviation, 0.0)
         return replace(self, rows=rows, scale=1 / own.accuracy if own.joint else 0.0)
 
-    def _pulled(self, k: int, weight: Tensor) -> Tensor:
-        """Return the slopes in the inputs of convolution k, given those in its gradient."""
-        layer = self.equations.chain.convolutions[k]
-        found = input_slopes(layer, self.piece.inputs[k], self.slopes[k], weight)
-        return found * self.scale
+    def _pulled(self, weight: Tensor) -> Tensor:
+        """Return the slopes in the last convolution's inputs, given those in its gradient."""
+        assert self.slopes is not None
+        last = self.equations.chain.convolutions[-1]
+        return input_slopes(last, self.slopes, weight) * self.scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,38 +284,26 @@ class ChainSystem:
         return float(count.min()) / math.prod(self.parts[0].chain.layers[0].shape)
 
     def of(self, some: Tensor) -> ChainSystem:
-        """Return the equations of some samples; all of them if these have equations in common.
-
-        Args:
-            some: (b,) bool.
-        """
+        """Return the equations of some samples (b,); of all if they have equations in common."""
         if self.joint:
             return self
         return ChainSystem(tuple(one.of(some) for one in self.parts))
 
     def reproduced(self, x: Tensor) -> Tensor:
-        """Return which images (b,) have these features at all models, up to errors.
-
-        Args:
-            x: (b, *shape) as the network receives them.
-        """
+        """Return which images (b, *shape) have these features at all models, up to errors."""
         return torch.stack([one.reproduced(x) for one in self.parts]).all(0)
 
-    def linearised(self, x: Tensor, faint: float = 0.0) -> LinearSystem:
-        """Linearise the equations at some images, each sample's features of a model with norm 1.
-
-        Args:
-            x: (b, *shape) as the network receives them.
-        """
+    def linearised(self, x: Tensor, faint: float = 0.0) -> _LinearSystem:
+        """Linearise the equations at some images, each sample's features of a model with norm 1."""
         parts = [one.linearised(x, faint) for one in self.parts]
-        return LinearSystem(parts, self.joint, torch.ones(len(x), dtype=x.dtype))
+        return _LinearSystem(parts, self.joint, torch.ones(len(x), dtype=x.dtype))
 
 
 @dataclass(frozen=True, eq=False)
-class LinearSystem:
+class _LinearSystem:
     """The sum of linearised equations."""
 
-    parts: list[LinearisedModel]  # the equations at each model
+    parts: list[_LinearisedModel]  # the equations at each model
     joint: bool  # whether the samples have equations in common
     moving: Tensor  # (b,) 0 for images that are known, 1 for others
 
@@ -366,11 +316,7 @@ class LinearSystem:
         return each.sqrt()
 
     def normal(self, v: Tensor) -> Tensor:
-        """Apply J^T J, with J the matrix of all equations.
-
-        Args:
-            v: (b, *shape) changes of the images, in levels.
-        """
+        """Apply J^T J to changes (b, *shape) in levels, with J the matrix of all equations."""
         found = torch.stack([one.normal(v) for one in self.parts]).sum(0)
         return found * _spread(self.moving, v)
 
@@ -380,12 +326,7 @@ class LinearSystem:
         return found * _spread(self.moving, found)
 
     def solved(self, right: Tensor, shift: Tensor, most: int, tolerance: float) -> Tensor:
-        """Solve (J^T J + shift) v = right by conjugate gradients.
-
-        Args:
-            right: (b, *shape).
-            shift: (b,).
-        """
+        """Solve (J^T J + shift) v = right by conjugate gradients, with a shift (b,) per sample."""
         v = torch.zeros_like(right)
         left = right
         p = right
@@ -415,14 +356,10 @@ class LinearSystem:
 def solve(
     equations: ChainSystem, start: Tensor, grid: PixelGrid, steps: int = STEPS
 ) -> tuple[Tensor, Tensor]:
-    """Search for images with given features.
+    """Search for images with given features, from images (b, *shape) in the network's units.
 
-    Args:
-        start: (b, *shape) images to start from, as the network receives them.
-
-    Returns:
-        Images (b, *shape) as the network receives them, on the grid if they reproduce their
-        features, and (b,) bool, which of them do.
+    Returns images in these units, on the grid if they reproduce their features, and which do
+    (b,).
     """
     x = _rounded(start, grid)
     done = equations.reproduced(x)
@@ -471,19 +408,15 @@ def solve(
 
 
 def unique(equations: ChainSystem, x: Tensor) -> Tensor:
-    """Return for which images (b,) no other one of the same linear piece has these features.
+    """Return for which images (b, *shape) no other of the same linear piece has these features.
 
-    Let J be the derivative of the shown features, each divided by its error, in the levels of the
-    pixels. Two images on the grid differ by a vector of whole numbers, so by at least 1, and their
-    features by at least the smallest singular value of J. If both reproduce m features, with a root
-    mean square of `USUAL` errors, the difference is at most 2 `USUAL` sqrt(m), which a larger
-    singular value excludes. Inverse iteration finds the smallest one, from several random
-    directions.
-
-    If the samples have equations in common, the same holds for all images together.
-
-    Args:
-        x: (b, *shape) images that reproduce their features, as the network receives them.
+    Let J be the derivative of the shown features, each divided by its error, in the levels of
+    the pixels. Two images on the grid differ by a vector of whole numbers, so by at least 1,
+    and their features by at least the smallest singular value of J. If both reproduce m
+    features, with a root mean square of `USUAL` errors, the difference is at most 2 `USUAL`
+    sqrt(m), which a larger singular value excludes. Inverse iteration finds the smallest one,
+    from several random directions. If the samples have equations in common, the same holds for
+    all images together.
     """
     if equations.per_pixel < ENOUGH:
         return torch.zeros(len(x), dtype=torch.bool)
@@ -500,13 +433,9 @@ def unique(equations: ChainSystem, x: Tensor) -> Tensor:
 
 
 def _exceeds(equations: ChainSystem, k: int, x: Tensor, limit: Tensor) -> bool:
-    """Return whether the smallest singular value for one image exceeds a limit.
+    """Return whether the smallest singular value for image k exceeds a limit.
 
     It does if J^T J - limit^2 is positive definite, that is, has a Cholesky factor.
-
-    Args:
-        equations: What is known, for each model, of at most `DENSE` features.
-        x: (*shape) its image, as the network receives it.
     """
     normal = -(limit**2) * torch.eye(x.numel(), dtype=x.dtype)
     chosen = torch.tensor([k])
@@ -520,14 +449,10 @@ def _exceeds(equations: ChainSystem, k: int, x: Tensor, limit: Tensor) -> bool:
     return int(torch.linalg.cholesky_ex(normal).info) == 0
 
 
-def weakest(line: LinearSystem, like: Tensor, floor: Tensor) -> Tensor:
-    """Return the smallest singular value (b,) of linearised equations, if it exceeds a floor.
+def weakest(line: _LinearSystem, like: Tensor, floor: Tensor) -> Tensor:
+    """Return the smallest singular value (b,) of linearised equations, if it exceeds a floor (b,).
 
     It is 0 if conjugate gradients do not converge.
-
-    Args:
-        like: (b, *shape) images.
-        floor: (b,) below it, values are not resolved.
     """
     found = torch.full_like(floor, math.inf)
     # Well below the floor, so that it hardly changes what exceeds it.
@@ -546,15 +471,13 @@ def weakest(line: LinearSystem, like: Tensor, floor: Tensor) -> Tensor:
     return found
 
 
-def _strength(line: LinearSystem, like: Tensor) -> Tensor:
-    """Return the mean strength (b,) of J^T J in a random direction."""
+def _strength(line: _LinearSystem, like: Tensor) -> Tensor:
     v = torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=like.dtype)
     moved = line.normal(v)
     return (line.product(moved, moved) / line.product(v, v)).sqrt()
 
 
 def _inside(x: Tensor, grid: PixelGrid) -> Tensor:
-    """Move pixels into the range of the data."""
     flat = x.flatten(1)
     low = -grid.mean / grid.std
     high = (1 - grid.mean) / grid.std
@@ -562,9 +485,7 @@ def _inside(x: Tensor, grid: PixelGrid) -> Tensor:
 
 
 def _rounded(x: Tensor, grid: PixelGrid) -> Tensor:
-    """Round images to the grid, in the units of the network."""
-    pixels = grid.snapped(x.flatten(1) * grid.std + grid.mean)
-    return ((pixels - grid.mean) / grid.std).reshape(x.shape)
+    return grid.rounded(x.flatten(1)).reshape(x.shape)
 
 
 def _spread(one: Tensor, like: Tensor) -> Tensor:

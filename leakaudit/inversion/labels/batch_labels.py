@@ -1,9 +1,4 @@
-"""Labels of a batch whose inputs are known, from the last layer's gradients at known models.
-
-The last layer's gradient is sum_t c_t sum_k (p_kt - e_{y_k}) h_kt^T / b, with p the softmax and h
-the features of sample k at model t. Models and inputs determine p and h, so the labels are the
-solution of linear equations, and the correct ones are unit vectors.
-"""
+"""Labels of a batch whose inputs are known, from the last layer's gradients at known models."""
 
 from __future__ import annotations
 
@@ -12,9 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from leakaudit.inversion.exact import first_layer_rows
+from leakaudit.inversion.linear import least_squares
+
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
+
+# The last layer's gradient is sum_t c_t sum_k (p_kt - e_{y_k}) h_kt^T / b, with p the softmax and h
+# the features of sample k at model t. Models and inputs determine p and h, so the labels are the
+# solution of linear equations, and the correct ones are unit vectors.
 
 # Maximum distance of an entry of a solution from that of a unit vector: half of what would round it
 # incorrectly.
@@ -25,25 +27,18 @@ ROWS = 4
 
 
 def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
-    """Solve for the labels of known inputs.
+    """Solve for the labels (b,) of known inputs (b, *shape).
 
     Requires cross-entropy, a last linear layer with bias, single gradients (inner = 1) and all
-    samples of the batch, each once.
-
-    Args:
-        x: (b, *shape) inputs.
-
-    Returns:
-        (b,), or None if the models are unknown or the equations do not determine the labels.
+    samples of the batch, each once. None if the equations do not determine the labels.
     """
     if leak.theta is None or leak.inner > 1 or task.spec.loss != "cross_entropy":
         return None
-    if task.last_linear is None or task.last_linear[1] is None:
+    layer = task.last_linear
+    if layer is None or first_layer_rows.not_leaked(leak, task, layer):
         return None
-    weight, bias = (task.layout.slices[n] for n in task.last_linear if n)
-    start, stop = leak.columns
-    if start > weight.start or stop < bias.stop:
-        return None
+    weight, bias = (task.layout.slices[n] for n in layer if n)
+    start = leak.columns[0]
     if leak.batch is not None and leak.batch != len(x):
         return None
     rows = leak.value.norm(dim=1).topk(min(ROWS, len(leak.value))).indices
@@ -60,7 +55,7 @@ def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     f = torch.einsum("mt,tkh->kmh", c, feature).flatten(1)
     if not bool(f.isfinite().all() and left.isfinite().all()):
         return None  # a saturated output does not reveal the features
-    y = torch.linalg.lstsq(f.T, left.permute(0, 2, 1).flatten(0, 1), driver="gelsd").solution
+    y = least_squares(f.T, left.permute(0, 2, 1).flatten(0, 1))
     best = y.argmax(1)
     off = (y - torch.nn.functional.one_hot(best, classes)).abs().amax()
     return best if float(off) < UNIT else None
@@ -69,17 +64,10 @@ def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
 def _forward(
     task: Task, theta: Tensor, x: Tensor, weight: slice, bias: slice
 ) -> tuple[Tensor, Tensor]:
-    """Compute the softmax and the last layer's inputs of every sample at every model.
+    """Compute the softmax (t, b, C) and the last layer's inputs (t, b, H) at every model.
 
     The gradient of one sample with label 0 is (p - e_0) h^T for the weights and p - e_0 for the
     bias.
-
-    Args:
-        theta: (t, d) models.
-        x: (b, *shape) inputs.
-
-    Returns:
-        p (t, b, C) and h (t, b, H).
     """
     zero = torch.zeros(1, dtype=torch.long, device=x.device)
     each: list[Tensor] = []

@@ -1,8 +1,4 @@
-"""The label of one input with known pixels, from equations only.
-
-If the models are known, every label is tried. Otherwise, the signs of the last bias's gradient
-reveal it, which can also be computed from differences of gradients (`residual_from_differences`).
-"""
+"""The label of one input with known pixels, from equations only."""
 
 from __future__ import annotations
 
@@ -11,11 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.labels import label_signs
+from leakaudit.inversion.linear import least_squares
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
+
+# If the models are known, every label is tried. Otherwise, the signs of the last bias's gradient
+# reveal it, which can also be computed from differences of gradients (`residual_from_differences`).
 
 # Maximum ratio of the smallest eigenvalue to the next. Above it, the planes do not intersect in one
 # line, and no label is reported.
@@ -27,14 +28,10 @@ BETTER = 0.5
 
 
 def label(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
-    """Find the label of a single known input.
+    """Find the label (1,) of a single known input; None if the leak does not determine it.
 
-    Args:
-        x: (1, *shape) the input.
-
-    Returns:
-        (1,): if the models are known, the label whose gradients fit; otherwise, the one that the
-        last layer's rows reveal. None if the leak does not determine it.
+    If the models are known, it is the one whose gradients fit; otherwise, the one that the last
+    layer's rows reveal.
     """
     if task.spec.loss != "cross_entropy":
         return None
@@ -46,7 +43,6 @@ def label(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
 
 
 def _by_candidates(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
-    """Try every class on the strongest row of the leak."""
     if leak.theta is None:
         return None
     row = int(leak.value.norm(dim=1).argmax())
@@ -64,36 +60,24 @@ def _by_candidates(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
 
 
 def _by_differences(leak: GradientLeak, task: Task) -> Tensor | None:
-    """Compute q = p - e_y of the last layer from its differences; its sign reveals the label."""
-    if task.last_linear is None or task.last_linear[1] is None:
+    layer = task.last_linear
+    if layer is None or first_layer_rows.not_leaked(leak, task, layer):
         return None
-    weight, bias = (task.layout.slices[n] for n in task.last_linear if n)
-    start, stop = leak.columns
-    if weight.start < start or bias.stop > stop:
-        return None
-    b = leak.value[:, bias.start - start : bias.stop - start].double()
-    w = leak.value[:, weight.start - start : weight.stop - start].double()
-    w = w.reshape(len(b), b.shape[1], -1)
-    q = residual_from_differences(torch.linalg.pinv(leak.combination.double()), w, b)
+    rows = first_layer_rows.entries(leak.value.double(), leak, task, layer)
+    inverse = torch.linalg.pinv(leak.combination.double())
+    q = residual_from_differences(inverse, rows[..., :-1], rows[..., -1])
     return None if q is None else label_signs.from_bias(q)
 
 
 def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> Tensor | None:
     """Compute q = p - e_y of the first gradient from combinations of last-layer gradients.
 
-    Relative to the first gradient, round t gives b^t = q^t - q and M^t = q^t h^{tT} - q h^T. The
-    columns of M^t lie in span{b^t, q}: q is the one direction v that all these planes share, and
-    its length kappa follows from the columns' coordinates in b^t and v, alpha = h^t and beta =
-    kappa (h^t - h). At least four classes are necessary: the q sum to zero, so with three, all
-    planes coincide and reveal nothing.
-
-    Args:
-        inverse: (T, m) pseudo-inverse of the combination.
-        weight: (m, C, H).
-        bias: (m, C).
-
-    Returns:
-        (C,), or None if the planes do not intersect in one line.
+    Relative to the first gradient, round t gives b^t = q^t - q and M^t = q^t h^{tT} - q h^T.
+    The columns of M^t lie in span{b^t, q}: q is the one direction v that all these planes
+    share, and its length kappa follows from the columns' coordinates in b^t and v, alpha = h^t
+    and beta = kappa (h^t - h). At least four classes are necessary: the q sum to zero, so with
+    three, all planes coincide and reveal nothing. `inverse` (T, m) is the combination's
+    pseudo-inverse. None if the planes do not intersect in one line.
     """
     if bias.shape[1] < 4:
         return None
@@ -115,7 +99,7 @@ def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> 
         return None
     v = vectors[:, 0]
     planes = torch.stack([b, v.expand_as(b)], dim=2)
-    coordinates = torch.linalg.lstsq(planes, m, driver="gelsd").solution  # (T, 2, H)
+    coordinates = least_squares(planes, m)  # (T, 2, H)
     # The difference of two rounds eliminates the unknown h: alpha = h^t - h^s, and beta is kappa
     # times it.
     first, second = trust.topk(2).indices

@@ -1,11 +1,4 @@
-"""The number of samples of each class in a batch, from the last layer's gradient.
-
-A batch of B samples with features h_k and q_k = p_k - e_{y_k} has the last layer's gradients dW =
-1/B sum_k q_k h_k^T and db = 1/B sum_k q_k. Therefore B db = sum_k p_k - n: the counts n follow once
-the mean of the softmax is known. This file contains the published methods, one function each, and
-one developed for leakaudit (`pooled`). Loss ``binary`` is treated as two classes with logits (0,
-z).
-"""
+"""The number of samples of each class in a batch, from the last layer's gradient."""
 
 from __future__ import annotations
 
@@ -17,11 +10,18 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import AttackError
+from leakaudit.inversion.linear import least_squares
 from leakaudit.inversion.search import priors
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
+
+# A batch of B samples with features h_k and q_k = p_k - e_{y_k} has the last layer's gradients dW =
+# 1/B sum_k q_k h_k^T and db = 1/B sum_k q_k. Therefore B db = sum_k p_k - n: the counts n follow
+# once the mean of the softmax is known. This file contains the published methods, one function
+# each, and one developed for leakaudit (`pooled`). Loss ``binary`` is treated as two classes with
+# logits (0, z).
 
 # Singular values below this share of the largest are rounding errors in float64.
 ROUNDING = 1e-10
@@ -65,13 +65,9 @@ class LastLayer:
 
 
 def plain(leak: GradientLeak, task: Task, row: int) -> Tensor:
-    """Return the gradient in one plain row of a leak, without weight decay.
+    """Return the gradient (c,) in one plain row, without weight decay, in float64 on the CPU.
 
-    Args:
-        row: Index of the row. For a local training, the result is the weighted mean of the steps.
-
-    Returns:
-        (c,) in float64 on the CPU.
+    For a local training, it is the weighted mean of the steps.
     """
     scale = leak.combination[row].double()
     steps = leak.inner if leak.inner_weight is None else leak.inner_weight
@@ -83,15 +79,7 @@ def plain(leak: GradientLeak, task: Task, row: int) -> Tensor:
 
 
 def part(leak: GradientLeak, task: Task, value: Tensor, name: str | None) -> Tensor | None:
-    """Return one parameter of a gradient in its own shape.
-
-    Args:
-        value: (c,) the gradient, for the leak's columns.
-        name: Name of the parameter, or None.
-
-    Returns:
-        The part, or None if it is not in the leak's columns.
-    """
+    """Return one parameter of a gradient (c,) in its own shape; None if it has not leaked."""
     if name is None:
         return None
     at = task.layout.slices[name]
@@ -103,11 +91,7 @@ def part(leak: GradientLeak, task: Task, value: Tensor, name: str | None) -> Ten
 
 
 def of(leak: GradientLeak, task: Task, row: int) -> LastLayer | None:
-    """Return the last layer in one plain row of a leak.
-
-    Returns:
-        The layer, or None if the row does not contain it.
-    """
+    """Return the last layer in one plain row of a leak; None if the row does not contain it."""
     value = plain(leak, task, row)
     if task.last_linear is None or task.spec.loss == "squared":
         return None
@@ -130,32 +114,17 @@ def of(leak: GradientLeak, task: Task, row: int) -> LastLayer | None:
 
 
 def by_rows(head: LastLayer) -> Tensor:
-    """Find classes with the rule of iDLG for batches (Zhao et al. 2020, eq. 5).
-
-    Args:
-        head: The last layer, with features h >= 0.
-
-    Returns:
-        (C,) bool, the classes whose row of dW has a negative sum.
-    """
+    """Find classes (C,) whose row of dW has a negative sum (Zhao et al. 2020, eq. 5); h >= 0."""
     return head.weight.sum(1) < 0
 
 
 def by_bias(head: LastLayer) -> Tensor:
-    """Find classes with a negative entry of db.
-
-    Returns:
-        (C,) bool. These classes are in the batch; others may be as well.
-    """
+    """Find classes (C,) with a negative entry of db; others may be in the batch as well."""
     return _bias(head) < 0
 
 
 def yin(head: LastLayer, batch: int) -> Tensor:
-    """Return the classes with the lowest entries of dW (Yin et al. 2021, GradInversion).
-
-    Returns:
-        Counts (C,), 0 or 1.
-    """
+    """Count 1 for the classes with the lowest entries of dW (Yin et al. 2021, GradInversion)."""
     n = torch.zeros(head.classes, dtype=torch.int64)
     n[head.weight.amin(1).argsort()[:batch]] = 1
     return n
@@ -164,14 +133,9 @@ def yin(head: LastLayer, batch: int) -> Tensor:
 def rlg(head: LastLayer) -> Tensor:
     """Find classes that a hyperplane separates from all others (Dang et al. 2021, RLG).
 
-    The hyperplanes are those of dW's column space.
-
-    One linear program per class: is there a vector v with plane_c v <= -1 and plane_i v >= 0 for
-    all others? No class of the batch is missed; if the batch size approaches C, other classes are
-    included as well.
-
-    Returns:
-        (C,) bool.
+    One linear program per class: is there a vector v with plane_c v <= -1 and plane_i v >= 0
+    for all others, in dW's column space? No class of the batch is missed; if the batch size
+    approaches C, other classes are included as well.
     """
     from scipy.optimize import linprog
 
@@ -197,19 +161,12 @@ def rlg(head: LastLayer) -> Tensor:
 def llg(
     head: LastLayer, batch: int, impact: float | None = None, offset: Tensor | None = None
 ) -> Tensor:
-    """Count with the sums g of dW's rows (Wainakh et al. 2022, LLG).
+    """Count with the sums g of dW's rows (Wainakh et al. 2022, LLG), for features h >= 0.
 
-    Each sample reduces the sum of its class by `impact`. First, every class with a negative sum is
-    assigned one sample. Then, after subtracting `offset` from the sums, the lowest sum is assigned
-    the next sample until there are `batch`.
-
-    Args:
-        head: The last layer, with features h >= 0.
-        impact: Change caused by one sample; None for (1 + 1/C) / B times the negative sums.
-        offset: (C,), None for 0.
-
-    Returns:
-        Counts (C,).
+    Each sample reduces the sum of its class by `impact`, (1 + 1/C) / B times the negative sums
+    by default. First, every class with a negative sum is assigned one sample. Then, after
+    subtracting `offset` (C,) from the sums, the lowest sum is assigned the next sample until
+    there are `batch`.
     """
     g = head.weight.sum(1).clone()
     step = impact
@@ -229,14 +186,7 @@ def llg(
 
 
 def dummies(task: Task, theta: Tensor, batch: int, generator: Generator) -> tuple[float, Tensor]:
-    """Estimate the parameters of `llg` from batches of uniform noise, each of one class (LLG*).
-
-    Args:
-        theta: (d,) the model.
-
-    Returns:
-        The impact, and the offset (C,).
-    """
+    """Estimate impact and offset of `llg` from batches of noise, each of one class (LLG*)."""
     columns = task.layout.slices[(task.last_linear or ("",))[0]]
     classes = task.spec.classes
     own: list[Tensor] = []
@@ -254,13 +204,10 @@ def dummies(task: Task, theta: Tensor, batch: int, generator: Generator) -> tupl
 
 
 def ilrg(head: LastLayer, batch: int) -> Tensor:
-    """Count with features of each class (Ma et al. 2023, iLRG).
+    """Count (C,), not in whole numbers, with features of each class (Ma et al. 2023, iLRG).
 
-    Features of class c are estimated as dW_c / db_c. With P the softmax of these features, one row
-    per class, (P^T - I) n = B db and sum n = B determine n.
-
-    Returns:
-        Real-valued counts (C,).
+    Features of class c are estimated as dW_c / db_c. With P the softmax of these features, one
+    row per class, (P^T - I) n = B db and sum n = B determine n.
     """
     matrix, shift = _model(head)
     bias = _bias(head)
@@ -270,19 +217,14 @@ def ilrg(head: LastLayer, batch: int) -> Tensor:
 
 
 def pooled(head: LastLayer, batch: int) -> Tensor:
-    """Count with features that all classes determine jointly; developed for leakaudit.
+    """Count (C,) with features that all classes determine jointly; developed for leakaudit.
 
     With P as in iLRG, and D_c the total deviation of the features of class c from the common h,
-
-        B dW - B db h^T = (P^T - I) D    and    sum_c D_c = 0.
-
-    All classes together determine h: it minimises sum_c |D_c|^2 / n_c, so that classes that are
-    rare or absent, whose rows of dW reveal h itself, have the largest weight. Then P = softmax(W (h
-    + D_c / n_c) + b), and so on until h, D, P and n agree. iLRG instead divides single rows, which
-    is wrong if n_c is close to B p_c.
-
-    Returns:
-        Real-valued counts (C,).
+    B dW - B db h^T = (P^T - I) D and sum_c D_c = 0. All classes together determine h: it
+    minimises sum_c |D_c|^2 / n_c, so that classes that are rare or absent, whose rows of dW
+    reveal h itself, have the largest weight. Then P = softmax(W (h + D_c / n_c) + b), and so on
+    until h, D, P and n agree. iLRG instead divides single rows, which is wrong if n_c is close
+    to B p_c.
     """
     matrix, shift = _model(head)
     bias = _bias(head)
@@ -307,14 +249,7 @@ def pooled(head: LastLayer, batch: int) -> Tensor:
 
 
 def whole(real: Tensor, batch: int) -> Tensor:
-    """Round counts so that they sum to the batch: the method of largest remainders.
-
-    Args:
-        real: (C,) real-valued counts.
-
-    Returns:
-        Whole counts (C,).
-    """
+    """Round counts so that they sum to the batch: the method of largest remainders."""
     n = real.double().nan_to_num(0.0).clamp_min(0)
     if float(n.sum()) > 0:
         n = n * (batch / n.sum())
@@ -327,7 +262,6 @@ def whole(real: Tensor, batch: int) -> Tensor:
 
 
 def _model(head: LastLayer) -> tuple[Tensor, Tensor]:
-    """Return weights and bias of the last layer; a bias of zero if it has none."""
     if head.matrix is None:
         raise AttackError(
             "labels: this method requires the model at which the gradient was computed; use llg"
@@ -338,23 +272,16 @@ def _model(head: LastLayer) -> tuple[Tensor, Tensor]:
 
 
 def _bias(head: LastLayer) -> Tensor:
-    """Return the gradient of the last layer's bias."""
     if head.bias is None:
         raise AttackError("labels: this method requires a last layer with bias; use llg")
     return head.bias
 
 
 def _solve(p: Tensor, known: Tensor, total: Tensor) -> Tensor:
-    """Solve (P^T - I) z = known (C, m) with sums `total` (m,).
-
-    Returns:
-        z (C, m), the shortest one if several fit equally well.
-    """
+    """Solve (P^T - I) z = known (C, m) with sums `total` (m,); the shortest z if several fit."""
     left = torch.cat([p.T - torch.eye(len(p), dtype=p.dtype), p.new_ones(1, len(p))])
     right = torch.cat([known, total[None]])
-    # The driver gelsy gives different results from call to call.
-    solution: Tensor = torch.linalg.lstsq(left, right, driver="gelsd").solution
-    return solution
+    return least_squares(left, right)
 
 
 def _two(t: Tensor | None, sign: int) -> Tensor | None:

@@ -1,20 +1,4 @@
-"""What the last layer reveals about one sample: its label and its features, exactly.
-
-One difference of two gradients is sufficient.
-
-Under cross-entropy, the gradient of a last linear layer (W, b) is q h^T and q, with h the features
-that the layer receives and q = softmax(W h + b) - e_y. A row of a leak gives
-
-    D = c1 q1 h1^T + c2 q2 h2^T    and    beta = c1 q1 + c2 q2.
-
-D has rank two, so in the plane of its columns c1 q1 = s beta + r beta', with beta' orthogonal to
-beta, and only s and r are unknown. Because the models are known, the two softmax equations
-determine s, r and the label, and therefore h1 and h2.
-
-For each label, a grid over (s, r) is searched for local minima of a smooth misfit, between
-logarithms of probabilities and logits; these are refined by least squares, and then again with a
-sharp misfit, between the probabilities. The label with by far the smallest misfit is correct.
-"""
+"""What the last layer reveals about one sample: its label and its features, exactly."""
 
 from __future__ import annotations
 
@@ -36,6 +20,21 @@ from leakaudit.inversion.search.feature_inversion import SampleKnowledge
 if TYPE_CHECKING:
     from leakaudit.inversion.search.objectives import Target
     from leakaudit.tasks.task import Task
+
+# One difference of two gradients is sufficient.
+#
+# Under cross-entropy, the gradient of a last linear layer (W, b) is q h^T and q, with h the
+# features that the layer receives and q = softmax(W h + b) - e_y. A row of a leak gives
+#
+#     D = c1 q1 h1^T + c2 q2 h2^T    and    beta = c1 q1 + c2 q2.
+#
+# D has rank two, so in the plane of its columns c1 q1 = s beta + r beta', with beta' orthogonal to
+# beta, and only s and r are unknown. Because the models are known, the two softmax equations
+# determine s, r and the label, and therefore h1 and h2.
+#
+# For each label, a grid over (s, r) is searched for local minima of a smooth misfit, between
+# logarithms of probabilities and logits; these are refined by least squares, and then again with a
+# sharp misfit, between the probabilities. The label with by far the smallest misfit is correct.
 
 # Number of directions of c1 q1 in the plane to examine; only those with one negative entry are
 # searched, often a narrow sector.
@@ -79,13 +78,10 @@ Found = tuple[int, dict[int, Tensor]]  # label, and features (H,) by gradient
 
 
 def solve(target: Target, task: Task) -> SampleKnowledge | None:
-    """Solve for label and features of a single sample.
+    """Solve for label and features of a single sample, if the rows determine them.
 
-    It uses plain rows and rows of two gradients, and requires cross-entropy, three classes, and a
-    last linear layer with bias in the leak.
-
-    Returns:
-        Label and features, or None if the rows do not determine them.
+    It uses plain rows and rows of two gradients, and requires cross-entropy, three classes, and
+    a last linear layer with bias in the leak.
     """
     if task.last_linear is None or task.last_linear[1] is None:
         return None
@@ -113,13 +109,7 @@ def solve(target: Target, task: Task) -> SampleKnowledge | None:
 
 
 def _row(c: Tensor, value: Tensor, theta: Tensor, task: Task) -> Found | None:
-    """Read one row of one or two gradients.
-
-    Args:
-        c: (1,) or (2,) coefficients.
-        value: (d,) the row, without weight decay.
-        theta: (1, d) or (2, d) models.
-    """
+    """Read one row (d,) of one or two gradients, with coefficients c at models theta."""
     weight, bias = _columns(task)
     d = value[weight.start : weight.stop].reshape(-1, _width(task))
     beta = value[bias.start : bias.stop]
@@ -152,8 +142,8 @@ def _single(c: Tensor, d: Tensor, beta: Tensor, heads: list[tuple[Tensor, Tensor
 class _Pair:
     """One row of two gradients.
 
-    Its features lie on a line: h1 = base + u step and h2 = base - v step, with u = (1 - s) / r and
-    v = s / r.
+    Its features lie on a line: h1 = base + u step and h2 = base - v step, with u = (1 - s) / r
+    and v = s / r.
     """
 
     c: Tensor  # (2,) coefficients
@@ -223,12 +213,9 @@ class _Pair:
         return [a[i, j].numpy() for i, j in low[order].tolist()]
 
     def _by_logits(self, a: Tensor, y: int) -> Tensor:
-        """Return the smooth misfit: log p compared with the logits.
+        """Return the smooth misfit of c1 q1 = plane @ a: log p compared with the logits.
 
         The unknown step along `along` and the unknown constant are projected out.
-
-        Args:
-            a: (..., 2) coordinates of c1 q1 in the plane.
         """
         q = a @ self.plane.T
         both = torch.stack([q / self.c[0], (self.beta - q) / self.c[1]], dim=-2)
@@ -280,22 +267,17 @@ def _refine(misfit: Callable[[Tensor], Tensor], start: Array) -> tuple[Array, fl
 
 
 def _columns(task: Task) -> tuple[slice, slice]:
-    """Return the columns of the last layer's weights and bias."""
     weight, bias = task.last_linear or ("", None)
     return task.layout.slices[weight], task.layout.slices[bias or weight]
 
 
 def _width(task: Task) -> int:
-    """Return the number H of features."""
     weight = (task.last_linear or ("",))[0]
     return task.layout.shapes[task.layout.names.index(weight)][1]
 
 
 def _without_decay(target: Target, task: Task) -> Tensor:
-    """Return rows (m, d) of the flat gradient, without the contribution of weight decay.
-
-    They are in float64 on the CPU, and zero outside the leak's columns.
-    """
+    """Return rows (m, d) of the flat gradient, without weight decay, in float64 on the CPU."""
     decay = task.l2 * (target.combination @ target.theta)[:, target.columns]
     rows = torch.zeros(len(target.value), task.layout.size, dtype=torch.float64)
     rows[:, target.columns] = (target.value - decay).double().cpu()

@@ -48,14 +48,11 @@ class LabelReading:
 
 
 def read(leak: GradientLeak, task: Task, batch: int) -> LabelReading | None:
-    """Read the labels of a batch from the last layer's gradient.
+    """Read the labels of a batch from the last layer's gradient; None if no plain row has it.
 
-    One sample: by signs. More: by `label_counts.pooled` if model and bias are known, from the row
-    whose counts are closest to whole numbers; if none are close and the rows have rank `batch`, by
-    the classes of `label_counts.rlg`. Otherwise by `label_counts.llg`.
-
-    Returns:
-        The labels, or None if no plain row contains the last layer.
+    One sample: by signs. More: by `label_counts.pooled` if model and bias are known, from the
+    row whose counts are closest to whole numbers; if none are close and the rows have rank
+    `batch`, by the classes of `label_counts.rlg`. Otherwise by `label_counts.llg`.
     """
     if batch == 1:
         y = label_signs.from_gradient(leak, task)
@@ -76,7 +73,6 @@ def read(leak: GradientLeak, task: Task, batch: int) -> LabelReading | None:
 
 
 def _heads(leak: GradientLeak, task: Task) -> list[label_counts.LastLayer]:
-    """Return the last layer in the plain rows that contain it."""
     found: list[label_counts.LastLayer] = []
     for row in label_signs.plain_rows(leak)[:ROWS]:
         head = label_counts.of(leak, task, row)
@@ -93,33 +89,18 @@ def readable(leak: GradientLeak, task: Task) -> bool:
 
 
 def spread(n: Tensor) -> Tensor:
-    """Convert counts into labels.
-
-    Args:
-        n: (C,) counts.
-
-    Returns:
-        (B,) in ascending order.
-    """
+    """Convert counts (C,) into labels (B,) in ascending order."""
     return torch.arange(len(n)).repeat_interleave(n)
 
 
 def rounded(real: Tensor, batch: int, how: str) -> LabelReading:
-    """Convert real-valued counts into labels.
-
-    Args:
-        real: (C,) real-valued counts.
-    """
+    """Convert real-valued counts (C,) into labels."""
     n = label_counts.whole(real, batch)
     return LabelReading(spread(n), float((real - n).abs().nan_to_num(1.0).max()), how)
 
 
 def given(known: Sequence[int], task: Task, batch: int) -> Tensor | None:
-    """Return labels that the user provides.
-
-    Returns:
-        (batch,), or None if no labels are known.
-    """
+    """Return labels that the user provides; None if there are none."""
     if not known:
         return None
     classes = range(task.spec.classes)
@@ -135,11 +116,7 @@ def given(known: Sequence[int], task: Task, batch: int) -> Tensor | None:
 def given_or_read(
     known: Sequence[int], leak: GradientLeak, task: Task, batch: int
 ) -> tuple[Tensor, str]:
-    """Return known labels, or read them from the leak.
-
-    Returns:
-        The labels (batch,), and how they were read, for a note; empty if they were known.
-    """
+    """Return known labels, or read them from the leak and say how, for a note."""
     told = given(known, task, batch)
     if told is not None:
         return told, ""
@@ -157,8 +134,7 @@ def given_or_read(
 def _by_classes(head: label_counts.LastLayer, batch: int) -> LabelReading | None:
     """Assign one sample to every class of RLG and distribute the rest by pooled counts.
 
-    Returns:
-        The labels, or None if the rank does not reveal all samples.
+    None if the rank does not reveal all samples.
     """
     size = torch.linalg.svdvals(head.weight)
     if 2 * batch > head.classes or batch >= len(size) or size[batch] > GAP * size[batch - 1]:

@@ -15,50 +15,28 @@ if TYPE_CHECKING:
 
 
 def raw(task: Task, batch: int, generator: Generator, dtype: torch.dtype) -> Tensor:
-    """Draw label variables from N(0, 1), for a search that moves labels too.
-
-    Returns:
-        (batch, classes), or (batch,) for loss ``binary``.
-    """
+    """Draw label variables (batch, classes), or (batch,) for loss ``binary``, from N(0, 1)."""
     shape = (batch,) if task.spec.loss == "binary" else (batch, task.spec.classes)
     drawn = torch.randn(shape, generator=generator, dtype=dtype, device=generator.device)
     return drawn.to(task.device)
 
 
 def soft(task: Task, variables: Tensor) -> Tensor:
-    """Convert label variables into the argument of the loss.
-
-    Args:
-        variables: (..., classes), or (...) for loss ``binary``.
-
-    Returns:
-        Their softmax or sigmoid; unchanged for loss ``squared``.
-    """
+    """Convert label variables into the argument of the loss: softmax, sigmoid, or unchanged."""
     if task.spec.loss == "cross_entropy":
         return F.softmax(variables, dim=-1)
     return variables.sigmoid() if task.spec.loss == "binary" else variables
 
 
 def hard(task: Task, variables: Tensor) -> Tensor:
-    """Convert label variables into the labels that they represent.
-
-    Args:
-        variables: (..., classes), or (...) for loss ``binary``.
-
-    Returns:
-        The largest class, 0 or 1; unchanged for loss ``squared``.
-    """
+    """Convert label variables into the labels that they represent."""
     if task.spec.loss == "cross_entropy":
         return variables.argmax(-1)
     return (variables > 0).long() if task.spec.loss == "binary" else variables
 
 
 def candidates(task: Task, batch: int) -> list[Tensor]:
-    """List all labels that differ by more than their order, which a mean gradient does not reveal.
-
-    Returns:
-        Each (batch,).
-    """
+    """List all labels (batch,) that differ by more than their order, which a mean hides."""
     every = itertools.combinations_with_replacement(range(task.spec.classes), batch)
     return [torch.tensor(labels, device=task.device) for labels in every]
 

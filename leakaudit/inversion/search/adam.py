@@ -1,16 +1,4 @@
-"""Adam (Kingma and Ba 2015) over dummy inputs, in the three forms that searches use.
-
-* `minimise` runs a few searches step by step with a cosine schedule and noise: GradInversion, and
-the softer form of Inverting Gradients for local trainings.
-* `signed_adam` runs one search with rates that decrease in stages, as Inverting Gradients was
-published.
-* `together` runs many searches that share every evaluation, with the same schedule as `minimise`.
-
-The first two take their steps with `_Walker`, a wrapper around torch's optimiser. `together`
-implements the same equations for a stack of searches, in which each can pause individually; torch's
-optimiser cannot do this. The two agree up to rounding (tests/reference/test_inverting.py), not to
-the last bit, because torch orders its operations differently.
-"""
+"""Adam (Kingma and Ba 2015) over dummy inputs, in the three forms that searches use."""
 
 from __future__ import annotations
 
@@ -26,6 +14,18 @@ from torch import Generator, Tensor
 from leakaudit.core.progress import expired, step
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.optimise import Ended, Objective, Point, SearchRun, better
+
+# * `minimise` runs a few searches step by step with a cosine schedule and noise: GradInversion, and
+#   the softer form of Inverting Gradients for local trainings.
+# * `signed_adam` runs one search with rates that decrease in stages, as Inverting Gradients was
+#   published.
+# * `together` runs many searches that share every evaluation, with the same schedule as `minimise`.
+#
+# The first two take their steps with `_Walker`, a wrapper around torch's optimiser. `together`
+# implements the same equations for a stack of searches, in which each can pause individually;
+# torch's optimiser cannot do this. The two agree up to rounding
+# (tests/reference/test_inverting.py), not to the last bit, because torch orders its operations
+# differently.
 
 Slopes = Literal["raw", "soft", "hard"]
 
@@ -51,29 +51,24 @@ class RateSchedule:
     """The schedule of Adam."""
 
     steps: int  # number of steps of each search
-    # largest step in the data's units. It increases over `warmup` steps and decreases along a
-    # cosine.
-    rate: float
+    rate: float  # first and largest step in the data's units; decreases along a cosine
     slopes: Slopes = "raw"  # unchanged (`raw`), s / (|s| + mean |s|) (`soft`), or sign(s) (`hard`)
-    warmup: int = 0  # number of warm-up steps
     # standard deviation of noise added to a point before its slope is computed, relative to the
     # rate
     langevin: float = 0.0
-    betas: tuple[float, float] = BETAS  # parameters of Adam
 
     def at(self, k: int) -> float:
         """Return the rate of step k, counted from 0."""
-        rise = min(1.0, (k + 1) / self.warmup) if self.warmup else 1.0
-        return self.rate * rise * 0.5 * (1 + math.cos(math.pi * k / self.steps))
+        return self.rate * 0.5 * (1 + math.cos(math.pi * k / self.steps))
 
 
 class _Walker:
     """A point that Adam moves, together with Adam's moments of its slopes."""
 
-    def __init__(self, start: Point, rate: float, betas: tuple[float, float] = BETAS) -> None:
+    def __init__(self, start: Point, rate: float) -> None:
         """Start at a point, with zero moments."""
         self.x = tuple(t.detach().clone().requires_grad_() for t in start)
-        self._adam = torch.optim.Adam(self.x, lr=rate, betas=betas)
+        self._adam = torch.optim.Adam(self.x, lr=rate, betas=BETAS)
 
     def evaluate(self, objective: Objective) -> tuple[float, tuple[Tensor, ...]]:
         """Return the objective and its slopes at the point."""
@@ -121,14 +116,11 @@ def minimise(
 ) -> list[SearchRun]:
     """Minimise from every start, all searches step by step.
 
-    Args:
-        objective: ``objective(search, step, x)``, a scalar.
-        between: Called before each step with its number and the current state of all searches.
-
-    Returns:
-        Each search's last finite point, with its last value as objective.
+    The objective is a scalar of search, step and x; `between` is called before each step with
+    its number and all runs. Returns each search's last finite point, with its last value as
+    objective.
     """
-    walkers = [_Walker((x,), schedule.rate, schedule.betas) for x in starts]
+    walkers = [_Walker((x,), schedule.rate) for x in starts]
     runs = [SearchRun(walker.here()) for walker in walkers]
     for k in range(schedule.steps):
         between(k, runs)
@@ -150,7 +142,6 @@ def _step(
     project: Callable[[Tensor], Tensor],
     run: SearchRun,
 ) -> SearchRun:
-    """Take one step of one search; a point without a finite slope is replaced by the last one."""
     if schedule.langevin:
         walker.shake(schedule.langevin * schedule.at(k), generator)
     value, (slope,) = walker.evaluate(objective)
@@ -172,10 +163,8 @@ def signed_adam(
 ) -> SearchRun:
     """Minimise with Adam on the sign of the slope (Geiping et al. 2020, section 5).
 
-    Args:
-        objective: ``objective(*tensors)``, a scalar, normalised to 1 if nothing is explained.
-        rate: Rate of the first steps, in the data's units. It decreases to a tenth three times,
-            each time after 150 steps without a gain, or after 3/8, 5/8 and 7/8 of the steps.
+    The rate is in the data's units. It decreases to a tenth three times, each time after 150
+    steps without a gain, or after 3/8, 5/8 and 7/8 of the steps.
     """
     best = SearchRun(tuple(t.detach() for t in start))
     converged = True
@@ -209,23 +198,17 @@ def together(
     what: str,
     between: Callable[[int], None] = lambda k: None,
 ) -> list[SearchRun]:
-    """Minimise every problem as `minimise` does without noise; all share each evaluation.
+    """Minimise every problem from (K, n) as `minimise` does without noise, evaluated together.
 
-    A search with a non-finite objective or slope returns to the last point where both were finite.
-
-    Args:
-        start: (K, n).
-        project: Maps points (K, n) into their range, after each step.
-
-    Returns:
-        Each search's last finite point, with its last value as objective.
+    A search with a non-finite objective or slope returns to the last point where both were
+    finite.
     """
     x = start
     kept = start  # the last points with finite slopes
     last = torch.full((len(start),), math.inf, dtype=torch.float64, device=start.device)
     mean = torch.zeros_like(x)
     square = torch.zeros_like(x)
-    b1, b2 = schedule.betas
+    b1, b2 = BETAS
     shape = torch.vmap(partial(shaped, slopes=schedule.slopes))
     done = 0
     late = False

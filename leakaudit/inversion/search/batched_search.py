@@ -1,19 +1,10 @@
-"""Many L-BFGS searches of one shape at once: restarts, targets and labels share every evaluation.
-
-Each search has its own L-BFGS memory (`lbfgs`), line search (`line_search`), convergence test and
-end; searches that have ended leave the batch. One evaluation serves all remaining searches
-(`evaluate`): with vmap below `task.LOOP_ABOVE` parameters, and in a loop above, where vmap is no
-faster.
-
-Every evaluation is one trial of each search's line search. A search with an accepted trial receives
-a new direction at once, so searches never wait for each other.
-"""
+"""Many L-BFGS searches of one shape: restarts, targets and labels share every evaluation."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -24,6 +15,14 @@ from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.lbfgs import LbfgsMemory
 from leakaudit.inversion.search.line_search import Brackets
 from leakaudit.inversion.search.optimise import FALLS, PATIENCE, Ended, Point, SearchRun
+
+# Each search has its own L-BFGS memory (`lbfgs`), line search (`line_search`), convergence test and
+# end; searches that have ended leave the batch. One evaluation serves all remaining searches
+# (`evaluate`): with vmap below `task.LOOP_ABOVE` parameters, and in a loop above, where vmap is no
+# faster.
+#
+# Every evaluation is one trial of each search's line search. A search with an accepted trial
+# receives a new direction at once, so searches never wait for each other.
 
 # Number of evaluations that count as one step: torch's L-BFGS has 20 iterations per step, as in Zhu
 # et al. 2019.
@@ -58,8 +57,6 @@ class SearchSchedule:
 
     steps: int = 300  # maximum number of steps, of 20 evaluations each
     history: int = 100  # number of pairs of L-BFGS; fewer if those of one search exceed `MEMORY`
-    # a search has converged if its objective decreased by less than 3 % in this many steps
-    patience: int = PATIENCE
     # number formats, one after the other. float32 approaches the solution at half the cost of
     # float64, which refines it. A search continues in the next format, with its pairs, once it
     # reached its goal or rounding stops it. In a loop, in which float32 gains nothing, only the
@@ -77,14 +74,10 @@ def restarted(
 ) -> Iterator[tuple[int, SearchRun]]:
     """Search each problem from several points, until a run is good enough or time expires.
 
-    Starts are tried in rounds of 1, 2, 4, ... for each problem, together with those of all others.
-
-    Args:
-        enough: Objective, in units of the problem's goal, below which no other start is tried.
-
-    Yields:
-        The index of a problem and its best run, with the total steps of all its runs, as soon as it
-        is finished.
+    Starts are tried in rounds of 1, 2, 4, ... for each problem, together with those of all
+    others. No other is tried if the objective is below `enough` times the problem's goal.
+    Yields the index of a problem and its best run, with the steps of all its runs, as soon as
+    it is finished.
     """
     best: dict[int, SearchRun] = {}
     left = list(range(len(problems)))
@@ -113,7 +106,6 @@ def restarted(
 
 
 def _best(old: SearchRun | None, new: SearchRun) -> SearchRun:
-    """Return the better of two runs, with the total steps of both."""
     if old is None:
         return new
     return new.after(old) if new.objective < old.objective else old.after(new)
@@ -126,16 +118,10 @@ def search(
     what: str,
     needless: Callable[[int], bool] = lambda place: False,
 ) -> Iterator[tuple[int, SearchRun]]:
-    """Minimise every problem.
+    """Minimise every problem from tensors (K, ...); others affect a result only in its rounding.
 
-    The result of a problem is independent of the others, up to rounding.
-
-    Args:
-        start: Tensors (K, ...).
-        needless: Asked from time to time, with the index of a problem, whether its search can end.
-
-    Yields:
-        The index of a problem and the best point found, once its search has ended.
+    `needless` is asked from time to time whether the search of a problem can end. Yields the
+    index of a problem and the best point found, once its search has ended.
     """
     flat = torch.cat([t.detach().flatten(1) for t in start], dim=1)
     bytes_each = max(t.itemsize for t in schedule.formats)
@@ -158,7 +144,6 @@ def _search(
     what: str,
     needless: Callable[[int], bool],
 ) -> Iterator[tuple[int, SearchRun]]:
-    """Search from points (K, n) that fit in memory together, in one format after another."""
     left = {k: SearchRun(problems.split(x)) for k, x in enumerate(flat)}
     formats = schedule.formats[-1:] if problems.chunk == 1 else schedule.formats
     pairs: dict[int, LbfgsMemory] = {}
@@ -185,7 +170,6 @@ def _search(
 
 
 def _at(needless: Callable[[int], bool], places: Sequence[int], row: int) -> bool:
-    """Call a function with the index of a row."""
     return needless(places[row])
 
 
@@ -206,18 +190,7 @@ class _State:
 
     def of_these(self, index: Tensor) -> _State:
         """Return the state of some searches."""
-        return _State(
-            place=self.place[index],
-            most=self.most[index],
-            x=self.x[index],
-            f=self.f[index],
-            g=self.g[index],
-            d=self.d[index],
-            t=self.t[index],
-            tries=self.tries[index],
-            past=self.past[index],
-            stuck=self.stuck[index],
-        )
+        return _State(**{one.name: getattr(self, one.name)[index] for one in fields(self)})
 
 
 class _Batch:
@@ -232,16 +205,11 @@ class _Batch:
         early: bool,
         memory: LbfgsMemory | None,
     ) -> None:
-        """Evaluate the starts.
-
-        Args:
-            x: (K, n) points to start from.
-            memory: Pairs from an earlier format; None for none.
-        """
+        """Evaluate the starts (K, n), with pairs from an earlier format."""
         self.problems = problems
         self.schedule = schedule
         self.early = early
-        self.patience = min(EARLY_PATIENCE, schedule.patience) if early else schedule.patience
+        self.patience = EARLY_PATIENCE if early else PATIENCE
         self.pairs: dict[
             int, LbfgsMemory
         ] = {}  # of the searches that ended, if another format follows
@@ -342,12 +310,7 @@ class _Batch:
             self._turn(turn, self.memory.update(accepted, steps, changes, at.g))
 
     def _turn(self, which: Tensor, direction: Tensor) -> None:
-        """Set new directions; steepest descent if a direction does not lead down.
-
-        Args:
-            which: (K,) bool, the searches that receive a new direction.
-            direction: (K, n).
-        """
+        """Set new directions (K, n) of some searches; steepest descent if one leads up."""
         at = self.at
         up = which & ~(_along(direction, at.g) < 0)
         self.memory.forget(up)
@@ -369,7 +332,6 @@ class _Batch:
 
 
 def _along(a: Tensor, b: Tensor) -> Tensor:
-    """Return the products (K,) of vectors (K, n), in float64."""
     product: Tensor = torch.linalg.vecdot(a.double(), b.double())
     return product
 

@@ -1,11 +1,4 @@
-"""Coordinates in which coarse and fine parts of a photograph are of more similar magnitude.
-
-Amplitudes of photographs decrease as 1/f (Field 1987, Relations between the statistics of natural
-images and the response properties of cortical cells). L-BFGS has no information about this at the
-start: in pixels, it takes about three times as many evaluations to reach the same error. The
-coordinates compensate for half of the decrease, 1/sqrt(f), because with all of it, the finest parts
-converge last.
-"""
+"""Coordinates in which coarse and fine parts of a photograph are of more similar magnitude."""
 
 from __future__ import annotations
 
@@ -15,6 +8,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+# Amplitudes of photographs decrease as 1/f (Field 1987, Relations between the statistics of natural
+# images and the response properties of cortical cells). L-BFGS has no information about this at the
+# start: in pixels, it takes about three times as many evaluations to reach the same error. The
+# coordinates compensate for half of the decrease, 1/sqrt(f), because with all of it, the finest
+# parts converge last.
 
 # Power of 1/f.
 FALL = 0.5

@@ -1,8 +1,4 @@
-"""Objectives of many problems and their slopes in one call.
-
-Small models are evaluated all at once, large ones one after the other: vmap is eight times faster
-for a LeNet, but no faster once a single evaluation keeps the processor busy.
-"""
+"""Objectives of many problems and their slopes in one call."""
 
 from __future__ import annotations
 
@@ -18,6 +14,9 @@ from leakaudit.tasks.task import LOOP_ABOVE
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Small models are evaluated all at once, large ones one after the other: vmap is eight times faster
+# for a LeNet, but no faster once a single evaluation keeps the processor busy.
 
 Objective = Callable[[Gradients, tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]
 
@@ -42,11 +41,7 @@ class Problems:
     chunk: int = 1  # number of problems that are evaluated together; 1 for a loop
 
     def at(self, start: tuple[Tensor, ...]) -> Problems:
-        """Return the problems with shapes, and with a chunk that fits the memory of an evaluation.
-
-        Args:
-            start: A point of each problem, tensors (K, ...).
-        """
+        """Return the problems with shapes, and a chunk that fits the memory of an evaluation."""
         known = replace(self, shapes=tuple(t.shape[1:] for t in start), chunk=1)
         if (self.task.chain is None and self.task.layout.size > LOOP_ABOVE) or len(self) == 1:
             return known

@@ -1,10 +1,4 @@
-"""Inverting features: find the input for which a last linear layer received given features.
-
-Features are continuous in the input for every activation function, so a search by their distance
-does not stop at jumps. It proceeds from coarse to fine and from smooth to sharp: first small images
-that are enlarged, then the whole image with less and less total variation. Each search starts from
-the end of the previous one.
-"""
+"""Inverting features: find the input for which a last linear layer received given features."""
 
 from __future__ import annotations
 
@@ -22,6 +16,11 @@ from leakaudit.inversion.search.optimise import SearchRun
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Features are continuous in the input for every activation function, so a search by their distance
+# does not stop at jumps. It proceeds from coarse to fine and from smooth to sharp: first small
+# images that are enlarged, then the whole image with less and less total variation. Each search
+# starts from the end of the previous one.
 
 # Side lengths of the images that are searched first, enlarged to the true size. A choice: octaves.
 COARSE = (4, 8, 16)
@@ -56,23 +55,14 @@ class SampleKnowledge:
 
 
 def features(task: Task, theta: Tensor, x: Tensor) -> Tensor:
-    """Compute the input (H,) of the last linear layer for one sample; differentiable in x.
-
-    Args:
-        theta: (d,) the model.
-        x: (1, *shape).
-    """
+    """Compute the input (H,) of the last linear layer for one sample; differentiable in x."""
     weight = task.last_linear[0] if task.last_linear else ""
     name = weight.rpartition(".")[0]  # the layer's name, from that of its parameter
     return priors.inputs(task, theta, x, [name], last=name)[name][0]
 
 
 def misfit(task: Task, known: SampleKnowledge, x: Tensor) -> Tensor:
-    """Return the mean over models of |h(x) - h|^2 / |h|^2.
-
-    Args:
-        x: (1, *shape).
-    """
+    """Return the mean over models of |h(x) - h|^2 / |h|^2."""
     gaps: list[Tensor] = []
     for theta, h in zip(known.theta, known.features, strict=True):
         gaps.append((features(task, theta, x) - h).square().sum() / h.square().sum())
@@ -80,12 +70,10 @@ def misfit(task: Task, known: SampleKnowledge, x: Tensor) -> Tensor:
 
 
 def invert(task: Task, known: SampleKnowledge, start: Tensor, coarse: bool) -> SearchRun:
-    """Search for the input with L-BFGS.
+    """Search for the input (1, *shape) with L-BFGS.
 
-    Args:
-        start: (1, *shape) the input to start from.
-        coarse: Whether images are first searched at sizes 4, 8 and 16. Other inputs are searched
-            without smoothing.
+    Images are first searched at sizes 4, 8 and 16 if `coarse`. Other inputs are searched
+    without smoothing.
     """
     run = SearchRun((start,))
     if not task.spec.is_image:
@@ -114,7 +102,6 @@ def _smooth(
     steps: int,
     enlarge: Callable[[Tensor], Tensor],
 ) -> SearchRun:
-    """Run one search with one weight of total variation."""
 
     def objective(z: Tensor) -> Tensor:
         x = enlarge(z)
@@ -124,5 +111,4 @@ def _smooth(
 
 
 def _enlarge(sides: torch.Size) -> Callable[[Tensor], Tensor]:
-    """Return bilinear interpolation to the full size."""
     return lambda z: F.interpolate(z, size=tuple(sides), mode="bilinear")

@@ -1,78 +1,66 @@
 """Search for inputs with the leaked gradients, shared by DLG and iDLG.
 
-L-BFGS moves dummy inputs, and in DLG also dummy labels, until their gradients equal those of the
-leak. Several leaks of one shape are searched together, and each from further starts as long as it
-does not fit. The two attacks differ only in what they search in addition to the inputs, and pass it
-as functions.
+L-BFGS moves dummy inputs, and dummy labels unless these are known, until their gradients equal
+those of the leak.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from leakaudit.inversion.search import batched_search, objectives
+from leakaudit.core.reconstruction import Reconstruction
+from leakaudit.inversion.labels import soft_labels
+from leakaudit.inversion.search import batched_search, objectives, priors
 from leakaudit.inversion.search.batched_search import ENOUGH, FORMATS, SearchSchedule
 from leakaudit.inversion.search.cosine_transform import Spectrum
 from leakaudit.inversion.search.evaluate import Problems
-from leakaudit.inversion.search.objectives import Gradients, Target
-from leakaudit.inversion.search.optimise import Point, SearchRun
+from leakaudit.inversion.search.objectives import Gradients
+from leakaudit.inversion.search.optimise import Point
 
 if TYPE_CHECKING:
+    from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-Space = Literal["spectrum", "pixels"]
-Format = Literal["mixed", "float32", "float64"]
+
+class _Matching(Protocol):
+    """The hyper-parameters that DLG and iDLG have in common."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def goal(self) -> float: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def start(self) -> priors.Start: ...
+    @property
+    def space(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
 
 
-@dataclass(frozen=True)
-class MatchingParameters:
-    """Parameters of gradient matching."""
-
-    steps: int  # maximum number of L-BFGS steps of 20 iterations, from each start
-    restarts: int  # maximum number of starting points
-    goal: float  # relative residual at which a search stops
-    space: Space  # coordinates in which an image moves: scaled frequencies, or pixels
-    dtype: Format  # number format; `mixed` is float32 and then float64
-
-
-@dataclass(frozen=True)
-class SearchVariables:
-    """What to search for, and the labels that belong to it."""
-
-    # draws a new start for a leak, given its index: the inputs (b, *shape), followed by any other
-    # tensors to search for
-    start: Callable[[int], Point]
-    # for the indices of some leaks, tensors with one row per leak that the labels depend on
-    constants: Callable[[list[int]], Point]
-    # computes labels from these constants and from the other tensors
-    labels: Callable[[Point, Point], Tensor]
-
-
-@dataclass(frozen=True)
-class BestMatch:
-    """The best search for one leak."""
-
-    place: int  # index of the leak
-    x: Tensor  # (b, *shape) the inputs in the data's units
-    others: Point
-    run: SearchRun
-
-
-def matched(
+def reconstructions(
+    name: str,
+    leaks: Sequence[GradientLeak],
     task: Task,
-    targets: Sequence[Target],
+    generators: Sequence[Generator],
+    search: _Matching,
     sizes: Sequence[int],
-    search: MatchingParameters,
-    unknowns: SearchVariables,
-    what: str,
-) -> Iterator[BestMatch]:
-    """Search for the inputs of several leaks, those of one shape together."""
+    known: Tensor | None = None,
+) -> Iterator[tuple[int, Reconstruction]]:
+    """Search for the inputs of several leaks, those of one shape together.
+
+    Labels are searched as well unless `known` (K, b) has them. Yields the index of a leak and its
+    reconstruction.
+    """
+    targets = [objectives.target(leak, task, search.rows, torch.float64) for leak in leaks]
     space = Spectrum.of(task.spec.shape, task.device) if search.space == "spectrum" else None
     schedule = SearchSchedule(search.steps, formats=FORMATS[search.dtype])
     for group in objectives.alike(targets, sizes):
@@ -81,34 +69,50 @@ def matched(
         goals = [max(search.goal, target.noise) ** 2 for target in chosen]
         problems = Problems(
             task,
-            partial(_objective, chosen[0].columns, space, unknowns.labels),
-            (*objectives.stacked(chosen), *unknowns.constants(group)),
+            partial(_objective, task, chosen[0].columns, space),
+            (*objectives.stacked(chosen), *(() if known is None else (known[group],))),
             torch.tensor(goals, dtype=torch.float64, device=task.device),
         )
 
         def draw(place: int, group: list[int] = group) -> Point:
-            x, *others = unknowns.start(group[place])
-            return (x if space is None else space.coordinates(x), *others)
+            k = group[place]
+            x = priors.start(task, sizes[k], generators[k], search.start, torch.float64)
+            if space is not None:
+                x = space.coordinates(x)
+            if known is not None:
+                return (x,)
+            return x, soft_labels.raw(task, sizes[k], generators[k], torch.float64)
 
-        found = batched_search.restarted(problems, draw, search.restarts, ENOUGH, schedule, what)
+        found = batched_search.restarted(problems, draw, search.restarts, ENOUGH, schedule, name)
         for place, run in found:
-            z, *others = run.point
+            k = group[place]
+            z, *variables = run.point
             x = z if space is None else space.image(z)
-            yield BestMatch(group[place], x, tuple(others), run)
+            if known is None:
+                soft = soft_labels.soft(task, variables[0])
+                y = soft_labels.hard(task, variables[0])
+            else:
+                soft = y = known[k]
+            residual = partial(objectives.misfit, targets[k], task, y=soft)
+            note = f"L-BFGS {run}"
+            yield (
+                k,
+                objectives.reconstruction(name, leaks[k], task, targets[k], x, y, residual, note),
+            )
 
 
 def _objective(
+    task: Task,
     columns: slice,
     space: Spectrum | None,
-    labels: Callable[[Point, Point], Tensor],
     gradients: Gradients,
     given: Point,
     point: Point,
 ) -> Tensor:
     """Return the squared relative residual of each problem (see `Problems`)."""
-    theta, mixing, aim, *constants = given
-    z, *others = point
+    theta, mixing, aim, *known = given
+    z, *variables = point
     x = z if space is None else space.image(z)
-    y = labels(tuple(constants), tuple(others))
+    y = known[0] if known else soft_labels.soft(task, variables[0])
     found = objectives.mixed(gradients, columns, theta, mixing, x, y)
     return objectives.squared(found, aim)

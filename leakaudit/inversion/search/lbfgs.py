@@ -1,15 +1,4 @@
-"""Directions of many L-BFGS searches at once, each with its own curvature pairs.
-
-The compact form of Byrd, Nocedal and Schnabel 1994. With S and Y the last m pairs as columns, R the
-upper triangle of S^T Y with its diagonal D, and c = s^T y / y^T y of the last pair, the inverse
-Hessian is
-
-    H = c I + [S cY] [[R^-T (D + c Y^T Y) R^-1, -R^-T], [-R^-1, 0]] [S cY]^T    (eq. 3.13).
-
-All products with S and Y are batched, so a direction reads each of them twice; the remaining m x m
-computations are in float64. tests/reference/test_engine.py compares the directions with the usual
-two-loop recursion.
-"""
+"""Directions of many L-BFGS searches at once, each with its own curvature pairs."""
 
 from __future__ import annotations
 
@@ -20,6 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# The compact form of Byrd, Nocedal and Schnabel 1994. With S and Y the last m pairs as columns, R
+# the upper triangle of S^T Y with its diagonal D, and c = s^T y / y^T y of the last pair, the
+# inverse Hessian is
+#
+#     H = c I + [S cY] [[R^-T (D + c Y^T Y) R^-1, -R^-T], [-R^-1, 0]] [S cY]^T    (eq. 3.13).
+#
+# All products with S and Y are batched, so a direction reads each of them twice; the remaining m x
+# m computations are in float64. tests/reference/test_engine.py compares the directions with the
+# usual two-loop recursion.
+
 # Initial capacity for pairs; it doubles as pairs are added, because every direction reads all of
 # it. A choice.
 FIRST = 16
@@ -28,19 +27,15 @@ FIRST = 16
 # cosine; this one leaves six digits for R's inverse in float64.
 LEAST = 1e-10
 
+BY_SEARCH = ("s", "y", "sy", "yy", "count")  # tensors of a memory with a row per search
+
 
 class LbfgsMemory:
     """The last m pairs of K searches over n variables, stored cyclically.
 
-    The capacity r grows from 16 to m as pairs are added. Slopes may have more digits than the pairs
-    that are kept: a direction need not be exact.
-
-    Attributes:
-        s: (K, r, n) steps.
-        y: (K, r, n) changes of the slope.
-        sy: (K, r, r) products of the two.
-        yy: (K, r, r) products of the changes.
-        count: (K,) number of pairs so far, including those that were overwritten.
+    The capacity r grows from 16 to m. s (K, r, n) are steps, y changes of the slope, and sy and
+    yy (K, r, r) their products; `count` (K,) includes pairs that were overwritten. Slopes may
+    have more digits than the pairs that are kept: a direction need not be exact.
     """
 
     def __init__(self, like: Tensor, m: int) -> None:
@@ -57,30 +52,20 @@ class LbfgsMemory:
     def of_these(self, index: Tensor) -> LbfgsMemory:
         """Return the pairs of some searches."""
         chosen = copy.copy(self)
-        chosen.s = self.s[index]
-        chosen.y = self.y[index]
-        chosen.sy = self.sy[index]
-        chosen.yy = self.yy[index]
-        chosen.count = self.count[index]
+        for name in BY_SEARCH:
+            setattr(chosen, name, getattr(self, name)[index])
         return chosen
 
     @classmethod
     def joined(cls, parts: Sequence[LbfgsMemory]) -> LbfgsMemory:
-        """Return the pairs of several memories of equal m and n, one after the other.
-
-        Args:
-            parts: At least one memory.
-        """
+        """Return the pairs of at least one memory of equal m and n, one after the other."""
         room = max(part.s.shape[1] for part in parts)
         whole = copy.copy(parts[0])
         grown = [copy.copy(part) for part in parts]
         for part in grown:
             part._grow(room - part.s.shape[1])
-        whole.s = torch.cat([part.s for part in grown])
-        whole.y = torch.cat([part.y for part in grown])
-        whole.sy = torch.cat([part.sy for part in grown])
-        whole.yy = torch.cat([part.yy for part in grown])
-        whole.count = torch.cat([part.count for part in grown])
+        for name in BY_SEARCH:
+            setattr(whole, name, torch.cat([getattr(part, name) for part in grown]))
         return whole
 
     def forget(self, which: Tensor) -> None:
@@ -91,16 +76,9 @@ class LbfgsMemory:
             self.count[which] = 0
 
     def update(self, which: Tensor, step: Tensor, change: Tensor, slope: Tensor) -> Tensor:
-        """Store a pair of each search, and return its new direction.
+        """Store a pair of each search in `which` (K,), and return all directions -H slope (K, n).
 
-        Args:
-            which: (K,) searches that took a step. The pair is stored if s^T y is positive.
-            step: (K, n) the steps s.
-            change: (K, n) changes y of the slope.
-            slope: (K, n) the slopes after the step.
-
-        Returns:
-            (K, n) directions -H slope.
+        A pair is stored if s^T y is positive.
         """
         product = (step.double() * change.double()).sum(1)
         size = step.double().norm(dim=1) * change.double().norm(dim=1)

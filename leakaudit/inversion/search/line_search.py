@@ -1,16 +1,4 @@
-"""Step lengths of many searches at once, each with its own bracket.
-
-Every evaluation is one trial of each search.
-
-A step t is accepted under the weak Wolfe conditions (Nocedal and Wright 2006, eq. 3.6), with s the
-slope along the direction at 0:
-
-    f(t) <= f(0) + FALL t s    and    slope(t) >= FLATTER s.
-
-A trial that is too long or not finite becomes the upper end of the bracket, one that is too short
-the lower end. The next trial is the minimum of the cubic through both ends, kept away from them by
-a tenth of the bracket.
-"""
+"""Step lengths of many searches at once, each with its own bracket."""
 
 from __future__ import annotations
 
@@ -18,6 +6,17 @@ import math
 
 import torch
 from torch import Tensor
+
+# Every evaluation is one trial of each search.
+#
+# A step t is accepted under the weak Wolfe conditions (Nocedal and Wright 2006, eq. 3.6), with s
+# the slope along the direction at 0:
+#
+#     f(t) <= f(0) + FALL t s    and    slope(t) >= FLATTER s.
+#
+# A trial that is too long or not finite becomes the upper end of the bracket, one that is too short
+# the lower end. The next trial is the minimum of the cubic through both ends, kept away from them
+# by a tenth of the bracket.
 
 # Constants of the conditions, as recommended by Nocedal and Wright for quasi-Newton methods.
 FALL = 1e-4
@@ -31,12 +30,9 @@ MARGIN = 0.1
 
 
 class Brackets:
-    """Both ends of K brackets; all in float64.
+    """Both ends of K brackets: step, objective and slope (3, K) at each; all in float64.
 
-    Attributes:
-        low: (3, K) step, objective and slope at the lower end.
-        high: (3, K) the same at the upper end; the step is infinite as long as it is unknown.
-        start: (3, K) the same at step 0.
+    The step of the upper end is infinite as long as it is unknown.
     """
 
     def __init__(self, value: Tensor, slope: Tensor) -> None:
@@ -53,23 +49,14 @@ class Brackets:
         self.start = self.start[:, index]
 
     def open(self, which: Tensor, value: Tensor, slope: Tensor) -> None:
-        """Restart the brackets of `which` (K,) at step 0, with value and slope (K,) there."""
+        """Restart the brackets of `which` (K,) at step 0."""
         fresh = Brackets(value, slope)
         self.low = torch.where(which, fresh.low, self.low)
         self.high = torch.where(which, fresh.high, self.high)
         self.start = torch.where(which, fresh.start, self.start)
 
     def judge(self, t: Tensor, value: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Decide on one trial of each search.
-
-        Args:
-            t: (K,) steps.
-            value: (K,) objectives there.
-            slope: (K,) slopes along the directions there.
-
-        Returns:
-            Which trials are accepted (K,), and the next trial (K,) of the others.
-        """
+        """Decide which trials (K,) are accepted, and return the next trial of the others."""
         finite = value.isfinite() & slope.isfinite()
         _, f, s = self.start
         long = ~finite | (value > f + FALL * t * s)
@@ -88,10 +75,7 @@ class Brackets:
 
 
 def _cubic(low: Tensor, high: Tensor) -> Tensor:
-    """Return the minimum of the cubic through two points with slopes (eq. 3.59 of the book).
-
-    NaN if there is none.
-    """
+    """Return the minimum of the cubic through two points with slopes (eq. 3.59), or NaN."""
     a, fa, sa = low
     b, fb, sb = high
     d1 = sa + sb - 3 * (fa - fb) / (a - b)

@@ -1,14 +1,7 @@
-"""Local trainings: the sum of the gradients of several steps, differentiated through all of them.
-
-A leak with ``inner`` K > 1 contains u = sum_k keep^(K-k) g_k of gradients along w_k = keep w_{k-1}
-- rate g_k. A client of FedAvg sends back keep^K w_0 - rate u (McMahan et al. 2017, algorithm 1;
-attacked by Geiping et al. 2020, section 6). The K steps are repeated from the known w_0 with dummy
-records, and u is compared.
-"""
+"""Local trainings: the sum of the gradients of several steps, differentiated through all."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -24,13 +17,19 @@ if TYPE_CHECKING:
     from leakaudit.inversion.search.objectives import Target
     from leakaudit.tasks.task import Task
 
+# A leak with ``inner`` K > 1 contains u = sum_k keep^(K-k) g_k of gradients along w_k = keep
+# w_{k-1}
+# - rate g_k. A client of FedAvg sends back keep^K w_0 - rate u (McMahan et al. 2017, algorithm 1;
+#   attacked by Geiping et al. 2020, section 6). The K steps are repeated from the known w_0 with
+#   dummy records, and u is compared.
+
 
 @dataclass(frozen=True)
 class Local:
     """How a node trains between two messages; with one step, its update is a gradient.
 
-    Mini-batches follow the records' order, the last one is smaller if the size does not divide, and
-    after the last they start again from the first.
+    Mini-batches follow the records' order, the last one is smaller if the size does not divide,
+    and after the last they start again from the first.
     """
 
     steps: int  # number K of steps
@@ -46,13 +45,9 @@ class Local:
 
 
 def of(leak: GradientLeak, batch: int | None, samples: int | None, decay: float = 0.0) -> Local:
-    """Return the local training behind each gradient of a leak.
+    """Return the local training behind each gradient of a leak that `missing` accepts.
 
-    It raises no error: `missing` must have returned None.
-
-    Args:
-        batch: Number of records per step; None for the number that the leak states.
-        samples: Number of different records; None for the number per step.
+    `batch` records per step default to what the leak states, all `samples` to one batch.
     """
     size = batch or leak.batch or 1
     rate = leak.step or 0.0
@@ -66,15 +61,7 @@ def of(leak: GradientLeak, batch: int | None, samples: int | None, decay: float 
 
 
 def missing(leak: GradientLeak, batch: int | None, samples: int | None) -> str | None:
-    """Explain what an attack that repeats the local steps lacks in a leak.
-
-    Args:
-        batch: Number of records per step; None for the number that the leak states.
-        samples: Number of different records; None for the number per step.
-
-    Returns:
-        The reason, or None if nothing is missing.
-    """
+    """Explain what an attack that repeats the local steps lacks in a leak."""
     why = objectives.missing(replace(leak, inner=1), batch)
     if why:
         return why
@@ -98,15 +85,7 @@ def refused(
     batch: int | None,
     samples: int | None,
 ) -> str | None:
-    """Explain why an attack that compares updates at known labels cannot use a leak.
-
-    Args:
-        batch: Number of records per step; None for the number that the leak states.
-        samples: Number of different records; None for the number per step.
-
-    Returns:
-        The reason, or None if it can.
-    """
+    """Explain why an attack that compares updates at known labels cannot use a leak."""
     if not leak.is_plain:
         return "it fits single gradients, but this leak contains combinations; use differential"
     why = missing(leak, batch, samples)
@@ -123,16 +102,7 @@ def refused(
 def update(
     task: Task, local: Local, theta: Tensor, x: Tensor, y: Tensor, graph: bool = True
 ) -> Tensor:
-    """Train locally and return u.
-
-    Args:
-        theta: (d,) the model to start from.
-        x: (samples, *shape), in the order of the mini-batches.
-        y: (samples,) labels, or soft ones.
-
-    Returns:
-        (d,).
-    """
+    """Train locally from theta (d,) on (samples, *shape) in their order, and return u (d,)."""
     total = torch.zeros_like(theta)
     for k in range(local.steps):
         at = k % local.batches * local.batch
@@ -148,42 +118,19 @@ def update(
 
 
 def cosine(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Tensor:
-    """Return one minus the cosine of whitened updates and targets (Geiping et al. 2020, eq. 4).
-
-    Args:
-        x: (samples, *shape).
-        y: (samples,) labels, or soft ones.
-    """
-    found = target.mixing @ _updates(target, task, local, x, y, graph=True)
-    size = found.norm().clamp_min(torch.finfo(found.dtype).tiny)
-    loss: Tensor = 1 - (found * target.aim).sum() / size
-    return loss
+    """Return one minus the cosine of whitened updates and targets (Geiping et al. 2020, eq. 4)."""
+    return target.cosine(_updates(target, task, local, x, y, graph=True))
 
 
 def l2(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Tensor:
-    """Return the squared norm of the whitened residual of updates, as `objectives.l2`.
-
-    Args:
-        x: (samples, *shape).
-        y: (samples,) labels, or soft ones.
-    """
-    found = target.mixing @ _updates(target, task, local, x, y, graph=True)
-    loss: Tensor = (found - target.aim).square().sum()
-    return loss
+    """Return the squared norm of the whitened residual of updates, as `objectives.l2`."""
+    return target.l2(_updates(target, task, local, x, y, graph=True))
 
 
 def misfit(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> float:
-    """Return the relative residual of updates without a graph, as `objectives.misfit`.
-
-    Args:
-        x: (samples, *shape).
-        y: (samples,) labels, or soft ones.
-    """
-    found = target.mixing @ _updates(target, task, local, x.detach(), y.detach(), graph=False)
-    size = float((found - target.aim).norm())
-    return size if math.isfinite(size) else math.inf
+    """Return the relative residual of updates without a graph, as `objectives.misfit`."""
+    return target.misfit(_updates(target, task, local, x.detach(), y.detach(), graph=False))
 
 
 def _updates(target: Target, task: Task, local: Local, x: Tensor, y: Tensor, graph: bool) -> Tensor:
-    """Return the updates (T, c) of the dummy records."""
     return torch.stack([update(task, local, w, x, y, graph)[target.columns] for w in target.theta])

@@ -1,8 +1,4 @@
-"""How well dummy inputs explain a leak: one residual for gradients and their combinations.
-
-With G(x, y) the gradients (T, c) at the leak's models, L2 and cosine compare `combination @ G` with
-`value`. Both gradients of a difference are differentiated, each with its own sign.
-"""
+"""How well dummy inputs explain a leak: one residual for gradients and their combinations."""
 
 from __future__ import annotations
 
@@ -21,6 +17,9 @@ from leakaudit.inversion.search import priors
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
     from leakaudit.tasks.task import Task
+
+# With G(x, y) the gradients (T, c) at the leak's models, L2 and cosine compare `combination @ G`
+# with `value`. Both gradients of a difference are differentiated, each with its own sign.
 
 Gradients = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -49,15 +48,28 @@ class Target:
     columns: slice  # columns of the flat gradient to compare
     noise: float  # norm of the residual that the leak's own errors cause at the true inputs
 
+    def l2(self, found: Tensor) -> Tensor:
+        """Return the squared relative norm of the whitened residual of gradients (T, c)."""
+        loss: Tensor = (self.mixing @ found - self.aim).square().sum()
+        return loss
+
+    def cosine(self, found: Tensor) -> Tensor:
+        """Return one minus the cosine of whitened rows of gradients (T, c) and the target."""
+        rows = self.mixing @ found
+        size = rows.norm().clamp_min(torch.finfo(rows.dtype).tiny)
+        loss: Tensor = 1 - (rows * self.aim).sum() / size
+        return loss
+
+    def misfit(self, found: Tensor) -> float:
+        """Return the relative norm of the whitened residual; infinite if it is not finite."""
+        size = float((self.mixing @ found - self.aim).norm())
+        return size if math.isfinite(size) else math.inf
+
 
 def missing(leak: GradientLeak, batch: int | None) -> str | None:
-    """Explain what an attack by optimisation lacks in a leak.
+    """Explain what an attack by optimisation lacks in a leak; None if nothing is missing.
 
-    Args:
-        batch: Number of samples behind each gradient, or None if only the leak may state it.
-
-    Returns:
-        The reason, or None if nothing is missing.
+    `batch` is the number of samples behind each gradient, if the leak need not state it.
     """
     if leak.gaps:
         return leak.gaps
@@ -85,11 +97,7 @@ def missing(leak: GradientLeak, batch: int | None) -> str | None:
 
 
 def incomplete(leak: GradientLeak, task: Task) -> str | None:
-    """Explain why the whole gradient of a batch cannot be compared with a leak.
-
-    Returns:
-        The reason, or None if it can.
-    """
+    """Explain why the whole gradient of a batch cannot be compared with a leak."""
     why = missing(leak, None)
     if why:
         return why
@@ -100,18 +108,14 @@ def incomplete(leak: GradientLeak, task: Task) -> str | None:
 
 
 def clearest(leak: GradientLeak, usable: Tensor) -> GradientLeak:
-    """Return the leak of the equation with the best signal-to-noise ratio.
-
-    Args:
-        usable: (m,) which of its equations may be chosen, at least one.
-    """
-    return leak.equation(int(_clarity(leak).where(usable, -1.0).argmax()))
+    """Return the leak of the usable equation (m,) with the best signal-to-noise ratio."""
+    return leak.equation(int(clarity(leak).where(usable, -1.0).argmax()))
 
 
 def target(leak: GradientLeak, task: Task, rows: int, dtype: torch.dtype) -> Target:
     """Choose the consecutive rows with the best signal-to-noise ratio and prepare the comparison.
 
-    It raises no error: `missing` must have returned None.
+    `missing` must have returned None.
     """
     chosen = _window(leak, rows)
     used = leak.combination[chosen].count_nonzero(dim=0).nonzero().flatten()
@@ -134,12 +138,7 @@ def target(leak: GradientLeak, task: Task, rows: int, dtype: torch.dtype) -> Tar
 
 
 def gradients(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
-    """Compute the gradients (T, c) of the dummy inputs, differentiable in x and in soft labels y.
-
-    Args:
-        x: (b, *shape) inputs.
-        y: (b,) labels, or soft ones (b, classes).
-    """
+    """Compute the gradients (T, c) of dummy inputs, differentiable in x and in soft labels y."""
     models = len(target.theta)
     same_x = x.expand(models, *x.shape)
     same_y = y.expand(models, *y.shape)
@@ -147,38 +146,20 @@ def gradients(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
 
 
 def l2(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
-    """Return the squared norm of the whitened residual, relative to the target (Zhu et al. 2019).
+    """Return the squared norm of the whitened residual, relative to the target.
 
-    Eq. 2 of the paper, divided by the norm of the target.
-
-    Args:
-        target: What to compare with. Gradients of zero give 1.
-        x: (b, *shape) inputs.
-        y: (b,) labels, or soft ones (b, classes).
+    Zhu et al. 2019, eq. 2, divided by the norm of the target. Gradients of zero give 1.
     """
-    loss: Tensor = (target.mixing @ gradients(target, task, x, y) - target.aim).square().sum()
-    return loss
+    return target.l2(gradients(target, task, x, y))
 
 
 def cosine(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
-    """Return one minus the cosine of whitened rows and targets (Geiping et al. 2020, eq. 4).
-
-    Args:
-        x: (b, *shape) inputs.
-        y: (b,) labels, or soft ones (b, classes).
-    """
-    found = target.mixing @ gradients(target, task, x, y)
-    size = found.norm().clamp_min(torch.finfo(found.dtype).tiny)
-    loss: Tensor = 1 - (found * target.aim).sum() / size
-    return loss
+    """Return one minus the cosine of whitened rows and targets (Geiping et al. 2020, eq. 4)."""
+    return target.cosine(gradients(target, task, x, y))
 
 
 def stacked(targets: Sequence[Target]) -> tuple[Tensor, Tensor, Tensor]:
-    """Stack targets of equal shapes, for `mixed`.
-
-    Returns:
-        Models (K, T, d), mixing (K, m, T) and aim (K, m, c).
-    """
+    """Stack targets of equal shapes: models (K, T, d), mixing (K, m, T) and aim (K, m, c)."""
     theta = torch.stack([t.theta for t in targets])
     mixing = torch.stack([t.mixing for t in targets])
     aim = torch.stack([t.aim for t in targets])
@@ -198,17 +179,9 @@ def alike(targets: Sequence[Target], sizes: Sequence[int] = ()) -> list[list[int
 def mixed(
     gradients: Gradients, columns: slice, theta: Tensor, mixing: Tensor, x: Tensor, y: Tensor
 ) -> Tensor:
-    """Compute the rows to compare for some of the `stacked` targets, each at its own models.
+    """Compute whitened rows (k, m * c) of some `stacked` targets, each at its own models.
 
-    Args:
-        gradients: Gradients of models (n, d), as provided by `evaluate.Problems`.
-        theta: (k, T, d).
-        mixing: (k, m, T).
-        x: (k, b, *shape).
-        y: (k, b) or soft (k, b, classes).
-
-    Returns:
-        Whitened rows (k, m * c).
+    `gradients` maps models (n, d), inputs and labels to gradients, as in `evaluate.Problems`.
     """
     models = theta.shape[1]
     if models > 1:
@@ -223,12 +196,7 @@ def mixed(
 
 
 def squared(found: Tensor, aim: Tensor) -> Tensor:
-    """Return the same as `l2`, (k,).
-
-    Args:
-        found: (k, m * c), as `mixed` returns it.
-        aim: (k, m, c).
-    """
+    """Return the same as `l2`, (k,), for rows (k, m * c) of `mixed`."""
     loss: Tensor = _Squares.apply(found - aim.flatten(1))  # type: ignore[no-untyped-call]
     return loss
 
@@ -256,29 +224,28 @@ class _Squares(torch.autograd.Function):
 
 
 def angles(found: Tensor, aim: Tensor) -> Tensor:
-    """Return the same as `cosine`, (k,).
-
-    Args:
-        found: (k, m * c), as `mixed` returns it.
-        aim: (k, m, c).
-    """
+    """Return the same as `cosine`, (k,), for rows (k, m * c) of `mixed`."""
     size = torch.linalg.vecdot(found, found).sqrt().clamp_min(torch.finfo(found.dtype).tiny)
     loss: Tensor = 1 - torch.linalg.vecdot(found, aim.flatten(1)) / size
     return loss
 
 
 def misfit(target: Target, task: Task, x: Tensor, y: Tensor) -> float:
-    """Return the residual |combination @ G - value| / |value| of whitened rows, without a graph.
-
-    Args:
-        x: (b, *shape) inputs.
-        y: (b,) labels, or soft ones.
-    """
+    """Return the residual |combination @ G - value| / |value| of whitened rows, without a graph."""
     x = x.detach()
     y = y.detach()
-    got = torch.stack([task.gradient(w, x, y)[target.columns] for w in target.theta])
-    size = float((target.mixing @ got - target.aim).norm())
-    return size if math.isfinite(size) else math.inf
+    return target.misfit(
+        torch.stack([task.gradient(w, x, y)[target.columns] for w in target.theta])
+    )
+
+
+def compared(leak: GradientLeak, task: Task, x: Tensor, y: Tensor) -> tuple[float, float]:
+    """Recompute the clearest equation of a leak from inputs (b, *shape) and labels (b,).
+
+    Returns the relative residual, and the one that the leak's own errors cause.
+    """
+    clear = target(leak, task, 1, torch.float64)
+    return misfit(clear, task, x.to(clear.value), y.to(clear.value.device)), clear.noise
 
 
 def reconstruction(
@@ -293,13 +260,7 @@ def reconstruction(
 ) -> Reconstruction:
     """Judge inputs by their relative residual after clamping.
 
-    Args:
-        x: (b, *shape) inputs.
-        y: The labels to report; None if they are not determined.
-
-    Returns:
-        Finite inputs. The certificate is APPROXIMATE or FAILED, never EXACT: other inputs may fit
-        equally well.
+    The certificate is APPROXIMATE or FAILED, never EXACT: other inputs may fit equally well.
     """
     x = priors.boxed(task, x.detach().nan_to_num(0.5, 1.0, 0.0))
     left = residual(x)
@@ -314,13 +275,12 @@ def reconstruction(
 
 
 def _window(leak: GradientLeak, rows: int) -> slice:
-    """Return the consecutive rows with the largest total signal-to-noise ratio, or the first."""
     rows = min(rows, len(leak.value))
-    first = int(_clarity(leak).unfold(0, rows, 1).sum(1).argmax())
+    first = int(clarity(leak).unfold(0, rows, 1).sum(1).argmax())
     return slice(first, first + rows)
 
 
-def _clarity(leak: GradientLeak) -> Tensor:
+def clarity(leak: GradientLeak) -> Tensor:
     """Return the signal-to-noise ratio (m,) of every equation."""
     size = leak.value.double().norm(dim=1)
     rounding = torch.finfo(leak.value.dtype).eps * float(size.max())
@@ -331,8 +291,8 @@ def _clarity(leak: GradientLeak) -> Tensor:
 def _whiten(leak: GradientLeak, chosen: slice, value: Tensor) -> tuple[Tensor, float]:
     """Return the whitening (m, m) and the norm of the whitened error; exact leaks are only scaled.
 
-    The whitening is the inverse Cholesky factor of the errors' covariance, divided by the norm of
-    the whitened values.
+    The whitening is the inverse Cholesky factor of the errors' covariance, divided by the norm
+    of the whitened values.
     """
     mixed = leak.noise[chosen] if leak.noise is not None else leak.std[chosen].diag()
     noise = mixed.to(value)

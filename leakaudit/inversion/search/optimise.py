@@ -1,9 +1,4 @@
-"""One search with L-BFGS, with convergence checks, time limits and recovery from non-finite values.
-
-A search minimises `objective(*tensors) -> scalar` from a start and returns the best finite point
-found, as a `SearchRun`. Objectives are normalised: 1 if nothing is explained. `batched_search` runs
-many such searches together; `adam` implements the other method.
-"""
+"""One search with L-BFGS, with convergence checks, time limits and recovery from NaN."""
 
 from __future__ import annotations
 
@@ -16,6 +11,10 @@ import torch
 from torch import Tensor
 
 from leakaudit.core.progress import expired, step
+
+# A search minimises `objective(*tensors) -> scalar` from a start and returns the best finite point
+# found, as a `SearchRun`. Objectives are normalised: 1 if nothing is explained. `batched_search`
+# runs many such searches together; `adam` implements the other method.
 
 Objective = Callable[..., Tensor]
 Point = tuple[Tensor, ...]
@@ -95,14 +94,10 @@ def lbfgs(
 ) -> SearchRun:
     """Minimise with L-BFGS, history 100 and a strong Wolfe line search.
 
-    If a value is not finite, the search restarts from its best point with fixed steps, a tenth of
-    the steps of L-BFGS, then a hundredth.
-
-    Args:
-        objective: ``objective(*tensors)``, a scalar, normalised to 1 if nothing is explained.
-        steps: Maximum number; one step is 20 iterations, torch's default, as in Zhu et al. 2019.
-        patience: Number of steps in which the objective must decrease by 3 %; otherwise the search
-            has converged.
+    The objective is a scalar, normalised to 1 if nothing is explained. A step is 20 iterations,
+    torch's default, as in Zhu et al. 2019. A search has converged if its objective decreased by
+    less than 3 % in `patience` steps. If a value is not finite, it restarts from its best point
+    with fixed steps, a tenth of the steps of L-BFGS, then a hundredth.
     """
     best = SearchRun(tuple(t.detach() for t in start))
     rate = 1.0
@@ -154,7 +149,6 @@ def better(best: SearchRun, x: Point, value: float) -> SearchRun:
 def _fresh(
     objective: Objective, best: SearchRun, rate: float
 ) -> tuple[_Closure, torch.optim.LBFGS]:
-    """Return a search that starts from `best` without memory."""
     closure = _Closure(objective, best)
     line_search = "strong_wolfe" if rate == 1 else None  # a line search would lengthen the steps
     optimiser = torch.optim.LBFGS(

@@ -22,6 +22,9 @@ Start = Literal["gray", "uniform", "normal"]
 # Layer of batch normalisation -> mean and variance of the input of each of its channels.
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 
+# Weight of the first layer of batch normalisation, relative to the others.
+FIRST = 10.0
+
 # Cost of assigning samples of different classes to each other, relative to the largest distance of
 # any two, so that this never happens.
 FORBIDDEN = 1e3
@@ -30,11 +33,8 @@ FORBIDDEN = 1e3
 def total_variation(x: Tensor, rounding: float = 0.0) -> Tensor:
     """Return the mean absolute difference of horizontal plus that of vertical neighbours.
 
-    Anisotropic, as in Geiping et al. 2020.
-
-    Args:
-        x: (b, c, h, w); 0 for other shapes.
-        rounding: e in sqrt(d^2 + e^2), which makes the absolute value smooth for L-BFGS.
+    Anisotropic, as in Geiping et al. 2020; 0 unless x is (b, c, h, w). With `rounding` e,
+    sqrt(d^2 + e^2) makes the absolute value smooth for L-BFGS.
     """
     if x.dim() != 4:
         return x.new_zeros(())
@@ -53,14 +53,9 @@ def boxed(task: Task, x: Tensor) -> Tensor:
 
 
 def start(task: Task, batch: int, generator: Generator, kind: Start, dtype: torch.dtype) -> Tensor:
-    """Draw the inputs that a search starts from.
+    """Draw the inputs (batch, *shape) that a search starts from, in the data's units.
 
-    Args:
-        kind: ``gray`` between 0.45 and 0.55, ``uniform`` in [0, 1], or ``normal`` with mean 0 and
-            standard deviation 1, as in Zhu et al. 2019.
-
-    Returns:
-        (batch, *shape) in the data's units.
+    ``gray`` is between 0.45 and 0.55, ``uniform`` in [0, 1], ``normal`` as in Zhu et al. 2019.
     """
     draw = torch.randn if kind == "normal" else torch.rand
     x = draw(batch, *task.spec.shape, generator=generator, dtype=dtype, device=generator.device)
@@ -75,13 +70,7 @@ class _Seen(Exception):
 def inputs(
     task: Task, theta: Tensor, x: Tensor, names: Iterable[str], last: str | None = None
 ) -> dict[str, Tensor]:
-    """Record the inputs of layers on a batch; differentiable in x.
-
-    Args:
-        theta: (d,) the model.
-        x: (b, *shape).
-        last: The layer of `names` at which the forward pass ends; later ones are missing.
-    """
+    """Record the inputs of layers on a batch, up to the layer `last`; differentiable in x."""
     seen: dict[str, Tensor] = {}
     layers = dict(task.module.named_modules())
 
@@ -105,35 +94,21 @@ def inputs(
 
 
 def of_batch(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the mean and biased variance (c,) of each channel.
-
-    Args:
-        x: (b, c, ...).
-    """
+    """Compute the mean and biased variance (c,) of each channel of (b, c, ...)."""
     sides = [d for d in range(x.dim()) if d != 1]
     return x.mean(sides), x.var(sides, unbiased=False)
 
 
 def batch_statistics(task: Task, theta: Tensor, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Compute the statistics of a batch in every batch normalisation layer; differentiable in x.
-
-    Args:
-        theta: (d,) the model.
-        x: (b, *shape).
-
-    Returns:
-        Mean and biased variance (c,) by layer.
-    """
+    """Compute a batch's statistics (c,) in every batch normalisation layer; differentiable in x."""
     names = [name for name, _ in _norms(task)]
     return {name: of_batch(seen) for name, seen in inputs(task, theta, x, names).items()}
 
 
 def running_statistics(task: Task) -> Statistics | None:
-    """Return the model's own statistics (``bn=eval``).
+    """Return the model's own statistics (``bn=eval``), by layer.
 
-    Returns:
-        Mean and variance by layer; None if there are none, or if they are those of a fresh model,
-        which are not informative.
+    None if there are none, or if they are those of a fresh model, which are not informative.
     """
     found: dict[str, tuple[Tensor, Tensor]] = {}
     fresh = True
@@ -147,20 +122,8 @@ def running_statistics(task: Task) -> Statistics | None:
     return None if fresh else found
 
 
-def normalisation(
-    task: Task, theta: Tensor, x: Tensor, known: Statistics, first: float = 10.0
-) -> Tensor:
-    """Measure how far a batch's statistics are from known ones (Yin et al. 2021, R_BN).
-
-    Args:
-        theta: (d,) the model.
-        x: (b, *shape).
-    """
-    return apart(batch_statistics(task, theta, x), known, first)
-
-
-def apart(found: Statistics, known: Statistics, first: float = 10.0) -> Tensor:
-    """Measure how far statistics are from known ones.
+def apart(found: Statistics, known: Statistics) -> Tensor:
+    """Measure how far statistics are from known ones (Yin et al. 2021, R_BN).
 
     A weighted mean over the layers of both: the squared error of means divided by the known
     variance, plus the squared error of variances divided by its square.
@@ -174,21 +137,17 @@ def apart(found: Statistics, known: Statistics, first: float = 10.0) -> Tensor:
         mean, var = (t.to(a) for t in statistics)
         size = var.mean().clamp_min(torch.finfo(var.dtype).tiny)
         gap = (a - mean).square().mean() / size + (b - var).square().mean() / size.square()
-        weight = first if k == 0 else 1.0
+        weight = FIRST if k == 0 else 1.0
         gaps.append(weight * gap)
         weights.append(weight)
     return torch.stack(gaps).sum() / max(sum(weights), 1.0)
 
 
 def shift(x: Tensor, reference: Tensor, most: int) -> Tensor:
-    """Shift one image by whole pixels to correlate best with another; edge pixels are repeated.
+    """Shift an image (c, h, w) by whole pixels to correlate best; edge pixels are repeated.
 
     The correlations for all shifts at once are a product of Fourier transforms of the channels,
     each minus its mean.
-
-    Args:
-        x: (c, h, w).
-        reference: (c, h, w).
     """
     sides = x.shape[-2:]
     a, b = (torch.fft.rfft2(t - t.mean((-2, -1), keepdim=True)) for t in (x, reference))
@@ -202,22 +161,14 @@ def shift(x: Tensor, reference: Tensor, most: int) -> Tensor:
 
 
 def _moved(n: int, by: int, device: torch.device) -> Tensor:
-    """Return the indices (n,) of the rows that a shift moves to each of n rows."""
     return (torch.arange(n, device=device) - by).clamp(0, n - 1)
 
 
 def consensus(candidates: Tensor, y: Tensor, best: int, most: int) -> Tensor:
-    """Average several candidates for one batch, each in its own order (Yin et al. 2021, R_group).
+    """Average several candidates (s, b, *shape), each in its own order (Yin et al. 2021, R_group).
 
     Samples of one class have no order, so those of each candidate are paired with those of
     candidate `best` by distance; images are then shifted to align with theirs.
-
-    Args:
-        candidates: (s, b, *shape).
-        y: (b,) labels.
-
-    Returns:
-        The mean (s, b, *shape), in the order of each candidate.
     """
     order: list[Tensor] = []
     moved: list[Tensor] = []
@@ -241,7 +192,6 @@ def normalises(task: Task) -> bool:
 
 
 def _norms(task: Task) -> list[tuple[str, nn.modules.batchnorm._BatchNorm]]:
-    """Return batch normalisation layers by name, in the model's order."""
     found: list[tuple[str, nn.modules.batchnorm._BatchNorm]] = []
     for name, module in task.module.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):

@@ -306,7 +306,11 @@ def image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
     count, channels, height, width = batch.shape
     if row >= count or channels not in (1, 3) or not 0 < height * width <= PIXELS:
         return None
-    x = batch[row]
+    return pixels(batch[row])
+
+
+def pixels(x: np.ndarray) -> np.ndarray:
+    """Return an image (1 or 3, h, w), bytes or in [0, 1], as bytes (h, w) or (h, w, 3)."""
     if x.dtype != np.uint8:
         # NaN is drawn as the middle of the range.
         unit = np.nan_to_num(x.astype(np.float64), nan=0.5).clip(0, 1)

@@ -6,17 +6,15 @@ list, one short script; the policy allows these two by their hashes and nothing 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
-import leakaudit.reporting.rendering
 from leakaudit.reporting.findings.wording import SEVERITIES, clean
+from leakaudit.reporting.rendering import templates
 from leakaudit.reporting.viewing import compare, filters
 from leakaudit.reporting.viewing.filters import Query
 from leakaudit.reporting.viewing.index import RUNS, FolderListing
@@ -31,7 +29,7 @@ LIST = "index.html"
 
 _HERE = Path(__file__).parent
 # The package of the page is not imported: it loads torch.
-_LOOK = Path(leakaudit.reporting.rendering.__file__).parent / "html" / "style.css"
+_LOOK = Path(templates.__file__).parent / "html" / "style.css"
 # A report has no scripts; its pictures are part of the page.
 REPORT_POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
@@ -43,11 +41,11 @@ def policy(script: bool = False) -> str:
     """Return the content security policy of a page of the viewer."""
     allowed = "'none'"
     if script:
-        allowed = _hash(_script())
+        allowed = templates.source_of(_script())
     parts = [
         "default-src 'none'",
         "img-src data:",
-        f"style-src {_hash(_style())}",
+        f"style-src {templates.source_of(_style())}",
         f"script-src {allowed}",
         "base-uri 'none'",
         "form-action 'self'",
@@ -154,18 +152,12 @@ def duration(seconds: float) -> str:
 
 def _render(template: str, **values: object) -> str:
     given: Mapping[str, object] = {"policy": policy(), **values}
-    return _environment().get_template(template).render(**given)
+    return _environment().get_template(template).render(**given).removesuffix("\n")
 
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    made = templates.environment(_HERE)
     made.globals["style"] = Markup(_style())
     made.globals["list"] = LIST
     made.globals["severities"] = SEVERITIES
@@ -195,9 +187,3 @@ def _style() -> str:
 @cache
 def _script() -> str:
     return "\n" + (_HERE / "list.js").read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """Return the source of a policy that allows exactly this text."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -6,18 +6,17 @@ security policy names: no other script can run. Without the script, a page shows
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.findings.wording import clean
 from leakaudit.reporting.rendering.html.content import content
+from leakaudit.reporting.rendering.templates import environment, source_of
 
 _HERE = Path(__file__).parent
 
@@ -34,24 +33,15 @@ def rendered(template: str, values: Mapping[str, object]) -> str:
 
 def policy() -> str:
     """Return the content security policy of every page."""
-    digest = base64.b64encode(hashlib.sha256(_read("page.js").encode()).digest()).decode()
     return (
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        f"script-src {source_of(_read('page.js'))}; base-uri 'none'; form-action 'none'"
     )
 
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-        keep_trailing_newline=True,
-    )
+    made = environment(_HERE, _shown)
     made.globals["style"] = Markup(_read("style.css"))
     made.globals["script"] = Markup(_read("page.js"))
     made.globals["policy"] = policy()

@@ -6,7 +6,8 @@ fields of the record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from leakaudit._util.plural import counted, named
 from leakaudit.core.quantities import MEASURES
@@ -90,19 +91,24 @@ class Overview:
     level: grading.Level
     badge: str  # the severity in words
     # who leaks to whom, and the claim beside the exact value: names and values
-    facts: tuple[tuple[str, str], ...]
-    advice: tuple[Advice, ...]  # what to do, the most important first
+    facts: Sequence[tuple[str, str]]
+    advice: Sequence[Advice]  # what to do, the most important first
     adversary: str = ""  # the adversary of the worst case, "" if there is none
     finding: Finding | None = None  # the finding of the worst case, None if there is none
+    partial: str = ""  # a remark if the run is incomplete, "" otherwise
 
 
 def overview(record: RunRecord) -> Overview:
     """Compose the first screen of a record."""
     if isinstance(record, CheckRecord):
-        return _gate(record)
-    if isinstance(record, AuditRecord):
-        return _audit(record)
-    return _attack(record)
+        view = _gate(record)
+    elif isinstance(record, AuditRecord):
+        view = _audit(record)
+    else:
+        view = _attack(record)
+    if record.complete:
+        return view
+    return replace(view, partial="The run was interrupted; the results are incomplete.")
 
 
 def _topic(verb: str, record: RunRecord) -> str:

@@ -13,8 +13,9 @@ from pathlib import Path
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from leakaudit.core.verdict import Holds
 from leakaudit.reporting.findings.shown import DisplayRecord
-from leakaudit.reporting.findings.wording import clean
+from leakaudit.reporting.findings.wording import clean, point_of, test_words
 from leakaudit.reporting.rendering.html.content import content
 from leakaudit.reporting.rendering.templates import environment, source_of
 
@@ -45,7 +46,8 @@ def _environment() -> Environment:
     made.globals["style"] = Markup(_read("style.css"))
     made.globals["script"] = Markup(_read("page.js"))
     made.globals["policy"] = policy()
-    made.filters |= {"code": _code, "figure": _figure}
+    made.filters |= {"code": _code, "figure": _figure, "counted": _counted}
+    made.filters |= {"point": point_of, "test_words": test_words, "most": _most}
     return made
 
 
@@ -70,6 +72,20 @@ def _figure(value: object) -> str:
     if isinstance(value, float | int):
         return f"{value:.4g}"
     return str(value)
+
+
+def _counted(figures: Mapping[str, object]) -> str:
+    """Return what a test counted, such as ``hits 3, trials 20``."""
+    said = []
+    for name, value in figures.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        said.append(f"{name.replace('_', ' ')} {shown}")
+    return ", ".join(said)
+
+
+def _most(holds: str | None) -> str:
+    """Return the words before a bound that is not exact."""
+    return Holds.read(holds).says("")
 
 
 def _shown(value: object) -> object:

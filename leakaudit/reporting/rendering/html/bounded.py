@@ -9,11 +9,11 @@ from leakaudit.core.evidence import Origin, weakest
 from leakaudit.core.verdict import Holds, Verdict
 from leakaudit.core.version import VERSION
 from leakaudit.reporting.findings import grading
-from leakaudit.reporting.findings.overview import Advice
+from leakaudit.reporting.findings.overview import Advice, Overview
 from leakaudit.reporting.findings.wording import LIMITS
 from leakaudit.reporting.findings.worst_case import who, whom
 from leakaudit.reporting.rendering.html import rendered, topology
-from leakaudit.reporting.rendering.html.first_screen import First
+from leakaudit.reporting.rendering.html.evidence import Evidence
 from leakaudit.reporting.results.model import TraceSummary
 from leakaudit.views.accounting.compare import Comparison
 from leakaudit.views.accounting.footnotes import Footnotes
@@ -45,6 +45,7 @@ def page(
         "title": f"leakaudit: bound of {network.protocol}",
         "source": "leakaudit bound",
         "first": _first(ordered, network, unclear),
+        "evidence": _evidence(ordered, network, bool(unclear)),
         "sections": [
             ("views", "Views"),
             ("assumptions", "Assumptions"),
@@ -74,7 +75,7 @@ def _severity(one: Comparison) -> tuple[int, float, bool]:
     return level, one.bound.rank, bool(one.bound.leaking)
 
 
-def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence[str]) -> First:
+def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence[str]) -> Overview:
     worst = found[0]
     bound = worst.bound
     adversary = str(bound.adversary)
@@ -127,8 +128,7 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
         if least is not None and least.origin is Origin.CONTRADICTED:
             certainty = "The recording contradicts its declaration"
         certainty += f": {'; '.join(unclear)}."
-    steps, words = _shades(found, str(bound.adversary), bool(unclear))
-    return First(
+    return Overview(
         topic=f"Bound of {network.protocol}: {counted(network.nodes, 'node')}, "
         f"{counted(network.rounds, 'round')}",
         says=says,
@@ -137,24 +137,23 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
         badge=badge,
         advice=_advice(worst),
         facts=_facts(found, worst),
-        network=topology.network(network, str(bound.adversary), steps, words),
-        caption=(
-            f"Thick lines: observed by {someone}. "
-            "Shade of a node: red, sent without noise or refuted; light, bounded."
-        ),
     )
 
 
-def _shades(
-    found: Sequence[Comparison], adversary: str, unclear: bool
-) -> tuple[dict[int, int], dict[int, str]]:
+def _evidence(found: Sequence[Comparison], network: TraceSummary, unclear: bool) -> Evidence:
+    adversary = str(found[0].bound.adversary)
     steps: dict[int, int] = {}
     words: dict[int, str] = {}
     for one in found:
-        if str(one.bound.adversary) != adversary:
-            continue
-        steps[one.bound.node], words[one.bound.node] = _shade(one, unclear)
-    return steps, words
+        if str(one.bound.adversary) == adversary:
+            steps[one.bound.node], words[one.bound.node] = _shade(one, unclear)
+    return Evidence(
+        network=topology.network(network, adversary, steps, words),
+        caption=(
+            f"Thick lines: observed by {whom(adversary)}. "
+            "Shade of a node: red, sent without noise or refuted; light, bounded."
+        ),
+    )
 
 
 def _shade(one: Comparison, unclear: bool) -> tuple[int, str]:

@@ -12,6 +12,7 @@ from leakaudit.core.verdict import Verdict
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.comparison import MEANS, ResultsComparison
 from leakaudit.reporting.findings.measured import harm
+from leakaudit.reporting.findings.overview import overview
 from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.findings.wording import (
     LIMITS,
@@ -25,16 +26,19 @@ from leakaudit.reporting.findings.wording import (
     scopes,
     table,
 )
-from leakaudit.reporting.rendering.html import audited, curves, gated, heat, topology
+from leakaudit.reporting.rendering.html import curves, gated, heat, topology
 from leakaudit.reporting.rendering.html.causes import causes
-from leakaudit.reporting.rendering.html.first_screen import first_screen
+from leakaudit.reporting.rendering.html.evidence import evidence
 from leakaudit.reporting.rendering.html.shades import STEPS, NetworkScene, step, worst_steps
 from leakaudit.reporting.rendering.html.threat import threat
 from leakaudit.reporting.results.model import (
     AuditRecord,
     CheckRecord,
+    Extended,
     Finding,
     RunRecord,
+    VerdictEntry,
+    ViewEntry,
     given,
 )
 
@@ -45,6 +49,7 @@ WORST = 10  # rows of the block that precedes those blocks
 CHANGES = 10 * BLOCK  # rows of a comparison
 DRAWN = 4  # adversaries for whom the network is drawn
 NOTES = 40  # notes on nodes
+FEW = 12  # up to this number, all verdicts are expanded
 Row = tuple[str, Sequence[str]]  # level, and cells
 
 
@@ -53,10 +58,12 @@ def content(shown: DisplayRecord) -> dict[str, object]:
     record = shown.record
     headings, rows = table(record.findings)
     scene = gated.scene(record)
+    view = overview(record)
     return {
         "title": f"leakaudit: {record.trace.protocol}",
         "source": "results.json",
-        "first": first_screen(shown),
+        "first": view,
+        "evidence": evidence(shown, view),
         "sections": list(_sections(shown)),
         "against": _against(shown.against),
         "threat": threat(record),
@@ -66,10 +73,10 @@ def content(shown: DisplayRecord) -> dict[str, object]:
         "causes": causes(record.findings),
         "blocks": list(_blocks(record.findings, rows)),
         "gate": gated.tables(record),
-        "verdicts": audited.verdicts(record),
+        "verdicts": list(_verdicts(record)),
         "panels": curves.panels(record),
         "refusals": curves.refusals(record),
-        "views": audited.views(record),
+        "views": _views(record),
         "gallery": shown.gallery,
         "passages": shown.passages,
         "methods": _methods(record),
@@ -103,8 +110,8 @@ def _sections(shown: DisplayRecord) -> Iterator[tuple[str, str]]:
         ("pictures", "Images", bool(shown.gallery)),
         ("texts", "Texts", bool(shown.passages)),
         ("who", "Leakage by node", bool(gated.scene(record).shades)),
-        ("curves", "Results by epsilon", audit and bool(curves.panels(record))),
-        ("claims", "Claims", audit and bool(audited.views(record))),
+        ("curves", "Results by epsilon", bool(curves.panels(record))),
+        ("claims", "Claims", bool(_views(record))),
         ("threat", "Scope", True),
         ("limits", "Limits of this report", True),
         ("provenance", "Provenance", True),
@@ -113,6 +120,26 @@ def _sections(shown: DisplayRecord) -> Iterator[tuple[str, str]]:
     for id, name, there in candidates:
         if there:
             yield id, name
+
+
+def _verdicts(
+    record: RunRecord,
+) -> Iterator[tuple[Verdict, grading.Level, bool, Sequence[VerdictEntry]]]:
+    """Yield the verdicts of an audit by kind, the most severe first.
+
+    The third value is whether they are expanded: severe ones are, and all if there are few.
+    """
+    every = record.audit.verdicts if isinstance(record, AuditRecord) else ()
+    for name, level in grading.VERDICTS.items():
+        some = [one for one in every if one.verdict == name]
+        if some:
+            yield Verdict[name], level, level == "error" or len(every) <= FEW, some
+
+
+def _views(record: RunRecord) -> list[tuple[Extended, ViewEntry]]:
+    """Return the view bounds of an audit, each after its grid point."""
+    grid = record.audit.grid if isinstance(record, AuditRecord) else ()
+    return [(point.epsilon, view) for point in grid for view in point.read_views()]
 
 
 def _other_networks(record: RunRecord) -> list[tuple[str, Markup]]:

@@ -23,24 +23,16 @@ FORMS = {"share": ".2f", "value": ".4g"}  # formats of numbers
 
 @dataclass(frozen=True)
 class LatexTableColumn:
-    """One column of a table of `leakaudit.reporting.findings.flat`.
+    """One column of a table of `leakaudit.reporting.findings.flat`."""
 
-    Attributes:
-        key: Its name there.
-        heading: Its heading, as LaTeX.
-        kind: ``text``, ``number``, ``epsilon``, ``dB``, ``power`` (of ten), a format or one of
-            `FORMS`.
-        which: Statistic that the heading names, "" for none.
-    """
-
-    key: str
-    heading: str
+    key: str  # its name there
+    heading: str  # as LaTeX
+    # "text", "number", "epsilon", "dB", "power" (of ten), a format or one of `FORMS`
     kind: str = "text"
-    which: str = ""
+    which: str = ""  # statistic that the heading names, "" for none
 
 
 def _metrics(*statistics: str) -> tuple[LatexTableColumn, ...]:
-    """Columns of all metrics."""
     found = []
     for one in shown(Place.PAPER, "Number"):
         name = f"{one.words} ({one.unit})" if one.unit else one.words
@@ -140,18 +132,7 @@ CAPPED = rf"A PSNR above {plots.PSNR_SHOWN:g}\,dB is given as $>${plots.PSNR_SHO
 
 @renderer("latex")
 def render(results: Mapping[str, Json], table: str | None = None) -> str:
-    """Return a table environment that needs booktabs, and longtable if it is long.
-
-    Args:
-        results: A record of any kind.
-        table: One of `reporting.findings.flat.NAMES`; None for the first of the kind of record.
-
-    Returns:
-        LaTeX in ASCII. Names from the trace cannot act as commands.
-
-    Raises:
-        LeakauditError: This kind of record has no such table.
-    """
+    """Return a table in ASCII that needs booktabs, and longtable if it is long."""
     record = model.of_any(results)
     made = flat.table(record, table)
     rows = made.dicts()
@@ -180,7 +161,6 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
 
 
 def _digest(record: Record) -> str:
-    """What distinguishes the configurations of two records."""
     if isinstance(record, RunRecord):
         return record.provenance.digest
     return record.sweep.digest
@@ -226,7 +206,6 @@ def _shared(rows: Sequence[flat.Row]) -> dict[str, str]:
 
 
 def _about(record: Record, name: str) -> str:
-    """The first sentence of the caption."""
     about = ABOUT[name]
     if isinstance(record, RunRecord):
         trace = record.trace
@@ -238,7 +217,6 @@ def _about(record: Record, name: str) -> str:
 
 
 def _definitions(rows: Sequence[flat.Row], columns: Sequence[LatexTableColumn]) -> list[str]:
-    """The sentences that the cells of a table need."""
     keys = [column.key for column in columns]
     found = []
     if any(_between(row, key) and key in ("rate", "share") for row in rows for key in keys):
@@ -267,7 +245,6 @@ def _is_capped(value: flat.Cell) -> bool:
 
 
 def _cell(row: flat.Row, column: LatexTableColumn) -> str:
-    """One cell as LaTeX, with the interval around its value."""
     text = _value(row.get(column.key), column.kind)
     between = _between(row, column.key)
     if between is None or (column.kind == "dB" and all(map(_is_capped, between))):
@@ -306,5 +283,4 @@ def _power(value: float, kind: str) -> str:
 
 
 def _minus(text: str) -> str:
-    """A number with a minus sign instead of a hyphen."""
     return f"${text}$" if text.startswith("-") else text

@@ -1,8 +1,4 @@
-"""The panels of an audit, from its record.
-
-They show PSNR, SSIM or relative error, and success rates with their theoretical limits, against
-epsilon.
-"""
+"""The panels of an audit: quality and success rates with their limits, against epsilon."""
 
 from __future__ import annotations
 
@@ -121,7 +117,6 @@ def _name(point: float) -> str:
 
 
 def _quality(record: AuditRecord, points: Sequence[float], who: str) -> list[plots.Panel]:
-    """The quality of reconstructions, one panel per quantity."""
     mine = [curve for curve in record.audit.curves if curve.adversary == who]
     panels = []
     for one in curves_of(mine):

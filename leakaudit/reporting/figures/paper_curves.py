@@ -1,7 +1,6 @@
-"""Curves of a paper's figure: panels under one legend.
+"""Curves of a paper's figure: panels under one legend, on a numeric horizontal axis.
 
-Numbers on the horizontal axis lie where their values are: on a logarithmic scale if they span a
-wide range, with zero and infinity beside it, not connected to the rest.
+It is logarithmic if the numbers span a wide range, with zero and infinity beside it, not connected.
 """
 
 from __future__ import annotations
@@ -67,11 +66,7 @@ class _Band:
 
 
 def draw(content: CurveFigure, width: float, highest: float) -> list[Figure]:
-    """Draw curves.
-
-    Args:
-        highest: Height of a page in mm; infinite for one figure.
-    """
+    """Draw curves, on pages of at most `highest` mm; infinite for one figure."""
     looks = content.looks
     if looks is None:
         looks = plots.looks_of(content.legend)
@@ -121,7 +116,6 @@ def _across(content: CurveFigure, width: float) -> int:
 
 
 def _used(content: CurveFigure) -> dict[str, list[str]]:
-    """The styles of each name."""
     used: dict[str, list[str]] = {}
     for _, panels in content.rows:
         for panel in panels:
@@ -131,7 +125,6 @@ def _used(content: CurveFigure) -> dict[str, list[str]]:
 
 
 def _names(content: CurveFigure, looks: Mapping[str, plots.LineLook]) -> list[Entry]:
-    """Samples and texts of the names of lines."""
     used = _used(content)
     entries = []
     for name, text in content.legend.items():
@@ -144,7 +137,6 @@ def _names(content: CurveFigure, looks: Mapping[str, plots.LineLook]) -> list[En
 
 
 def _meanings(content: CurveFigure) -> list[Entry]:
-    """Samples and texts of the styles of lines."""
     used = _used(content)
     entries = []
     for style, text in content.styles.items():
@@ -166,7 +158,6 @@ def _texts(entries: Sequence[Entry], width: float) -> tuple[int, list[str]]:
 
 
 def _room(entries: Sequence[Entry], width: float) -> float:
-    """Height of a legend in mm."""
     if not entries:
         return 0.0
     columns, texts = _texts(entries, width)
@@ -175,7 +166,6 @@ def _room(entries: Sequence[Entry], width: float) -> float:
 
 
 def _legend(figure: Figure, entries: Sequence[Entry], width: float, where: Where) -> None:
-    """Draw a legend above or below the panels."""
     if not entries:
         return
     columns, texts = _texts(entries, width)
@@ -203,7 +193,6 @@ class _Canvas:
 def _draw(
     figure: Figure, bands: Sequence[_Band], across: int, canvas: _Canvas, lettered: bool
 ) -> None:
-    """Draw panels into the cells of a grid."""
     cells = figure.add_gridspec(len(bands), across)
     for row, band in enumerate(bands):
         for column, panel in enumerate(band.panels):
@@ -223,7 +212,6 @@ def _letter(place: int) -> str:
 
 
 def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
-    """Draw one panel."""
     from matplotlib import ticker
 
     title = panel.title.replace(">=", "≥")
@@ -273,7 +261,6 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
 
 
 def _values(lines: Sequence[plots.PlotLine]) -> list[float]:
-    """All values of some lines and the ends of their intervals."""
     values: list[float] = []
     for line in lines:
         values += [value for value in line.values if plots.is_drawn(value, log=False)]
@@ -283,7 +270,6 @@ def _values(lines: Sequence[plots.PlotLine]) -> list[float]:
 
 
 def _linear(place: Axes, panel: plots.Panel, values: Sequence[float]) -> None:
-    """Scale and number a vertical axis that is not logarithmic."""
     from matplotlib import ticker
 
     reached = [
@@ -298,14 +284,12 @@ def _linear(place: Axes, panel: plots.Panel, values: Sequence[float]) -> None:
 
 
 def _axis_name(name: str) -> str:
-    """The symbol of an epsilon, or the name of another setting."""
     if name == "epsilon":
         return "ε"
     return plots.said(name, 60)
 
 
 def _power(value: float) -> str:
-    """A power of ten with a superscript."""
     exponent = str(round(math.log10(value)))
     return f"10{exponent.translate(_SUPERSCRIPTS)}"
 
@@ -369,7 +353,6 @@ def _parsed(point: str) -> float:
 
 
 def _point(point: str) -> str:
-    """The name of a point, with powers of ten as such."""
     number = _parsed(point)
     if number == math.inf:
         return "∞"
@@ -409,7 +392,6 @@ def _letters(name: str) -> float:
 def _artist(
     style: str, look: plots.LineLook, at: Sequence[float], heights: Sequence[float]
 ) -> Line2D:
-    """A line of a paper's figure."""
     from matplotlib.lines import Line2D
 
     chosen = plots.STYLES[style]

@@ -39,11 +39,7 @@ class ImageGrid:
 
 
 def draw(content: Sequence[ImageGrid], width: float, highest: float) -> list[Figure]:
-    """Draw images in rows; a row holds as many as fit.
-
-    Args:
-        highest: Height of a page in mm; infinite for one figure.
-    """
+    """Draw rows of as many images as fit, on pages of at most `highest` mm; infinite for one figure."""
     across = max(1, int((width - ROW_NAME) / (TILE + BESIDE)))
     bands: list[tuple[str, Sequence[Tile]]] = []
     for grid in content:
@@ -72,7 +68,6 @@ def draw(content: Sequence[ImageGrid], width: float, highest: float) -> list[Fig
 
 
 def _rows(tiles: Sequence[Tile]) -> list[str]:
-    """Which images some tiles have."""
     rows = []
     if any(tile.original is not None for tile in tiles):
         rows.append("original")
@@ -82,7 +77,6 @@ def _rows(tiles: Sequence[Tile]) -> list[str]:
 
 
 def _tall(tiles: Sequence[Tile]) -> float:
-    """Height of the images in mm, at most twice their width."""
     ratios = [1.0]
     for tile in tiles:
         for image in (tile.original, tile.found):
@@ -92,7 +86,6 @@ def _tall(tiles: Sequence[Tile]) -> float:
 
 
 def _height(band: tuple[str, Sequence[Tile]]) -> float:
-    """Height of a row of images with its texts."""
     title, tiles = band
     texts = LINE * (2 + bool(title))
     return texts + len(_rows(tiles)) * (_tall(tiles) + NEAR) + 2 * BESIDE

@@ -45,11 +45,7 @@ def empty(width: float, high: float) -> Figure:
 
 
 def tick(value: float, cap: float | None) -> str:
-    """Return the number at a tick.
-
-    Args:
-        cap: Value at which larger ones are drawn, None for none.
-    """
+    """Return the number at a tick."""
     if cap is not None and math.isclose(value, cap):
         return f"≥{value:g}"
     return f"{value:.6g}".replace("-", "−")

@@ -1,10 +1,8 @@
 """Charts drawn with matplotlib: panels of lines and heat maps, written as SVG, PNG or PDF.
 
-matplotlib is imported only when a chart is drawn, because its import takes about half a second.
-Every chart is drawn without a display, with matplotlib's defaults and `_SETTINGS`, independently of
-the user's configuration; the settings of the process are restored afterwards. The same chart always
-gives the same bytes. Labels may come from an untrusted record, so they are cleaned, and a dollar
-sign does not start a formula.
+matplotlib, whose import takes half a second, is imported when a chart is drawn. Charts do not
+depend on the user's configuration, and the same chart always gives the same bytes. Labels from an
+untrusted record are cleaned, and a dollar sign does not start a formula.
 """
 
 from __future__ import annotations
@@ -219,9 +217,6 @@ def curves(
 
     Lines with the same name have the same colour and marker. The artist of the k-th line of a panel
     has the gid ``line<k>``.
-
-    Args:
-        legend: Text for each name. Lines with a missing name are drawn in grey.
     """
     across = max(len(panels) for _, panels in rows)
     page = across * wide
@@ -262,11 +257,7 @@ def curves(
 
 
 def heat(maps: Sequence[HeatMap]) -> Figure:
-    """Draw heat maps of weights below each other, with positive weights red and negative ones blue.
-
-    Args:
-        maps: The heat maps, at least one.
-    """
+    """Draw heat maps below each other, with positive weights red and negative ones blue."""
     heights = [len(one.rows) * CELL + 90 for one in maps]
     page = max(480, 150 + CELL * max(len(one.columns) for one in maps))
     with settings():
@@ -281,13 +272,7 @@ def heat(maps: Sequence[HeatMap]) -> Figure:
 def looks_of(
     names: Iterable[str], known: Mapping[str, LineLook] | None = None
 ) -> dict[str, LineLook]:
-    """Choose a colour and a marker for each name.
-
-    Args:
-        names: The names, in the order of `COLOURS`, which repeat.
-        known: Looks of names with a meaning, such as `LIMIT_BY_VIEW`; other names do not get their
-            colours.
-    """
+    """Choose a colour and a marker for each name."""
     found = dict(known or {})
     taken = {look.colour for look in found.values()}
     # The colours of the meanings come last, so that the first names have the same colours in
@@ -322,22 +307,13 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """Return a chart as SVG without a background, for use on a page.
-
-    Args:
-        name: Part of the ids that the SVG refers to; a different name for each chart of a page
-            keeps these ids distinct.
-    """
+    """Return a chart as SVG without a background, for use on a page."""
     figure.patch.set_visible(False)
     return _written(figure, "svg", name).decode()
 
 
 def logarithmic(values: Sequence[float]) -> bool:
-    """Return whether only a logarithmic axis can show the range of some values.
-
-    Args:
-        values: The values, at least one.
-    """
+    """Return whether only a logarithmic axis can show the range of some values."""
     positive = [v for v in values if v > 0]
     return bool(positive) and min(values) >= 0 and max(positive) >= 10**DECADES * min(positive)
 
@@ -361,11 +337,7 @@ def quality(
 
 
 def capped(interval: Interval | None, top: float) -> Interval | None:
-    """Return an interval as it is drawn below a cap.
-
-    Args:
-        interval: The interval, None for none.
-    """
+    """Return an interval as it is drawn below a cap."""
     if interval is None:
         return None
     low, high = interval
@@ -373,11 +345,7 @@ def capped(interval: Interval | None, top: float) -> Interval | None:
 
 
 def is_drawn(value: float | None, log: bool) -> TypeGuard[float]:
-    """Return whether a value can be drawn on an axis; a value that cannot leaves a gap.
-
-    Returns:
-        True for a number up to `DRAWN` in size; on a logarithmic axis, from 1 / `DRAWN`.
-    """
+    """Return whether a value can be drawn on an axis; a value that cannot leaves a gap."""
     return value is not None and (1 / DRAWN if log else -DRAWN) <= value <= DRAWN
 
 
@@ -400,14 +368,12 @@ def settings(
 
 
 def _figure(width: float, height: float) -> Figure:
-    """An empty figure with a size in units."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width * PIXEL, height * PIXEL), dpi=DPI, facecolor="white")
 
 
 def _written(figure: Figure, kind: str, name: str) -> bytes:
-    """The bytes of a file."""
     with settings(name), io.BytesIO() as file:
         # `Figure.savefig` would draw the figure twice, the first time to measure it.
         _draw(figure, kind, file)
@@ -415,7 +381,6 @@ def _written(figure: Figure, kind: str, name: str) -> bytes:
 
 
 def _draw(figure: Figure, kind: str, file: BinaryIO) -> None:
-    """Write the figure into an open file."""
     metadata = _METADATA[kind]
     if kind == "svg":
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -566,7 +531,6 @@ def _arrange(
 
 
 def _widest_number(place: Axes) -> float:
-    """Width of the widest number beside the vertical axis, about."""
     if not place.axison:
         return 0.0
     bottom, top = place.get_ylim()
@@ -576,7 +540,6 @@ def _widest_number(place: Axes) -> float:
 
 
 def _title_lines(place: Axes) -> int:
-    """Lines above a panel."""
     titles = [text for text in (place.get_title("left"), place.get_title("right")) if text]
     return max((text.count("\n") + 1 for text in titles), default=0)
 
@@ -619,7 +582,6 @@ def _whiskers(line: PlotLine, look: LineLook, log: bool) -> list[Line2D]:
 
 
 def _vertical(place: Axes, panel: Panel, values: Sequence[float], log: bool) -> None:
-    """Scale and number the vertical axis."""
     from matplotlib import ticker
 
     if log:
@@ -658,7 +620,6 @@ def _horizontal(place: Axes, panel: Panel, letters: int) -> None:
 
 
 def _room(panel: Panel, wide: float) -> int:
-    """The number of characters that fit on one line of a panel."""
     return int((wide - 60) / LETTER)
 
 
@@ -668,7 +629,6 @@ def _room(panel: Panel, wide: float) -> int:
 
 
 def _heat_map(place: Axes, one: HeatMap, letters: int) -> None:
-    """Draw one heat map with a scale beside it."""
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap
 

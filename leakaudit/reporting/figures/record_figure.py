@@ -1,8 +1,4 @@
-"""The figure of a record, as `leakaudit.reporting.figures.paper` draws it.
-
-An attack shows its images, or the quality of its reconstructions if it has none. An audit and a
-sweep show their curves, a gate its measurements with their limits.
-"""
+"""The figure of a record: images, curves, or strips with one dot per value."""
 
 from __future__ import annotations
 
@@ -45,12 +41,7 @@ NOTE = "Dots: one value per seed. Bar: limit of the gate."
 
 
 def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
-    """Return the figure of a record and its title.
-
-    Args:
-        results: A record of any kind, for an attack with the images of
-            `leakaudit.reporting.rendering.gallery.with_pictures`, unless they are omitted.
-    """
+    """Return the figure of a record and its title."""
     if results["kind"] == "sweep":
         swept = model.of_sweep(results)
         return of_sweep(swept), swept.summary
@@ -112,7 +103,6 @@ def _styles(texts: Mapping[str, str], panels: Sequence[plots.Panel]) -> dict[str
 
 
 def _of_gate(gate: GatePart) -> Strips:
-    """The measurements of a gate, one row per cell."""
     names = [cell.name for cell in gate.cells]
     measures: dict[str, None] = {}
     for cell in gate.cells:
@@ -135,7 +125,6 @@ def _of_gate(gate: GatePart) -> Strips:
 
 
 def _of_findings(record: RunRecord) -> Strips:
-    """The quality of reconstructions without images, one row per finding."""
     names = list(map(_name, record.findings))
     measured: dict[str, list[list[float]]] = {}
     for one in shown(Place.CURVE):
@@ -158,7 +147,6 @@ def _name(finding: Finding) -> str:
 
 
 def _measured(finding: Finding, one: Quantity) -> list[float]:
-    """The values of one quantity of all records that were recovered."""
     if finding.scores is None:
         return []
     column = values(getattr(finding.scores, one.key))
@@ -166,7 +154,6 @@ def _measured(finding: Finding, one: Quantity) -> list[float]:
 
 
 def _grid(section: Section) -> ImageGrid:
-    """The images of one attack by one adversary."""
     title = f"{section.attack}, adversary {section.adversary}"
     if len(section.images) < section.total:
         title += f" ({len(section.images)} of {section.total} images)"
@@ -183,7 +170,6 @@ def _tile(picture: Picture) -> Tile:
 
 
 def _image(uri: str | None) -> Image.Image | None:
-    """The image of a data URI."""
     if uri is None:
         return None
     data = base64.b64decode(uri.partition(",")[2])

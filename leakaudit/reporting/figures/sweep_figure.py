@@ -1,8 +1,7 @@
-"""The figure of a sweep, from its record.
+"""The figure of a sweep: PSNR, SSIM and the share of recovered records against one setting.
 
-It shows PSNR, SSIM and the share of recovered records against one setting, with one line per
-attack. Only measured points have a marker: what does not depend on the setting, such as a protocol
-without that constant, is a level that names what is missing.
+What does not depend on the setting, such as a protocol without that constant, is a level that names
+what is missing.
 """
 
 from __future__ import annotations
@@ -235,7 +234,6 @@ def _quality(mine: Sequence[SweepPoint], view: _View, name: str, one: Quantity) 
 
 
 def _shares(mine: Sequence[SweepPoint], view: _View, name: str) -> list[PlotLine]:
-    """Return the line of one attack for the share of recovered records."""
     at = _places(mine, view)
     if not mine or not view.varies(mine[0]):
         return _level(name, len(at), [_share(point) for point in mine])
@@ -276,7 +274,6 @@ def _share(point: SweepPoint) -> float | None:
 
 
 def _styles(rows: Sequence[plots.Row]) -> dict[str, str]:
-    """Return what the styles of lines and their intervals mean."""
     bars: set[str] = set()
     for _, some in rows:
         for panel in some:
@@ -292,7 +289,6 @@ def _styles(rows: Sequence[plots.Row]) -> dict[str, str]:
 
 
 def _sorted(values: Iterable[Free]) -> list[Free]:
-    """Return numbers in ascending order, or words in their given order."""
     kept = list(values)
     numbers = []
     for value in kept:

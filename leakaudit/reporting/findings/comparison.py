@@ -1,7 +1,4 @@
-"""Comparison of two results: which checks leak more than before, less, or the same.
-
-A check that only one of the results contains is reported as new or gone.
-"""
+"""Comparison of two results: which checks leak more than before, less, or the same."""
 
 from __future__ import annotations
 
@@ -54,11 +51,7 @@ class ResultsComparison(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def compare(now: Mapping[str, Json], before: Mapping[str, Json]) -> dict[str, Json]:
-    """Compare two records.
-
-    Returns:
-        The record `now` with an entry ``against``, the values of an `ResultsComparison`.
-    """
+    """Compare two records."""
     new, old = model.of_run(now), model.of_run(before)
     return {**now, "against": model.plain(against(new, old, differences(new, old)))}
 
@@ -104,11 +97,7 @@ def _recordings(now: TraceSource, before: TraceSource) -> tuple[object, object]:
 
 
 def read_against(results: Mapping[str, Json]) -> ResultsComparison | None:
-    """Return the comparison that `compare` added.
-
-    Returns:
-        The comparison, None if there is none.
-    """
+    """Return the comparison that `compare` added."""
     values = results.get("against")
     if not values:
         return None
@@ -116,15 +105,7 @@ def read_against(results: Mapping[str, Json]) -> ResultsComparison | None:
 
 
 def lines(against: ResultsComparison | Json) -> list[str]:
-    """Return a comparison as text.
-
-    Args:
-        against: The comparison, as a type or as JSON values; None or empty for none.
-
-    Returns:
-        Its summary, then one line per change, at most `SHOWN`; cleaned, but not escaped. Empty if
-        there is no comparison.
-    """
+    """Return a comparison as text."""
     if not against:
         return []
     found = against

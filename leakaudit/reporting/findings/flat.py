@@ -1,7 +1,6 @@
-"""Tables of a record: one row per finding, verdict, rule or point, with plain values in the cells.
+"""Tables of a record for programs: CSV, LaTeX, JSON and data frames.
 
-They are what CSV, LaTeX, JSON and data frames contain. Names of columns are plain words, a cell is
-a number, a word, true, false or empty, and infinity is a number.
+A cell is a number, a word, true, false or empty, and infinity is a number.
 """
 
 from __future__ import annotations
@@ -77,11 +76,7 @@ class FlatTable:
 
 
 def table(record: Record, name: str | None = None) -> FlatTable:
-    """Return one table of a record.
-
-    Args:
-        name: One of `NAMES` of its kind; None for the first.
-    """
+    """Return one table of a record."""
     if isinstance(record, SweepRecord):
         return of_sweep(record.sweep, name)
     if isinstance(record, AuditRecord):
@@ -135,11 +130,7 @@ def of_rows(name: str, rows: Sequence[Row], columns: Iterable[str] = ()) -> Flat
 
 
 def of_findings(findings: Iterable[Finding]) -> FlatTable:
-    """Return one row per finding.
-
-    Returns:
-        The table ``findings``.
-    """
+    """Return one row per finding."""
     return of_rows("findings", list(map(_finding, findings)), FINDING)
 
 
@@ -172,11 +163,7 @@ def _finding(one: Finding) -> Row:
 
 
 def of_scores(scores: Iterable[Score]) -> FlatTable:
-    """Return one row per score.
-
-    Returns:
-        The table ``scores``.
-    """
+    """Return one row per score."""
     rows: list[Row] = []
     for one in scores:
         stored = one.to_json()
@@ -187,15 +174,7 @@ def of_scores(scores: Iterable[Score]) -> FlatTable:
 
 
 def scored(scores: Scores | None) -> Row:
-    """Return the cells of a score.
-
-    Args:
-        scores: The score, None if there was no truth.
-
-    Returns:
-        Counts, shares and the best, median and mean value of every metric; missed records count as
-        blind guesses in median and mean.
-    """
+    """Return the cells of a score."""
     row: Row = {"records": None, "recovered": None}
     if scores is not None:
         matched = scores.matched
@@ -213,7 +192,6 @@ def scored(scores: Scores | None) -> Row:
 
 
 def _metric(one: Quantity, column: NumberColumn | UnsetType) -> Row:
-    """Return the best, median and mean value of one quantity."""
     row: Row = dict.fromkeys(f"{one.key}_{which}" for which in ("best", "median", "mean"))
     if isinstance(column, NumberColumn):
         found = [value for value in column.per_image if value is not None]
@@ -236,7 +214,6 @@ FINDING = (
 
 
 def _of_audit(record: AuditRecord, name: str | None) -> FlatTable:
-    """One table of an audit."""
     chosen = _chosen("audit", name)
     if chosen == "curves":
         return _of_curves(record.audit)
@@ -248,7 +225,6 @@ def _of_audit(record: AuditRecord, name: str | None) -> FlatTable:
 
 
 def _of_verdicts(audit: AuditPart) -> FlatTable:
-    """One row per test, with the rate of success and its interval."""
     rows: list[Row] = []
     for one in audit.verdicts:
         row: Row = {
@@ -282,7 +258,6 @@ def _of_verdicts(audit: AuditPart) -> FlatTable:
 
 
 def _of_curves(audit: AuditPart) -> FlatTable:
-    """One row per point, adversary and attack."""
     rows: list[Row] = []
     for curve in audit.curves:
         rows.append(
@@ -301,7 +276,6 @@ def _of_curves(audit: AuditPart) -> FlatTable:
 
 
 def _of_views(audit: AuditPart) -> FlatTable:
-    """One row per view bound."""
     rows: list[Row] = []
     for point in audit.grid:
         for view in point.read_views():
@@ -331,18 +305,13 @@ def _of_views(audit: AuditPart) -> FlatTable:
 
 
 def of_gate(gate: GatePart, name: str | None = None) -> FlatTable:
-    """Return one table of a gate.
-
-    Args:
-        name: ``rules`` or ``measures``; None for the first.
-    """
+    """Return one table of a gate."""
     if _chosen("check", name) == "measures":
         return _of_measures(gate)
     return _of_rules(gate)
 
 
 def _of_rules(gate: GatePart) -> FlatTable:
-    """One row per rule."""
     rows: list[Row] = []
     for rule in gate.rules:
         rows.append(
@@ -363,7 +332,6 @@ def _of_rules(gate: GatePart) -> FlatTable:
 
 
 def _of_measures(gate: GatePart) -> FlatTable:
-    """One row per cell, measure and seed."""
     rows: list[Row] = []
     for cell in gate.cells:
         for name, column in cell.measures.items():
@@ -388,11 +356,7 @@ def _of_measures(gate: GatePart) -> FlatTable:
 
 
 def of_sweep(sweep: SweepPart, name: str | None = None) -> FlatTable:
-    """Return one table of a sweep.
-
-    Args:
-        name: ``points`` or ``cells``; None for the first.
-    """
+    """Return one table of a sweep."""
     if _chosen("sweep", name) == "cells":
         return _of_cells(sweep)
     return _of_points(sweep)
@@ -434,7 +398,6 @@ def _of_points(sweep: SweepPart) -> FlatTable:
 
 
 def _of_cells(sweep: SweepPart) -> FlatTable:
-    """One row per cell."""
     rows: list[Row] = []
     for cell in sweep.cells:
         held = cell.columns
@@ -488,12 +451,10 @@ def _axes(sweep: SweepPart, at: Mapping[str, Free], others: Mapping[str, Cell]) 
 
 
 def _joined(nodes: Iterable[int]) -> str:
-    """Nodes in one cell."""
     return " ".join(map(str, nodes))
 
 
 def _plain(value: Free) -> Cell:
-    """A value of the user's own as a cell."""
     if value == "inf":
         return float("inf")
     if value is None or isinstance(value, str | int | float):
@@ -508,7 +469,6 @@ def _number(value: Free) -> Cell:
 
 
 def _rate(name: str, hits: Cell, trials: Cell) -> Row:
-    """A rate and its interval."""
     rate = None
     between = None
     if isinstance(hits, int) and isinstance(trials, int) and trials > 0:
@@ -518,13 +478,11 @@ def _rate(name: str, hits: Cell, trials: Cell) -> Row:
 
 
 def _ends(name: str, interval: intervals.Interval | None) -> Row:
-    """The ends of an interval around a value."""
     low, high = interval or (None, None)
     return {f"{name}_low": low, f"{name}_high": high}
 
 
 def _statistics(name: str, values: CurveValues | SweepStatistics | None) -> Row:
-    """The best, median and mean value of one metric at a point."""
     row: Row = {}
     for which in ("best", "median", "mean"):
         row[f"{name}_{which}"] = None

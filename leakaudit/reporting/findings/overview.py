@@ -1,8 +1,4 @@
-"""What a reader must know first about a run, in plain words: the first screen of a page.
-
-It answers what happened, to whom, how certain it is, and what to do. All of it is composed from the
-fields of the record.
-"""
+"""The first screen of a page: what happened, to whom, how certain it is, and what to do."""
 
 from __future__ import annotations
 
@@ -389,7 +385,6 @@ def _audit_advice(one: VerdictEntry) -> list[Advice]:
 
 
 def _shown_by(record: AuditRecord, one: VerdictEntry) -> Finding | None:
-    """The finding that leaks most at the point of a verdict."""
     some = []
     for finding in record.findings:
         cell = given(finding.cell, None)
@@ -540,7 +535,6 @@ def _gate_facts(
 
 
 def _epsilon_rule(record: CheckRecord) -> RuleEntry | None:
-    """The rule about epsilon with the largest value."""
     some = [one for one in record.gate.rules if one.measure == "epsilon"]
     return max(some, key=lambda one: decoded(one.value) or 0.0, default=None)
 

@@ -120,19 +120,7 @@ B = TypeVar("B", Undetermined, Finding, VerdictEntry, NodeBest)
 
 
 def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Json]:
-    """Remove personal data from a record.
-
-    Args:
-        results: The record of an attack, an audit or a gate. A comparison, a gallery or a location
-            that was added to it is omitted.
-        key: Records that are redacted with the same key have the same node numbers; anyone who
-            knows the key can recover the original numbers. Without a key, the numbers are derived
-            from the whole record.
-
-    Returns:
-        The record without pictures, labels, notes, formulas, paths, command arguments and
-        identifiers, its nodes renumbered throughout.
-    """
+    """Remove personal data from a record."""
     record = model.of_run(results)
     return model.plain(_Redactor.drawn(key, record).record(record))
 
@@ -140,12 +128,7 @@ def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Jso
 def redact_compared(
     now: Mapping[str, Json], before: Mapping[str, Json], key: str | None = None
 ) -> dict[str, Json]:
-    """Remove personal data from two records, with the same node numbers, and compare them.
-
-    Returns:
-        The record `now`, redacted, with ``against`` as `reporting.findings.comparison.compare` adds
-        it.
-    """
+    """Remove personal data from two records, with the same node numbers, and compare them."""
     new, old = model.of_run(now), model.of_run(before)
     redactor = _Redactor.drawn(key, new, old)
     shown = redactor.record(new)
@@ -572,7 +555,6 @@ def _command(verb: str) -> str:
 
 @cache
 def _parameters() -> frozenset[str]:
-    """Names of the parameters of all attacks, protocols and models."""
     kinds = [registry.get("attacks", name) for name in registry.names("attacks")]
     kinds += [registry.get("victims", name) for name in registry.names("victims")]
     known: set[str] = set()
@@ -584,7 +566,6 @@ def _parameters() -> frozenset[str]:
 
 
 def _recording(number: str | UnsetType | None) -> str | UnsetType | None:
-    """Keep that a recording has a number, but not which one."""
     return HIDDEN if isinstance(number, str) else number
 
 
@@ -594,7 +575,6 @@ def _rescoring(one: Rescoring) -> Rescoring:
 
 
 def _versions(versions: Mapping[str, str | None]) -> dict[str, str | None]:
-    """The public versions of the packages that leakaudit itself lists."""
     kept: dict[str, str | None] = {}
     for name in ("python", *PACKAGES):
         if name in versions:
@@ -610,7 +590,6 @@ def _public(version: str | None) -> str | None:
 
 
 def _system(platform: str) -> str:
-    """The operating system without its build, which may identify a machine."""
     for name in SYSTEMS:
         if platform.startswith(name):
             return name

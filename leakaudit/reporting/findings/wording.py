@@ -1,8 +1,7 @@
 """Texts that all reports share, composed from the typed record: headline, table cells, limits.
 
-Names in a trace may come from an untrusted source: `clean` strips whatever could act on a terminal,
-and each report escapes names for its own format. Sentences are composed here from fields and never
-parsed again; a caller that needs a part of a sentence requests that part.
+Sentences are never parsed again. Names may come from an untrusted source: `clean` strips whatever
+could act on a terminal, and each report escapes them for its own format.
 """
 
 from __future__ import annotations
@@ -157,12 +156,7 @@ CUT_SHORT = "the run was interrupted"
 
 
 def clean(text: object) -> str:
-    """Return a value as one line of printable text.
-
-    Returns:
-        Its text, with control, format and direction characters replaced by spaces, and without
-        commands of CI systems (`leakaudit.core.errors.one_line`).
-    """
+    """Return a value as one line of printable text."""
     return one_line(text)
 
 
@@ -194,11 +188,7 @@ def summary(
     shape: Sequence[int],
     complete: bool = True,
 ) -> str:
-    """Summarise in a few sentences what an attack found.
-
-    Returns:
-        The worst case, then the number of nodes, then what was not tried.
-    """
+    """Summarise in a few sentences what an attack found."""
     return attack_headline(findings, undetermined, not_tried, shape, complete=complete)
 
 
@@ -246,14 +236,7 @@ def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> str:
 
 
 def worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
-    """Return the first of the most severe verdicts.
-
-    Args:
-        verdicts: All verdicts of an audit; those that no number of trials can change count last.
-
-    Returns:
-        The verdict, None if there are none.
-    """
+    """Return the first of the most severe verdicts."""
     telling = []
     for one in verdicts:
         if one.verdict != "INCONCLUSIVE" or one.needs or one.p is None:
@@ -266,11 +249,7 @@ def worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
 
 
 def gate_headline(gate: GatePart, complete: bool, seeds: int) -> str:
-    """Return the headline of a gate.
-
-    Args:
-        gate: The gate's part of the record, with the most severe rule first.
-    """
+    """Return the headline of a gate."""
     count = _counted(gate, seeds)
     if gate.code == 1 and gate.rules:
         return _two(_violation(gate.rules[0], gate.cells), count)
@@ -288,7 +267,6 @@ def gate_headline(gate: GatePart, complete: bool, seeds: int) -> str:
 
 
 def _violation(rule: RuleEntry, cells: Sequence[CellEntry]) -> str:
-    """What leaked, and the limit that it exceeds."""
     if rule.status is RuleStatus.CONTRADICTED:
         return f"Not as declared: {rule.cell}: {rule.says}"
     meaning = OUTCOMES[rule.status].meaning
@@ -323,11 +301,7 @@ def _two(worst: str, count: str) -> str:
 
 
 def sweep_headline(cells: Sequence[SweptCell], points: Sequence[SweepPoint], missing: int) -> str:
-    """Summarise in one sentence what a sweep found, the worst case first.
-
-    Returns:
-        The point with the largest share of recovered records, then the number of cells.
-    """
+    """Summarise in one sentence what a sweep found, the worst case first."""
     parts = []
     worst = max(points, key=_share_recovered, default=None)
     if worst is not None and worst.recovered:
@@ -348,7 +322,6 @@ def sweep_headline(cells: Sequence[SweptCell], points: Sequence[SweepPoint], mis
 
 
 def _share_recovered(point: SweepPoint) -> tuple[float, int]:
-    """The share of records that a point recovers, and how many exactly."""
     share = 0.0
     if point.records:
         share = point.recovered / point.records
@@ -367,7 +340,6 @@ def _how(finding: Finding) -> str:
 
 
 def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
-    """The numbers of nodes by outcome."""
     attacked = _owners(findings)
     identical = _identical(findings)
     said = []
@@ -389,7 +361,6 @@ def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
 
 
 def _owners(findings: Iterable[Finding]) -> set[int]:
-    """All nodes that own inputs of findings."""
     return {node for one in findings for node in one.nodes}
 
 
@@ -434,7 +405,6 @@ def outcome(finding: Finding) -> str:
 
 
 def _set_of_tokens(scores: Scores) -> str:
-    """Describe a set of tokens in comparison with the records."""
     said = f"{scores.tokens_found:.0%} of the different tokens recovered"
     if scores.tokens_wrong:
         return f"{said}, and {counted(scores.tokens_wrong, 'token')} that do not occur"
@@ -442,11 +412,7 @@ def _set_of_tokens(scores: Scores) -> str:
 
 
 def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
-    """Describe what an attack of a gate recovered of one record.
-
-    Args:
-        one: The record that was recovered best, None if there is none.
-    """
+    """Describe what an attack of a gate recovered of one record."""
     if one is None:
         return f"{adversary} reconstructs nothing with the attack {attack}"
     if one.relative_error is None:
@@ -469,11 +435,7 @@ def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
 
 
 def untried(one: NotTried) -> str:
-    """Describe something that the configuration of a gate omits.
-
-    Returns:
-        For example ``check main: nodes other than 5, 6``.
-    """
+    """Describe what a gate omits, such as ``check main: nodes other than 5, 6``."""
     if not isinstance(one.attack, UnsetType):
         return f"attack {one.attack}"
     if not isinstance(one.adversaries, UnsetType):
@@ -484,12 +446,7 @@ def untried(one: NotTried) -> str:
 
 
 def measured(measure: str) -> str:
-    """Return what a measure of a gate measures.
-
-    Returns:
-        A noun phrase, for example ``records recovered bit for bit``; the name of a measure that is
-        not in `leakaudit.core.quantities.MEASURES`.
-    """
+    """Return what a measure of a gate measures."""
     if measure == "epsilon":
         return "epsilon of one record"
     known = MEASURES.get(measure)
@@ -497,11 +454,7 @@ def measured(measure: str) -> str:
 
 
 def figure(measure: str, value: float) -> str:
-    """Return a value of a measure with its unit.
-
-    Returns:
-        For example ``100.0%`` or ``41.3 dB``.
-    """
+    """Return a value of a measure with its unit, such as ``100.0%`` or ``41.3 dB``."""
     known = MEASURES.get(measure)
     if known is None:
         return f"{value:.4g}"
@@ -518,11 +471,7 @@ def outcome_word(rule: RuleEntry) -> str:
 
 
 def rule_name(rule: RuleEntry) -> str:
-    """Return what a rule of a gate tests.
-
-    Returns:
-        For example ``budget: records recovered bit for bit`` or ``lint P20``.
-    """
+    """Return what a rule of a gate tests, such as ``lint P20``."""
     if rule.kind in (RuleKind.BUDGET, RuleKind.BASELINE):
         if not rule.measure:
             return rule.kind.value
@@ -537,12 +486,7 @@ def is_reconstruction(rule: RuleEntry) -> bool:
 
 
 def rule_figures(rule: RuleEntry) -> str:
-    """Return the figures of a gate's rule.
-
-    Returns:
-        For example ``records recovered bit for bit: 100.0%, at most 0.0% allowed``; "" if the rule
-        has none.
-    """
+    """Return a rule's figures, such as ``labels found: 100.0%, at most 0.0% allowed``."""
     parts = []
     value = decoded(rule.value)
     limit = decoded(rule.limit)
@@ -557,12 +501,7 @@ def rule_figures(rule: RuleEntry) -> str:
 
 
 def rule_outcome(rule: RuleEntry, cell: CellEntry | None, pitfall: str | None) -> str:
-    """Describe the outcome of a gate's rule from its figures, in less detail than the gate does.
-
-    Args:
-        cell: Its cell, None if it has none.
-        pitfall: Name of the pitfall that it concerns, None for none.
-    """
+    """Describe the outcome of a gate's rule from its figures, in less detail than the gate does."""
     if pitfall is not None:
         return pitfall
     said = rule_figures(rule) or OUTCOMES[rule.status].meaning
@@ -577,12 +516,7 @@ def rule_outcome(rule: RuleEntry, cell: CellEntry | None, pitfall: str | None) -
 
 
 def table(findings: Sequence[Finding]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return findings as a table.
-
-    Returns:
-        Headings, and one row of cells per finding; columns without any value are omitted. Cells
-        are cleaned, but not escaped.
-    """
+    """Return findings as a table."""
     rows = list(map(_cells, findings))
     used = []
     for heading in dict.fromkeys(name for row in rows for name in row):
@@ -592,11 +526,7 @@ def table(findings: Sequence[Finding]) -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def by_reason(entries: Iterable[tuple[int, str]]) -> list[str]:
-    """Group nodes that have the same reason.
-
-    Returns:
-        ``nodes 0, 3: reason`` once for every reason; cleaned, but not escaped.
-    """
+    """Group nodes that have the same reason."""
     nodes: dict[str, dict[int, None]] = {}
     for node, reason in entries:
         if reason:
@@ -609,12 +539,7 @@ def by_reason(entries: Iterable[tuple[int, str]]) -> list[str]:
 
 
 def certificates(findings: Iterable[Finding]) -> dict[str, str]:
-    """Return what the certificates of findings mean, by their names.
-
-    Args:
-        findings: Some findings. If their sentences for a certificate name different rounds, the
-            general one is returned.
-    """
+    """Return what the certificates of findings mean, by their names."""
     meant: dict[str, str] = {}
     for one in findings:
         name = one.certificate.name
@@ -630,20 +555,12 @@ def notes(findings: Iterable[Finding]) -> list[str]:
 
 
 def not_determined(entries: Iterable[Undetermined]) -> list[str]:
-    """Return why no leak is determined for nodes, grouped by reason.
-
-    Args:
-        entries: The nodes; those whose messages are not understood are left out.
-    """
+    """Return why no leak is determined for nodes, grouped by reason."""
     return by_reason((one.node, one.reason) for one in entries if one.understood is not False)
 
 
 def not_understood(entries: Iterable[Undetermined]) -> list[str]:
-    """Return why the messages about nodes are not understood, grouped by reason.
-
-    Args:
-        entries: The nodes; those about which nothing is determined for another reason are left out.
-    """
+    """Return why the messages about nodes are not understood, grouped by reason."""
     return by_reason((one.node, one.reason) for one in entries if one.understood is False)
 
 
@@ -701,15 +618,7 @@ def _truth(record: RunRecord) -> str:
 
 
 def refusal(attacked: int | None, refused: int | None) -> str:
-    """Return how often an attack returned nothing.
-
-    Args:
-        refused: Number of those for which the attack returned nothing; None for a record of
-            version 1, which did not count them.
-
-    Returns:
-        A table cell; ``not run`` if the attack was not tried on any node.
-    """
+    """Return how often an attack returned nothing."""
     if refused is None:
         return "-"
     if not attacked:
@@ -720,11 +629,7 @@ def refusal(attacked: int | None, refused: int | None) -> str:
 
 
 def point_of(epsilon: Extended) -> str:
-    """Name the point of an audit's grid that an entry belongs to.
-
-    Returns:
-        For example ``epsilon 10``.
-    """
+    """Name the point of an audit's grid that an entry belongs to, such as ``epsilon 10``."""
     if epsilon is None:
         return "as configured"
     if epsilon == "inf":
@@ -733,11 +638,7 @@ def point_of(epsilon: Extended) -> str:
 
 
 def cell_of(finding: Finding) -> str:
-    """Name the point of an audit's grid, and the run at that point, that a finding belongs to.
-
-    Returns:
-        For example ``epsilon 10, seed 0``; "" for a finding that does not come from an audit.
-    """
+    """Name a finding's point and run in an audit, such as ``epsilon 10, seed 0``."""
     cell = given(finding.cell, None)
     if cell is None:
         return ""
@@ -745,14 +646,7 @@ def cell_of(finding: Finding) -> str:
 
 
 def grid_epsilon(epsilon: Extended) -> str:
-    """Return a point of an audit's grid as a table cell.
-
-    Args:
-        epsilon: Epsilon of the point, None if the scenario's own constants were kept.
-
-    Returns:
-        For example ``10``.
-    """
+    """Return a point of an audit's grid as a table cell, such as ``10``."""
     if epsilon is None:
         return "as configured"
     if epsilon == "inf":
@@ -766,11 +660,7 @@ def test_words(one: VerdictEntry) -> str:
 
 
 def axis_value(value: object) -> str:
-    """Return a value of a sweep's axis in few characters, distinct for distinct values.
-
-    Returns:
-        For example ``0.1``, ``6e4`` or ``true``.
-    """
+    """Return a value of a sweep's axis in few characters, distinct for distinct values."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, int | float):
@@ -782,11 +672,7 @@ def axis_value(value: object) -> str:
 
 
 def short(value: float) -> str:
-    """Return a number in few characters.
-
-    Returns:
-        At most four digits, for example ``8``, ``0.5`` or ``1e5``.
-    """
+    """Return a number in few characters."""
     return f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
 
 
@@ -828,12 +714,7 @@ def _leak(finding: Finding, span: str) -> str:
 
 
 def spread(column: MaybeColumn, one: Quantity) -> str:
-    """Return a quantity as a table cell.
-
-    Returns:
-        The value, or the median and the range if several values differ as printed; missed records
-        count as blind guesses.
-    """
+    """Return a quantity as a table cell."""
     if not isinstance(column, NumberColumn):
         return "-"
     found = [value for value in column.per_image if value is not None]

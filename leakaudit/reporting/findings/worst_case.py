@@ -1,8 +1,4 @@
-"""The worst case of an attack in two plain sentences: what was recovered, and how certain it is.
-
-The sentences are for readers who know neither the tool nor the attacks, and stand first in every
-report: in the terminal, on pages, and in the summary of a CI job.
-"""
+"""The worst case of an attack in two plain sentences, which stand first in every report."""
 
 from __future__ import annotations
 
@@ -99,11 +95,7 @@ def worst_case(
     undetermined: Sequence[Undetermined],
     shape: Sequence[int],
 ) -> WorstCase:
-    """Describe the worst case.
-
-    Returns:
-        The worst case; texts may contain names from the record and are not cleaned.
-    """
+    """Describe the worst case."""
     if not findings:
         return _nothing_determined(undetermined)
     noun = _noun(findings, shape)
@@ -162,7 +154,6 @@ def _learned(finding: Finding) -> float:
 
 
 def _is_within_intervals(finding: Finding) -> bool:
-    """Whether intervals were certified, and a truth does not contradict them."""
     if finding.certificate.name != "INTERVAL" or not _returned(finding):
         return False
     if finding.scores is None:
@@ -175,12 +166,7 @@ def _is_within_intervals(finding: Finding) -> bool:
 
 
 def who(adversary: str) -> str:
-    """Describe an adversary at the start of a sentence.
-
-    Returns:
-        For example ``An eavesdropper`` or ``Curious nodes 3 and 5 together``; the text itself in
-        quotation marks if it does not describe an adversary.
-    """
+    """Describe an adversary at the start of a sentence, such as ``An eavesdropper``."""
     one = _parsed(adversary)
     if one is None:
         return f'The adversary "{adversary}"'
@@ -219,12 +205,7 @@ def is_outsider(adversary: str) -> bool:
 
 
 def tally(findings: Iterable[Finding]) -> tuple[int, int | None]:
-    """Count the records that were recovered exactly.
-
-    Returns:
-        The number of records recovered exactly, and of all attacked records; None if the latter is
-        not known. Of several findings about the same nodes, the one with most exact records counts.
-    """
+    """Count the records that were recovered exactly."""
     best_of = _best_of_nodes(findings)
     exact = sum(one.exact for _, one in best_of)
     return exact, _total(one for _, one in best_of)
@@ -355,7 +336,6 @@ def _shown_by_messages(chosen: Sequence[Finding], exact: int, noun: str, owners:
 
 
 def _explained(finding: Finding) -> int:
-    """Count the gradients that certified inputs of a finding explain."""
     certified = _tally(finding).proven
     if not certified:
         return 0
@@ -402,7 +382,6 @@ def _how_certain(exact: int, proven: int, wrong: int, scored: bool) -> str:
 
 
 def _best_of_nodes(findings: Iterable[Finding]) -> list[tuple[Finding, _Tally]]:
-    """For all nodes, the finding with most exact records, and its counts."""
     chosen: dict[tuple[int, ...], tuple[Finding, _Tally]] = {}
     for finding in findings:
         counts = _tally(finding)
@@ -564,7 +543,6 @@ def _returned(finding: Finding) -> bool:
 
 
 def _noun(findings: Sequence[Finding], shape: Sequence[int]) -> str:
-    """What a training record is called."""
     if len(shape) == 3 and shape[0] in (1, 3):
         return "image"
     for one in findings:

@@ -225,7 +225,6 @@ def _leak_table(leaks: Sequence[GradientLeak]) -> str:
 
 @html.register
 def _reconstructed(some: Reconstruction | Reconstructions) -> str:
-    """The pictures or texts of reconstructions, above a table of their certificates."""
     found = [some] if isinstance(some, Reconstruction) else some
     headings = ("node", "attack", "inputs", "certificate", "labels", "residual", "seconds", "note")
     rows = []
@@ -263,7 +262,6 @@ _SCORED = (*fallbacks_last(shown(Place.CARD, "Number")), *shown(Place.CARD, "Fla
 
 
 def _measured(scores: Scores | None) -> list[str]:
-    """Cells under `_SCORED`."""
     if scores is None:
         return [""] * len(_SCORED)
     cells = []
@@ -437,7 +435,6 @@ def _colour(cell: str) -> str:
 def _without_empty(
     headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Omit the columns in which no row has a value."""
     kept = []
     for k in range(len(headings)):
         if any(row[k] not in ("", "-") for row in rows):

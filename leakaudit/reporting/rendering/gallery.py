@@ -1,7 +1,4 @@
-"""The images of a report, as PNG in data URIs.
-
-For every attack they include the best, median and worst images, and some random ones.
-"""
+"""The images of a report, as PNG in data URIs: the best, median, worst and some random ones."""
 
 from __future__ import annotations
 
@@ -79,23 +76,14 @@ class _Drawn:
 
 
 def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
-    """Add images to a record.
-
-    Returns:
-        The record with ``gallery``, the values of one `reporting.findings.shown.Section` for each
-        attack by each adversary.
-    """
+    """Add images to a record."""
     record = model.of_run(results)
     sections = sections_of(record.findings, given(record.originals, None), folder)
     return {**results, "gallery": [asdict(section) for section in sections]}
 
 
 def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path) -> list[Section]:
-    """Choose and read the images of findings.
-
-    Args:
-        originals: File with the true images, None for none.
-    """
+    """Choose and read the images of findings."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     totals: Counter[tuple[str, str]] = Counter()
     for finding in findings:
@@ -129,12 +117,7 @@ def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path
 
 
 def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
-    """Choose the best, middle, worst and some random entries, a quarter of the room for each sort.
-
-    Returns:
-        Sort in words and entry, each entry once; all entries if they fit, unmarked if their ranks
-        are equal.
-    """
+    """Choose a quarter of the room each of the best, middle, worst and some random entries."""
     ranked = sorted(entries, key=lambda entry: -entry.rank)
     if len(ranked) <= room:
         alike = len({entry.rank for entry in ranked}) == 1
@@ -292,15 +275,7 @@ class _Files:
 
 
 def image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
-    """Return one image as bytes.
-
-    Args:
-        batch: (n, c, h, w) images as bytes or in [0, 1], None for none.
-
-    Returns:
-        (h, w) or (h, w, 3) bytes; None if there is none, or it is not an image with 1 or 3
-        channels and at most `PIXELS` pixels.
-    """
+    """Return one image as bytes."""
     if batch is None or batch.ndim != 4 or batch.dtype.kind not in "biuf":
         return None
     count, channels, height, width = batch.shape
@@ -321,11 +296,7 @@ def pixels(x: np.ndarray) -> np.ndarray:
 def fitting(
     images: Sequence[np.ndarray], budget: int = BUDGET
 ) -> Callable[[np.ndarray | None], str | None]:
-    """Return an encoder with the largest image size at which all images stay within a budget.
-
-    Returns:
-        A function from an image to a data URI, and from None to None.
-    """
+    """Return an encoder with the largest image size at which all images stay within a budget."""
     side = min(LARGEST, max((max(image.shape[:2]) for image in images), default=LARGEST))
     while side > LEAST and sum(len(_png(image, side)) for image in images) > budget:
         side = max(LEAST, int(side / 1.25))  # reduces the area, and roughly the bytes, by a third

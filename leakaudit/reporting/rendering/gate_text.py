@@ -1,7 +1,6 @@
-"""The record of a gate for readers: text for a terminal, and Markdown for the summary of a job.
+"""A gate as text for a terminal, and as Markdown for the summary of a job.
 
-Rules with the same cause, such as several limits on one attack, form a block: what leaked is said
-once, and the limits follow in a small table.
+Rules with the same cause, such as several limits on one attack, form a block below what leaked.
 """
 
 from __future__ import annotations
@@ -58,11 +57,7 @@ _COLUMNS = (
 def text(
     record: CheckRecord, width: int | None = None, verbose: bool = False
 ) -> list[RenderableType]:
-    """Return the summary, then one block per cause, the most severe first.
-
-    Args:
-        width: Columns of the terminal; None if lines are not wrapped.
-    """
+    """Return the summary, then one block per cause, the most severe first."""
     gate = record.gate
     parts: list[RenderableType] = [Text(clean(record.summary), style="bold"), Text()]
     parts += _blocks(gate, width, _FINE)
@@ -179,7 +174,6 @@ def _leak(rules: Iterable[RuleEntry], cell: CellEntry | None) -> str:
 
 
 def _sentences(rules: Iterable[RuleEntry], width: int | None) -> Iterator[RenderableType]:
-    """Yield what the figures do not say, each explanation once."""
     explained = set()
     for rule in rules:
         if is_reconstruction(rule) and rule.value is not None:
@@ -191,7 +185,6 @@ def _sentences(rules: Iterable[RuleEntry], width: int | None) -> Iterator[Render
 
 
 def _listed(rules: Iterable[RuleEntry]) -> Iterator[RenderableType]:
-    """Yield one line per rule, with its cell."""
     for rule in rules:
         sentence = Text(f"{clean(rule.cell)}: ")
         yield _word(rule).append("  ").append_text(sentence).append_text(_said(rule))
@@ -237,7 +230,6 @@ def _used(rows: Sequence[Sequence[str | Text]]) -> Sequence[Column]:
 
 
 def _cut(rows: Sequence[Sequence[str | Text]]) -> Sequence[Sequence[str | Text]]:
-    """The cells of a table, without empty last cells."""
     if any(row[-1] for row in rows):
         return rows
     return [row[:-1] for row in rows]
@@ -251,7 +243,6 @@ def _paragraph(sentence: Text, width: int | None) -> RenderableType:
 
 
 def _shifted(lines: Text) -> Text:
-    """A table below a heading."""
     shifted = [Text(" " * _INDENT).append_text(line) for line in lines.split("\n")]
     return Text("\n").join(shifted)
 

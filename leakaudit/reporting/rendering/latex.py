@@ -67,11 +67,7 @@ class LatexColumn:
 def table(
     columns: Sequence[LatexColumn], rows: Sequence[Sequence[str]], caption: str, label: str
 ) -> str:
-    """Return a table for a document that uses booktabs, and longtable if the table is long.
-
-    Args:
-        rows: One cell per column in each row, as LaTeX.
-    """
+    """Return a table for a document that uses booktabs, and longtable if the table is long."""
     form = "".join("r" if column.right else "l" for column in columns)
     heading = _line([column.heading for column in columns])
     body = [_line(row) for row in rows]
@@ -109,12 +105,7 @@ def table(
 
 
 def escape(text: object) -> str:
-    """Return text as LaTeX in ASCII.
-
-    Returns:
-        One line in which no character acts as a command. Greek letters become mathematics, accents
-        become commands, and other characters outside ASCII a question mark.
-    """
+    """Return text as LaTeX in ASCII."""
     parts = []
     for character in unicodedata.normalize("NFC", clean(text)):
         parts.append(_escaped(character))
@@ -124,7 +115,6 @@ def escape(text: object) -> str:
 
 
 def _escaped(character: str) -> str:
-    """Return one character as LaTeX."""
     if character in _SPECIAL:
         return _SPECIAL[character]
     if character.isascii():

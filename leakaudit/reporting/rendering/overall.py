@@ -1,6 +1,5 @@
 """How much of a command is done: one number, and one line of words, from nested steps.
 
-The work reports steps (`core.progress.step`): "nodes 3 of 10" outside, "exact 2 of 8" inside.
 A step that starts while another is unfinished lies inside it, and the next report of the outer one
 ends it.
 """

@@ -1,8 +1,4 @@
-"""Recovered token sequences beside the true ones, as text.
-
-Sequences are stored like images, as whole numbers in the npz files beside a record, and read when a
-report is rendered. A redacted report therefore contains none.
-"""
+"""Recovered token sequences beside the true ones, as text; a redacted report has none."""
 
 from __future__ import annotations
 
@@ -27,11 +23,7 @@ BYTES = 256
 
 
 def with_passages(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
-    """Add the sequences to a record.
-
-    Returns:
-        The record with ``passages``; unchanged if its reconstructions are not sequences.
-    """
+    """Add the sequences to a record."""
     record = model.of_run(results)
     if len(record.trace.shape) != 1:
         return dict(results)
@@ -46,11 +38,7 @@ def with_passages(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
 
 
 def text_of(tokens: np.ndarray) -> str:
-    """Return the text of a sequence in one printable line.
-
-    Args:
-        tokens: (length,) whole numbers.
-    """
+    """Return the text of a sequence in one printable line."""
     first = tokens[: 4 * LONGEST].tolist()  # a character of UTF-8 has at most four bytes
     if tokens.min() >= 0 and tokens.max() < BYTES:
         text = bytes(first).decode("utf-8", "replace")

@@ -11,11 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def environment(folder: Path, finalize: Callable[[object], object] | None = None) -> Environment:
-    """Return an environment for the templates of a folder, which escape every text.
-
-    Args:
-        finalize: Applied to every value that a template writes; None for none.
-    """
+    """Return an environment for the templates of a folder, which escape every text."""
     return Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,

@@ -1,7 +1,6 @@
 """The progress of a run in its own folder, for other programs that watch it.
 
-A run that takes longer than a few seconds writes progress.json, replaces it about every second, and
-removes it at the end. If the run is killed, the file remains and states when it was last written.
+progress.json is replaced about every second and removed at the end; it stays if the run is killed.
 """
 
 from __future__ import annotations

@@ -67,11 +67,7 @@ def properties(run: RunSummary) -> dict[str, str]:
 
 
 def in_time(runs: Sequence[RunSummary]) -> tuple[RunSummary, RunSummary] | None:
-    """Return the earlier and the later of two runs whose checks can be compared.
-
-    Returns:
-        Both in the order of their start; None unless there are exactly two, and none is a sweep.
-    """
+    """Return the earlier and the later of two runs whose checks can be compared."""
     if len(runs) != 2 or any(run.kind == "sweep" for run in runs):
         return None
     before, now = sorted(runs, key=_started)

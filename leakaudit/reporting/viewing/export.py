@@ -28,11 +28,7 @@ class ExportedFiles:
 
 
 def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> ExportedFiles:
-    """Write the list and a page for every run.
-
-    Args:
-        step: Called with what is counted, how many are done, and how many there are.
-    """
+    """Write the list and a page for every run."""
     index = RunIndex(root)
     listing = index.listing()
     if not listing.runs:
@@ -56,11 +52,6 @@ def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> E
 
 
 def _expect_free(target: Path) -> None:
-    """Refuse a folder with files of another origin.
-
-    Raises:
-        LeakauditError: The folder is neither new nor empty nor an earlier export.
-    """
     for path in (target, target / PAGES):
         if path.is_symlink():
             raise LeakauditError(
@@ -99,7 +90,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def _remove_others(folder: Path, kept: set[str]) -> None:
-    """Remove the reports of an earlier export whose runs are gone."""
     for path in folder.iterdir():
         if _PAGE.fullmatch(path.name) and path.name not in kept:
             path.unlink(missing_ok=True)

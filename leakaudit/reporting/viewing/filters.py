@@ -87,11 +87,7 @@ class Query:
         return all(word in run.text for word in self.q.lower().split())
 
     def apply(self, runs: Sequence[RunSummary]) -> list[RunSummary]:
-        """Choose and sort runs.
-
-        Args:
-            runs: All runs, in the order of their folders.
-        """
+        """Choose and sort runs."""
         found = [run for run in runs if self.matches(run)]
         if self.sort == "name":
             return found

@@ -1,8 +1,4 @@
-"""All runs of a folder, and those that are in progress.
-
-A folder is looked through each time a page is requested, so the list is current. What was read of a
-file is kept until the file's time, size or number changes.
-"""
+"""All runs of a folder, looked through at each request; unchanged files are not read again."""
 
 from __future__ import annotations
 

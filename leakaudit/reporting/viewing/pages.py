@@ -1,7 +1,6 @@
 """The pages of the viewer as HTML, and the policy with which a browser shows them.
 
-Every text from a folder is escaped by the templates. The pages contain one style sheet and, in the
-list, one short script; the policy allows these two by their hashes and nothing else.
+The policy allows one style sheet and, in the list, one script by their hashes, and nothing else.
 """
 
 from __future__ import annotations
@@ -56,12 +55,7 @@ def policy(script: bool = False) -> str:
 def listed(
     listing: FolderListing, query: Query, name: str, page: int = 1, *, static: bool = False
 ) -> str:
-    """Render the list.
-
-    Args:
-        page: Number of the page, from 1.
-        static: Whether no server answers: all runs are on the page, and nothing can be compared.
-    """
+    """Render the list."""
     found = query.apply(listing.runs)
     last = max(1, -(-len(found) // ROWS))
     page = min(max(1, page), last)
@@ -96,11 +90,7 @@ def listed(
 
 
 def compared(runs: Sequence[RunSummary], changes: Changes | None, why: str) -> str:
-    """Render a comparison.
-
-    Args:
-        changes: The changes of each check, None if there are not two comparable runs.
-    """
+    """Render a comparison."""
     pair = compare.in_time(runs)
     return _render(
         "compare.html.j2",
@@ -136,11 +126,7 @@ def message(title: str, text: str, back: str = LIST) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words.
-
-    Returns:
-        For example ``3 min``.
-    """
+    """Return a duration in words, such as ``3 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:
@@ -167,12 +153,10 @@ def _environment() -> Environment:
 
 
 def _number(value: int) -> str:
-    """Return a count with separated thousands."""
     return f"{value:,}"
 
 
 def _folder(place: str) -> tuple[str, str]:
-    """Split a place into the folders around it and its own name."""
     before, mark, name = place.rpartition("/")
     return before + mark, name
 

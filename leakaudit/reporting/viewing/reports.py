@@ -101,7 +101,6 @@ class Reports:
                 self._size -= _size(dropped)
 
     def _ask(self, job: str, folders: Sequence[Path]) -> bytes:
-        """Let a process do one job, and return its answer."""
         from leakaudit.reporting.viewing import worker_entry
 
         context = forks.context(PRELOADED)

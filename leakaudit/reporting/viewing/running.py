@@ -78,11 +78,7 @@ class FinishedCell:
 
 
 def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> Progress | None:
-    """Return how far the run of a folder is.
-
-    Returns:
-        The progress; None if the run is finished, or the folder does not show any.
-    """
+    """Return how far the run of a folder is."""
     noted = _noted(folder) if NAME in names else None
     sweep = PLAN in names and CELLS in names
     if noted is None and (not sweep or seen is not None):

@@ -1,8 +1,6 @@
 """The server of the viewer: on the loopback interface, read-only, with a secret in its address.
 
-Every request must name the server as its host, use GET or HEAD, and begin with the token; the
-connection of a refused one ends. Folders are found by identifiers that the list contains, so no
-part of an address becomes a path.
+Folders are found by identifiers that the list contains: no part of an address becomes a path.
 """
 
 from __future__ import annotations
@@ -47,13 +45,7 @@ EMBEDDED = "; frame-ancestors 'none'"  # only a header can forbid this
 
 
 class Guard:
-    """Refuses every request that is not one of a reader with the address of the viewer.
-
-    Attributes:
-        token: The first part of every path.
-        strangers: The connections without an accepted request.
-        hosts: Names by which the server may be called.
-    """
+    """Refuses every request that is not one of a reader with the address of the viewer."""
 
     def __init__(
         self, app: ASGIApp, token: str, port: int, strangers: UntrustedConnections
@@ -218,7 +210,6 @@ def _missing(up: str) -> Response:
 
 
 def _relative(text: str, root: Path) -> str:
-    """Return a message without the path of the folder that is shown."""
     return text.replace(f"{root}/", "")
 
 
@@ -230,11 +221,7 @@ def _not_found(request: Request, error: Exception) -> Response:
 def application(
     root: Path, token: str, port: int, strangers: UntrustedConnections | None = None
 ) -> Guard:
-    """Return the viewer as an ASGI application.
-
-    Args:
-        strangers: The places for connections without the token; by default the usual ones.
-    """
+    """Return the viewer as an ASGI application."""
     index = RunIndex(root)
     if index.listing().empty:
         raise LeakauditError(
@@ -248,11 +235,7 @@ def application(
 
 
 def listen(port: int) -> socket.socket:
-    """Reserve a port of the loopback interface.
-
-    Args:
-        port: The port, 0 for any free one.
-    """
+    """Reserve a port of the loopback interface."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -268,11 +251,7 @@ def listen(port: int) -> socket.socket:
 
 
 def server(app: Guard) -> uvicorn.Server:
-    """Return the server, which is not started yet.
-
-    Returns:
-        The server; its ``run`` takes the socket.
-    """
+    """Return the server, which is not started yet."""
     return uvicorn.Server(
         uvicorn.Config(
             app,

@@ -148,7 +148,6 @@ def _decoded(raw: bytes) -> Record:
 
 
 def _ran(record: RunRecord, place: str) -> RunSummary:
-    """Summarise an attack, an audit or a check."""
     level, verdict = _outcome(record)
     names = _names(record)
     trace, source = record.trace, record.provenance
@@ -215,7 +214,6 @@ def _names(record: RunRecord) -> tuple[dict[str, None], dict[str, None]]:
 
 
 def _figures(record: RunRecord) -> dict[str, str]:
-    """Return what a comparison shows beside the columns of the list."""
     trace = record.trace
     made = {
         "network": f"{counted(trace.nodes, 'node')}, {counted(trace.edges, 'edge')}",
@@ -254,13 +252,11 @@ def _named(row: Quantity) -> str:
 
 
 def _best(values: Iterable[float | None], row: Quantity) -> float | None:
-    """Return the best of the values that were measured."""
     known = [value for value in values if value is not None]
     return row.better(known) if known else None
 
 
 def _judged(record: AuditRecord) -> dict[str, str]:
-    """Return the numbers of verdicts of an audit, and what it covers."""
     counts = Counter[str](one.verdict for one in record.audit.verdicts)
     said = []
     for verdict in wording.VERDICT_ORDER:
@@ -276,7 +272,6 @@ def _judged(record: AuditRecord) -> dict[str, str]:
 
 
 def _ruled(record: CheckRecord) -> dict[str, str]:
-    """Return the numbers of rules of a gate by their outcome."""
     counts = Counter(rule.status.value for rule in record.gate.rules)
     said = []
     for status, number in counts.items():
@@ -290,7 +285,6 @@ def _ruled(record: CheckRecord) -> dict[str, str]:
 
 
 def _swept(record: SweepRecord, place: str, written: str) -> RunSummary:
-    """Summarise a sweep, which does not store when it was run."""
     sweep = record.sweep
     level, verdict = _share(record)
     protocols = _planned(record, "victim")
@@ -434,7 +428,6 @@ def _origin(raw: bytes) -> Provenance | None:
 
 
 def _short(value: object) -> str:
-    """Return a value as one printable line of bounded length."""
     text = str(value)[: 4 * SHOWN]
     # Most texts are clean already, and to look at every character takes most of the time of a list.
     if not (text.isascii() and text.isprintable()) or "  " in text:
@@ -445,7 +438,6 @@ def _short(value: object) -> str:
 
 
 def _several(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the first of several names, each once."""
     found: dict[str, None] = {}
     for name in names:
         found[_short(name)] = None

@@ -1,7 +1,6 @@
 """What a process of its own does for the viewer: render one report, or compare two runs.
 
-A malformed record can cost time and memory, or end the process; it cannot reach the server, which
-receives only text. The fork server imports this module, and with it torch, once.
+A malformed record can cost time and memory, or end the process; it cannot reach the server.
 """
 
 from __future__ import annotations
@@ -32,12 +31,7 @@ ROWS = 1000  # rows of a comparison; a choice
 def work(
     answer: Connection[object, object], job: str, folders: tuple[Path, ...], root: Path
 ) -> None:
-    """Do one job and send the outcome, as JSON: a page or rows, or the reason of a failure.
-
-    Args:
-        job: ``page`` or ``changes``.
-        folders: One folder for a page, two for changes: the later run, then the earlier one.
-    """
+    """Do one job and send the outcome, as JSON: a page or rows, or the reason of a failure."""
     _limit()
     try:
         for folder in folders:
@@ -59,7 +53,6 @@ def work(
 
 
 def _limit() -> None:
-    """Limit time and memory of this process, where the system supports it."""
     for which, most in ((resource.RLIMIT_CPU, SECONDS), (resource.RLIMIT_DATA, MEMORY)):
         with suppress(OSError, ValueError):
             _, hard = resource.getrlimit(which)
@@ -88,7 +81,6 @@ def check(folder: Path, root: Path) -> None:
 
 
 def _named(results: Mapping[str, object]) -> Iterator[str]:
-    """Yield the names of the files that a report may read."""
     record = model.of(results)
     if not isinstance(record, RunRecord):
         return
@@ -113,11 +105,7 @@ def page(folder: Path) -> dict[str, object]:
 
 
 def changes(now: Path, before: Path) -> dict[str, object]:
-    """Compare two runs, check by check.
-
-    Returns:
-        ``summary``, and at most `ROWS` ``rows``, those that changed most first.
-    """
+    """Compare two runs, check by check."""
     new = model.of_run(record_file.read(now / RECORD))
     old = model.of_run(record_file.read(before / RECORD))
     found = comparison.against(new, old, comparison.differences(new, old))

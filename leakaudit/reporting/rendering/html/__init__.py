@@ -1,7 +1,6 @@
 """Reports as one HTML file each, which requests nothing; every name from a record is escaped.
 
-The only script is `page.js`, which a page contains as it is and whose hash the page's content
-security policy names: no other script can run. Without the script, a page shows everything as well.
+The only script is `page.js`, whose hash the policy of the page names: no other script can run.
 """
 
 from __future__ import annotations
@@ -57,7 +56,6 @@ def _read(name: str) -> str:
 
 
 def _code(text: str) -> Markup:
-    """Convert text between backticks to code."""
     parts = []
     for k, part in enumerate(clean(text).split("`")):
         shown = str(escape(part))
@@ -84,7 +82,6 @@ def _counted(figures: Mapping[str, object]) -> str:
 
 
 def _most(holds: str | None) -> str:
-    """Return the words before a bound that is not exact."""
     return Holds.read(holds).says("")
 
 

@@ -32,12 +32,7 @@ def page(
     general: str,
     unclear: Sequence[str],
 ) -> str:
-    """Render the views.
-
-    Args:
-        found: The views, at least one.
-        unclear: How a recording contradicts its declaration, or leaves it open; empty if neither.
-    """
+    """Render the views."""
     marked = list(zip(found, notes.marks, strict=True))
     marked.sort(key=lambda one: _severity(one[0]), reverse=True)
     ordered = [one for one, _ in marked]

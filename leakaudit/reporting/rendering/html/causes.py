@@ -40,11 +40,7 @@ class CauseTable:
 
 
 def causes(findings: Sequence[Finding]) -> CauseTable | None:
-    """Group findings by cause.
-
-    Returns:
-        The table; None if there are no findings, or if every finding has a cause of its own.
-    """
+    """Group findings by cause."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for one in findings:
         groups.setdefault(_cause(one), []).append(one)
@@ -64,7 +60,6 @@ def causes(findings: Sequence[Finding]) -> CauseTable | None:
 
 
 def _values(one: Quantity, findings: Iterable[Finding]) -> list[float]:
-    """Return the closest value of each finding that has one."""
     scored = [finding.scores for finding in findings if finding.scores is not None]
     values = [best(getattr(scores, one.key), one.better) for scores in scored]
     return [value for value in values if value is not None]

@@ -137,7 +137,6 @@ def _verdicts(
 
 
 def _views(record: RunRecord) -> list[tuple[Extended, ViewEntry]]:
-    """Return the view bounds of an audit, each after its grid point."""
     grid = record.audit.grid if isinstance(record, AuditRecord) else ()
     return [(point.epsilon, view) for point in grid for view in point.read_views()]
 
@@ -215,7 +214,6 @@ def _blocks(
 
 
 def _certified(findings: Sequence[Finding]) -> str:
-    """The number of findings by certificate, the most frequent first."""
     tally: Counter[str] = Counter()
     for finding in findings:
         tally[finding.certificate.name.lower()] += 1
@@ -247,7 +245,6 @@ def _methods(record: RunRecord) -> list[Mapping[str, object]]:
 
 
 def _against(against: ResultsComparison | None) -> Mapping[str, object] | None:
-    """Return a comparison, with changes separate from what stayed the same."""
     if against is None:
         return None
     changed = against.changed
@@ -260,7 +257,6 @@ def _against(against: ResultsComparison | None) -> Mapping[str, object] | None:
 
 
 def _missing(shown: DisplayRecord) -> Iterator[str]:
-    """Yield what this report lacks, and the command that adds it."""
     record = shown.record
     gate = isinstance(record, CheckRecord)
     if not (gate or isinstance(record, AuditRecord)):

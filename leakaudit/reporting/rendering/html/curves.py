@@ -43,12 +43,7 @@ def panels(record: RunRecord) -> list[tuple[str, list[HeadedFigure]]]:
 
 
 def refusals(record: RunRecord) -> list[str]:
-    """Describe at which grid points attacks of an audit returned nothing for some nodes.
-
-    Returns:
-        How such nodes are counted, then one line per point; empty if every attack returned a
-        result for every node.
-    """
+    """Describe at which grid points attacks of an audit returned nothing for some nodes."""
     said = []
     if isinstance(record, AuditRecord):
         for curve in record.audit.curves:
@@ -92,7 +87,6 @@ def _titles(panel: plots.Panel, marked: plots.PlotLine) -> list[str]:
 
 
 def _said(lines: Sequence[plots.PlotLine]) -> str:
-    """A description of the lines for screen readers."""
     said = []
     for one in lines:
         numbers = ["-" if v is None else f"{v:.3g}" for v in one.values]

@@ -84,7 +84,6 @@ def _closeness(one: Picture) -> tuple[bool, float]:
 
 
 def _passage(shown: DisplayRecord, finding: Finding | None) -> Passage | None:
-    """The first text that was recovered, certified ones before others."""
     found = [one for one in shown.passages if one.found is not None]
     if finding is not None:
         own = [one for one in found if _same(one.attack, one.adversary, finding)]
@@ -113,7 +112,6 @@ def _network(record: RunRecord, view: Overview) -> Markup | None:
 
 
 def _is_undecided(view: Overview) -> bool:
-    """Whether the headline says that nothing can be concluded."""
     return view.badge == WorstOutcome.CONTRADICTED.value
 
 

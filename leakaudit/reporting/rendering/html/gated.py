@@ -39,11 +39,7 @@ class RuleGroup(TypedDict):
 
 
 def tables(record: RunRecord) -> Mapping[str, object] | None:
-    """Return a gate's rules by kind, and what was accepted.
-
-    Returns:
-        Values for the template; None for a record that does not come from a gate.
-    """
+    """Return a gate's rules by kind, and what was accepted."""
     if not isinstance(record, CheckRecord):
         return None
     from leakaudit.reporting.rendering import (
@@ -109,11 +105,7 @@ def checks(record: CheckRecord) -> Iterator[tuple[str, NetworkScene]]:
 
 
 def scene(record: RunRecord) -> NetworkScene:
-    """Return what was recovered from the nodes.
-
-    Returns:
-        For a gate, the check that the most severe rule belongs to; for other records, everything.
-    """
+    """Return what was recovered from the nodes."""
     if isinstance(record, CheckRecord):
         every = dict(checks(record))
         first = _worst_check(record, every)

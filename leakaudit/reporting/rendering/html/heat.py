@@ -1,7 +1,6 @@
 """Heat maps of leakage by node and round, grid point, or adversary.
 
-They are tables rather than charts: each cell has one of six meanings in words, which a screen
-reader reads with its row and column, and the shades adapt to the dark mode of the page.
+They are tables, so that a screen reader reads each cell with its row and column.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ class HeatTable:
 
 
 def by_round(scene: NetworkScene) -> HeatTable | None:
-    """Show by node and round what was recovered from leaks that span the round.
-
-    Returns:
-        The table, None if nothing was attacked.
-    """
+    """Show by node and round what was recovered from leaks that span the round."""
     # Round 0 is the state before the first message.
     first = min([1, *(max(0, one.first) for one in scene.shades)])
     rounds = range(first, max(1, scene.trace.rounds) + 1)
@@ -67,11 +62,7 @@ def by_round(scene: NetworkScene) -> HeatTable | None:
 
 
 def by_point(scene: NetworkScene) -> HeatTable | None:
-    """Show by node and grid point of an audit what was recovered, with the largest epsilon last.
-
-    Returns:
-        The table, None if there is no grid.
-    """
+    """Show by node and grid point of an audit what was recovered, with the largest epsilon last."""
     shades = [one for one in scene.shades if one.point]
     points = sorted({one.point[0] for one in shades}, key=_order)[-COLUMNS:]
     columns: list[Span] = []
@@ -101,11 +92,7 @@ def _name(epsilon: Extended) -> str:
 
 
 def by_adversary(scene: NetworkScene) -> HeatTable | None:
-    """Show by node and adversary what was recovered.
-
-    Returns:
-        The table, None if there is only one adversary.
-    """
+    """Show by node and adversary what was recovered."""
     names = adversaries(scene)
     if len(names) < 2:
         return None
@@ -156,7 +143,6 @@ def _map(
 
 
 def _stride(columns: int) -> int:
-    """The distance between named columns, so that the names do not overlap."""
     if columns <= 12:
         return 1
     if columns <= 30:
@@ -182,7 +168,6 @@ def _cells(name: str, values: Sequence[int], columns: Sequence[Span]) -> tuple[H
 
 
 def _spans(values: Sequence[int], size: int) -> list[Span]:
-    """First and last of each group of `size` consecutive values."""
     found = []
     for k in range(0, len(values), size):
         some = values[k : k + size]

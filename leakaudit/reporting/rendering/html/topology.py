@@ -26,11 +26,7 @@ Edge = Sequence[int]
 
 
 def parsed(adversary: str) -> Adversary | None:
-    """Parse the name of an adversary.
-
-    Returns:
-        The adversary; None if the name does not describe one.
-    """
+    """Parse the name of an adversary."""
     try:
         return Adversary.parse(adversary)
     except (LeakauditError, ValueError):
@@ -44,18 +40,7 @@ def network(
     words: Mapping[int, str] | None = None,
     rounds: Mapping[int, Sequence[tuple[int, int]]] | None = None,
 ) -> Markup | None:
-    """Draw the network as one adversary observes it.
-
-    Args:
-        steps: The shade of each node, as an index in `shades.STEPS`; absent nodes were not
-            attacked.
-        words: The meaning of each node's shade; by default, that of `shades.STEPS`.
-        rounds: For each node, the last round and the step of each of its leaks, so that the page
-            can replay the rounds; None if it should not.
-
-    Returns:
-        The drawing; None if the network is not completely known, or too large.
-    """
+    """Draw the network as one adversary observes it."""
     if words is None:
         words = {node: STEPS[step] for node, step in steps.items()}
     links = given(trace.links, ())
@@ -92,7 +77,6 @@ def network(
 
 
 def _observes(who: Adversary | None, edge: Edge) -> bool:
-    """Whether the adversary observes messages on this edge."""
     if who is None:
         return False
     i, j = edge

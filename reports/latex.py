@@ -22,7 +22,7 @@ FORMS = {"share": ".2f", "value": ".4g"}  # formats of numbers
 
 
 @dataclass(frozen=True)
-class LatexTableColumn:
+class _LatexTableColumn:
     """One column of a table of `leakaudit.reporting.findings.flat`."""
 
     key: str  # its name there
@@ -32,7 +32,7 @@ class LatexTableColumn:
     which: str = ""  # statistic that the heading names, "" for none
 
 
-def _metrics(*statistics: str) -> tuple[LatexTableColumn, ...]:
+def _metrics(*statistics: str) -> tuple[_LatexTableColumn, ...]:
     found = []
     for one in shown(Place.PAPER, "Number"):
         name = f"{one.words} ({one.unit})" if one.unit else one.words
@@ -40,78 +40,78 @@ def _metrics(*statistics: str) -> tuple[LatexTableColumn, ...]:
         if one.unit == "dB":
             kind = "dB"
         for which in statistics:
-            found.append(LatexTableColumn(f"{one.key}_{which}", name, kind, which))
+            found.append(_LatexTableColumn(f"{one.key}_{which}", name, kind, which))
     return tuple(found)
 
 
 COLUMNS = {
     "findings": (
-        LatexTableColumn("epsilon", EPSILON, "epsilon"),
-        LatexTableColumn("seed", "seed", "number"),
-        LatexTableColumn("all_nodes", "node", "number"),
-        LatexTableColumn("adversary", "adversary"),
-        LatexTableColumn("attack", "attack"),
-        LatexTableColumn("certificate", "certificate"),
-        LatexTableColumn("records", "records", "number"),
-        LatexTableColumn("exact", "identical", "number"),
+        _LatexTableColumn("epsilon", EPSILON, "epsilon"),
+        _LatexTableColumn("seed", "seed", "number"),
+        _LatexTableColumn("all_nodes", "node", "number"),
+        _LatexTableColumn("adversary", "adversary"),
+        _LatexTableColumn("attack", "attack"),
+        _LatexTableColumn("certificate", "certificate"),
+        _LatexTableColumn("records", "records", "number"),
+        _LatexTableColumn("exact", "identical", "number"),
         *_metrics("best", "median"),
     ),
     "curves": (
-        LatexTableColumn("epsilon", EPSILON, "epsilon"),
-        LatexTableColumn("adversary", "adversary"),
-        LatexTableColumn("attack", "attack"),
+        _LatexTableColumn("epsilon", EPSILON, "epsilon"),
+        _LatexTableColumn("adversary", "adversary"),
+        _LatexTableColumn("attack", "attack"),
         *_metrics("best", "median", "mean"),
     ),
     "verdicts": (
-        LatexTableColumn("epsilon", EPSILON, "epsilon"),
-        LatexTableColumn("adversary", "adversary"),
-        LatexTableColumn("test", "test"),
-        LatexTableColumn("attack", "attack"),
-        LatexTableColumn("guarantee", "guarantee"),
-        LatexTableColumn("rate", "success rate", "share"),
-        LatexTableColumn("ceiling", "limit", "share"),
-        LatexTableColumn("p", "$p$", "power"),
-        LatexTableColumn("verdict", "verdict"),
+        _LatexTableColumn("epsilon", EPSILON, "epsilon"),
+        _LatexTableColumn("adversary", "adversary"),
+        _LatexTableColumn("test", "test"),
+        _LatexTableColumn("attack", "attack"),
+        _LatexTableColumn("guarantee", "guarantee"),
+        _LatexTableColumn("rate", "success rate", "share"),
+        _LatexTableColumn("ceiling", "limit", "share"),
+        _LatexTableColumn("p", "$p$", "power"),
+        _LatexTableColumn("verdict", "verdict"),
     ),
     "views": (
-        LatexTableColumn("epsilon", EPSILON, "epsilon"),
-        LatexTableColumn("node", "node", "number"),
-        LatexTableColumn("adversary", "adversary"),
-        LatexTableColumn("mu", r"$\mu$", "value"),
-        LatexTableColumn("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
-        LatexTableColumn("holds", "which is"),
-        LatexTableColumn("claimed_epsilon", r"$\varepsilon$ claimed", "epsilon"),
-        LatexTableColumn("verdict", "verdict"),
+        _LatexTableColumn("epsilon", EPSILON, "epsilon"),
+        _LatexTableColumn("node", "node", "number"),
+        _LatexTableColumn("adversary", "adversary"),
+        _LatexTableColumn("mu", r"$\mu$", "value"),
+        _LatexTableColumn("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
+        _LatexTableColumn("holds", "which is"),
+        _LatexTableColumn("claimed_epsilon", r"$\varepsilon$ claimed", "epsilon"),
+        _LatexTableColumn("verdict", "verdict"),
     ),
     "rules": (
-        LatexTableColumn("kind", "rule"),
-        LatexTableColumn("cell", "check"),
-        LatexTableColumn("measure", "measure"),
-        LatexTableColumn("value", "value", "value"),
-        LatexTableColumn("limit", "limit", "value"),
-        LatexTableColumn("p", "$p$", "power"),
-        LatexTableColumn("status", "status"),
+        _LatexTableColumn("kind", "rule"),
+        _LatexTableColumn("cell", "check"),
+        _LatexTableColumn("measure", "measure"),
+        _LatexTableColumn("value", "value", "value"),
+        _LatexTableColumn("limit", "limit", "value"),
+        _LatexTableColumn("p", "$p$", "power"),
+        _LatexTableColumn("status", "status"),
     ),
     "measures": (
-        LatexTableColumn("cell", "check"),
-        LatexTableColumn("measure", "measure"),
-        LatexTableColumn("seed", "seed", "number"),
-        LatexTableColumn("value", "value", "value"),
+        _LatexTableColumn("cell", "check"),
+        _LatexTableColumn("measure", "measure"),
+        _LatexTableColumn("seed", "seed", "number"),
+        _LatexTableColumn("value", "value", "value"),
     ),
     "points": (
-        LatexTableColumn("attack", "attack"),
-        LatexTableColumn("adversary", "adversary"),
-        LatexTableColumn("seeds", "seeds", "number"),
-        LatexTableColumn("records", "records", "number"),
-        LatexTableColumn("share", "recovered", "share"),
+        _LatexTableColumn("attack", "attack"),
+        _LatexTableColumn("adversary", "adversary"),
+        _LatexTableColumn("seeds", "seeds", "number"),
+        _LatexTableColumn("records", "records", "number"),
+        _LatexTableColumn("share", "recovered", "share"),
         *_metrics("best", "median"),
     ),
     "cells": (
-        LatexTableColumn("attack", "attack"),
-        LatexTableColumn("adversary", "adversary"),
-        LatexTableColumn("seed", "seed", "number"),
-        LatexTableColumn("records", "records", "number"),
-        LatexTableColumn("recovered", "recovered", "number"),
+        _LatexTableColumn("attack", "attack"),
+        _LatexTableColumn("adversary", "adversary"),
+        _LatexTableColumn("seed", "seed", "number"),
+        _LatexTableColumn("records", "records", "number"),
+        _LatexTableColumn("recovered", "recovered", "number"),
         *_metrics("best", "median"),
     ),
 }
@@ -166,7 +166,7 @@ def _digest(record: Record) -> str:
     return record.sweep.digest
 
 
-def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[LatexTableColumn]:
+def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[_LatexTableColumn]:
     """The columns that say something: those with a value, and a best one that differs."""
     axes = []
     if made.name in ("points", "cells"):
@@ -174,8 +174,8 @@ def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[LatexTableCol
             heading = latex.escape(name.removeprefix("axis_"))
             words = any(isinstance(row[name], str) for row in rows)
             kind = "text" if words else "epsilon"
-            axes.append(LatexTableColumn(name, EPSILON if name == "epsilon" else heading, kind))
-    kept: list[LatexTableColumn] = []
+            axes.append(_LatexTableColumn(name, EPSILON if name == "epsilon" else heading, kind))
+    kept: list[_LatexTableColumn] = []
     single = []  # metrics of which all statistics are equal
     for one in (*axes, *COLUMNS[made.name]):
         values = [row.get(one.key) for row in rows]
@@ -216,7 +216,7 @@ def _about(record: Record, name: str) -> str:
     return f"{about}."
 
 
-def _definitions(rows: Sequence[flat.Row], columns: Sequence[LatexTableColumn]) -> list[str]:
+def _definitions(rows: Sequence[flat.Row], columns: Sequence[_LatexTableColumn]) -> list[str]:
     keys = [column.key for column in columns]
     found = []
     if any(_between(row, key) and key in ("rate", "share") for row in rows for key in keys):
@@ -244,7 +244,7 @@ def _is_capped(value: flat.Cell) -> bool:
     return isinstance(value, int | float) and value > plots.PSNR_SHOWN
 
 
-def _cell(row: flat.Row, column: LatexTableColumn) -> str:
+def _cell(row: flat.Row, column: _LatexTableColumn) -> str:
     text = _value(row.get(column.key), column.kind)
     between = _between(row, column.key)
     if between is None or (column.kind == "dB" and all(map(_is_capped, between))):

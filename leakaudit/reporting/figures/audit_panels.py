@@ -30,14 +30,14 @@ RATES = "success rate, with its 95 % Clopper-Pearson interval"
 
 
 @dataclass(frozen=True)
-class AdversaryPanels:
+class _AdversaryPanels:
     """The panels of one adversary."""
 
     adversary: str
     panels: tuple[plots.Panel, ...]  # the panels; empty if nothing was measured
 
 
-def views(record: AuditRecord) -> list[AdversaryPanels]:
+def views(record: AuditRecord) -> list[_AdversaryPanels]:
     """Return the panels of every adversary of an audit."""
     audit = record.audit
     points = _points(audit)
@@ -46,7 +46,7 @@ def views(record: AuditRecord) -> list[AdversaryPanels]:
     for who in dict.fromkeys(curve.adversary for curve in audit.curves):
         panels = [*_quality(record, points, who), *_success(audit, points, who)]
         placed = [replace(panel, axis="epsilon", points=names) for panel in panels]
-        found.append(AdversaryPanels(who, tuple(placed)))
+        found.append(_AdversaryPanels(who, tuple(placed)))
     return found
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-ALWAYS = ("ceiling", "level", "rate")  # styles that are drawn without a text in the legend
+ALWAYS = ("ceiling", "level", "rate", "blind")  # styles that are drawn without a text in the legend
 # Sizes in mm; all of them are choices.
 HIGH = 40.0
 TITLE = 5.0  # height of the title of a row
@@ -132,7 +132,7 @@ def _names(content: CurveFigure, looks: Mapping[str, plots.LineLook]) -> list[En
         style = styles[0] if styles else "median"
         if "median" in styles:
             style = "median"
-        entries.append((_artist(style, looks[name], [0.0], [math.nan]), text))
+        entries.append((plots.artist(style, looks[name], [0.0], [math.nan], THIN, MARKER), text))
     return entries
 
 
@@ -142,7 +142,7 @@ def _meanings(content: CurveFigure) -> list[Entry]:
     for style, text in content.styles.items():
         if text and any(style in styles for styles in used.values()):
             look = plots.LineLook(plots.QUIET)
-            entries.append((_artist(style, look, [0.0], [math.nan]), text))
+            entries.append((plots.artist(style, look, [0.0], [math.nan], THIN, MARKER), text))
     return entries
 
 
@@ -212,21 +212,14 @@ def _letter(place: int) -> str:
 
 
 def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
-    from matplotlib import ticker
-
     title = panel.title.replace(">=", "≥")
     place.set_ylabel(plots.wrapped(title, NAME, most=3))
     lines = []
     for line in panel.lines:
         # Styles without a text are left out: a paper's figure needs no thin line for the mean.
-        if line.style in canvas.content.styles or line.style in (
-            "ceiling",
-            "level",
-            "rate",
-            "blind",
-        ):
+        if line.style in canvas.content.styles or line.style in ALWAYS:
             lines.append(line)
-    values = _values(lines)
+    values = plots.values_of(lines)
     log = panel.log
     if log is None:
         log = bool(values) and plots.logarithmic(values)
@@ -244,29 +237,13 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
             shift = (dodged.index(line.name) - (len(dodged) - 1) / 2) * DODGE * scale.length
         _line(place, line, look, scale, shift, log)
     if log:
-        place.set_yscale("log")
-        place.yaxis.set_minor_locator(ticker.NullLocator())
-        first = math.floor(math.log10(min(drawable)))
-        last = max(math.ceil(math.log10(max(drawable))), first + 1)
-        place.set_ylim(10.0**first, 10.0**last)
-        powers = range(first, last + 1, math.ceil((last - first) / plots.TICKS))
-        place.yaxis.set_major_locator(ticker.FixedLocator([10.0**k for k in powers]))
-        place.yaxis.set_major_formatter(lambda v, _: _power(v))
+        plots.number_powers(place, drawable, _power)
     else:
         _linear(place, panel, drawable)
     place.tick_params(axis="y", length=0)
     place.set_xlabel(_axis_name(panel.axis))
     place.set_xlim(*scale.limits)
     _ticks(place, scale, canvas.wide)
-
-
-def _values(lines: Sequence[plots.PlotLine]) -> list[float]:
-    values: list[float] = []
-    for line in lines:
-        values += [value for value in line.values if plots.is_drawn(value, log=False)]
-        for interval in line.intervals:
-            values += interval or ()
-    return values
 
 
 def _linear(place: Axes, panel: plots.Panel, values: Sequence[float]) -> None:
@@ -289,9 +266,8 @@ def _axis_name(name: str) -> str:
     return plots.said(name, 60)
 
 
-def _power(value: float) -> str:
-    exponent = str(round(math.log10(value)))
-    return f"10{exponent.translate(_SUPERSCRIPTS)}"
+def _power(exponent: int) -> str:
+    return f"10{str(exponent).translate(_SUPERSCRIPTS)}"
 
 
 @dataclass(frozen=True)
@@ -361,7 +337,7 @@ def _point(point: str) -> str:
         if not exponent:
             digits, _, exponent = f"{number:.2e}".partition("e")
             digits = f"{float(digits):g}"
-        power = f"10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
+        power = _power(int(exponent))
         return power if digits == "1" else f"{digits}·{power}"
     return plots.said(point, plots.NAMED)
 
@@ -389,38 +365,16 @@ def _letters(name: str) -> float:
     return sum(0.6 if ord(one) in _SUPERSCRIPTS.values() else 1.0 for one in name)
 
 
-def _artist(
-    style: str, look: plots.LineLook, at: Sequence[float], heights: Sequence[float]
-) -> Line2D:
-    from matplotlib.lines import Line2D
-
-    chosen = plots.STYLES[style]
-    dash: tuple[float, tuple[float, float]] | None = None  # solid
-    if chosen.dash:
-        dash = (chosen.dash[0] * (look.place % 2), chosen.dash)
-    return Line2D(
-        at,
-        heights,
-        color=look.colour,
-        linewidth=chosen.width * THIN,
-        linestyle=dash,
-        marker=look.marker if chosen.marked else "",
-        markersize=MARKER,
-        markeredgewidth=0,
-        clip_on=False,
-    )
-
-
 def _line(
     place: Axes, line: plots.PlotLine, look: plots.LineLook, scale: _Scale, shift: float, log: bool
 ) -> None:
     """Draw one line with its intervals; it has a gap before zero, infinity and missing values."""
-    from matplotlib.lines import Line2D
-
     if line.style == "level":
         levels = [value for value in line.values if plots.is_drawn(value, log)]
         if levels:
-            place.add_line(_artist("level", look, scale.limits, [levels[0], levels[0]]))
+            place.add_line(
+                plots.artist("level", look, scale.limits, [levels[0], levels[0]], THIN, MARKER)
+            )
         return
     at: list[float] = []
     heights: list[float] = []
@@ -437,19 +391,13 @@ def _line(
         if not scale.joined[k]:
             at.append(scale.at[k] + shift)
             heights.append(math.nan)
-    artist = _artist(line.style, look, at, heights)
+    artist = plots.artist(line.style, look, at, heights, THIN, MARKER)
     if not plots.STYLES[line.style].marked and single:
         artist.set_marker("_")
         artist.set_markevery(single)
         artist.set_markersize(8)
         artist.set_markeredgewidth(artist.get_linewidth())
     place.add_line(artist)
-    for k, interval in enumerate(line.intervals):
-        if interval is None or not plots.is_drawn(line.values[k], log):
-            continue
-        if all(plots.is_drawn(end, log) for end in interval):
-            whisker = Line2D([scale.at[k] + shift] * 2, interval, color=look.colour, marker="_")
-            whisker.set_linewidth(0.7)
-            whisker.set_markersize(MARKER)
-            whisker.set_clip_on(False)
-            place.add_line(whisker)
+    places = [x + shift for x in scale.at]
+    for whisker in plots.whiskers(line, look, places, log, 0.7, MARKER):
+        place.add_line(whisker)

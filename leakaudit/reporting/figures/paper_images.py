@@ -39,7 +39,7 @@ class ImageGrid:
 
 
 def draw(content: Sequence[ImageGrid], width: float, highest: float) -> list[Figure]:
-    """Draw rows of as many images as fit, on pages of at most `highest` mm; infinite for one figure."""
+    """Draw rows of as many images as fit, on pages of at most `highest` mm (one if infinite)."""
     across = max(1, int((width - ROW_NAME) / (TILE + BESIDE)))
     bands: list[tuple[str, Sequence[Tile]]] = []
     for grid in content:

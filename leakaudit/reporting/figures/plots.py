@@ -11,7 +11,7 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +109,7 @@ _METADATA: dict[str, dict[str, None]] = {  # omits the date and the version, whi
 }
 
 
-class Style(NamedTuple):
+class _Style(NamedTuple):
     """How a line is drawn."""
 
     width: float  # line width in units
@@ -134,14 +134,14 @@ LIKELIHOOD = LineLook(COLOURS[6], "P", 4)
 BLIND_GUESS = LineLook(COLOURS[7], "X", 5)
 
 STYLES = {
-    "median": Style(1.8, marked=True),
-    "best": Style(0.9),
-    "mean": Style(0.9, (4, 3)),
-    "rate": Style(1.8, marked=True),
-    "ceiling": Style(1.8, (3, 3)),
-    "blind": Style(0.9, (1, 2)),
-    "run": Style(1.5, marked=True, sparse=True),
-    "level": Style(1.8, (6, 2)),  # one value that does not depend on the horizontal axis
+    "median": _Style(1.8, marked=True),
+    "best": _Style(0.9),
+    "mean": _Style(0.9, (4, 3)),
+    "rate": _Style(1.8, marked=True),
+    "ceiling": _Style(1.8, (3, 3)),
+    "blind": _Style(0.9, (1, 2)),
+    "run": _Style(1.5, marked=True, sparse=True),
+    "level": _Style(1.8, (6, 2)),  # one value that does not depend on the horizontal axis
 }
 
 
@@ -435,16 +435,23 @@ def _entries(
         style = "median"
         if len(kinds) == 1:
             (style,) = kinds
-        entries.append((_artist(style, looks[name], [math.nan]), words))
+        entries.append((_sample(style, looks[name]), words))
     for style, words in styles.items():
-        entries.append((_artist(style, LineLook(QUIET), [math.nan]), words))
+        entries.append((_sample(style, LineLook(QUIET)), words))
     if note:
-        entries.append((_artist("best", LineLook("none"), [math.nan]), note))
+        entries.append((_sample("best", LineLook("none")), note))
     return entries
 
 
-def _artist(style: str, look: LineLook, heights: Sequence[float]) -> Line2D:
-    """A line over the positions 0, 1, ...; its style decides where markers are drawn."""
+def artist(
+    style: str,
+    look: LineLook,
+    at: Sequence[float],
+    heights: Sequence[float],
+    thin: float = 1.0,
+    marker: float = 5.5,
+) -> Line2D:
+    """Return a line, whose style decides where markers are drawn; sizes in points."""
     from matplotlib.lines import Line2D
 
     chosen = STYLES[style]
@@ -453,16 +460,20 @@ def _artist(style: str, look: LineLook, heights: Sequence[float]) -> Line2D:
         # If two dashed lines coincide, the dashes of one fill the gaps of the other.
         dash = (chosen.dash[0] * (look.place % 2), chosen.dash)
     return Line2D(
-        range(len(heights)),
+        at,
         heights,
         color=look.colour,
-        linewidth=chosen.width,
+        linewidth=chosen.width * thin,
         linestyle=dash,
         marker=look.marker if chosen.marked else "",
-        markersize=5.5,
+        markersize=marker,
         markeredgewidth=0,
         clip_on=False,
     )
+
+
+def _sample(style: str, look: LineLook) -> Line2D:
+    return artist(style, look, [0.0], [math.nan])
 
 
 def _columns(texts: Sequence[str], letters: int) -> int:
@@ -484,11 +495,7 @@ def _panel(figure: Figure, panel: Panel, looks: Mapping[str, LineLook], letters:
     place = figure.add_axes((0, 0, 1, 1))
     place.patch.set_visible(False)
     place.set_title(wrapped(panel.heading, letters))
-    values: list[float] = []
-    for line in panel.lines:
-        values += [v for v in line.values if is_drawn(v, log=False)]
-        for interval in line.intervals:
-            values += interval or ()
+    values = values_of(panel.lines)
     log = panel.log
     if log is None:
         log = logarithmic(values)
@@ -500,10 +507,11 @@ def _panel(figure: Figure, panel: Panel, looks: Mapping[str, LineLook], letters:
     if log and min(values) <= 0:
         place.set_title("zeros are not shown", loc="right", fontsize=9, color=QUIET)
     for k, line in enumerate(panel.lines):
-        artist = _line(line, looks.get(line.name, LineLook(QUIET)), log)
-        artist.set_gid(f"line{k}")
-        place.add_line(artist)
-        for whisker in _whiskers(line, looks.get(line.name, LineLook(QUIET)), log):
+        look = looks.get(line.name, LineLook(QUIET))
+        drawn = _line(line, look, log)
+        drawn.set_gid(f"line{k}")
+        place.add_line(drawn)
+        for whisker in whiskers(line, look, range(len(line.values)), log):
             place.add_line(whisker)
     _vertical(place, panel, drawable, log)
     place.autoscale_view()
@@ -547,7 +555,7 @@ def _title_lines(place: Axes) -> int:
 def _line(line: PlotLine, look: LineLook, log: bool) -> Line2D:
     """Draw one line; a point between two gaps is marked, because no line makes it visible."""
     heights = [v if is_drawn(v, log) else math.nan for v in line.values]
-    artist = _artist(line.style, look, heights)
+    drawn = artist(line.style, look, range(len(heights)), heights)
     at = [k for k, v in enumerate(heights) if not math.isnan(v)]
     single = [k for k in at if k - 1 not in at and k + 1 not in at]
     chosen = STYLES[line.style]
@@ -555,45 +563,68 @@ def _line(line: PlotLine, look: LineLook, log: bool) -> Line2D:
         # Runs are marked at different rounds, so that markers do not overlap.
         step = max(1, len(at) // SPARSE)
         start = look.place * step // len(COLOURS)
-        artist.set_markevery(sorted({*single, *at[start::step]}))
+        drawn.set_markevery(sorted({*single, *at[start::step]}))
     elif not chosen.marked:
-        artist.set_markevery(single)
-        artist.set_marker("_" if chosen.dash else look.marker)
+        drawn.set_markevery(single)
+        drawn.set_marker("_" if chosen.dash else look.marker)
         if chosen.dash:
-            artist.set_markersize(STUB)
-            artist.set_markeredgewidth(chosen.width)
-    return artist
+            drawn.set_markersize(STUB)
+            drawn.set_markeredgewidth(chosen.width)
+    return drawn
 
 
-def _whiskers(line: PlotLine, look: LineLook, log: bool) -> list[Line2D]:
-    """The intervals of one line; an end that cannot be drawn on a logarithmic axis has none."""
+def whiskers(
+    line: PlotLine,
+    look: LineLook,
+    at: Sequence[float],
+    log: bool,
+    width: float = 0.9,
+    end: float = WHISKER,
+) -> Iterator[Line2D]:
+    """Yield the intervals of a line whose ends can be drawn; sizes in points."""
     from matplotlib.lines import Line2D
 
-    drawn = []
-    for k, interval in enumerate(line.intervals):
-        if interval is None or not is_drawn(line.values[k], log):
+    for x, value, interval in zip(at, line.values, line.intervals, strict=False):
+        if interval is None or not is_drawn(value, log):
             continue
-        if all(is_drawn(end, log) for end in interval):
-            whisker = Line2D([k, k], interval, color=look.colour, linewidth=0.9, marker="_")
-            whisker.set_markersize(WHISKER)
+        if all(is_drawn(limit, log) for limit in interval):
+            whisker = Line2D([x, x], interval, color=look.colour, linewidth=width, marker="_")
+            whisker.set_markersize(end)
             whisker.set_clip_on(False)
-            drawn.append(whisker)
-    return drawn
+            yield whisker
+
+
+def values_of(lines: Iterable[PlotLine]) -> list[float]:
+    """Return all values of some lines and the ends of their intervals."""
+    values: list[float] = []
+    for line in lines:
+        values += [v for v in line.values if is_drawn(v, log=False)]
+        for interval in line.intervals:
+            values += interval or ()
+    return values
+
+
+def number_powers(
+    place: Axes, values: Sequence[float], name: Callable[[int], str] = "1e{}".format
+) -> None:
+    """Make the vertical axis logarithmic, and name powers of ten by their exponents."""
+    from matplotlib import ticker
+
+    first = math.floor(math.log10(min(values)))
+    last = max(math.ceil(math.log10(max(values))), first + 1)
+    place.set_yscale("log")
+    place.set_ylim(10.0**first, 10.0**last)
+    powers = range(first, last + 1, math.ceil((last - first) / TICKS))
+    place.yaxis.set_major_locator(ticker.FixedLocator([10.0**k for k in powers]))
+    place.yaxis.set_major_formatter(lambda v, _: name(round(math.log10(v))))
+    place.yaxis.set_minor_locator(ticker.NullLocator())
 
 
 def _vertical(place: Axes, panel: Panel, values: Sequence[float], log: bool) -> None:
     from matplotlib import ticker
 
     if log:
-        first = math.floor(math.log10(min(values)))
-        last = math.ceil(math.log10(max(values)))
-        last = max(last, first + 1)
-        place.set_yscale("log")
-        place.set_ylim(10.0**first, 10.0**last)
-        powers = range(first, last + 1, math.ceil((last - first) / TICKS))
-        place.yaxis.set_major_locator(ticker.FixedLocator([10.0**k for k in powers]))
-        place.yaxis.set_major_formatter(lambda v, _: f"1e{round(math.log10(v))}")
-        place.yaxis.set_minor_locator(ticker.NullLocator())
+        number_powers(place, values)
     else:
         reached = [v for v in (panel.low, panel.high) if is_drawn(v, log=False)]
         place.update_datalim([(0, v) for v in reached], updatex=False)

@@ -42,7 +42,7 @@ RATES = "share, with its 95 % Clopper-Pearson interval (records counted as indep
 
 
 @dataclass(frozen=True)
-class Drawing:
+class _Drawing:
     """The panels of a sweep."""
 
     rows: tuple[plots.Row, ...]  # title and panels of each row
@@ -60,7 +60,7 @@ def figure(sweep: SweepPart) -> Figure:
     return plots.curves(drawing.rows, drawing.legend, drawing.styles, more)
 
 
-def panels(sweep: SweepPart) -> Drawing:
+def panels(sweep: SweepPart) -> _Drawing:
     """Return the panels of a sweep."""
     view = _View.of(sweep)
     rows = _rows(sweep.points, view)
@@ -71,7 +71,7 @@ def panels(sweep: SweepPart) -> Drawing:
     if not drawn:
         drawn.append(("no cell has a result", [Panel("PSNR", ())]))
     legend = {name: name for name in names[: len(plots.COLOURS)]}
-    return Drawing(tuple(drawn), legend, _styles(drawn), max(0, len(rows) - ROWS))
+    return _Drawing(tuple(drawn), legend, _styles(drawn), max(0, len(rows) - ROWS))
 
 
 @dataclass(frozen=True)

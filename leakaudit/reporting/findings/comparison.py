@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import UNSET, Struct
 
-from leakaudit.core.trace import Json
 from leakaudit.reporting.findings.grading import RANK, GradedItem, checks
 from leakaudit.reporting.results import model
 from leakaudit.reporting.results.model import RunRecord, TraceSource
+
+if TYPE_CHECKING:
+    from leakaudit.core.trace import Json  # with torch
 
 Change = Literal["worse", "new", "better", "gone", "same"]
 DECIBEL = 0.5  # smaller changes of a PSNR are ignored; a choice, below what the eye can perceive
@@ -25,7 +27,7 @@ MEANS: dict[Change, str] = {
 }
 
 
-class ComparedCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _ComparedCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One check in two results."""
 
     id: str  # its fingerprint, also used in SARIF
@@ -42,10 +44,10 @@ class ResultsComparison(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     summary: str  # the numbers of checks by change
     # conditions that differ between the two results and may explain a change
     differs: tuple[str, ...]
-    rows: tuple[ComparedCheck, ...]  # the checks, those that became worse first
+    rows: tuple[_ComparedCheck, ...]  # the checks, those that became worse first
 
     @property
-    def changed(self) -> list[ComparedCheck]:
+    def changed(self) -> list[_ComparedCheck]:
         """The checks that changed."""
         return [row for row in self.rows if row.change != "same"]
 
@@ -121,11 +123,11 @@ def lines(against: ResultsComparison | Json) -> list[str]:
     return [found.summary, *said]
 
 
-def _row(now: GradedItem | None, before: GradedItem | None) -> ComparedCheck:
+def _row(now: GradedItem | None, before: GradedItem | None) -> _ComparedCheck:
     one = now or before
     if one is None:
         raise ValueError("a row needs a check on one side")
-    return ComparedCheck(
+    return _ComparedCheck(
         id=one.id,
         name=one.name,
         node=one.node,
@@ -165,7 +167,7 @@ def _close(a: float, b: float) -> bool:
     return abs(a - b) <= tolerance
 
 
-def _sentence(rows: Sequence[ComparedCheck], differs: Sequence[str]) -> str:
+def _sentence(rows: Sequence[_ComparedCheck], differs: Sequence[str]) -> str:
     parts = []
     for change, meaning in MEANS.items():
         count = sum(row.change == change for row in rows)

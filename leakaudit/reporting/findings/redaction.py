@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from leakaudit.core import registry
@@ -50,12 +50,10 @@ from leakaudit.reporting.results.model import (
     AuditRecord,
     CellEntry,
     CheckRecord,
-    CurvePoint,
     Finding,
     GatePart,
     LeakSummary,
     NodeBest,
-    NotTried,
     Provenance,
     Rescoring,
     RuleEntry,
@@ -117,6 +115,7 @@ VERSION = re.compile(r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)*")
 ADVERSARY_NOBODY = "nobody"  # the text form of an `Adversary` that observes nothing
 
 B = TypeVar("B", Undetermined, Finding, VerdictEntry, NodeBest)
+S = TypeVar("S", bound=Struct)
 
 
 def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Json]:
@@ -176,10 +175,8 @@ class _Redactor:
         """The new number of a node; a number outside the network hides nothing and is kept."""
         return self.places.get(node, node)
 
-    def nodes(self, nodes: Sequence[int] | UnsetType) -> tuple[int, ...] | UnsetType:
+    def nodes(self, nodes: Iterable[int]) -> tuple[int, ...]:
         """Several nodes, in the order of their new numbers."""
-        if isinstance(nodes, UnsetType):
-            return UNSET
         return tuple(sorted(map(self.node, nodes)))
 
     def adversary(self, name: str) -> str:
@@ -197,6 +194,24 @@ class _Redactor:
     def attack(self, name: str) -> str:
         return _known(name, self.attacks)
 
+    def renamed(self, part: S, **changes: object) -> S:
+        """A part with new names of its nodes, adversaries and attacks, and with other changes."""
+        for name in part.__struct_fields__:
+            value = getattr(part, name)
+            if name in changes or value is None or value is UNSET:
+                continue
+            if name == "node":
+                changes[name] = self.node(value)
+            elif name in ("nodes", "others"):
+                changes[name] = self.nodes(value)
+            elif name == "adversary":
+                changes[name] = self.adversary(value)
+            elif name == "adversaries":
+                changes[name] = tuple(map(self.adversary, value))
+            elif name == "attack":
+                changes[name] = self.attack(value)
+        return replace(part, **changes)
+
     # --- records ------------------------------------------------------------------------------
 
     def record(self, record: RunRecord) -> RunRecord:
@@ -204,7 +219,7 @@ class _Redactor:
             record,
             trace=self.trace(record.trace),
             findings=_by_node(map(self.finding, record.findings)),
-            undetermined=_by_node(map(self.undetermined, record.undetermined)),
+            undetermined=_by_node(self.renamed(one, reason=HIDDEN) for one in record.undetermined),
             not_tried=self.not_tried(record),
             metrics=_metrics(record.metrics, record.trace),
             attacks=self.described(record.attacks),
@@ -224,11 +239,8 @@ class _Redactor:
         return replace(shown, summary=warned(said, remarks, given(shown.unclear, ())))
 
     def finding(self, finding: Finding) -> Finding:
-        return replace(
+        return self.renamed(
             finding,
-            node=self.node(finding.node),
-            adversary=self.adversary(finding.adversary),
-            attack=self.attack(finding.attack),
             leak=_leak(finding.leak),
             certificate=replace(
                 finding.certificate, sentence=Certificate[finding.certificate.name].value
@@ -236,15 +248,6 @@ class _Redactor:
             labels=None,
             note="",
             images=None,
-            others=self.nodes(finding.others),
-        )
-
-    def undetermined(self, one: Undetermined) -> Undetermined:
-        return Undetermined(
-            node=self.node(one.node),
-            adversary=self.adversary(one.adversary),
-            reason=HIDDEN,
-            understood=one.understood,
         )
 
     def trace(self, trace: TraceSummary) -> TraceSummary:
@@ -267,7 +270,7 @@ class _Redactor:
         For other records, keep only sentences that name an attack or a round.
         """
         if isinstance(record, CheckRecord) and not isinstance(record.gate.not_tried, UnsetType):
-            return tuple(untried(self.untried(one)) for one in record.gate.not_tried)
+            return tuple(untried(self.renamed(one)) for one in record.gate.not_tried)
         harmless = {f"attack {name}" for name in self.attacks} | self.attacks
         harmless |= {f"rounds after {last}" for last in range(min(record.trace.rounds, ROUNDS))}
         harmless.add("curious nodes and coalitions (--as node:3)")
@@ -305,7 +308,7 @@ class _Redactor:
             truth=replace(truth, sha256=None, path=UNSET, recording=_recording(truth.recording)),
             settings=settings,
             digest=digest(settings),
-            command=_command(_verb(record)),
+            command=_command(model.kind_of(record)),
             platform=_system(source.platform),
             rescored=rescored,
             program=UNSET,
@@ -359,25 +362,16 @@ class _Redactor:
         return replace(
             audit,
             grid=tuple(grid),
-            curves=tuple(map(self.curve, audit.curves)),
+            curves=tuple(map(self.renamed, audit.curves)),
             verdicts=_by_node(map(self.verdict, audit.verdicts)),
             figure=None,
         )
 
     def view(self, view: ViewEntry) -> ViewEntry:
         claim = view.claim
-        return replace(
-            view,
-            node=None if view.node is None else self.node(view.node),
-            adversary=None if view.adversary is None else self.adversary(view.adversary),
-            why=None,
-            claim=None if claim is None else replace(claim, source=HIDDEN),
-        )
-
-    def curve(self, curve: CurvePoint) -> CurvePoint:
-        return replace(
-            curve, adversary=self.adversary(curve.adversary), attack=self.attack(curve.attack)
-        )
+        if claim is not None:
+            claim = replace(claim, source=HIDDEN)
+        return self.renamed(view, why=None, claim=claim)
 
     def verdict(self, one: VerdictEntry) -> VerdictEntry:
         says = Verdict[one.verdict].value
@@ -387,15 +381,7 @@ class _Redactor:
         for name, value in one.figures.items():
             if value is None or isinstance(value, int | float) or value == "inf":
                 counted[name] = value
-        return replace(
-            one,
-            adversary=self.adversary(one.adversary),
-            node=self.node(one.node),
-            attack=self.attack(one.attack),
-            says=says,
-            power="",
-            figures=counted,
-        )
+        return self.renamed(one, says=says, power="", figures=counted)
 
     # --- gates --------------------------------------------------------------------------------
 
@@ -416,7 +402,7 @@ class _Redactor:
             pitfall = pitfalls.get(rule.measure)
             rules.append(
                 _rule(
-                    replace(rule, nodes=self.nodes(rule.nodes)),
+                    self.renamed(rule),
                     names.get(rule.cell, HIDDEN),
                     known.get(rule.cell),
                     None if pitfall is None else pitfall.name,
@@ -428,7 +414,7 @@ class _Redactor:
             shown = {name: self.trace(network) for name, network in networks.items()}
         left_out = gate.not_tried
         if not isinstance(left_out, UnsetType):
-            left_out = tuple(map(self.untried, left_out))
+            left_out = tuple(map(self.renamed, left_out))
         return replace(
             gate,
             cells=cells,
@@ -448,11 +434,9 @@ class _Redactor:
         worst = None
         if cell.worst is not None:
             worst = self.best(cell.worst)
-        return replace(
+        return self.renamed(
             cell,
             name=f"{cell.check}/{adversary}/{attack}",
-            adversary=adversary,
-            attack=attack,
             digest=digest({"check": cell.check, "adversary": adversary, "attack": attack}),
             worst=worst,
             nodes=nodes,
@@ -460,16 +444,8 @@ class _Redactor:
             reasons={},
         )
 
-    def untried(self, one: NotTried) -> NotTried:
-        attack, adversaries, nodes = one.attack, one.adversaries, one.nodes
-        if not isinstance(attack, UnsetType):
-            attack = self.attack(attack)
-        if not isinstance(adversaries, UnsetType):
-            adversaries = tuple(map(self.adversary, adversaries))
-        return replace(one, attack=attack, adversaries=adversaries, nodes=self.nodes(nodes))
-
     def best(self, one: NodeBest) -> NodeBest:
-        return replace(one, node=self.node(one.node), kind=_known(one.kind, LEAKS), formula="")
+        return self.renamed(one, kind=_known(one.kind, LEAKS), formula="")
 
 
 def _networks(record: RunRecord) -> list[TraceSummary]:
@@ -539,14 +515,6 @@ def _reasons(reasons: Sequence[str] | UnsetType) -> tuple[str, ...] | UnsetType:
     if isinstance(reasons, UnsetType):
         return UNSET
     return (HIDDEN,) * len(reasons)
-
-
-def _verb(record: RunRecord) -> str:
-    if isinstance(record, AuditRecord):
-        return "audit"
-    if isinstance(record, CheckRecord):
-        return "check"
-    return "attack"
 
 
 def _command(verb: str) -> str:

@@ -91,7 +91,7 @@ _TEST_WORDS = {TestName.VIEW.value: "view bound against the claim"}
 
 
 @dataclass(frozen=True)
-class RuleOutcome:
+class _RuleOutcome:
     """An outcome of a rule of a gate, in the words of every report."""
 
     word: str  # in one to three words; capitals mark what needs attention
@@ -100,29 +100,31 @@ class RuleOutcome:
 
 # The vocabulary of a gate: text, Markdown, HTML, JUnit, annotations and SARIF use these words.
 OUTCOMES = {
-    RuleStatus.OK: RuleOutcome("ok", "within the limit"),
-    RuleStatus.OVER: RuleOutcome("OVER BUDGET", "over the budget"),
-    RuleStatus.REGRESSION: RuleOutcome("REGRESSION", "increased over the baseline"),
-    RuleStatus.CONTRADICTED: RuleOutcome(
+    RuleStatus.OK: _RuleOutcome("ok", "within the limit"),
+    RuleStatus.OVER: _RuleOutcome("OVER BUDGET", "over the budget"),
+    RuleStatus.REGRESSION: _RuleOutcome("REGRESSION", "increased over the baseline"),
+    RuleStatus.CONTRADICTED: _RuleOutcome(
         "NOT AS DECLARED", "the recording contradicts its own declarations"
     ),
-    RuleStatus.ACCEPTED: RuleOutcome(
+    RuleStatus.ACCEPTED: _RuleOutcome(
         "accepted", "over the limit, but accepted until a stated date"
     ),
-    RuleStatus.WARNING: RuleOutcome(
+    RuleStatus.WARNING: _RuleOutcome(
         "warning", "over a budget of level warn, or a warning of the lint"
     ),
-    RuleStatus.INCONCLUSIVE: RuleOutcome(
+    RuleStatus.INCONCLUSIVE: _RuleOutcome(
         "INCONCLUSIVE", "an increase that is not significant; more seeds would decide"
     ),
-    RuleStatus.TOO_FEW_SEEDS: RuleOutcome(
+    RuleStatus.TOO_FEW_SEEDS: _RuleOutcome(
         "TOO FEW SEEDS", "so few seeds cannot show an increase, or what a recording contains"
     ),
-    RuleStatus.NOT_COMPARABLE: RuleOutcome(
+    RuleStatus.NOT_COMPARABLE: _RuleOutcome(
         "NOT COMPARABLE", "the baseline is missing or was measured differently"
     ),
-    RuleStatus.VOID: RuleOutcome("CONTROL FAILED", "a control failed, so the gate is inconclusive"),
-    RuleStatus.UNTESTED: RuleOutcome(
+    RuleStatus.VOID: _RuleOutcome(
+        "CONTROL FAILED", "a control failed, so the gate is inconclusive"
+    ),
+    RuleStatus.UNTESTED: _RuleOutcome(
         "nothing to score", "nothing to test; does not affect the result"
     ),
 }

@@ -1306,7 +1306,7 @@ def given(value: T | UnsetType, default: T) -> T:
     return value
 
 
-def kind_of(record: Record) -> str:
+def kind_of(record: Record | RunRecord) -> str:
     """Return the kind of a record."""
     return str(record.__struct_config__.tag)
 

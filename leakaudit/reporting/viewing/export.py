@@ -20,14 +20,14 @@ _PAGE = re.compile(r"[0-9a-f]{16}\.html")
 
 
 @dataclass(frozen=True)
-class ExportedFiles:
+class _ExportedFiles:
     """What was written."""
 
     pages: int  # number of reports
     failed: Sequence[tuple[str, str]]  # runs without a report, each with the reason
 
 
-def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> ExportedFiles:
+def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> _ExportedFiles:
     """Write the list and a page for every run."""
     index = RunIndex(root)
     listing = index.listing()
@@ -48,7 +48,7 @@ def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> E
     step("reports", len(listing.runs), len(listing.runs))
     _write(target / pages.LIST, pages.listed(listing, Query(), index.root.name, static=True))
     _remove_others(target / PAGES, {f"{run.id}.html" for run in listing.runs})
-    return ExportedFiles(len(listing.runs) - len(failed), failed)
+    return _ExportedFiles(len(listing.runs) - len(failed), failed)
 
 
 def _expect_free(target: Path) -> None:

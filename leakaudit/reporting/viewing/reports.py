@@ -6,6 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import Struct
 
 from leakaudit._util import forks
 from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.findings.comparison import ResultsComparison
 from leakaudit.reporting.viewing.summaries import RECORD
 
 # What every report needs. Charts, which only audits have, load matplotlib when they are drawn.
@@ -29,24 +31,13 @@ class Page(Struct, frozen=True):
     """A report."""
 
     html: str
-    # content security policy of the page, None for a page without a script
-    policy: str | None = None
-
-
-class CheckChange(Struct, frozen=True):
-    """One check in two runs."""
-
-    change: str  # `worse`, `new`, `better`, `gone` or `same`
-    name: str  # what was examined
-    before: str  # the earlier message
-    now: str  # the later message
+    policy: str  # content security policy of the page
 
 
 class Changes(Struct, frozen=True):
     """A comparison of two runs."""
 
-    summary: str  # the numbers of checks by change
-    rows: tuple[CheckChange, ...]
+    against: ResultsComparison
     more: int  # number of checks that are left out
 
 
@@ -101,12 +92,10 @@ class Reports:
                 self._size -= _size(dropped)
 
     def _ask(self, job: str, folders: Sequence[Path]) -> bytes:
-        from leakaudit.reporting.viewing import worker_entry
-
         context = forks.context(PRELOADED)
         here, there = context.Pipe(duplex=False)
         arguments = (there, job, tuple(folders), self._root)
-        process = context.Process(target=worker_entry.run, args=arguments, daemon=True)
+        process = context.Process(target=_work, args=arguments, daemon=True)
         process.start()
         there.close()
         try:
@@ -129,6 +118,15 @@ class Reports:
         if failed is not None:
             raise LeakauditError(failed)
         return answer
+
+
+def _work(
+    answer: Connection[object, object], job: str, folders: tuple[Path, ...], root: Path
+) -> None:
+    """Do one job in a process of its own; the server imports this module without torch."""
+    from leakaudit.reporting.viewing import worker
+
+    worker.work(answer, job, folders, root)
 
 
 def _size(page: Page) -> int:

@@ -29,7 +29,7 @@ CELL = 1 << 20  # bytes of a cell's file
 
 
 @dataclass(frozen=True)
-class StageProgress:
+class _StageProgress:
     """One kind of work that is counted."""
 
     what: str  # what is counted, such as `cells`
@@ -51,7 +51,7 @@ class Progress:
     id: str  # as `leakaudit.reporting.viewing.summaries.RunSummary.id`
     place: str
     kind: str  # `sweep` or `run`
-    stages: Sequence[StageProgress]  # what is counted
+    stages: Sequence[_StageProgress]  # what is counted
     failed: int  # number of cells without a result
     quiet: float  # seconds since a file was written
     left: float | None  # estimated seconds that are left, None if they cannot be estimated
@@ -89,7 +89,7 @@ def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> P
     if noted is not None:
         for stage in noted.stages[:8]:
             stages.append(
-                StageProgress(clean(stage.what)[:40], max(0, stage.done), max(0, stage.total))
+                _StageProgress(clean(stage.what)[:40], max(0, stage.done), max(0, stage.total))
             )
         times.append(noted.updated)
     if sweep:
@@ -99,7 +99,10 @@ def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> P
         total = max((stage.total for stage in stages if stage.what == CELLS), default=0)
         # A part of a sweep counts its own cells, but the folder may hold those of other parts.
         others = [stage for stage in stages if stage.what != CELLS]
-        stages = [StageProgress(CELLS, len(ended), max(total, len(ended)) if total else 0), *others]
+        stages = [
+            _StageProgress(CELLS, len(ended), max(total, len(ended)) if total else 0),
+            *others,
+        ]
     now = time.time()
     quiet = max(0.0, now - max(times, default=now))
     return Progress(
@@ -156,7 +159,7 @@ def _some(folder: Path, suffix: str) -> list[Path]:
 
 
 def _left(
-    stages: Sequence[StageProgress], times: Sequence[float], noted: ProgressFile | None
+    stages: Sequence[_StageProgress], times: Sequence[float], noted: ProgressFile | None
 ) -> float | None:
     """Estimate the seconds that are left from the rate of the latest cells, or of the whole run."""
     if not stages or not stages[0].total:

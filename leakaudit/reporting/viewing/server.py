@@ -44,13 +44,13 @@ HEADERS = {
 EMBEDDED = "; frame-ancestors 'none'"  # only a header can forbid this
 
 
-class Guard:
+class _Guard:
     """Refuses every request that is not one of a reader with the address of the viewer."""
 
     def __init__(
         self, app: ASGIApp, token: str, port: int, strangers: UntrustedConnections
     ) -> None:
-        """Guard an application."""
+        """_Guard an application."""
         self._app = app
         self.token = token
         self.strangers = strangers
@@ -103,7 +103,7 @@ def _policy(text: str) -> dict[str, str]:
     return {"content-security-policy": text + EMBEDDED}
 
 
-class RunSite:
+class _RunSite:
     """The pages of one folder."""
 
     def __init__(self, index: RunIndex, reports: Reports) -> None:
@@ -143,8 +143,7 @@ class RunSite:
             text = _relative(str(error), self.index.root)
             shown = pages.message("The report cannot be shown", text, f"../{pages.LIST}")
             return HTMLResponse(shown, 422, _policy(pages.policy()))
-        policy = page.policy or pages.REPORT_POLICY
-        return HTMLResponse(pages.report(run, page), headers=_policy(policy))
+        return HTMLResponse(pages.report(run, page), headers=_policy(page.policy))
 
     def compare(self, request: Request) -> Response:
         """Answer with a comparison."""
@@ -220,7 +219,7 @@ def _not_found(request: Request, error: Exception) -> Response:
 
 def application(
     root: Path, token: str, port: int, strangers: UntrustedConnections | None = None
-) -> Guard:
+) -> _Guard:
     """Return the viewer as an ASGI application."""
     index = RunIndex(root)
     if index.listing().empty:
@@ -228,10 +227,10 @@ def application(
             f"{root}: it contains no run; expected a folder with a results.json in any depth, such "
             "as the output folder of 'leakaudit attack'"
         )
-    site = RunSite(index, Reports(index.root))
+    site = _RunSite(index, Reports(index.root))
     app = Starlette(routes=site.routes(), exception_handlers={404: _not_found})
     app.router.redirect_slashes = False
-    return Guard(app, token, port, strangers or UntrustedConnections())
+    return _Guard(app, token, port, strangers or UntrustedConnections())
 
 
 def listen(port: int) -> socket.socket:
@@ -250,7 +249,7 @@ def listen(port: int) -> socket.socket:
     return made
 
 
-def server(app: Guard) -> uvicorn.Server:
+def server(app: _Guard) -> uvicorn.Server:
     """Return the server, which is not started yet."""
     return uvicorn.Server(
         uvicorn.Config(

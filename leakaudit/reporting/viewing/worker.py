@@ -12,6 +12,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from leakaudit._util.files import resolved
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
@@ -94,14 +96,12 @@ def _named(results: Mapping[str, object]) -> Iterator[str]:
 
 
 def page(folder: Path) -> dict[str, object]:
-    """Return the page of a run, and its ``policy``, None for a page without a script."""
+    """Return the page of a run, and its content security policy."""
     shown = record_file.read(folder / RECORD)
     record_file.whole(shown, folder)
-    # Pages with a script state a policy that allows it.
-    allowed = getattr(html, "policy", None)
-    policy = None if allowed is None else allowed()
     render = registry.get("reports", "html")
-    return {"html": render(attachments.attached(shown, folder, "html")), "policy": policy}
+    text = render(attachments.attached(shown, folder, "html"))
+    return {"html": text, "policy": html.policy()}
 
 
 def changes(now: Path, before: Path) -> dict[str, object]:
@@ -109,14 +109,5 @@ def changes(now: Path, before: Path) -> dict[str, object]:
     new = model.of_run(record_file.read(now / RECORD))
     old = model.of_run(record_file.read(before / RECORD))
     found = comparison.against(new, old, comparison.differences(new, old))
-    rows = []
-    for row in found.rows[:ROWS]:
-        rows.append(
-            {
-                "change": row.change,
-                "name": row.name,
-                "before": row.before or "not examined",
-                "now": row.now or "not examined",
-            }
-        )
-    return {"summary": found.summary, "rows": rows, "more": max(0, len(found.rows) - ROWS)}
+    shown = replace(found, rows=found.rows[:ROWS])
+    return {"against": model.plain(shown), "more": len(found.rows) - len(shown.rows)}

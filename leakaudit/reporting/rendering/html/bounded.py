@@ -13,7 +13,7 @@ from leakaudit.reporting.findings.overview import Advice, Overview
 from leakaudit.reporting.findings.wording import LIMITS
 from leakaudit.reporting.findings.worst_case import who, whom
 from leakaudit.reporting.rendering.html import rendered, topology
-from leakaudit.reporting.rendering.html.evidence import Evidence
+from leakaudit.reporting.rendering.html.exhibit import Exhibit
 from leakaudit.reporting.results.model import TraceSummary
 from leakaudit.views.accounting.compare import Comparison
 from leakaudit.views.accounting.footnotes import Footnotes
@@ -40,7 +40,7 @@ def page(
         "title": f"leakaudit: bound of {network.protocol}",
         "source": "leakaudit bound",
         "first": _first(ordered, network, unclear),
-        "evidence": _evidence(ordered, network, bool(unclear)),
+        "exhibit": _exhibit(ordered, network, bool(unclear)),
         "sections": [
             ("views", "Views"),
             ("assumptions", "Assumptions"),
@@ -135,14 +135,14 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
     )
 
 
-def _evidence(found: Sequence[Comparison], network: TraceSummary, unclear: bool) -> Evidence:
+def _exhibit(found: Sequence[Comparison], network: TraceSummary, unclear: bool) -> Exhibit:
     adversary = str(found[0].bound.adversary)
     steps: dict[int, int] = {}
     words: dict[int, str] = {}
     for one in found:
         if str(one.bound.adversary) == adversary:
             steps[one.bound.node], words[one.bound.node] = _shade(one, unclear)
-    return Evidence(
+    return Exhibit(
         network=topology.network(network, adversary, steps, words),
         caption=(
             f"Thick lines: observed by {whom(adversary)}. "

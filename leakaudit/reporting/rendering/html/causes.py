@@ -17,7 +17,7 @@ MOST = 40  # most causes that are listed; a choice
 
 
 @dataclass(frozen=True)
-class FindingCause:
+class _FindingCause:
     """Findings with the same adversary, attack, leak and outcome."""
 
     level: grading.Level  # severity, a CSS class
@@ -31,15 +31,15 @@ class FindingCause:
 
 
 @dataclass(frozen=True)
-class CauseTable:
+class _CauseTable:
     """The table of causes."""
 
-    rows: Sequence[FindingCause]  # the causes, the most severe first
+    rows: Sequence[_FindingCause]  # the causes, the most severe first
     near: str  # heading of the column with the closest record, "" if none was scored
     left_out: int  # number of causes that are not listed
 
 
-def causes(findings: Sequence[Finding]) -> CauseTable | None:
+def causes(findings: Sequence[Finding]) -> _CauseTable | None:
     """Group findings by cause."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for one in findings:
@@ -56,7 +56,7 @@ def causes(findings: Sequence[Finding]) -> CauseTable | None:
             near = metric.text(metric.better(measured))
         rows.append(_row(some, near))
     heading = "" if metric is None else f"closest, {metric.unit or metric.words}"
-    return CauseTable(rows, heading, max(0, len(ordered) - MOST))
+    return _CauseTable(rows, heading, max(0, len(ordered) - MOST))
 
 
 def _values(one: Quantity, findings: Iterable[Finding]) -> list[float]:
@@ -83,7 +83,7 @@ def _severity(some: Sequence[Finding]) -> tuple[int, tuple[float, ...]]:
     return grading.RANK[grading.level(some[0])], max(map(harm, some))
 
 
-def _row(some: Sequence[Finding], near: str) -> FindingCause:
+def _row(some: Sequence[Finding], near: str) -> _FindingCause:
     first = some[0]
     rounds = first.leak.rounds
     span = str(rounds.first)
@@ -95,7 +95,7 @@ def _row(some: Sequence[Finding], near: str) -> FindingCause:
     for one in some:
         nodes.update(one.nodes)
     exact, records = tally(some)
-    return FindingCause(
+    return _FindingCause(
         level=grading.level(first),
         outcome=_outcome(first, exact),
         adversary=f"{first.adversary}{point}",

@@ -28,7 +28,7 @@ from leakaudit.reporting.findings.wording import (
 )
 from leakaudit.reporting.rendering.html import curves, gated, heat, topology
 from leakaudit.reporting.rendering.html.causes import causes
-from leakaudit.reporting.rendering.html.evidence import evidence
+from leakaudit.reporting.rendering.html.exhibit import exhibit
 from leakaudit.reporting.rendering.html.shades import STEPS, NetworkScene, step, worst_steps
 from leakaudit.reporting.rendering.html.threat import threat
 from leakaudit.reporting.results.model import (
@@ -63,7 +63,7 @@ def content(shown: DisplayRecord) -> dict[str, object]:
         "title": f"leakaudit: {record.trace.protocol}",
         "source": "results.json",
         "first": view,
-        "evidence": evidence(shown, view),
+        "exhibit": exhibit(shown, view),
         "sections": list(_sections(shown)),
         "against": _against(shown.against),
         "threat": threat(record),

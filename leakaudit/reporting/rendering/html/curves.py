@@ -16,14 +16,14 @@ WIDTH = 340.0  # width of a figure in pixels
 
 
 @dataclass(frozen=True)
-class HeadedFigure:
+class _HeadedFigure:
     """One figure and its heading."""
 
     title: str  # what the figure shows
     picture: Markup  # the figure with its legend
 
 
-def panels(record: RunRecord) -> list[tuple[str, list[HeadedFigure]]]:
+def panels(record: RunRecord) -> list[tuple[str, list[_HeadedFigure]]]:
     """Draw the results of every adversary of an audit."""
     if not isinstance(record, AuditRecord):
         return []
@@ -56,7 +56,7 @@ def refusals(record: RunRecord) -> list[str]:
 
 def _drawn(
     panel: plots.Panel, legend: Mapping[str, str], looks: Mapping[str, plots.LineLook], name: str
-) -> HeadedFigure:
+) -> _HeadedFigure:
     """Draw a panel without its title, which becomes a heading of the page."""
     styles = audit_panels.styles([panel])
     rows = [("", [replace(panel, title="")])]
@@ -66,7 +66,7 @@ def _drawn(
     for k, line in enumerate(panel.lines):
         if plots.STYLES[line.style].marked:
             titles[f"line{k}"] = _titles(panel, line)
-    return HeadedFigure(panel.title, inline(plots.svg(figure, name), label, titles))
+    return _HeadedFigure(panel.title, inline(plots.svg(figure, name), label, titles))
 
 
 def _titles(panel: plots.Panel, marked: plots.PlotLine) -> list[str]:

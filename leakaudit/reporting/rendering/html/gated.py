@@ -27,7 +27,7 @@ MEANT = {
 }
 
 
-class RuleGroup(TypedDict):
+class _RuleGroup(TypedDict):
     """Rules of some kinds, for the template."""
 
     name: str
@@ -61,7 +61,7 @@ def tables(record: RunRecord) -> Mapping[str, object] | None:
     }
 
 
-def _group(name: str, some: list[RuleEntry]) -> RuleGroup:
+def _group(name: str, some: list[RuleEntry]) -> _RuleGroup:
     from leakaudit.reporting.rendering import gate_text
 
     rules: list[Mapping[str, object]] = []
@@ -86,7 +86,7 @@ def _group(name: str, some: list[RuleEntry]) -> RuleGroup:
         else:
             rules.append(row)
     counted = any((r.value, r.limit, r.p) != (None, None, None) for r in some)
-    return RuleGroup(
+    return _RuleGroup(
         name=name, meant=MEANT[name], rules=rules, fine=fine, counted=counted, count=len(some)
     )
 

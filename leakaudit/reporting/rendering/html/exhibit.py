@@ -25,7 +25,7 @@ _UNDECIDED = 2
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Exhibit:
     """What the first screen shows of the worst case."""
 
     pair: Picture | None = None  # the image that shows it, None if there is none
@@ -46,10 +46,10 @@ class Evidence:
         return "reconstruction"
 
 
-def evidence(shown: DisplayRecord, view: Overview) -> Evidence:
+def exhibit(shown: DisplayRecord, view: Overview) -> Exhibit:
     """Choose what shows the worst case of an attack, an audit or a gate."""
     pair = _picture(shown, view.finding)
-    return Evidence(
+    return Exhibit(
         pair=pair,
         texts=None if pair is not None else _passage(shown, view.finding),
         network=_network(shown.record, view),

@@ -17,7 +17,7 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
 
     If rows are missing, the first cell of a last line says so.
     """
-    record = model.of_any(results)
+    record = model.of(results)
     made = flat.table(record, table)
     rows = made.rows
     remark = flat.remark(record, made)

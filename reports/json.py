@@ -18,7 +18,7 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
     if table is None:
         return json.dumps(results, indent=2, allow_nan=False) + "\n"
     rows = []
-    for row in flat.table(model.of_any(results), table).dicts():
+    for row in flat.table(model.of(results), table).dicts():
         rows.append({name: _finite(cell) for name, cell in row.items()})
     return json.dumps(rows, indent=2, allow_nan=False) + "\n"
 

@@ -133,7 +133,7 @@ CAPPED = rf"A PSNR above {plots.PSNR_SHOWN:g}\,dB is given as $>${plots.PSNR_SHO
 @renderer("latex")
 def render(results: Mapping[str, Json], table: str | None = None) -> str:
     """Return a table in ASCII that needs booktabs, and longtable if it is long."""
-    record = model.of_any(results)
+    record = model.of(results)
     made = flat.table(record, table)
     rows = made.dicts()
     chosen = _shown(made, rows)

@@ -167,7 +167,7 @@ def _is_within_intervals(finding: Finding) -> bool:
 
 def who(adversary: str) -> str:
     """Describe an adversary at the start of a sentence, such as ``An eavesdropper``."""
-    one = _parsed(adversary)
+    one = parsed(adversary)
     if one is None:
         return f'The adversary "{adversary}"'
     parts = []
@@ -200,7 +200,7 @@ def whom(adversary: str) -> str:
 
 def is_outsider(adversary: str) -> bool:
     """Return whether an adversary only taps channels, so that encryption would stop it."""
-    one = _parsed(adversary)
+    one = parsed(adversary)
     return one is not None and not one.corrupt
 
 
@@ -211,8 +211,8 @@ def tally(findings: Iterable[Finding]) -> tuple[int, int | None]:
     return exact, _total(one for _, one in best_of)
 
 
-def _parsed(adversary: str) -> Adversary | None:
-    """The adversary, None if the text does not describe one."""
+def parsed(adversary: str) -> Adversary | None:
+    """Return the adversary, None if the text does not describe one."""
     from leakaudit.core.adversary import (
         Adversary,  # with torch, which a list of records does without
     )

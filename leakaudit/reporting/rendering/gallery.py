@@ -8,6 +8,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,13 +17,12 @@ from PIL import Image
 
 from leakaudit._util.plural import named
 from leakaudit._util.untrusted import npz
-from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import QUANTITIES, Place, Quantity, shown
 from leakaudit.core.trace import Json
 from leakaudit.reporting.findings.measured import of_record
 from leakaudit.reporting.findings.shown import Picture, Section
 from leakaudit.reporting.findings.wording import cell_of, point_of
-from leakaudit.reporting.results import model
+from leakaudit.reporting.results import model, record_file
 from leakaudit.reporting.results.model import Finding, StoredImages, given
 
 # All of these are choices: how much space images may take on a page.
@@ -237,7 +237,8 @@ class _Files:
         if self.originals not in self.held and not (self.folder / self.originals).is_file():
             return None
         key = f"node{finding.node}"
-        return image(self.opened(self.originals, key).get(key), entry.record)
+        with self.reading(self.originals, key):
+            return image(self.opened(self.originals).get(key), entry.record)
 
     def others(self, images: StoredImages, row: int | None) -> tuple[list[np.ndarray], int]:
         """Read some other candidates for the reconstructed image, and count all of them."""
@@ -251,27 +252,19 @@ class _Files:
 
     def array(self, name: str, key: str) -> np.ndarray:
         """Return an array that must exist."""
-        arrays = self.opened(name, key)
-        if key not in arrays:
-            raise self.refused(name, key, KeyError(key))
-        return arrays[key]
+        with self.reading(name, key):
+            return self.opened(name)[key]
 
-    def opened(self, name: str, key: str) -> Mapping[str, np.ndarray]:
+    def opened(self, name: str) -> Mapping[str, np.ndarray]:
         """Return all arrays of a file."""
         if name not in self.held:
-            try:
-                with npz.Npz(self.folder / name) as file:
-                    self.held[name] = {each: file[each] for each in file.files}
-            except (OSError, ValueError, TypeError, KeyError) as error:
-                raise self.refused(name, key, error) from None
+            with npz.Npz(self.folder / name) as file:
+                self.held[name] = {each: file[each] for each in file.files}
         return self.held[name]
 
-    def refused(self, name: str, key: str, error: Exception) -> LeakauditError:
-        """Return the error of a file that cannot be read."""
-        return LeakauditError(
-            f"{self.folder / name}: expected the images {key!r} of the results, could not read "
-            f"them: {str(error)[:200]}; use --redact to omit images"
-        )
+    def reading(self, name: str, key: str) -> AbstractContextManager[None]:
+        what = f"the images {key!r} of the results, could not read them"
+        return record_file.reading(self.folder / name, what, "; use --redact to omit images")
 
 
 def image(batch: np.ndarray | None, row: int) -> np.ndarray | None:

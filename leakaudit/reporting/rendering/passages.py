@@ -10,11 +10,10 @@ import numpy as np
 
 from leakaudit._util.plural import named
 from leakaudit._util.untrusted import npz
-from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Json
 from leakaudit.reporting.findings.shown import Passage
 from leakaudit.reporting.findings.wording import clean
-from leakaudit.reporting.results import model
+from leakaudit.reporting.results import model, record_file
 from leakaudit.reporting.results.model import Finding, given
 
 MOST = 64  # sequences in a report; a choice
@@ -89,14 +88,9 @@ def _text(sequences: np.ndarray | None, row: int | None) -> str | None:
 
 def _array(path: Path, name: str) -> np.ndarray | None:
     """Read sequences (n, length) of whole numbers; None if the array holds something else."""
-    try:
-        with npz.Npz(path) as file:
-            array = file[name] if name in file.files else None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LeakauditError(
-            f"{path}: expected the sequences {name!r} of the results, could not read them: "
-            f"{str(error)[:200]}; use --redact to omit them"
-        ) from None
+    what = f"the sequences {name!r} of the results, could not read them"
+    with record_file.reading(path, what, "; use --redact to omit them"), npz.Npz(path) as file:
+        array = file[name] if name in file.files else None
     if array is None or array.ndim != 2 or array.dtype.kind not in "iu" or not array.shape[1]:
         return None
     return array

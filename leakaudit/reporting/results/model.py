@@ -1312,8 +1312,8 @@ def kind_of(record: Record | RunRecord) -> str:
 
 
 def of(results: Mapping[str, object]) -> Record:
-    """Return JSON values as a record."""
-    return fitted(results, KINDS[str(results["kind"])])
+    """Return JSON values as a record, without the entries that only a report adds."""
+    return _own(results, KINDS[str(results["kind"])])
 
 
 def of_run(results: Mapping[str, object]) -> RunRecord:
@@ -1322,11 +1322,6 @@ def of_run(results: Mapping[str, object]) -> RunRecord:
     if not issubclass(kind, RunRecord):
         raise LeakauditError("expected the results of an attack, an audit or a gate, got a sweep")
     return _own(results, kind)
-
-
-def of_any(results: Mapping[str, object]) -> Record:
-    """Return JSON values as a record of any kind."""
-    return _own(results, KINDS[str(results["kind"])])
 
 
 def of_sweep(results: Mapping[str, object]) -> SweepRecord:

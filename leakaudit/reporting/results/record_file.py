@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -219,6 +219,15 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[St
     return entries
 
 
+@contextlib.contextmanager
+def reading(path: Path, what: str, hint: str = "") -> Iterator[None]:
+    """Turn the errors of reading an npz beside a record into one that says what was expected."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise LeakauditError(f"{path}: expected {what}: {str(error)[:200]}{hint}") from None
+
+
 def load_reconstructions(results: Mapping[str, Json], folder: Path) -> list[Reconstruction]:
     """Rebuild the reconstructions of a record from the npz beside it."""
     whole(results, folder)
@@ -231,22 +240,20 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
         raise LeakauditError(
             f"node {finding.node}: its reconstruction was not stored; run the attack again"
         )
-    try:
-        with npz.Npz(folder / images.file) as file:
-            tensors = _Tensors(file)
-            x = tensors.named(images.x)
-            y = tensors.optional(images.y)
-            interval = tensors.optional(given(images.interval, None))
-            tokens = tensors.optional(given(images.tokens, None))
-            choices = {
-                int(place): tensors.named(name) for place, name in given(images.choices, {}).items()
-            }
-            check_stored(x, y, interval, choices, tokens)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LeakauditError(
-            f"{folder / images.file}: expected the saved reconstruction {images.x!r}, "
-            f"could not read it: {str(error)[:200]}"
-        ) from None
+    path = folder / images.file
+    with (
+        reading(path, f"the saved reconstruction {images.x!r}, could not read it"),
+        npz.Npz(path) as file,
+    ):
+        tensors = _Tensors(file)
+        x = tensors.named(images.x)
+        y = tensors.optional(images.y)
+        interval = tensors.optional(given(images.interval, None))
+        tokens = tensors.optional(given(images.tokens, None))
+        choices = {
+            int(place): tensors.named(name) for place, name in given(images.choices, {}).items()
+        }
+        check_stored(x, y, interval, choices, tokens)
     return Reconstruction(
         finding.node,
         finding.attack,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leakaudit._util.plural import counted
-from leakaudit.reporting.rendering.html.topology import parsed
+from leakaudit.reporting.findings.worst_case import parsed
 from leakaudit.reporting.results.model import CellEntry, CheckRecord, RunRecord
 
 SHOWN = 8  # most adversaries and cells that are listed; a choice

@@ -8,8 +8,8 @@ from xml.etree import ElementTree as Tree
 from markupsafe import Markup
 
 from leakaudit.core.adversary import Adversary
-from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.findings.wording import clean
+from leakaudit.reporting.findings.worst_case import parsed
 from leakaudit.reporting.rendering.html.positions import positions
 from leakaudit.reporting.rendering.html.shades import STEPS
 from leakaudit.reporting.results.model import TraceSummary, given
@@ -23,14 +23,6 @@ NODE = 14.0  # radius of a node with a number
 
 Point = tuple[float, float]
 Edge = Sequence[int]
-
-
-def parsed(adversary: str) -> Adversary | None:
-    """Parse the name of an adversary."""
-    try:
-        return Adversary.parse(adversary)
-    except (LeakauditError, ValueError):
-        return None
 
 
 def network(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from leakaudit.core.quantities import QUANTITIES, Place, shown, visible
 from leakaudit.core.registry import renderer
@@ -21,8 +21,7 @@ EPSILON = r"$\varepsilon$"
 FORMS = {"share": ".2f", "value": ".4g"}  # formats of numbers
 
 
-@dataclass(frozen=True)
-class _LatexTableColumn:
+class _Column(NamedTuple):
     """One column of a table of `leakaudit.reporting.findings.flat`."""
 
     key: str  # its name there
@@ -32,7 +31,7 @@ class _LatexTableColumn:
     which: str = ""  # statistic that the heading names, "" for none
 
 
-def _metrics(*statistics: str) -> tuple[_LatexTableColumn, ...]:
+def _metrics(*statistics: str) -> tuple[_Column, ...]:
     found = []
     for one in shown(Place.PAPER, "Number"):
         name = f"{one.words} ({one.unit})" if one.unit else one.words
@@ -40,78 +39,48 @@ def _metrics(*statistics: str) -> tuple[_LatexTableColumn, ...]:
         if one.unit == "dB":
             kind = "dB"
         for which in statistics:
-            found.append(_LatexTableColumn(f"{one.key}_{which}", name, kind, which))
+            found.append(_Column(f"{one.key}_{which}", name, kind, which))
     return tuple(found)
 
 
+_EPSILON = _Column("epsilon", EPSILON, "epsilon")
+_ATTACK = (_Column("attack", "attack"), _Column("adversary", "adversary"))
+_SEED = _Column("seed", "seed", "number")
+_NODE = _Column("node", "node", "number")
+_RECORDS = _Column("records", "records", "number")
+_VALUE = _Column("value", "value", "value")
+_P = _Column("p", "$p$", "power")
+_VERDICT = _Column("verdict", "verdict")
 COLUMNS = {
     "findings": (
-        _LatexTableColumn("epsilon", EPSILON, "epsilon"),
-        _LatexTableColumn("seed", "seed", "number"),
-        _LatexTableColumn("all_nodes", "node", "number"),
-        _LatexTableColumn("adversary", "adversary"),
-        _LatexTableColumn("attack", "attack"),
-        _LatexTableColumn("certificate", "certificate"),
-        _LatexTableColumn("records", "records", "number"),
-        _LatexTableColumn("exact", "identical", "number"),
+        *(_EPSILON, _SEED, _NODE._replace(key="all_nodes"), *reversed(_ATTACK)),
+        *(_Column("certificate", "certificate"), _RECORDS, _Column("exact", "identical", "number")),
         *_metrics("best", "median"),
     ),
-    "curves": (
-        _LatexTableColumn("epsilon", EPSILON, "epsilon"),
-        _LatexTableColumn("adversary", "adversary"),
-        _LatexTableColumn("attack", "attack"),
-        *_metrics("best", "median", "mean"),
-    ),
+    "curves": (_EPSILON, *reversed(_ATTACK), *_metrics("best", "median", "mean")),
     "verdicts": (
-        _LatexTableColumn("epsilon", EPSILON, "epsilon"),
-        _LatexTableColumn("adversary", "adversary"),
-        _LatexTableColumn("test", "test"),
-        _LatexTableColumn("attack", "attack"),
-        _LatexTableColumn("guarantee", "guarantee"),
-        _LatexTableColumn("rate", "success rate", "share"),
-        _LatexTableColumn("ceiling", "limit", "share"),
-        _LatexTableColumn("p", "$p$", "power"),
-        _LatexTableColumn("verdict", "verdict"),
+        *(_EPSILON, _Column("adversary", "adversary"), _Column("test", "test")),
+        *(_Column("attack", "attack"), _Column("guarantee", "guarantee")),
+        *(_Column("rate", "success rate", "share"), _Column("ceiling", "limit", "share")),
+        *(_P, _VERDICT),
     ),
     "views": (
-        _LatexTableColumn("epsilon", EPSILON, "epsilon"),
-        _LatexTableColumn("node", "node", "number"),
-        _LatexTableColumn("adversary", "adversary"),
-        _LatexTableColumn("mu", r"$\mu$", "value"),
-        _LatexTableColumn("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
-        _LatexTableColumn("holds", "which is"),
-        _LatexTableColumn("claimed_epsilon", r"$\varepsilon$ claimed", "epsilon"),
-        _LatexTableColumn("verdict", "verdict"),
+        *(_EPSILON, _NODE, _Column("adversary", "adversary"), _Column("mu", r"$\mu$", "value")),
+        _Column("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
+        _Column("holds", "which is"),
+        *(_Column("claimed_epsilon", r"$\varepsilon$ claimed", "epsilon"), _VERDICT),
     ),
     "rules": (
-        _LatexTableColumn("kind", "rule"),
-        _LatexTableColumn("cell", "check"),
-        _LatexTableColumn("measure", "measure"),
-        _LatexTableColumn("value", "value", "value"),
-        _LatexTableColumn("limit", "limit", "value"),
-        _LatexTableColumn("p", "$p$", "power"),
-        _LatexTableColumn("status", "status"),
+        *(_Column("kind", "rule"), _Column("cell", "check"), _Column("measure", "measure")),
+        *(_VALUE, _Column("limit", "limit", "value"), _P, _Column("status", "status")),
     ),
-    "measures": (
-        _LatexTableColumn("cell", "check"),
-        _LatexTableColumn("measure", "measure"),
-        _LatexTableColumn("seed", "seed", "number"),
-        _LatexTableColumn("value", "value", "value"),
-    ),
+    "measures": (_Column("cell", "check"), _Column("measure", "measure"), _SEED, _VALUE),
     "points": (
-        _LatexTableColumn("attack", "attack"),
-        _LatexTableColumn("adversary", "adversary"),
-        _LatexTableColumn("seeds", "seeds", "number"),
-        _LatexTableColumn("records", "records", "number"),
-        _LatexTableColumn("share", "recovered", "share"),
-        *_metrics("best", "median"),
+        *(*_ATTACK, _Column("seeds", "seeds", "number"), _RECORDS),
+        *(_Column("share", "recovered", "share"), *_metrics("best", "median")),
     ),
     "cells": (
-        _LatexTableColumn("attack", "attack"),
-        _LatexTableColumn("adversary", "adversary"),
-        _LatexTableColumn("seed", "seed", "number"),
-        _LatexTableColumn("records", "records", "number"),
-        _LatexTableColumn("recovered", "recovered", "number"),
+        *(*_ATTACK, _SEED, _RECORDS, _Column("recovered", "recovered", "number")),
         *_metrics("best", "median"),
     ),
 }
@@ -145,10 +114,8 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
     cells = []
     for row in rows:
         cells.append([_cell(row, column) for column in columns])
-    heads = []
-    for one in columns:
-        heading = ", ".join(filter(None, (one.heading, one.which)))
-        heads.append(latex.LatexColumn(heading, right=one.kind != "text"))
+    heads = [", ".join(filter(None, (one.heading, one.which))) for one in columns]
+    form = "".join("l" if one.kind == "text" else "r" for one in columns)
     said = [_about(record, made.name), *shared.values(), *_definitions(rows, columns)]
     remark = flat.remark(record, made)
     if remark:
@@ -157,7 +124,7 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
     if why:
         said.append(latex.escape(why))
     caption = " ".join(said)
-    return latex.table(heads, cells, caption, f"tab:{made.name}-{_digest(record)[:6]}")
+    return latex.table(heads, form, cells, caption, f"tab:{made.name}-{_digest(record)[:6]}")
 
 
 def _digest(record: Record) -> str:
@@ -166,7 +133,7 @@ def _digest(record: Record) -> str:
     return record.sweep.digest
 
 
-def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[_LatexTableColumn]:
+def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[_Column]:
     """The columns that say something: those with a value, and a best one that differs."""
     axes = []
     if made.name in ("points", "cells"):
@@ -174,8 +141,8 @@ def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[_LatexTableCo
             heading = latex.escape(name.removeprefix("axis_"))
             words = any(isinstance(row[name], str) for row in rows)
             kind = "text" if words else "epsilon"
-            axes.append(_LatexTableColumn(name, EPSILON if name == "epsilon" else heading, kind))
-    kept: list[_LatexTableColumn] = []
+            axes.append(_Column(name, EPSILON if name == "epsilon" else heading, kind))
+    kept: list[_Column] = []
     single = []  # metrics of which all statistics are equal
     for one in (*axes, *COLUMNS[made.name]):
         values = [row.get(one.key) for row in rows]
@@ -186,7 +153,7 @@ def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[_LatexTableCo
             single.append(middle)
             continue
         if one.key in single:
-            one = replace(one, which="")
+            one = one._replace(which="")
         kept.append(one)
     medians = {f"{one.key}_median": one.key for one in shown(Place.PAPER, "Number")}
     known = [medians[one.key] for one in kept if one.key in medians]
@@ -216,7 +183,7 @@ def _about(record: Record, name: str) -> str:
     return f"{about}."
 
 
-def _definitions(rows: Sequence[flat.Row], columns: Sequence[_LatexTableColumn]) -> list[str]:
+def _definitions(rows: Sequence[flat.Row], columns: Sequence[_Column]) -> list[str]:
     keys = [column.key for column in columns]
     found = []
     if any(_between(row, key) and key in ("rate", "share") for row in rows for key in keys):
@@ -244,7 +211,7 @@ def _is_capped(value: flat.Cell) -> bool:
     return isinstance(value, int | float) and value > plots.PSNR_SHOWN
 
 
-def _cell(row: flat.Row, column: _LatexTableColumn) -> str:
+def _cell(row: flat.Row, column: _Column) -> str:
     text = _value(row.get(column.key), column.kind)
     between = _between(row, column.key)
     if between is None or (column.kind == "dB" and all(map(_is_capped, between))):

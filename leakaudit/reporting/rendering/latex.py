@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from leakaudit.reporting.findings.wording import clean
 
@@ -56,20 +55,14 @@ _COMMANDS = (
 _GREEK = dict(zip(_LETTERS, _COMMANDS, strict=True))
 
 
-@dataclass(frozen=True)
-class LatexColumn:
-    """One column."""
-
-    heading: str
-    right: bool = False  # whether its cells are aligned to the right, as numbers are
-
-
 def table(
-    columns: Sequence[LatexColumn], rows: Sequence[Sequence[str]], caption: str, label: str
+    headings: Sequence[str], form: str, rows: Sequence[Sequence[str]], caption: str, label: str
 ) -> str:
-    """Return a table for a document that uses booktabs, and longtable if the table is long."""
-    form = "".join("r" if column.right else "l" for column in columns)
-    heading = _line([column.heading for column in columns])
+    """Return a table for a document that uses booktabs, and longtable if it is long.
+
+    All texts are LaTeX; `form` has an ``l`` or ``r`` for the alignment of each column.
+    """
+    heading = _line(headings)
     body = [_line(row) for row in rows]
     if len(rows) > LONG:
         lines = [

@@ -12,7 +12,16 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from leakaudit.reporting.figures import plots
-from leakaudit.reporting.figures.paper_sheet import LETTER, LINE, MARKER, NAME, PANEL, empty, tick
+from leakaudit.reporting.figures.paper_sheet import (
+    LETTER,
+    LINE,
+    MARKER,
+    NAME,
+    PANEL,
+    empty,
+    paged,
+    tick,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,11 +68,6 @@ class _Band:
     panels: Sequence[plots.Panel]
     first: int  # number of the first panel in the whole figure
 
-    @property
-    def high(self) -> float:
-        """Height in mm."""
-        return HIGH + TITLE
-
 
 def draw(content: CurveFigure, width: float, highest: float) -> list[Figure]:
     """Draw curves, on pages of at most `highest` mm; infinite for one figure."""
@@ -85,27 +89,14 @@ def draw(content: CurveFigure, width: float, highest: float) -> list[Figure]:
             count += len(panels[start : start + across])
     head = _room(entries, width) + _room(meanings, width)
     figures = []
-    for some in _pages(bands, highest - head):
-        figure = empty(width, head + sum(band.high for band in some))
+    for some in paged(bands, lambda _: HIGH + TITLE, highest - head):
+        figure = empty(width, head + len(some) * (HIGH + TITLE))
         canvas = _Canvas(content, looks, width / across - AXIS)
         _draw(figure, some, across, canvas, lettered=count > 1)
         _legend(figure, entries, width, "outside upper left")
         _legend(figure, meanings, width, "outside lower left")
         figures.append(figure)
     return figures
-
-
-def _pages(bands: Sequence[_Band], room: float) -> list[list[_Band]]:
-    """Distribute bands over pages; a page has at least one."""
-    pages: list[list[_Band]] = [[]]
-    used = 0.0
-    for band in bands:
-        if pages[-1] and used + band.high > room:
-            pages.append([])
-            used = 0.0
-        pages[-1].append(band)
-        used += band.high
-    return pages
 
 
 def _across(content: CurveFigure, width: float) -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 from leakaudit.reporting.figures import plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.typing import RcKeyType
+
+B = TypeVar("B")
 
 INCH = 25.4  # mm
 # Sizes in mm; all of them are choices.
@@ -42,6 +45,19 @@ def empty(width: float, high: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width / INCH, high / INCH), facecolor="white", layout="constrained")
+
+
+def paged(bands: Iterable[B], height: Callable[[B], float], room: float) -> list[list[B]]:
+    """Distribute bands over pages with some room; a page has at least one."""
+    pages: list[list[B]] = [[]]
+    used = 0.0
+    for band in bands:
+        if pages[-1] and used + height(band) > room:
+            pages.append([])
+            used = 0.0
+        pages[-1].append(band)
+        used += height(band)
+    return pages
 
 
 def tick(value: float, cap: float | None) -> str:

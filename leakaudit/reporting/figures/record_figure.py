@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
-
-from PIL import Image
 
 from leakaudit.core.quantities import (
     MEASURES,
-    QUANTITIES,
     Place,
     Quantity,
     shown,
@@ -19,10 +14,9 @@ from leakaudit.core.quantities import (
 from leakaudit.core.trace import Json
 from leakaudit.reporting.figures import audit_panels, paper, plots, sweep_figure
 from leakaudit.reporting.figures.paper_curves import CurveFigure
-from leakaudit.reporting.figures.paper_images import ImageGrid, Tile
 from leakaudit.reporting.figures.paper_strips import StripPanel, Strips
 from leakaudit.reporting.findings.measured import values
-from leakaudit.reporting.findings.shown import DisplayRecord, Picture, Section
+from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.findings.wording import cell_of
 from leakaudit.reporting.results import model
 from leakaudit.reporting.results.model import (
@@ -52,7 +46,7 @@ def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
     if isinstance(record, CheckRecord):
         return _of_gate(record.gate), record.summary
     if given.gallery:
-        return list(map(_grid, given.gallery)), record.summary
+        return given.gallery, record.summary
     return _of_findings(record), record.summary
 
 
@@ -151,27 +145,3 @@ def _measured(finding: Finding, one: Quantity) -> list[float]:
         return []
     column = values(getattr(finding.scores, one.key))
     return [float(value) for value in column if value is not None]
-
-
-def _grid(section: Section) -> ImageGrid:
-    title = f"{section.attack}, adversary {section.adversary}"
-    if len(section.images) < section.total:
-        title += f" ({len(section.images)} of {section.total} images)"
-    return ImageGrid(title, list(map(_tile, section.images)))
-
-
-def _tile(picture: Picture) -> Tile:
-    below = picture.certificate
-    if picture.psnr is not None:
-        below = QUANTITIES["psnr"].caption(picture.psnr)
-        if picture.psnr > plots.PSNR_SHOWN:
-            below = f"> {plots.PSNR_SHOWN:g} dB"
-    return Tile(picture.owner, below, _image(picture.original), _image(picture.found))
-
-
-def _image(uri: str | None) -> Image.Image | None:
-    if uri is None:
-        return None
-    data = base64.b64decode(uri.partition(",")[2])
-    with Image.open(io.BytesIO(data)) as image:
-        return image.convert("RGB")

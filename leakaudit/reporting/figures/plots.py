@@ -198,7 +198,6 @@ class HeatMap:
     # a weight in [-1, 1] for each row and column; 0 means no weight
     values: Sequence[Sequence[float]]
     across: str = ""  # what the columns represent
-    down: str = ""  # what the rows represent
     note: str = ""  # text below the map
 
 
@@ -680,7 +679,6 @@ def _heat_map(place: Axes, one: HeatMap, letters: int) -> None:
     across = np.arange(len(one.columns)) + 0.5
     place.set_xticks(across[::step], [said(name, NAMED) for name in one.columns[::step]])
     place.set_yticks(np.arange(len(one.rows)) + 0.5, [said(name, NAMED) for name in one.rows])
-    place.set_ylabel(said(one.down, NAMED), fontsize=9)
     place.set_xlabel(wrapped(one.note, letters), loc="left", fontsize=9)
     place.text(
         -0.01,

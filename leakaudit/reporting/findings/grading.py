@@ -123,11 +123,7 @@ def counts(found: Iterable[GradedItem]) -> dict[Level, int]:
 
 def most_severe(levels: Iterable[Level]) -> Level:
     """Return the most severe of some levels."""
-    found: Level = "note"
-    for one in levels:
-        if RANK[one] > RANK[found]:
-            found = one
-    return found
+    return max(levels, key=RANK.__getitem__, default="note")
 
 
 def level(finding: Finding) -> Level:

@@ -13,11 +13,14 @@ from leakaudit.reporting.findings.measured import harm
 from leakaudit.reporting.findings.wording import (
     CUT_SHORT,
     PASS,
-    VERDICT_ORDER,
+    UNDECIDED,
+    count_verdicts,
     figure,
     measured,
     point_of,
+    rounds_in_words,
     test_words,
+    verdict_counts,
     worst_verdict,
 )
 from leakaudit.reporting.findings.worst_case import (
@@ -56,7 +59,6 @@ _LEVELS: dict[WorstOutcome, grading.Level] = {
     WorstOutcome.NOT_DETERMINED: "note",
     WorstOutcome.NOT_EXAMINED: "note",
 }
-_UNDECIDED = ("VOID", "NOT_COMPARABLE", "TOO_FEW_SEEDS", "INCONCLUSIVE")
 # Measures of a gate that concern recovered inputs, not labels or epsilon.
 _OF_INPUTS = MEASURES.keys() - {"labels"}
 # Verdicts as the first words of a sentence.
@@ -163,10 +165,7 @@ def _attack_facts(record: RunRecord, finding: Finding | None) -> tuple[tuple[str
     for one in record.findings:
         if one.adversary == finding.adversary and grading.level(one) == grading.level(finding):
             leaking.update(one.nodes)
-    span = finding.leak.rounds
-    rounds = f"round {span.first}"
-    if span.first != span.last:
-        rounds = f"rounds {span.first} to {span.last}"
+    rounds = rounds_in_words(finding.leak.rounds)
     return (
         ("who leaks to whom", f"{named(sorted(leaking))} to {whom(finding.adversary)}"),
         ("how", f"attack {finding.attack}, from the {finding.leak.kind}s of {rounds}"),
@@ -272,8 +271,7 @@ def _audit(record: AuditRecord) -> Overview:
     verdicts = record.audit.verdicts
     one = worst_verdict(verdicts)
     level = grading.most_severe(grading.VERDICTS[each.verdict] for each in verdicts)
-    badges = [v.words for v in VERDICT_ORDER if any(each.verdict == v.name for each in verdicts)]
-    badge = badges[0] if badges else "Nothing tested"
+    badge = next((kind.words for kind in count_verdicts(verdicts)), "Nothing tested")
     if not record.complete:
         badge = f"{badge}, incomplete"
     if one is None:
@@ -316,12 +314,7 @@ def _audit_facts(record: AuditRecord, one: VerdictEntry) -> tuple[tuple[str, str
     claimed, bounded = _claimed_and_bounded(record, one)
     facts.append(("claimed epsilon", claimed))
     facts.append(("epsilon of the view", bounded))
-    tests = ", ".join(
-        f"{sum(each.verdict == v.name for each in record.audit.verdicts)} {v.words}"
-        for v in VERDICT_ORDER
-        if any(each.verdict == v.name for each in record.audit.verdicts)
-    )
-    facts.append(("verdicts", tests))
+    facts.append(("verdicts", verdict_counts(record.audit.verdicts)))
     facts.append(("test", test_words(one)))
     return tuple(facts)
 
@@ -406,7 +399,7 @@ def _gate(record: CheckRecord) -> Overview:
     if gate.code == 0:
         says, certainty, advice = _passed(record)
     elif gate.code == 3 or rule is None:
-        rule = next((one for one in gate.rules if one.status in _UNDECIDED), rule)
+        rule = next((one for one in gate.rules if one.status in UNDECIDED), rule)
         says = f"The gate cannot tell whether your program leaks: {_reason(record, rule)}."
         certainty = "Nothing can be concluded until this is repaired."
         advice = _advice_on_doubt(rule)

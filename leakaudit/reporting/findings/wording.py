@@ -6,6 +6,7 @@ could act on a terminal, and each report escapes them for its own format.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ from leakaudit.reporting.results.model import (
     NotTried,
     NumberColumn,
     Provenance,
+    RoundSpan,
     RuleEntry,
     RuleKind,
     RuleStatus,
@@ -144,7 +146,7 @@ _KINDS = {
 }
 # Outcomes for which a report also states what leaked.
 _LEAKED = (RuleStatus.OVER, RuleStatus.REGRESSION, RuleStatus.WARNING, RuleStatus.ACCEPTED)
-_UNDECIDED = (
+UNDECIDED = (
     RuleStatus.VOID,
     RuleStatus.NOT_COMPARABLE,
     RuleStatus.TOO_FEW_SEEDS,
@@ -174,12 +176,12 @@ def headline(record: RunRecord) -> str:
     if isinstance(record, CheckRecord):
         seeds = record.provenance.seeds.get("count", 0)
         return gate_headline(record.gate, record.complete, seeds)
-    return attack_headline(
+    return summary(
         record.findings,
         record.undetermined,
         record.not_tried,
         record.trace.shape,
-        complete=record.complete,
+        record.complete,
     )
 
 
@@ -190,19 +192,7 @@ def summary(
     shape: Sequence[int],
     complete: bool = True,
 ) -> str:
-    """Summarise in a few sentences what an attack found."""
-    return attack_headline(findings, undetermined, not_tried, shape, complete=complete)
-
-
-def attack_headline(
-    findings: Sequence[Finding],
-    undetermined: Sequence[Undetermined],
-    not_tried: Sequence[str],
-    shape: Sequence[int],
-    *,
-    complete: bool,
-) -> str:
-    """Return the headline of an attack."""
+    """Return the headline of an attack: the worst case, the nodes, and what was not tried."""
     nodes = len(_owners(findings) | {one.node for one in undetermined})
     unknown = len({one.node for one in undetermined if one.understood is False})
     case = worst_case(findings, undetermined, shape)
@@ -221,12 +211,7 @@ def attack_headline(
 
 def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> str:
     """Return the headline of an audit."""
-    counts = []
-    for verdict in VERDICT_ORDER:
-        number = sum(one.verdict == verdict.name for one in verdicts)
-        if number:
-            counts.append(f"{number} {verdict.words}")
-    rest = [", ".join(counts) or "nothing was tested"]
+    rest = [verdict_counts(verdicts) or "nothing was tested"]
     if not complete:
         rest.append("the run was interrupted and is incomplete")
     worst = worst_verdict(verdicts)
@@ -235,6 +220,18 @@ def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> str:
     where = f"{test_words(worst)}, adversary {worst.adversary}, {point_of(worst.epsilon)}"
     first = f"{Verdict[worst.verdict].words}: {where}: {worst.says}"
     return f"{first}; {'; '.join(rest)}. {NO_PROOF}"
+
+
+def count_verdicts(verdicts: Iterable[VerdictEntry]) -> dict[Verdict, int]:
+    """Return the number of verdicts of each kind that occurs, the most severe first."""
+    counts = Counter(one.verdict for one in verdicts)
+    return {verdict: counts[verdict.name] for verdict in VERDICT_ORDER if verdict.name in counts}
+
+
+def verdict_counts(verdicts: Iterable[VerdictEntry]) -> str:
+    """Return the numbers of verdicts in words, such as ``1 REFUTED, 3 NOT REFUTED``."""
+    counts = count_verdicts(verdicts)
+    return ", ".join(f"{number} {verdict.words}" for verdict, number in counts.items())
 
 
 def worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
@@ -293,7 +290,7 @@ def _undecided(rules: Sequence[RuleEntry], complete: bool) -> str:
     if not complete:
         return CUT_SHORT
     for rule in rules:
-        if rule.status in _UNDECIDED:
+        if rule.status in UNDECIDED:
             return f"{rule.cell}: {rule.says}"
     return ""
 
@@ -428,9 +425,7 @@ def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
     near = ""
     if one.psnr is not None:
         near = f" ({one.psnr:.1f} dB PSNR)"
-    rounds = f"rounds {one.first} to {one.last}"
-    if one.first == one.last:
-        rounds = f"round {one.first}"
+    rounds = rounds_in_words(one)
     said = f"{adversary} reconstructs {what} of node {one.node}{how}{near}"
     leak = f"the {one.kind}s of {rounds}"
     return f"{said} with the attack {attack} from {leak} (seed {one.seed})"
@@ -673,6 +668,19 @@ def axis_value(value: object) -> str:
     return str(value)
 
 
+def rounds_in_words(span: RoundSpan | NodeBest) -> str:
+    """Return rounds with their noun, such as ``rounds 0 to 3``."""
+    if span.first == span.last:
+        return f"round {span.first}"
+    return f"rounds {span.first} to {span.last}"
+
+
+def span_of(finding: Finding) -> str:
+    """Return the rounds of a finding's leak as a table cell, such as ``0-3``."""
+    first, last = finding.leak.rounds.first, finding.leak.rounds.last
+    return str(first) if first == last else f"{first}-{last}"
+
+
 def short(value: float) -> str:
     """Return a number in few characters."""
     return f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
@@ -681,10 +689,7 @@ def short(value: float) -> str:
 def _cells(finding: Finding) -> dict[str, str]:
     """One cell per heading, "-" if it does not apply."""
     scores = finding.scores or NO_SCORES
-    rounds = finding.leak.rounds
-    span = f"{rounds.first}-{rounds.last}"
-    if rounds.first == rounds.last:
-        span = str(rounds.first)
+    span = span_of(finding)
     cells = {
         "node": listed(finding.nodes),
         "attack": finding.attack,

@@ -60,11 +60,6 @@ class Query:
             found["sort"] = "newest"
         return cls(**found)
 
-    @property
-    def filtering(self) -> bool:
-        """Whether some runs may be left out."""
-        return any(getattr(self, name) for name in FIELDS if name != "sort")
-
     def address(self, **more: object) -> str:
         """Return the choices as the query of an address."""
         chosen = {}

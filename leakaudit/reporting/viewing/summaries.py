@@ -17,7 +17,6 @@ import msgspec
 from leakaudit._util.decoding import from_json
 from leakaudit._util.plural import counted
 from leakaudit.core.quantities import QUANTITIES, Place, Quantity, shown
-from leakaudit.core.verdict import Verdict
 from leakaudit.reporting.findings import grading, measured, wording
 from leakaudit.reporting.results.model import (
     KINDS,
@@ -30,6 +29,7 @@ from leakaudit.reporting.results.model import (
     RunRecord,
     SweepRecord,
     TraceSummary,
+    given,
     kind_of,
     statistics,
 )
@@ -80,6 +80,12 @@ class RunSummary:
     commit: str = ""  # commit of the audited program, "" if it is not recorded
     # further values by name, for comparisons
     figures: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Clean and shorten all texts."""
+        for name, value in vars(self).items():
+            if isinstance(value, str):
+                object.__setattr__(self, name, _short(value))
 
     @property
     def date(self) -> str:
@@ -153,20 +159,20 @@ def _ran(record: RunRecord, place: str) -> RunSummary:
     trace, source = record.trace, record.provenance
     return RunSummary(
         id=identifier(place),
-        place=_short(place),
-        kind=str(record.__struct_config__.tag),
+        place=place,
+        kind=kind_of(record),
         verdict=verdict,
         level=level,
-        says=_short(record.summary),
+        says=record.summary,
         complete=record.complete,
         started=source.started,
-        protocol=_short(trace.protocol),
+        protocol=trace.protocol,
         protocols=(_short(trace.protocol),),
-        model=_short(trace.model),
-        data=_short(trace.data),
+        model=trace.model,
+        data=trace.data,
         adversaries=_several(names[0]),
         attacks=_several(names[1]),
-        version=_short(source.versions.get("leakaudit") or ""),
+        version=source.versions.get("leakaudit") or "",
         commit=_commit(source),
         figures=_figures(record),
     )
@@ -174,8 +180,8 @@ def _ran(record: RunRecord, place: str) -> RunSummary:
 
 def _commit(source: Provenance) -> str:
     """Return the commit of the audited program, "" if the record does not have it."""
-    program = getattr(source, "program", None)
-    return _short(getattr(program, "commit", None) or "")
+    program = given(source.program, None)
+    return "" if program is None else program.commit
 
 
 def _outcome(record: RunRecord) -> tuple[grading.Level, str]:
@@ -183,14 +189,11 @@ def _outcome(record: RunRecord) -> tuple[grading.Level, str]:
     if isinstance(record, CheckRecord):
         return GATES[record.gate.code]
     if isinstance(record, AuditRecord):
-        found = {one.verdict for one in record.audit.verdicts}
-        for verdict in wording.VERDICT_ORDER:
-            if verdict.name in found:
-                return grading.VERDICTS[verdict.name], verdict.words
+        counts = wording.count_verdicts(record.audit.verdicts)
+        for verdict in counts:
+            return grading.VERDICTS[verdict.name], verdict.words
         return "note", "nothing tested"
-    level: grading.Level = "note"
-    for finding in record.findings:
-        level = max(level, grading.level(finding), key=grading.RANK.__getitem__)
+    level = grading.most_severe(map(grading.level, record.findings))
     return level, ATTACKS[level]
 
 
@@ -257,14 +260,9 @@ def _best(values: Iterable[float | None], row: Quantity) -> float | None:
 
 
 def _judged(record: AuditRecord) -> dict[str, str]:
-    counts = Counter[str](one.verdict for one in record.audit.verdicts)
-    said = []
-    for verdict in wording.VERDICT_ORDER:
-        if counts[verdict.name]:
-            said.append(f"{counts[verdict.name]} {Verdict[verdict.name].words}")
     points = [wording.grid_epsilon(point.epsilon) for point in record.audit.grid]
     return {
-        "verdicts": ", ".join(said) or "none",
+        "verdicts": wording.verdict_counts(record.audit.verdicts) or "none",
         "epsilon": _short(", ".join(points)),
         "delta": f"{record.audit.delta:g}",
         "alpha": f"{record.audit.alpha:g}",
@@ -307,20 +305,20 @@ def _swept(record: SweepRecord, place: str, written: str) -> RunSummary:
     figures["configuration"] = sweep.digest[:12]
     return RunSummary(
         id=identifier(place),
-        place=_short(place),
+        place=place,
         kind=kind_of(record),
         verdict=verdict,
         level=level,
-        says=_short(record.summary),
+        says=record.summary,
         complete=record.complete,
         started=written,
-        protocol=_short(", ".join(protocols)),
+        protocol=", ".join(protocols),
         protocols=protocols,
         model=_short(", ".join(_planned(record, "model"))),
         data=_short(", ".join(_planned(record, "data"))),
         adversaries=_several(cell.adversary for cell in sweep.cells),
         attacks=_several(cell.attack for cell in sweep.cells),
-        version=_short(sweep.versions.get("leakaudit") or ""),
+        version=sweep.versions.get("leakaudit") or "",
         figures=figures,
     )
 
@@ -364,32 +362,24 @@ def _glanced(file: Path, place: str, written: str) -> RunSummary:
     """Summarise a large file from its beginning and its end; its findings are not read."""
     opening = _opening(head(file, PART))
     source = _origin(tail(file, PART))
-    trace = opening.trace
     run = RunSummary(
         id=identifier(place),
-        place=_short(place),
+        place=place,
         kind=opening.kind,
         verdict=NOT_READ,
         level="warning",
-        says=_short(opening.summary),
+        says=opening.summary,
         complete=opening.complete,
         started=written,
     )
+    trace = opening.trace
     if trace is not None:
-        run = replace(
-            run,
-            protocol=_short(trace.protocol),
-            protocols=(_short(trace.protocol),),
-            model=_short(trace.model),
-            data=_short(trace.data),
-        )
+        protocols = (_short(trace.protocol),)
+        run = replace(run, protocol=trace.protocol, protocols=protocols)
+        run = replace(run, model=trace.model, data=trace.data)
     if source is not None:
-        run = replace(
-            run,
-            started=source.started,
-            version=_short(source.versions.get("leakaudit") or ""),
-            commit=_commit(source),
-        )
+        version = source.versions.get("leakaudit") or ""
+        run = replace(run, started=source.started, version=version, commit=_commit(source))
     return run
 
 

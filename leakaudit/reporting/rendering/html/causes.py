@@ -9,7 +9,7 @@ from leakaudit._util.plural import listed
 from leakaudit.core.quantities import NEAREST, Quantity
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.measured import best, harm
-from leakaudit.reporting.findings.wording import point_of
+from leakaudit.reporting.findings.wording import point_of, span_of
 from leakaudit.reporting.findings.worst_case import tally
 from leakaudit.reporting.results.model import Finding, given
 
@@ -73,7 +73,7 @@ def _cause(one: Finding) -> tuple[str, ...]:
         point,
         one.attack,
         one.leak.kind,
-        f"{one.leak.rounds.first}-{one.leak.rounds.last}",
+        span_of(one),
         grading.level(one),
         one.certificate.name,
     )
@@ -85,10 +85,6 @@ def _severity(some: Sequence[Finding]) -> tuple[int, tuple[float, ...]]:
 
 def _row(some: Sequence[Finding], near: str) -> _FindingCause:
     first = some[0]
-    rounds = first.leak.rounds
-    span = str(rounds.first)
-    if rounds.last != rounds.first:
-        span = f"{rounds.first}-{rounds.last}"
     cell = given(first.cell, None)
     point = "" if cell is None else f", {point_of(cell.epsilon)}"
     nodes: set[int] = set()
@@ -100,7 +96,7 @@ def _row(some: Sequence[Finding], near: str) -> _FindingCause:
         outcome=_outcome(first, exact),
         adversary=f"{first.adversary}{point}",
         attack=first.attack,
-        leak=f"{first.leak.kind} {span}",
+        leak=f"{first.leak.kind} {span_of(first)}",
         nodes=listed(sorted(nodes)),
         exact=f"{exact} of {'?' if records is None else records}",
         near=near,

@@ -115,12 +115,10 @@ def _unexamined(record: RunRecord, nothing: bool) -> Tree.Element:
 
 
 def _refuted(record: RunRecord, why: str) -> Tree.Element:
-    """The case of a run whose truth refutes its certificates, which concludes nothing."""
     case = Tree.Element("testcase", name="truth", classname=_class(record, "run"), time="0.000")
     Tree.SubElement(case, "error", type="refuted", message=why)
     return case
 
 
 def _class(record: RunRecord, rule: str) -> str:
-    """Name of the class under which viewers group the cases of one rule."""
     return f"leakaudit.{clean(record.trace.protocol)}.{rule}"

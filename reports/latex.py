@@ -134,7 +134,6 @@ def _digest(record: Record) -> str:
 
 
 def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[_Column]:
-    """The columns that say something: those with a value, and a best one that differs."""
     axes = []
     if made.name in ("points", "cells"):
         for name in made.columns[: made.columns.index("attack")]:
@@ -199,7 +198,6 @@ def _definitions(rows: Sequence[flat.Row], columns: Sequence[_Column]) -> list[s
 
 
 def _between(row: flat.Row, key: str) -> tuple[float, float] | None:
-    """The interval around a value, None if it has none."""
     low = row.get(f"{key}_low")
     high = row.get(f"{key}_high")
     if isinstance(low, int | float) and isinstance(high, int | float):
@@ -221,7 +219,6 @@ def _cell(row: flat.Row, column: _Column) -> str:
 
 
 def _value(value: flat.Cell, kind: str) -> str:
-    """One value as LaTeX; "--" if it was not measured."""
     if value is None:
         return "--"
     if isinstance(value, bool | str):
@@ -238,7 +235,6 @@ def _value(value: flat.Cell, kind: str) -> str:
 
 
 def _power(value: float, kind: str) -> str:
-    """A number with a power of ten if it is very large or very small."""
     text = f"{value:.1e}" if kind == "power" and 0 < abs(value) < 1e-3 else short(value)
     digits, _, exponent = text.partition("e")
     if not exponent:

@@ -127,7 +127,6 @@ def _rule(record: RunRecord, rule: str) -> dict[str, Json]:
 
 
 def _pitfalls(record: RunRecord) -> dict[str, PitfallText]:
-    """Texts of the pitfalls by rule; only the record of a gate has them."""
     if isinstance(record, CheckRecord):
         return given(record.gate.pitfalls, {})
     return {}

@@ -9,7 +9,7 @@ from leakaudit.core.verdict import Verdict
 from leakaudit.core.version import VERSION
 from leakaudit.judging.papers.row import JudgedClaim, Quality
 from leakaudit.reporting.findings import grading
-from leakaudit.reporting.findings.overview import Advice, Overview
+from leakaudit.reporting.findings.overview import Overview
 from leakaudit.reporting.findings.wording import LIMITS, NO_PROOF, VERDICT_ORDER
 from leakaudit.reporting.rendering.html import rendered
 
@@ -72,9 +72,9 @@ def _first(claims: Sequence[JudgedClaim]) -> Overview:
         says = f"None of {counted(len(claims), 'published claim')} was refuted."
     papers = dict.fromkeys(one.row.paper for one in wrong)
     advice = [
-        Advice("Do not cite a refuted or unsupported claim as a guarantee."),
-        Advice("Repeat any evaluation by its command.", claims[0].row.command),
-        Advice(
+        ("Do not cite a refuted or unsupported claim as a guarantee.", ""),
+        ("Repeat any evaluation by its command.", claims[0].row.command),
+        (
             "Compute the epsilon of your own setting instead of taking it from a theorem.",
             "leakaudit bound scenario.toml",
         ),

@@ -139,7 +139,6 @@ def _lines(
     one: Quantity,
     points: Sequence[float],
 ) -> list[plots.PlotLine]:
-    """Median, best and mean of one attack; empty if the quantity was not measured."""
     at: dict[float, CurveValues | SweepStatistics] = {}
     between: dict[float, plots.Interval | None] = {}
     for curve in curves:
@@ -212,7 +211,6 @@ def _rates(attack: str, tests: Sequence[VerdictEntry], points: Sequence[float]) 
 
 
 def _limits(name: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.PlotLine:
-    """The largest success rate that a guarantee allows to any of the attacks."""
     at: dict[float, float] = {}
     for one in tests:
         ceiling = _counted(one, "ceiling")
@@ -222,6 +220,5 @@ def _limits(name: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -
 
 
 def _counted(one: VerdictEntry, name: str) -> float | None:
-    """A number that a test counted, None if the test has no such number."""
     value = one.figures.get(name)
     return value if isinstance(value, int | float) else None

@@ -101,7 +101,6 @@ def _mark(content: Content) -> str:
 
 
 def _figures(content: Content, width: float, highest: float) -> list[Figure]:
-    """Draw everything, on several figures if one would be too high."""
     with plots.settings(changed=SETTINGS):
         if isinstance(content, CurveFigure):
             return paper_curves.draw(content, width, highest)

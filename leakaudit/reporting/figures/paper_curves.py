@@ -100,7 +100,6 @@ def draw(content: CurveFigure, width: float, highest: float) -> list[Figure]:
 
 
 def _across(content: CurveFigure, width: float) -> int:
-    """The number of panels side by side, so that rows are about equally long."""
     most = max(len(panels) for _, panels in content.rows)
     fit = max(1, int(width / PANEL))
     return math.ceil(most / math.ceil(most / fit))
@@ -138,7 +137,6 @@ def _meanings(content: CurveFigure) -> list[Entry]:
 
 
 def _texts(entries: Sequence[Entry], width: float) -> tuple[int, list[str]]:
-    """The number of columns of a legend, and its texts on lines that fit."""
     letters = int((width - HANDLE) / LETTER)
     texts = [plots.wrapped(text, letters) for _, text in entries]
     longest = 1
@@ -334,7 +332,6 @@ def _point(point: str) -> str:
 
 
 def _ticks(place: Axes, scale: _Scale, wide: float) -> None:
-    """Name the points of the horizontal axis, as many as there is room for."""
     left, right = scale.limits
     letter = LETTER / wide * (right - left)  # width of a character
     kept: list[int] = []

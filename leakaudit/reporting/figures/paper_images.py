@@ -72,7 +72,6 @@ def draw(content: Sequence[Section], width: float, highest: float) -> list[Figur
 
 
 def _image(uri: str | None) -> Image.Image | None:
-    """The image of a data URI."""
     if uri is None:
         return None
     with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:

@@ -82,12 +82,10 @@ def pair_up(
 
 
 def _drawable(one: Reconstruction) -> bool:
-    """Whether the reconstructions are images with 1 or 3 channels."""
     return one.x.ndim == 4 and one.x.shape[1] in (1, 3)
 
 
 def _psnr(score: Score, i: int) -> float | None:
-    """The PSNR of a true record, None if it was not measured."""
     if score.psnr is None or score.psnr[i] is None:
         return None
     return float(score.psnr[i] or 0)

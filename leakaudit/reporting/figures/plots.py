@@ -421,7 +421,6 @@ def _entries(
     looks: Mapping[str, LineLook],
     note: str,
 ) -> list[tuple[Line2D, str]]:
-    """Samples and texts of the legend: names, styles, and the note."""
     used: dict[str, set[str]] = {}
     for _, panels in rows:
         for panel in panels:
@@ -476,7 +475,6 @@ def _sample(style: str, look: LineLook) -> Line2D:
 
 
 def _columns(texts: Sequence[str], letters: int) -> int:
-    """The number of columns of the legend: as many as fit."""
     if not texts:
         return 1
     # A sample and the space around it are about as wide as nine characters.
@@ -634,7 +632,6 @@ def _vertical(place: Axes, panel: Panel, values: Sequence[float], log: bool) -> 
 
 
 def _horizontal(place: Axes, panel: Panel, letters: int) -> None:
-    """Label the positions of the horizontal axis, as many as there is room for."""
     from matplotlib import ticker
 
     place.set_xlabel(said(panel.axis, letters), loc="right", fontsize=9)

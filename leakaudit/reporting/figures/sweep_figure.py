@@ -195,7 +195,6 @@ def _rows(points: Sequence[SweepPoint], view: _View) -> dict[str, list[SweepPoin
 def _panels(
     group: Sequence[SweepPoint], view: _View, names: Sequence[str], psnr: float
 ) -> list[Panel]:
-    """Return the panels of one row: every metric, and the share of recovered records."""
     found = []
     for one in curves_of(group):
         lines = []
@@ -219,7 +218,6 @@ def _panel(
 
 
 def _quality(mine: Sequence[SweepPoint], view: _View, name: str, one: Quantity) -> list[PlotLine]:
-    """Return the lines of one attack for a quantity; a level if it has no place on the axis."""
     at = _places(mine, view)
     if not mine or not view.varies(mine[0]):
         median, *_ = plots.quality(name, [statistics(point, one) for point in mine], one)
@@ -252,12 +250,10 @@ def _shares(mine: Sequence[SweepPoint], view: _View, name: str) -> list[PlotLine
 
 
 def _level(name: str, places: int, values: Sequence[float | None]) -> list[PlotLine]:
-    """Return a level for every value that does not depend on the axis."""
     return [PlotLine(name, "level", [value] * places) for value in values if value is not None]
 
 
 def _places(mine: Sequence[SweepPoint], view: _View) -> list[SweepPoint | None]:
-    """Return the point at every place of the horizontal axis, None for a gap."""
     at: dict[str, SweepPoint | None] = {}
     # Two values with the same text are one place of the figure.
     for wanted in map(axis_value, view.values):

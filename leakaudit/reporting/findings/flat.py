@@ -99,7 +99,6 @@ def remark(record: Record, made: FlatTable) -> str:
 
 
 def _chosen(kind: str, name: str | None) -> str:
-    """The name of a table of a kind of record, by default its first."""
     if name is None:
         return NAMES[kind][0]
     if name not in NAMES[kind]:
@@ -317,7 +316,6 @@ def _of_measures(gate: GatePart) -> FlatTable:
 
 
 def _of_points(sweep: SweepPart) -> FlatTable:
-    """One row per point, with the range of the medians of its seeds."""
     runs = runs_of(sweep)
     rows: list[Row] = []
     for point in sweep.points:
@@ -379,7 +377,6 @@ def place(adversary: str, attack: str, at: Mapping[str, Free]) -> str:
 
 
 def _axes(sweep: SweepPart, at: Mapping[str, Free], others: Mapping[str, Cell]) -> Row:
-    """The values of a point on all axes, empty for an axis that does not apply to it."""
     row: Row = {}
     for name in sweep.axes:
         column = f"axis_{name}" if name in others else name
@@ -393,7 +390,6 @@ def _axes(sweep: SweepPart, at: Mapping[str, Free], others: Mapping[str, Cell]) 
 
 
 def _picked(one: Struct | None, *names: str) -> Row:
-    """Some fields of an entry as cells, empty if there is no entry."""
     row: Row = {}
     for name in names:
         value = None if one is None else given(getattr(one, name), None)
@@ -414,7 +410,6 @@ def _plain(value: Free) -> Cell:
 
 
 def _number(value: Free) -> Cell:
-    """A figure of a test, None if it is not a number."""
     plain = _plain(value)
     return None if isinstance(plain, str) else plain
 

@@ -61,7 +61,6 @@ def harm(finding: Finding) -> tuple[float, ...]:
 
 
 def _nearness(scores: Scores) -> float:
-    """How close the closest record is; minus infinity if nothing states it."""
     found = nearest(scores)
     if found is not None:
         one, value = found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from leakaudit._util.plural import counted, named
 from leakaudit.core.quantities import MEASURES
@@ -71,12 +72,8 @@ _AUDITED = {
 }
 
 
-@dataclass(frozen=True)
-class Advice:
-    """One recommendation."""
-
-    text: str  # what to do
-    command: str = ""  # a command that does it or helps with it, "" for none
+# What to do, and a command that does it or helps with it ("" for none).
+Advice: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -180,12 +177,12 @@ def _attack_advice(record: RunRecord, case: WorstCase) -> list[Advice]:
     advice = []
     if case.outcome is WorstOutcome.CONTRADICTED or given(record.unclear, ()):
         return [
-            Advice(
+            (
                 "Check that the truth file is that of this recording, and that the program records "
                 "what it sends.",
                 "leakaudit trace lint trace.pt",
             ),
-            Advice("Score the stored results again with the right truth.", _SCORE),
+            ("Score the stored results again with the right truth.", _SCORE),
         ]
     if case.outcome in (
         WorstOutcome.EXACT,
@@ -195,37 +192,37 @@ def _attack_advice(record: RunRecord, case: WorstCase) -> list[Advice]:
     ):
         if is_outsider(finding.adversary):
             advice.append(
-                Advice(
+                (
                     "Encrypt the channels against outsiders. Curious nodes can still read what "
                     "they receive: attack as one of them, too.",
                     "leakaudit attack trace.pt --as node:0",
                 )
             )
         advice.append(
-            Advice(
+            (
                 "Add noise to what is sent, and compute the epsilon that it gives.",
                 "leakaudit bound trace.pt",
             )
         )
         advice.append(
-            Advice("Make a CI job fail if this leak comes back.", "leakaudit init"),
+            ("Make a CI job fail if this leak comes back.", "leakaudit init"),
         )
         return advice
     if finding.scores is None:
         advice.append(
-            Advice(
+            (
                 "Compare with the originals, if they are available.",
                 _SCORE,
             )
         )
     advice.append(
-        Advice(
+        (
             "Try other attacks and adversaries, such as curious nodes and coalitions.",
             "leakaudit attack trace.pt --as node:0",
         )
     )
     advice.append(
-        Advice(
+        (
             "Compute the most that this adversary can learn, whatever the attack.",
             "leakaudit bound trace.pt",
         )
@@ -237,25 +234,25 @@ def _advice_without_leak(record: RunRecord) -> list[Advice]:
     unknown = any(one.understood is False for one in record.undetermined)
     if unknown:
         return [
-            Advice(
+            (
                 "Find out how the messages differ from those that the protocol declares.",
                 "leakaudit trace lint trace.pt",
             ),
-            Advice(
+            (
                 "Record the program under the protocol that it runs, or derive its equations.",
                 "leakaudit trace equations trace.pt",
             ),
         ]
     return [
-        Advice(
+        (
             "Try stronger adversaries: curious nodes, and several of them together.",
             "leakaudit attack trace.pt --as nodes:0,1",
         ),
-        Advice(
+        (
             "See which combinations of messages were considered, and what is missing.",
             "leakaudit explain trace.pt",
         ),
-        Advice(
+        (
             "Compute the most that this adversary can learn, whatever the attack.",
             "leakaudit bound trace.pt",
         ),
@@ -320,7 +317,6 @@ def _audit_facts(record: AuditRecord, one: VerdictEntry) -> tuple[tuple[str, str
 
 
 def _claimed_and_bounded(record: AuditRecord, one: VerdictEntry) -> tuple[str, str]:
-    """The claim and the view bound of the same node, adversary and point."""
     for other in record.audit.verdicts:
         same = (other.node, other.adversary, other.epsilon) == (
             one.node,
@@ -346,31 +342,31 @@ def _number(value: Extended) -> str:
 def _audit_advice(one: VerdictEntry) -> list[Advice]:
     if one.verdict in ("REFUTED", "UNSUPPORTED"):
         return [
-            Advice("Do not publish or rely on this claim."),
-            Advice(
+            ("Do not publish or rely on this claim.", ""),
+            (
                 "Compute the noise that the claimed epsilon requires.",
                 "leakaudit bound scenario.toml",
             ),
-            Advice("Audit again with that noise.", "leakaudit audit scenario.toml -o out/"),
+            ("Audit again with that noise.", "leakaudit audit scenario.toml -o out/"),
         ]
     if one.verdict == "INCONCLUSIVE":
         text = "Supply what is missing; the verdict names it."
         if one.needs:
             text = f"Test with more samples: about {one.needs:,} would decide."
         return [
-            Advice(text, "leakaudit audit scenario.toml -o out/"),
-            Advice(
+            (text, "leakaudit audit scenario.toml -o out/"),
+            (
                 "Until then, rely on the view bound, which needs no samples.",
                 "leakaudit bound scenario.toml",
             ),
         ]
     return [
-        Advice(
+        (
             "Try stronger adversaries, such as coalitions of curious nodes: `adversaries` in "
             "[audit].",
             "leakaudit audit scenario.toml -o out/",
         ),
-        Advice(
+        (
             "Keep the result as a limit in CI, so that later changes cannot weaken it.",
             "leakaudit init",
         ),
@@ -436,7 +432,7 @@ def _passed(record: CheckRecord) -> tuple[str, str, list[Advice]]:
         return (
             "No rule was judged, so nothing was tested.",
             PASS,
-            [Advice("Add limits: [[budget]] or a baseline in leakaudit.toml.", "leakaudit init")],
+            [("Add limits: [[budget]] or a baseline in leakaudit.toml.", "leakaudit init")],
         )
     parts = [f"Your program stays within its limits: {counted(len(rules), 'rule')} judged"]
     if accepted:
@@ -445,11 +441,11 @@ def _passed(record: CheckRecord) -> tuple[str, str, list[Advice]]:
         parts.append(f"{counted(increased, 'increase')} not significant")
     advice = []
     if increased:
-        advice.append(Advice("Use more seeds to decide about the increase.", "leakaudit check"))
+        advice.append(("Use more seeds to decide about the increase.", "leakaudit check"))
     else:
-        advice.append(Advice("Nothing has to be done."))
+        advice.append(("Nothing has to be done.", ""))
     if record.not_tried:
-        advice.append(Advice(f"Consider what was not tried: {'; '.join(record.not_tried[-2:])}."))
+        advice.append((f"Consider what was not tried: {'; '.join(record.not_tried[-2:])}.", ""))
     return f"{', '.join(parts)}.", PASS, advice
 
 
@@ -542,10 +538,10 @@ def _advice_on_leak(record: CheckRecord, rule: RuleEntry) -> list[Advice]:
         text = "make the program do what it declares"
         if pitfall is not None:
             text = pitfall.fix
-        advice.append(Advice(f"{text[:1].upper()}{text[1:]}.", "leakaudit check"))
+        advice.append((f"{text[:1].upper()}{text[1:]}.", "leakaudit check"))
     else:
         advice.append(
-            Advice(
+            (
                 "Send less, or add noise to what is sent; then run the gate again.",
                 "leakaudit check",
             )
@@ -553,9 +549,9 @@ def _advice_on_leak(record: CheckRecord, rule: RuleEntry) -> list[Advice]:
     if rule.status is RuleStatus.REGRESSION or any(
         one.status is RuleStatus.REGRESSION for one in record.gate.rules
     ):
-        advice.append(Advice("See what changed since the baseline.", "leakaudit check --diff"))
+        advice.append(("See what changed since the baseline.", "leakaudit check --diff"))
     advice.append(
-        Advice("If the leak is intended, accept it until a date: [[accept]] in leakaudit.toml.")
+        ("If the leak is intended, accept it until a date: [[accept]] in leakaudit.toml.", "")
     )
     return advice
 
@@ -563,12 +559,12 @@ def _advice_on_leak(record: CheckRecord, rule: RuleEntry) -> list[Advice]:
 def _advice_on_doubt(rule: RuleEntry | None) -> list[Advice]:
     status = None if rule is None else rule.status
     if status is RuleStatus.TOO_FEW_SEEDS or status is RuleStatus.INCONCLUSIVE:
-        return [Advice("Use more seeds: `seeds` in leakaudit.toml.", "leakaudit check")]
+        return [("Use more seeds: `seeds` in leakaudit.toml.", "leakaudit check")]
     if status is RuleStatus.NOT_COMPARABLE:
-        return [Advice("Measure the baseline again and review it.", "leakaudit check --update")]
+        return [("Measure the baseline again and review it.", "leakaudit check --update")]
     return [
-        Advice("Repair what the failed control names, then run the gate again.", "leakaudit check"),
-        Advice(
+        ("Repair what the failed control names, then run the gate again.", "leakaudit check"),
+        (
             "If the program's messages are not understood, compare them with its declaration.",
             "leakaudit trace lint trace.pt",
         ),

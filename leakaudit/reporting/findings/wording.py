@@ -277,7 +277,6 @@ def _violation(rule: RuleEntry, cells: Sequence[CellEntry]) -> str:
 
 
 def _counted(gate: GatePart, seeds: int) -> str:
-    """The number of rules that were judged, and the numbers of cells and seeds."""
     idle = sum(rule.status is RuleStatus.UNTESTED for rule in gate.rules)
     rules = counted(len(gate.rules) - idle, "rule")
     count = f"{rules} on {counted(len(gate.cells), 'cell')}, {counted(seeds, 'seed')}"
@@ -595,7 +594,6 @@ def provenance(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def _program(source: Provenance) -> str:
-    """The commit of the audited program, "" if it is not known."""
     program = given(source.program, None)
     if program is None:
         return ""
@@ -687,7 +685,6 @@ def short(value: float) -> str:
 
 
 def _cells(finding: Finding) -> dict[str, str]:
-    """One cell per heading, "-" if it does not apply."""
     scores = finding.scores or NO_SCORES
     span = span_of(finding)
     cells = {

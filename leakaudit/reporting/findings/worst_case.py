@@ -224,7 +224,6 @@ def parsed(adversary: str) -> Adversary | None:
 
 
 def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
-    """The worst case if records were recovered exactly, None if no record was."""
     per_adversary: dict[str, list[Finding]] = {}
     for one in findings:
         per_adversary.setdefault(one.adversary, []).append(one)
@@ -284,7 +283,6 @@ def refuted(record: RunRecord) -> str:
 
 
 def _contradicted(findings: Sequence[Finding]) -> WorstCase | None:
-    """The worst case if the truth contradicts certificates; None if it does not."""
     wrong = [(finding, _tally(finding).wrong) for finding in findings]
     count = sum(one for _, one in wrong)
     if not count:
@@ -346,7 +344,6 @@ def _explained(finding: Finding) -> int:
 
 
 def _not_as_declared(findings: Sequence[Finding]) -> str:
-    """Say what the messages contradict of the declaration; empty if they contradict nothing."""
     for finding in findings:
         for one in given(finding.evidence, ()):
             if one.origin == Origin.CONTRADICTED.name:
@@ -424,7 +421,6 @@ def _tally(finding: Finding) -> _Tally:
 
 
 def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:
-    """The worst case if the closest reconstruction was compared with the truth."""
     someone = who(top.adversary)
     owners = named(top.nodes)
     psnr = best(scores.psnr, max)
@@ -498,7 +494,6 @@ def _without_inputs(top: Finding, scores: Scores, noun: str) -> WorstCase:
 
 
 def _unscored(top: Finding, noun: str) -> WorstCase:
-    """The worst case if there was no truth to compare with, and nothing is certified."""
     someone = who(top.adversary)
     if top.certificate.name == "FAILED":
         says = f"{someone} recovered nothing that explains what {named(top.nodes)} sent."

@@ -219,7 +219,6 @@ def counted(figures: Figures | None) -> str:
 
 
 def _compared(figures: ViewFigures) -> str:
-    """The view bound and the claim; "" if there is no epsilon."""
     if figures.exact == "inf":
         return "epsilon inf"
     bounded = decoded(figures.exact)

@@ -311,7 +311,6 @@ def _compared(some: Comparison | Comparisons) -> str:
 
 
 def _excess(one: Comparison) -> tuple[float, float]:
-    """Sort key: REFUTED first, then the largest epsilon."""
     rank = -list(VERDICTS).index(one.verdict)
     return float(rank), one.bound.rank
 
@@ -328,7 +327,6 @@ def _number(value: float | None) -> str:
 
 
 def _images(pairs: Sequence[Pair]) -> str:
-    """Pictures of reconstructions, beside their originals if these are known."""
     if not pairs:
         return ""
     shown = [(_pixels(pair.original), _pixels(pair.found)) for pair in pairs[:COLUMNS]]
@@ -353,7 +351,6 @@ def _pixels(x: Tensor | None) -> np.ndarray | None:
 
 
 def _texts(found: Sequence[Reconstruction], scores: Sequence[Score]) -> str:
-    """Sequences of tokens as text; empty if the inputs are not tokens."""
     rows = []
     for k, one in enumerate(found):
         if one.x.ndim != 2 or one.x.is_floating_point():
@@ -412,7 +409,6 @@ def _table(
 
 
 def _filled(macro: str, *values: object) -> str:
-    """Fill in a macro of ``cards.html.j2``."""
     return str(getattr(_macros(), macro)(*values))
 
 
@@ -424,7 +420,6 @@ def _macros() -> TemplateModule:
 
 
 def _colour(cell: str) -> str:
-    """The colour of the mark in front of a verdict or a certificate."""
     word = cell.partition(",")[0]
     for verdict, colour in VERDICTS.items():
         if word == verdict.words:

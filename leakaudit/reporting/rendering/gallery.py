@@ -155,7 +155,6 @@ def _place(k: int, count: int) -> str:
 
 
 def _records(finding: Finding) -> int:
-    """Number of true records of a finding, or of its images if nothing was scored."""
     if finding.scores is None:
         return finding.batch or 1
     return len(finding.scores.matched)
@@ -199,7 +198,6 @@ def _picture(one: _Drawn, encode: Callable[[np.ndarray | None], str | None]) -> 
 
 
 def _point(finding: Finding) -> str:
-    """Name of the grid point; the run is named only if it is not the first one."""
     cell = given(finding.cell, None)
     if cell is not None and cell.seed == 0:
         return point_of(cell.epsilon)

@@ -120,7 +120,6 @@ def failure(gate: GatePart, complete: bool, seeds: int) -> str:
 def _blocks(
     gate: GatePart, width: int | None, omitted: Sequence[RuleStatus]
 ) -> Iterator[RenderableType]:
-    """Yield one block per cause: what leaked, and the limits that it exceeds."""
     cells = _cells(gate)
     for name, rules in _causes(gate, omitted):
         cell = cells.get(name)
@@ -158,7 +157,6 @@ def _cells(gate: GatePart) -> Mapping[str, CellEntry]:
 
 
 def _heading(name: str, cell: CellEntry | None) -> Text:
-    """The name of a cell as the configuration writes it, and what it stands for."""
     heading = Text(clean(name), style="bold")
     if cell is not None:
         said = f"check {cell.check}, adversary {cell.adversary}, attack {cell.attack}"
@@ -167,7 +165,6 @@ def _heading(name: str, cell: CellEntry | None) -> Text:
 
 
 def _leak(rules: Iterable[RuleEntry], cell: CellEntry | None) -> str:
-    """What an attack recovered, if it exceeds a limit."""
     if cell is None or not any(is_reconstruction(rule) for rule in rules):
         return ""
     return clean(cell.says)
@@ -225,7 +222,6 @@ def _figure(measure: str, value: Extended) -> str:
 
 
 def _used(rows: Sequence[Sequence[str | Text]]) -> Sequence[Column]:
-    """The columns of a table, without p-values if no rule has one."""
     return _COLUMNS if any(row[-1] for row in rows) else _COLUMNS[:-1]
 
 
@@ -251,7 +247,6 @@ def _shifted(lines: Text) -> Text:
 
 
 def _count(fine: Sequence[RuleEntry]) -> str:
-    """How many rules are within their limits, and how many had nothing to test."""
     idle = sum(rule.status is RuleStatus.UNTESTED for rule in fine)
     said = []
     if len(fine) > idle:
@@ -262,7 +257,6 @@ def _count(fine: Sequence[RuleEntry]) -> str:
 
 
 def _notes(record: CheckRecord) -> Iterator[str]:
-    """Yield what is not a rule: unused acceptances, stale cells, nodes that were not attacked."""
     for acceptance, state in record.gate.acceptances.items():
         if state == "expired":
             yield f"acceptance {clean(acceptance)} has expired"

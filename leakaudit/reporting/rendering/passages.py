@@ -47,7 +47,6 @@ def text_of(tokens: np.ndarray) -> str:
 
 
 def _passages(finding: Finding, folder: Path, originals: str | None) -> list[Passage]:
-    """One passage for each true record, or for each sequence if nothing was scored."""
     if finding.images is None:
         return []
     found = _array(folder / finding.images.file, finding.images.x)
@@ -80,7 +79,6 @@ def _passages(finding: Finding, folder: Path, originals: str | None) -> list[Pas
 
 
 def _text(sequences: np.ndarray | None, row: int | None) -> str | None:
-    """Return the text of one sequence, None if there is none."""
     if sequences is None or row is None or row >= len(sequences):
         return None
     return text_of(sequences[row])

@@ -87,7 +87,6 @@ def is_number(heading: str) -> bool:
 
 
 def _place(sweep: SweepPart, point: SweepPoint) -> list[str]:
-    """The value of every axis at a point, "" for an axis that does not apply to it."""
     cells = []
     for axis in sweep.axes:
         cell = ""

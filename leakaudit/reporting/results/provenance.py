@@ -59,7 +59,6 @@ def collect(
 
 
 def _program(program: Revision | None, trace: Trace) -> ProgramSource | UnsetType:
-    """The version of the program, unset if it is not known."""
     if program is not None:
         return ProgramSource(commit=program.commit, changed=program.changed)
     named = trace.provenance.get("program")

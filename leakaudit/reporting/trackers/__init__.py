@@ -41,7 +41,6 @@ def send(
 
 
 def _check_version(package: str) -> None:
-    """Raise an error that says what to install if a package is absent or too old."""
     install = f"pip install 'leakaudit[{package}]'"
     try:
         found = version(package)

@@ -223,7 +223,6 @@ def _part(name: str) -> str:
 
 
 def _files(record: model.Record, folder: Path) -> Iterator[Path]:
-    """The figures and pictures that a record names, if they exist."""
     names: list[str | None] = []
     if isinstance(record, RunRecord):
         names.append(record.picture)

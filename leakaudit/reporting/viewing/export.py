@@ -72,7 +72,6 @@ def _expect_free(target: Path) -> None:
 
 
 def _interrupted(target: Path) -> bool:
-    """Return whether a folder is empty, or has only pages of an export that did not end."""
     for path in target.iterdir():
         if path.name != PAGES and not path.name.endswith(UNFINISHED):
             return False

@@ -82,7 +82,6 @@ class Reports:
         return msgspec.json.decode(self._ask("changes", (now, before)), type=Changes)
 
     def _keep(self, key: Key, made: Page) -> None:
-        """Keep a report, and drop the oldest ones if all of them are too large."""
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = made
@@ -134,7 +133,6 @@ def _size(page: Page) -> int:
 
 
 def _state(folder: Path) -> Key:
-    """Return what changes if a file of a run changes: the times and sizes of all its files."""
     found: list[tuple[str, int, int]] = []
     try:
         with os.scandir(folder) as entries:

@@ -117,7 +117,6 @@ def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> P
 
 
 def _noted(folder: Path) -> ProgressFile | None:
-    """Return the progress that a run wrote; None if the file cannot be used."""
     try:
         noted = from_json(files.head(folder / NAME, SMALL), ProgressFile)
     except (UnreadableFile, ValueError, RecursionError):
@@ -128,7 +127,6 @@ def _noted(folder: Path) -> ProgressFile | None:
 
 
 def _ended(folder: Path) -> list[float]:
-    """Return the times at which the cells of a sweep were written, in their order."""
     found = []
     for path in _some(folder, ".json"):
         facts = files.facts(path)
@@ -142,7 +140,6 @@ def _counted(folder: Path, suffix: str) -> int:
 
 
 def _some(folder: Path, suffix: str) -> list[Path]:
-    """Return the files of a folder with a suffix; none if the folder is a link."""
     found: list[Path] = []
     if folder.is_symlink():
         return found
@@ -161,7 +158,6 @@ def _some(folder: Path, suffix: str) -> list[Path]:
 def _left(
     stages: Sequence[_StageProgress], times: Sequence[float], noted: ProgressFile | None
 ) -> float | None:
-    """Estimate the seconds that are left from the rate of the latest cells, or of the whole run."""
     if not stages or not stages[0].total:
         return None
     first = stages[0]

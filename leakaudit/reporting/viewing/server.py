@@ -78,7 +78,6 @@ class _Guard:
         await answer(scope, receive, with_headers)
 
     def _refused(self, scope: Scope) -> Response | None:
-        """Return why a request is refused, None if it is accepted."""
         # Another name for this address is what a page of a stranger would use (DNS rebinding).
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or hosts[0].decode("latin-1").lower() not in self.hosts:
@@ -192,7 +191,6 @@ class _RunSite:
 
 
 def _run(listing: FolderListing, name: str) -> RunSummary | None:
-    """Return the run with an identifier, None if there is none."""
     for run in listing.runs:
         if run.id == name:
             return run

@@ -134,7 +134,6 @@ def summarise(file: Path, place: str, known: os.stat_result) -> RunSummary:
 
 
 def _decoded(raw: bytes) -> Record:
-    """Return a record; the message of a failure has no line breaks and is short."""
     try:
         found: Record = from_json(raw, _RECORD)
     except RecursionError:
@@ -179,13 +178,11 @@ def _ran(record: RunRecord, place: str) -> RunSummary:
 
 
 def _commit(source: Provenance) -> str:
-    """Return the commit of the audited program, "" if the record does not have it."""
     program = given(source.program, None)
     return "" if program is None else program.commit
 
 
 def _outcome(record: RunRecord) -> tuple[grading.Level, str]:
-    """Return the severity of a run and its outcome in a few words."""
     if isinstance(record, CheckRecord):
         return GATES[record.gate.code]
     if isinstance(record, AuditRecord):
@@ -198,7 +195,6 @@ def _outcome(record: RunRecord) -> tuple[grading.Level, str]:
 
 
 def _names(record: RunRecord) -> tuple[dict[str, None], dict[str, None]]:
-    """Return the adversaries and the attacks, in the order in which they occur."""
     adversaries: dict[str, None] = {}
     attacks: dict[str, None] = {}
     for finding in record.findings:
@@ -235,7 +231,6 @@ def _figures(record: RunRecord) -> dict[str, str]:
 
 
 def _recovered(findings: Sequence[Finding]) -> dict[str, str]:
-    """Return the quality of the best reconstruction, and the number of each certificate."""
     made = {"reconstructions": str(len(findings))}
     certificates = Counter(finding.certificate.name for finding in findings)
     made["certificates"] = ", ".join(f"{n} {name.lower()}" for name, n in certificates.items())
@@ -324,7 +319,6 @@ def _swept(record: SweepRecord, place: str, written: str) -> RunSummary:
 
 
 def _share(record: SweepRecord) -> tuple[grading.Level, str]:
-    """Return the severity of a sweep, in the same words as that of an attack."""
     points = record.sweep.points
     if any(point.exact or point.certified for point in points):
         return "error", ATTACKS["error"]
@@ -334,7 +328,6 @@ def _share(record: SweepRecord) -> tuple[grading.Level, str]:
 
 
 def _planned(record: SweepRecord, name: str) -> tuple[str, ...]:
-    """Return the value of a field of the scenario of a sweep, or all values if it varies."""
     varied = record.sweep.axes.get(name)
     if varied:
         return _several(map(str, varied))

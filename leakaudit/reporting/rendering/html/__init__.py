@@ -64,7 +64,6 @@ def _code(text: str) -> Markup:
 
 
 def _figure(value: object) -> str:
-    """Return a number of the record as text; the value may also be absent or a word."""
     if value is None:
         return "-"
     if isinstance(value, float | int):

@@ -65,7 +65,6 @@ def page(
 
 
 def _severity(one: Comparison) -> tuple[int, float, bool]:
-    """Refuted and unsupported claims first, then the largest mu, or none at all."""
     level = grading.RANK[grading.VERDICTS[one.verdict.name]] if one.claim else 0
     return level, one.bound.rank, bool(one.bound.leaking)
 
@@ -197,39 +196,40 @@ def _advice(worst: Comparison) -> list[Advice]:
     advice = []
     if worst.bound.leaking:
         advice.append(
-            Advice(
+            (
                 "Add noise to every message: now no epsilon can be claimed, and an attack may "
                 "recover the data.",
                 "leakaudit attack trace.pt",
             )
         )
     if worst.claim is not None and worst.verdict in (Verdict.REFUTED, Verdict.UNSUPPORTED):
-        advice.append(Advice("Do not publish or rely on the claimed epsilon."))
+        advice.append(("Do not publish or rely on the claimed epsilon.", ""))
     if worst.calibration is not None and not worst.bound.leaking:
         advice.append(
-            Advice(
+            (
                 f"For epsilon {worst.calibration.epsilon:g}, use this noise: "
-                f"{worst.calibration.words}."
+                f"{worst.calibration.words}.",
+                "",
             )
         )
     elif worst.verdict is Verdict.INCONCLUSIVE:
-        advice.append(Advice(f"Supply what is missing: {worst.why}."))
+        advice.append((f"Supply what is missing: {worst.why}.", ""))
     elif worst.bound.per_unit:
         advice.append(
-            Advice(
+            (
                 "State by how much one record can change a gradient, and enforce it by clipping.",
                 "leakaudit bound trace.pt --sensitivity 2",
             )
         )
     elif not worst.bound.leaking:
         advice.append(
-            Advice(
+            (
                 "Compute the noise that an epsilon of your choice requires.",
                 "leakaudit bound scenario.toml --epsilon 8",
             )
         )
     advice.append(
-        Advice("Include several curious nodes together.", "leakaudit bound trace.pt --coalitions 2")
+        ("Include several curious nodes together.", "leakaudit bound trace.pt --coalitions 2")
     )
     return advice
 

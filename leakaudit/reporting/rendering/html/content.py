@@ -99,7 +99,6 @@ def content(shown: DisplayRecord) -> dict[str, object]:
 
 
 def _sections(shown: DisplayRecord) -> Iterator[tuple[str, str]]:
-    """Yield the id and the name of every section that the page has."""
     record = shown.record
     audit = isinstance(record, AuditRecord)
     candidates = (
@@ -177,7 +176,6 @@ def _observed(scene: NetworkScene, where: str) -> Iterator[tuple[str, Markup]]:
 def _blocks(
     findings: Sequence[Finding], rows: Sequence[Sequence[str]]
 ) -> Iterator[Mapping[str, object]]:
-    """Split the table of findings by adversary and grid point, and then into blocks."""
     groups: dict[str, list[int]] = {}
     for k, finding in enumerate(findings):
         groups.setdefault(_group(finding), []).append(k)
@@ -233,7 +231,6 @@ def _rows(
 
 
 def _methods(record: RunRecord) -> list[Mapping[str, object]]:
-    """Return every attack that ran, with its source, its inputs and its running time."""
     known = given(record.attacks, {})
     methods: list[Mapping[str, object]] = []
     for name in dict.fromkeys(finding.attack for finding in record.findings):

@@ -57,7 +57,6 @@ def refusals(record: RunRecord) -> list[str]:
 def _drawn(
     panel: plots.Panel, legend: Mapping[str, str], looks: Mapping[str, plots.LineLook], name: str
 ) -> _HeadedFigure:
-    """Draw a panel without its title, which becomes a heading of the page."""
     styles = audit_panels.styles([panel])
     rows = [("", [replace(panel, title="")])]
     figure = plots.curves(rows, legend, styles, wide=WIDTH, looks=looks)
@@ -70,7 +69,6 @@ def _drawn(
 
 
 def _titles(panel: plots.Panel, marked: plots.PlotLine) -> list[str]:
-    """The tooltip of each marker: all values with its name at that point."""
     found = []
     name = marked.name
     mine = [line for line in panel.lines if line.name == name]

@@ -58,7 +58,6 @@ def exhibit(shown: DisplayRecord, view: Overview) -> Exhibit:
 
 
 def _picture(shown: DisplayRecord, finding: Finding | None) -> Picture | None:
-    """The best image of a finding, or of the whole report if the finding shows none."""
     if isinstance(shown.record, CheckRecord):
         # One image for each cell over its limits; the closest one may be a plain one.
         every = [one for section in shown.gallery for one in section.images]
@@ -124,7 +123,6 @@ def _rounds(shades: Iterable[Shade]) -> Mapping[int, Sequence[tuple[int, int]]]:
 
 
 def _verdicts(record: AuditRecord, adversary: str) -> tuple[dict[int, int], dict[int, str]]:
-    """The most severe verdict on each node, as a shade and in words."""
     steps: dict[int, int] = {}
     words: dict[int, str] = {}
     for one in record.audit.verdicts:

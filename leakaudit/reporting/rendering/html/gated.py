@@ -119,7 +119,6 @@ def scene(record: RunRecord) -> NetworkScene:
 
 
 def _worst_check(record: CheckRecord, every: Mapping[str, NetworkScene]) -> str | None:
-    """The check of the first rule; the first check if that rule belongs to none."""
     gate = record.gate
     if gate.rules:
         name = gate.rules[0].cell

@@ -119,7 +119,6 @@ def _map(
     label: str,
     wide: int = CELL,
 ) -> _HeatTable | None:
-    """Build the table, with one row per node or several nodes per row."""
     nodes = sorted({one.node for one in shades})
     if not nodes:
         return None

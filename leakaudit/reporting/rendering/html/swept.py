@@ -102,22 +102,20 @@ def _advice(worst: SweepPoint | None, held: int) -> tuple[Advice, ...]:
     advice = []
     if worst is not None and worst.recovered:
         advice.append(
-            Advice(
+            (
                 "See the images of the worst setting: record it and attack the trace.",
                 f"leakaudit attack trace.pt --attack {worst.attack}",
             )
         )
     if held:
         advice.append(
-            Advice(
+            (
                 "Do not rely on a setting only because these attacks failed: compute what it "
                 "guarantees.",
                 "leakaudit bound scenario.toml",
             )
         )
-    advice.append(
-        Advice("Test the claimed epsilon at the setting that you choose.", "leakaudit audit")
-    )
+    advice.append(("Test the claimed epsilon at the setting that you choose.", "leakaudit audit"))
     return tuple(advice)
 
 

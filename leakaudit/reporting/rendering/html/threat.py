@@ -86,7 +86,6 @@ def _scope(record: RunRecord, cells: tuple[CellEntry, ...]) -> str:
 
 
 def _observes(who: str) -> str:
-    """Describe what an adversary observes; an outsider cannot read encrypted messages."""
     one = parsed(who)
     if one is None:
         return "as named in the record"

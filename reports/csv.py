@@ -13,21 +13,11 @@ from leakaudit.reporting.results import model
 
 @renderer("csv")
 def render(results: Mapping[str, Json], table: str | None = None) -> str:
-    """Return a table as RFC 4180 describes it.
+    """Return a table as RFC 4180 describes it, in which no name acts as a formula.
 
-    Args:
-        results: A record of any kind.
-        table: One of `reporting.findings.flat.NAMES`; None for the first of the kind of record.
-
-    Returns:
-        A header and one line per row. If there are no rows, or some are missing because the run is
-        incomplete, the first cell of a last line says so. Names from the trace cannot act as
-        formulas.
-
-    Raises:
-        LeakauditError: This kind of record has no such table.
+    If rows are missing, the first cell of a last line says so.
     """
-    record = model.of_any(results)
+    record = model.of(results)
     made = flat.table(record, table)
     rows = made.rows
     remark = flat.remark(record, made)

@@ -18,14 +18,7 @@ _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 @renderer("github")
 def render(results: Mapping[str, Json]) -> str:
-    """Return the summary and one line per check; the Markdown report serves as the job's summary.
-
-    Args:
-        results: A record.
-
-    Returns:
-        Workflow commands.
-    """
+    """Return workflow commands: the summary, then one line per check."""
     shown = DisplayRecord.of(results)
     found = checks(shown.record)
     command = "notice" if is_settled(shown.record) else "warning"

@@ -14,29 +14,16 @@ from leakaudit.reporting.results import model
 
 @renderer("json")
 def render(results: Mapping[str, Json], table: str | None = None) -> str:
-    """Return a record, or one of its tables, as indented JSON in ASCII.
-
-    Args:
-        results: A record.
-        table: One of `leakaudit.reporting.findings.flat.NAMES`; None for the record itself.
-
-    Returns:
-        JSON with every value of the record unchanged; or a list with one object per row, in which
-        infinity is the text ``inf``, as in the record.
-
-    Raises:
-        LeakauditError: This kind of record has no such table.
-    """
+    """Return a record, or one of its tables, as indented JSON in ASCII."""
     if table is None:
         return json.dumps(results, indent=2, allow_nan=False) + "\n"
     rows = []
-    for row in flat.table(model.of_any(results), table).dicts():
+    for row in flat.table(model.of(results), table).dicts():
         rows.append({name: _finite(cell) for name, cell in row.items()})
     return json.dumps(rows, indent=2, allow_nan=False) + "\n"
 
 
 def _finite(cell: flat.Cell) -> flat.Cell:
-    """Return a cell as JSON can represent it."""
     if isinstance(cell, float) and math.isinf(cell):
         return "inf"
     return cell

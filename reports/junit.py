@@ -19,15 +19,10 @@ from leakaudit.reporting.results.model import RunRecord, Undetermined
 
 @renderer("junit")
 def render(results: Mapping[str, Json]) -> str:
-    """Return JUnit XML in the form that Jenkins and GitLab read.
+    """Return JUnit XML in the form that Jenkins and GitLab read, with one suite per adversary.
 
-    Args:
-        results: A record.
-
-    Returns:
-        XML with one suite per adversary. Checks that are inconclusive, and nodes for which no leak
-        is determined, are skipped cases. A run that examined nothing, or not everything that it
-        was to examine, has a case with an error, as has one whose truth refutes its certificates.
+    Inconclusive checks and undetermined nodes are skipped. A run that did not examine everything,
+    or whose truth refutes its certificates, has a case with an error.
     """
     record = model.of_run(results)
     suites: dict[str, list[Tree.Element]] = {}
@@ -73,12 +68,10 @@ def _suite(record: RunRecord, adversary: str, cases: list[Tree.Element]) -> Tree
 
 
 def _count(cases: list[Tree.Element], outcome: str) -> str:
-    """Number of cases with the given outcome, "failure", "error" or "skipped"."""
     return str(sum(case.find(outcome) is not None for case in cases))
 
 
 def _case(record: RunRecord, check: GradedItem) -> Tree.Element:
-    """The case of one check."""
     case = Tree.Element(
         "testcase",
         name=check.name,
@@ -95,7 +88,6 @@ def _case(record: RunRecord, check: GradedItem) -> Tree.Element:
 
 
 def _unknown(record: RunRecord, one: Undetermined) -> Tree.Element:
-    """The skipped case of a node for which no leak is determined."""
     case = Tree.Element(
         "testcase",
         name=f"node {one.node}: no leak determined",
@@ -123,12 +115,10 @@ def _unexamined(record: RunRecord, nothing: bool) -> Tree.Element:
 
 
 def _refuted(record: RunRecord, why: str) -> Tree.Element:
-    """The case of a run whose truth refutes its certificates, which concludes nothing."""
     case = Tree.Element("testcase", name="truth", classname=_class(record, "run"), time="0.000")
     Tree.SubElement(case, "error", type="refuted", message=why)
     return case
 
 
 def _class(record: RunRecord, rule: str) -> str:
-    """Name of the class under which viewers group the cases of one rule."""
     return f"leakaudit.{clean(record.trace.protocol)}.{rule}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from leakaudit.core.quantities import QUANTITIES, Place, shown, visible
 from leakaudit.core.registry import renderer
@@ -21,26 +21,17 @@ EPSILON = r"$\varepsilon$"
 FORMS = {"share": ".2f", "value": ".4g"}  # formats of numbers
 
 
-@dataclass(frozen=True)
-class LatexTableColumn:
-    """One column of a table of `leakaudit.reporting.findings.flat`.
+class _Column(NamedTuple):
+    """One column of a table of `leakaudit.reporting.findings.flat`."""
 
-    Attributes:
-        key: Its name there.
-        heading: Its heading, as LaTeX.
-        kind: ``text``, ``number``, ``epsilon``, ``dB``, ``power`` (of ten), a format or one of
-            `FORMS`.
-        which: Statistic that the heading names, "" for none.
-    """
-
-    key: str
-    heading: str
+    key: str  # its name there
+    heading: str  # as LaTeX
+    # "text", "number", "epsilon", "dB", "power" (of ten), a format or one of `FORMS`
     kind: str = "text"
-    which: str = ""
+    which: str = ""  # statistic that the heading names, "" for none
 
 
-def _metrics(*statistics: str) -> tuple[LatexTableColumn, ...]:
-    """Columns of all metrics."""
+def _metrics(*statistics: str) -> tuple[_Column, ...]:
     found = []
     for one in shown(Place.PAPER, "Number"):
         name = f"{one.words} ({one.unit})" if one.unit else one.words
@@ -48,78 +39,48 @@ def _metrics(*statistics: str) -> tuple[LatexTableColumn, ...]:
         if one.unit == "dB":
             kind = "dB"
         for which in statistics:
-            found.append(LatexTableColumn(f"{one.key}_{which}", name, kind, which))
+            found.append(_Column(f"{one.key}_{which}", name, kind, which))
     return tuple(found)
 
 
+_EPSILON = _Column("epsilon", EPSILON, "epsilon")
+_ATTACK = (_Column("attack", "attack"), _Column("adversary", "adversary"))
+_SEED = _Column("seed", "seed", "number")
+_NODE = _Column("node", "node", "number")
+_RECORDS = _Column("records", "records", "number")
+_VALUE = _Column("value", "value", "value")
+_P = _Column("p", "$p$", "power")
+_VERDICT = _Column("verdict", "verdict")
 COLUMNS = {
     "findings": (
-        LatexTableColumn("epsilon", EPSILON, "epsilon"),
-        LatexTableColumn("seed", "seed", "number"),
-        LatexTableColumn("all_nodes", "node", "number"),
-        LatexTableColumn("adversary", "adversary"),
-        LatexTableColumn("attack", "attack"),
-        LatexTableColumn("certificate", "certificate"),
-        LatexTableColumn("records", "records", "number"),
-        LatexTableColumn("exact", "identical", "number"),
+        *(_EPSILON, _SEED, _NODE._replace(key="all_nodes"), *reversed(_ATTACK)),
+        *(_Column("certificate", "certificate"), _RECORDS, _Column("exact", "identical", "number")),
         *_metrics("best", "median"),
     ),
-    "curves": (
-        LatexTableColumn("epsilon", EPSILON, "epsilon"),
-        LatexTableColumn("adversary", "adversary"),
-        LatexTableColumn("attack", "attack"),
-        *_metrics("best", "median", "mean"),
-    ),
+    "curves": (_EPSILON, *reversed(_ATTACK), *_metrics("best", "median", "mean")),
     "verdicts": (
-        LatexTableColumn("epsilon", EPSILON, "epsilon"),
-        LatexTableColumn("adversary", "adversary"),
-        LatexTableColumn("test", "test"),
-        LatexTableColumn("attack", "attack"),
-        LatexTableColumn("guarantee", "guarantee"),
-        LatexTableColumn("rate", "success rate", "share"),
-        LatexTableColumn("ceiling", "limit", "share"),
-        LatexTableColumn("p", "$p$", "power"),
-        LatexTableColumn("verdict", "verdict"),
+        *(_EPSILON, _Column("adversary", "adversary"), _Column("test", "test")),
+        *(_Column("attack", "attack"), _Column("guarantee", "guarantee")),
+        *(_Column("rate", "success rate", "share"), _Column("ceiling", "limit", "share")),
+        *(_P, _VERDICT),
     ),
     "views": (
-        LatexTableColumn("epsilon", EPSILON, "epsilon"),
-        LatexTableColumn("node", "node", "number"),
-        LatexTableColumn("adversary", "adversary"),
-        LatexTableColumn("mu", r"$\mu$", "value"),
-        LatexTableColumn("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
-        LatexTableColumn("holds", "which is"),
-        LatexTableColumn("claimed_epsilon", r"$\varepsilon$ claimed", "epsilon"),
-        LatexTableColumn("verdict", "verdict"),
+        *(_EPSILON, _NODE, _Column("adversary", "adversary"), _Column("mu", r"$\mu$", "value")),
+        _Column("view_epsilon", r"$\varepsilon$ of the view", "epsilon"),
+        _Column("holds", "which is"),
+        *(_Column("claimed_epsilon", r"$\varepsilon$ claimed", "epsilon"), _VERDICT),
     ),
     "rules": (
-        LatexTableColumn("kind", "rule"),
-        LatexTableColumn("cell", "check"),
-        LatexTableColumn("measure", "measure"),
-        LatexTableColumn("value", "value", "value"),
-        LatexTableColumn("limit", "limit", "value"),
-        LatexTableColumn("p", "$p$", "power"),
-        LatexTableColumn("status", "status"),
+        *(_Column("kind", "rule"), _Column("cell", "check"), _Column("measure", "measure")),
+        *(_VALUE, _Column("limit", "limit", "value"), _P, _Column("status", "status")),
     ),
-    "measures": (
-        LatexTableColumn("cell", "check"),
-        LatexTableColumn("measure", "measure"),
-        LatexTableColumn("seed", "seed", "number"),
-        LatexTableColumn("value", "value", "value"),
-    ),
+    "measures": (_Column("cell", "check"), _Column("measure", "measure"), _SEED, _VALUE),
     "points": (
-        LatexTableColumn("attack", "attack"),
-        LatexTableColumn("adversary", "adversary"),
-        LatexTableColumn("seeds", "seeds", "number"),
-        LatexTableColumn("records", "records", "number"),
-        LatexTableColumn("share", "recovered", "share"),
-        *_metrics("best", "median"),
+        *(*_ATTACK, _Column("seeds", "seeds", "number"), _RECORDS),
+        *(_Column("share", "recovered", "share"), *_metrics("best", "median")),
     ),
     "cells": (
-        LatexTableColumn("attack", "attack"),
-        LatexTableColumn("adversary", "adversary"),
-        LatexTableColumn("seed", "seed", "number"),
-        LatexTableColumn("records", "records", "number"),
-        LatexTableColumn("recovered", "recovered", "number"),
+        *(*_ATTACK, _SEED, _RECORDS, _Column("recovered", "recovered", "number")),
         *_metrics("best", "median"),
     ),
 }
@@ -140,19 +101,8 @@ CAPPED = rf"A PSNR above {plots.PSNR_SHOWN:g}\,dB is given as $>${plots.PSNR_SHO
 
 @renderer("latex")
 def render(results: Mapping[str, Json], table: str | None = None) -> str:
-    """Return a table environment that needs booktabs, and longtable if it is long.
-
-    Args:
-        results: A record of any kind.
-        table: One of `reporting.findings.flat.NAMES`; None for the first of the kind of record.
-
-    Returns:
-        LaTeX in ASCII. Names from the trace cannot act as commands.
-
-    Raises:
-        LeakauditError: This kind of record has no such table.
-    """
-    record = model.of_any(results)
+    """Return a table in ASCII that needs booktabs, and longtable if it is long."""
+    record = model.of(results)
     made = flat.table(record, table)
     rows = made.dicts()
     chosen = _shown(made, rows)
@@ -164,10 +114,8 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
     cells = []
     for row in rows:
         cells.append([_cell(row, column) for column in columns])
-    heads = []
-    for one in columns:
-        heading = ", ".join(filter(None, (one.heading, one.which)))
-        heads.append(latex.LatexColumn(heading, right=one.kind != "text"))
+    heads = [", ".join(filter(None, (one.heading, one.which))) for one in columns]
+    form = "".join("l" if one.kind == "text" else "r" for one in columns)
     said = [_about(record, made.name), *shared.values(), *_definitions(rows, columns)]
     remark = flat.remark(record, made)
     if remark:
@@ -176,26 +124,24 @@ def render(results: Mapping[str, Json], table: str | None = None) -> str:
     if why:
         said.append(latex.escape(why))
     caption = " ".join(said)
-    return latex.table(heads, cells, caption, f"tab:{made.name}-{_digest(record)[:6]}")
+    return latex.table(heads, form, cells, caption, f"tab:{made.name}-{_digest(record)[:6]}")
 
 
 def _digest(record: Record) -> str:
-    """What distinguishes the configurations of two records."""
     if isinstance(record, RunRecord):
         return record.provenance.digest
     return record.sweep.digest
 
 
-def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[LatexTableColumn]:
-    """The columns that say something: those with a value, and a best one that differs."""
+def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[_Column]:
     axes = []
     if made.name in ("points", "cells"):
         for name in made.columns[: made.columns.index("attack")]:
             heading = latex.escape(name.removeprefix("axis_"))
             words = any(isinstance(row[name], str) for row in rows)
             kind = "text" if words else "epsilon"
-            axes.append(LatexTableColumn(name, EPSILON if name == "epsilon" else heading, kind))
-    kept: list[LatexTableColumn] = []
+            axes.append(_Column(name, EPSILON if name == "epsilon" else heading, kind))
+    kept: list[_Column] = []
     single = []  # metrics of which all statistics are equal
     for one in (*axes, *COLUMNS[made.name]):
         values = [row.get(one.key) for row in rows]
@@ -206,7 +152,7 @@ def _shown(made: flat.FlatTable, rows: Sequence[flat.Row]) -> list[LatexTableCol
             single.append(middle)
             continue
         if one.key in single:
-            one = replace(one, which="")
+            one = one._replace(which="")
         kept.append(one)
     medians = {f"{one.key}_median": one.key for one in shown(Place.PAPER, "Number")}
     known = [medians[one.key] for one in kept if one.key in medians]
@@ -226,7 +172,6 @@ def _shared(rows: Sequence[flat.Row]) -> dict[str, str]:
 
 
 def _about(record: Record, name: str) -> str:
-    """The first sentence of the caption."""
     about = ABOUT[name]
     if isinstance(record, RunRecord):
         trace = record.trace
@@ -237,8 +182,7 @@ def _about(record: Record, name: str) -> str:
     return f"{about}."
 
 
-def _definitions(rows: Sequence[flat.Row], columns: Sequence[LatexTableColumn]) -> list[str]:
-    """The sentences that the cells of a table need."""
+def _definitions(rows: Sequence[flat.Row], columns: Sequence[_Column]) -> list[str]:
     keys = [column.key for column in columns]
     found = []
     if any(_between(row, key) and key in ("rate", "share") for row in rows for key in keys):
@@ -254,7 +198,6 @@ def _definitions(rows: Sequence[flat.Row], columns: Sequence[LatexTableColumn]) 
 
 
 def _between(row: flat.Row, key: str) -> tuple[float, float] | None:
-    """The interval around a value, None if it has none."""
     low = row.get(f"{key}_low")
     high = row.get(f"{key}_high")
     if isinstance(low, int | float) and isinstance(high, int | float):
@@ -266,8 +209,7 @@ def _is_capped(value: flat.Cell) -> bool:
     return isinstance(value, int | float) and value > plots.PSNR_SHOWN
 
 
-def _cell(row: flat.Row, column: LatexTableColumn) -> str:
-    """One cell as LaTeX, with the interval around its value."""
+def _cell(row: flat.Row, column: _Column) -> str:
     text = _value(row.get(column.key), column.kind)
     between = _between(row, column.key)
     if between is None or (column.kind == "dB" and all(map(_is_capped, between))):
@@ -277,7 +219,6 @@ def _cell(row: flat.Row, column: LatexTableColumn) -> str:
 
 
 def _value(value: flat.Cell, kind: str) -> str:
-    """One value as LaTeX; "--" if it was not measured."""
     if value is None:
         return "--"
     if isinstance(value, bool | str):
@@ -294,7 +235,6 @@ def _value(value: flat.Cell, kind: str) -> str:
 
 
 def _power(value: float, kind: str) -> str:
-    """A number with a power of ten if it is very large or very small."""
     text = f"{value:.1e}" if kind == "power" and 0 < abs(value) < 1e-3 else short(value)
     digits, _, exponent = text.partition("e")
     if not exponent:
@@ -306,5 +246,4 @@ def _power(value: float, kind: str) -> str:
 
 
 def _minus(text: str) -> str:
-    """A number with a minus sign instead of a hyphen."""
     return f"${text}$" if text.startswith("-") else text

@@ -28,15 +28,7 @@ from leakaudit.reporting.results.model import AuditRecord, CheckRecord, Finding
 
 @renderer("markdown")
 def render(results: Mapping[str, Json]) -> str:
-    """Return GitHub-flavoured Markdown.
-
-    Args:
-        results: A record of any kind.
-
-    Returns:
-        A page; names from the trace are escaped, so that they cannot act as markup, links or
-        mentions. If it may state labels, its last line is a comment that marks personal data.
-    """
+    """Return GitHub-flavoured Markdown."""
     if results["kind"] == "sweep":
         return sweep_text.markdown(model.of_sweep(results))
     shown = DisplayRecord.of(results)
@@ -49,7 +41,6 @@ def render(results: Mapping[str, Json]) -> str:
 
 
 def _attacks(shown: DisplayRecord) -> str:
-    """The page about an attack, or about the attacks of an audit."""
     record = shown.record
     blocks = ["# What the adversary learns", f"**{md.escape(record.summary)}**"]
     if shown.against:
@@ -73,7 +64,6 @@ def _attacks(shown: DisplayRecord) -> str:
 
 
 def _notes(findings: Sequence[Finding]) -> str:
-    """What the certificates mean, and the note and formula of each finding."""
     formulas = []
     for one in findings:
         if one.leak.formula:

@@ -11,18 +11,7 @@ from leakaudit.reporting.figures import paper, record_figure
 
 @renderer("pdf")
 def render(results: Mapping[str, Json], figure_width: str | float = "page") -> bytes:
-    """Draw the figure of a record.
-
-    Args:
-        results: A record of any kind.
-        figure_width: Width of the figure: ``column``, ``page``, or a number of mm.
-
-    Returns:
-        A PDF with fonts as TrueType; the same bytes for the same record.
-
-    Raises:
-        LeakauditError: The width is not one of these.
-    """
+    """Draw the figure of a record."""
     width = paper.width_of(figure_width)
     content, title = record_figure.of(results)
     return paper.pdf(content, width, title)

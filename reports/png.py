@@ -11,18 +11,7 @@ from leakaudit.reporting.figures import paper, record_figure
 
 @renderer("png")
 def render(results: Mapping[str, Json], figure_width: str | float = "page") -> bytes:
-    """Draw the figure of a record.
-
-    Args:
-        results: A record of any kind.
-        figure_width: Width of the figure: ``column``, ``page``, or a number of mm.
-
-    Returns:
-        The bytes of a PNG with 300 dots per inch.
-
-    Raises:
-        LeakauditError: The width is not one of these.
-    """
+    """Draw the figure of a record."""
     width = paper.width_of(figure_width)
     content, _ = record_figure.of(results)
     return paper.png(content, width)

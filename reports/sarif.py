@@ -44,15 +44,7 @@ _STATES = {"new": "new", "worse": "updated", "better": "updated", "same": "uncha
 
 @renderer("sarif")
 def render(results: Mapping[str, Json]) -> str:
-    """Return a log with one run of one tool.
-
-    Args:
-        results: A record. Its ``location`` names a file in the user's repository; a comparison in
-            ``against`` provides the baseline state of each result.
-
-    Returns:
-        JSON; rule ids and fingerprints depend on what was examined, not on the outcome.
-    """
+    """Return a log with one run of one tool."""
     shown = DisplayRecord.of(results)
     record = shown.record
     found = checks(record)
@@ -97,7 +89,6 @@ def _states(shown: DisplayRecord) -> dict[str, str]:
 
 
 def _rule(record: RunRecord, rule: str) -> dict[str, Json]:
-    """Describe an attack, a pitfall of the lint or a test."""
     known = given(record.attacks, {}).get(rule)
     pitfall = _pitfalls(record).get(rule)
     short = f"Training inputs leak: {rule}"
@@ -136,7 +127,6 @@ def _rule(record: RunRecord, rule: str) -> dict[str, Json]:
 
 
 def _pitfalls(record: RunRecord) -> dict[str, PitfallText]:
-    """Texts of the pitfalls by rule; only the record of a gate has them."""
     if isinstance(record, CheckRecord):
         return given(record.gate.pitfalls, {})
     return {}
@@ -175,7 +165,6 @@ def _places(shown: DisplayRecord, check: GradedItem) -> list[_Place]:
 
 
 def _sent(record: RunRecord, check: GradedItem) -> Sequence[SentAt]:
-    """The lines that send the messages of a check."""
     if not isinstance(record, CheckRecord):
         return given(record.trace.sent, ())
     networks: Mapping[str, TraceSummary] = given(record.gate.networks, {})
@@ -188,12 +177,6 @@ def _sent(record: RunRecord, check: GradedItem) -> Sequence[SentAt]:
 def _result(
     check: GradedItem, rule: int, places: Sequence[_Place], state: str | None
 ) -> dict[str, Json]:
-    """Return one check as a result.
-
-    Args:
-        places: Lines in the user's repository that the result points to, the most important first.
-        state: Baseline state relative to the earlier results, None if there are none.
-    """
     kind = "cell" if check.cell else "node"
     where: Json = {"kind": kind, "name": check.place, "fullyQualifiedName": check.name}
     message = f"{check.message}."

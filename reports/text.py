@@ -39,18 +39,7 @@ def render(
     color: bool = False,
     verbose: bool = False,
 ) -> str:
-    """Return text for a terminal.
-
-    Args:
-        results: A record of any kind.
-        width: Columns of the terminal; None if lines are not wrapped.
-        color: Whether to add terminal codes for colours.
-        verbose: Whether to list the rules of a gate that are within their limits, too.
-
-    Returns:
-        The text. If it may state labels or records and is not for a terminal, its last line marks
-        personal data.
-    """
+    """Return text for a terminal."""
     if results["kind"] == "sweep":
         sweep = model.of_sweep(results)
         return printed(sweep_text.text(sweep, width), width, color)
@@ -68,7 +57,6 @@ def render(
 
 
 def _parts(shown: DisplayRecord, width: int | None) -> list[RenderableType]:
-    """Return the whole report from top to bottom."""
     record = shown.record
     parts: list[RenderableType] = [Text(clean(record.summary), style="bold")]
     parts += map(Text, lines(shown.against))
@@ -90,7 +78,6 @@ def _parts(shown: DisplayRecord, width: int | None) -> list[RenderableType]:
 
 
 def _passages(passages: Sequence[Passage]) -> list[str]:
-    """Return the sequences, each below its original."""
     lines = []
     for one in passages:
         lines.append(f"{one.owner}, record {one.record + 1}, {one.attack}: {one.certificate}")
@@ -101,7 +88,6 @@ def _passages(passages: Sequence[Passage]) -> list[str]:
 
 
 def _findings(findings: Sequence[Finding], width: int | None) -> Text:
-    """Return a table of the findings, limited to the `SHOWN` worst ones."""
     some = findings
     if len(some) > SHOWN:
         some = sorted(some, key=harm, reverse=True)[:SHOWN]

@@ -82,7 +82,7 @@ def test_every_table_of_bounds_shows_that_a_recording_contradicts_them(noisy: la
     epsilon = f"{honest.bound.epsilon:.4g}"
     for one, how in ((honest, ""), (refuted, "declared ")):
         assert _row(one, "")[2:4] == [how + mu, how + epsilon]
-        assert f">{how}{mu}<" in cards._compared([one])
+        assert f">{how}{mu}<" in cards._compared(one)
         shown = bounded._row(one, "")
         assert (shown["mu"], shown["epsilon"]) == (how + mu, how + epsilon)
 

@@ -816,6 +816,4 @@ def test_the_command_line_of_the_browser_does_not_contain_the_token(
 def test_queries_are_written_as_they_are_read() -> None:
     query = Query(q="a b", kind="audit", sort="worst")
     assert query.address() == "?q=a+b&kind=audit&sort=worst"
-    assert query.filtering
-    assert not Query(sort="name").filtering
     assert Query.of({"sort": "x", "q": "a\nb" + "c" * 500, "other": "1"}).sort == "newest"

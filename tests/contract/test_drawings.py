@@ -179,7 +179,7 @@ CURVES: list[Record] = [
 ]
 
 
-def panels(*attacks: str) -> list[curves.HeadedFigure]:
+def panels(*attacks: str) -> list[curves._HeadedFigure]:
     rows = [{**row, "attack": attack} for attack in attacks for row in CURVES]
     audit = {**RECORDS["audit"]["audit"], "curves": rows, "verdicts": []}
     ((who, found),) = curves.panels(fitted({**RECORDS["audit"], "audit": audit}, AuditRecord))
@@ -213,7 +213,7 @@ def test_every_point_lies_where_the_axis_says() -> None:
 def test_pictures_of_a_page_share_no_ids_and_no_styles() -> None:
     rows = [*CURVES, *({**row, "adversary": "b"} for row in CURVES)]
     audit = {**RECORDS["audit"]["audit"], "curves": rows}
-    found: list[curves.HeadedFigure] = []
+    found: list[curves._HeadedFigure] = []
     for _, some in curves.panels(fitted({**RECORDS["audit"], "audit": audit}, AuditRecord)):
         found += some
     assert len(found) > 1

@@ -52,7 +52,7 @@ def rendered(format: str, of: Record, **options: Any) -> str:
 
 @pytest.mark.parametrize(("kind", "name"), TABLES)
 def test_every_table_has_plain_cells_in_every_format(kind: str, name: str) -> None:
-    made = flat.table(model.of_any(RECORDS[kind]), name)
+    made = flat.table(model.of(RECORDS[kind]), name)
     assert len(set(made.columns)) == len(made.columns)
     assert all(column.replace("_", "").isalnum() for column in made.columns)
     for row in made.rows:
@@ -75,15 +75,15 @@ def test_every_table_has_plain_cells_in_every_format(kind: str, name: str) -> No
 
 
 def test_a_table_says_what_the_record_says() -> None:
-    (first, second) = flat.table(model.of_any(RECORDS["attack"])).dicts()
+    (first, second) = flat.table(model.of(RECORDS["attack"])).dicts()
     assert (first["node"], first["psnr_median"], first["exact"]) == (0, 40.0, 0)
     assert (second["certificate"], second["records"], second["recovered"]) == ("exact", 1, 1)
-    verdicts = flat.table(model.of_any(RECORDS["audit"])).dicts()
+    verdicts = flat.table(model.of(RECORDS["audit"])).dicts()
     assert (verdicts[1]["epsilon"], verdicts[1]["rate"]) == (math.inf, 0.15)
     assert isinstance(verdicts[1]["rate_low"], float)
     assert verdicts[1]["rate_low"] == pytest.approx(0.0321, abs=1e-4)  # Clopper and Pearson
     assert verdicts[1]["rate_high"] == pytest.approx(0.3789, abs=1e-4)
-    (measure,) = flat.table(model.of_any(RECORDS["gate"]), "measures").dicts()
+    (measure,) = flat.table(model.of(RECORDS["gate"]), "measures").dicts()
     assert (measure["measure"], measure["seed"], measure["value"]) == ("psnr", 0, 30.0)
 
 
@@ -287,7 +287,7 @@ def test_every_column_of_every_table_has_the_value_that_the_record_has(project: 
     names = {(kind, name) for kind, of in records.items() for name in flat.NAMES[of["kind"]]}
     assert set(rows) == names
     for (kind, name), wanted in rows.items():
-        row = flat.table(model.of_any(records[kind]), name).dicts()[0]
+        row = flat.table(model.of(records[kind]), name).dicts()[0]
         assert row == wanted, name
         assert list(row) == list(wanted), "the columns have changed their order"
 

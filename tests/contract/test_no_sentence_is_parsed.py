@@ -248,7 +248,7 @@ READS = {
     "leakaudit/reporting/viewing/pages.py:_folder": NAMED,
     "leakaudit/reporting/viewing/pages.py:report": "our own page, into which a link is inserted",
     "leakaudit/reporting/viewing/running.py:_some": NAMED,
-    "leakaudit/reporting/viewing/server.py:Guard._refused": "an address that a browser sends",
+    "leakaudit/reporting/viewing/server.py:_Guard._refused": "an address that a browser sends",
     "leakaudit/reporting/viewing/summaries.py:_opening": FORMAT,
     "leakaudit/reporting/viewing/summaries.py:_origin": FORMAT,
     "reports/__init__.py": MODULE,

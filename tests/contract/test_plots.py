@@ -40,7 +40,7 @@ def chart(text: str = "plain", log: bool | None = False) -> Figure:
 
 
 def weights(text: str = "plain") -> Figure:
-    return plots.heat([plots.HeatMap(text, [text, "b"], [text], [[1.0, -0.01]], text, text, text)])
+    return plots.heat([plots.HeatMap(text, [text, "b"], [text], [[1.0, -0.01]], text, text)])
 
 
 @pytest.mark.parametrize("suffix", plots.SUFFIXES)

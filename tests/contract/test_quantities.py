@@ -78,7 +78,7 @@ for kind in ("attack", "audit", "sweep", "check"):
         (folder / f"report.{table}.csv").write_text(text, encoding="utf-8")
         text = registry.get("reports", "latex")(results, table=table)
         (folder / f"report.{table}.latex").write_text(text, encoding="utf-8")
-    record = model.of_any(results)
+    record = model.of(results)
     (folder / "report.tracker").write_text(json.dumps(content.metrics(record)), encoding="utf-8")
     (folder / "report.card").write_text(cards.html(record), encoding="utf-8")
     run = summaries.summarise(folder / "results.json", kind, os.stat(folder / "results.json"))

@@ -83,7 +83,7 @@ def test_a_wrong_certificate_is_never_counted_as_exact() -> None:
     assert "none of them equals its original" in alone.says
     view = overview(model.of_run(record(batch(0, [False], 1))))
     assert (view.level, view.badge) == ("warning", "Inconclusive")
-    assert "truth" in view.advice[0].text
+    assert "truth" in view.advice[0][0]
 
 
 def test_the_grid_decides_where_there_is_one() -> None:

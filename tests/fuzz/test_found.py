@@ -65,7 +65,7 @@ from leakaudit.reporting.findings import redaction, wording
 from leakaudit.reporting.rendering.gallery import image
 from leakaudit.reporting.results import record_file
 from leakaudit.reporting.results.model import NumberColumn, VerdictEntry
-from leakaudit.reporting.viewing.running import StageProgress
+from leakaudit.reporting.viewing.running import _StageProgress
 from leakaudit.runs.pipeline.checkpoint import Checkpoint
 from leakaudit.runs.sweeping import tables
 from leakaudit.scoring import lpips_weights
@@ -609,8 +609,8 @@ def test_a_sparse_table_of_gigabytes_of_zeros(tmp_path: Path) -> None:
 
 
 def test_the_share_of_a_sweep_of_astronomic_length() -> None:
-    assert StageProgress("cells", 10**400, 3).share == "100%"
-    assert StageProgress("cells", 3, 10**400).share == "0%"
+    assert _StageProgress("cells", 10**400, 3).share == "100%"
+    assert _StageProgress("cells", 3, 10**400).share == "0%"
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2,), (0,)])

@@ -9,10 +9,9 @@ from leakaudit.core.verdict import Verdict
 from leakaudit.core.version import VERSION
 from leakaudit.judging.papers.row import JudgedClaim, Quality
 from leakaudit.reporting.findings import grading
-from leakaudit.reporting.findings.overview import Advice
+from leakaudit.reporting.findings.overview import Overview
 from leakaudit.reporting.findings.wording import LIMITS, NO_PROOF, VERDICT_ORDER
 from leakaudit.reporting.rendering.html import rendered
-from leakaudit.reporting.rendering.html.first_screen import First
 
 
 def page(claims: Sequence[JudgedClaim]) -> str:
@@ -54,7 +53,7 @@ def _content(claims: Sequence[JudgedClaim]) -> Mapping[str, object]:
     }
 
 
-def _first(claims: Sequence[JudgedClaim]) -> First:
+def _first(claims: Sequence[JudgedClaim]) -> Overview:
     counts = {v: sum(one.verdict is v for one in claims) for v in VERDICT_ORDER}
     wrong = [one for one in claims if grading.VERDICTS[one.verdict.name] == "error"]
     worst = next((v for v in VERDICT_ORDER if counts[v]), VERDICT_ORDER[-1])
@@ -73,9 +72,9 @@ def _first(claims: Sequence[JudgedClaim]) -> First:
         says = f"None of {counted(len(claims), 'published claim')} was refuted."
     papers = dict.fromkeys(one.row.paper for one in wrong)
     advice = [
-        Advice("Do not cite a refuted or unsupported claim as a guarantee."),
-        Advice("Repeat any evaluation by its command.", claims[0].row.command),
-        Advice(
+        ("Do not cite a refuted or unsupported claim as a guarantee.", ""),
+        ("Repeat any evaluation by its command.", claims[0].row.command),
+        (
             "Compute the epsilon of your own setting instead of taking it from a theorem.",
             "leakaudit bound scenario.toml",
         ),
@@ -83,7 +82,7 @@ def _first(claims: Sequence[JudgedClaim]) -> First:
     facts = [(v.words, str(counts[v])) for v in VERDICT_ORDER if counts[v]]
     if papers:
         facts.insert(0, ("papers with such a claim", ", ".join(papers)))
-    return First(
+    return Overview(
         topic=f"Published privacy claims, {counted(len(claims), 'row')} of the scoreboard",
         says=says,
         certainty=(

@@ -1,8 +1,4 @@
-"""The panels of an audit, from its record.
-
-They show PSNR, SSIM or relative error, and success rates with their theoretical limits, against
-epsilon.
-"""
+"""The panels of an audit: quality and success rates with their limits, against epsilon."""
 
 from __future__ import annotations
 
@@ -34,14 +30,14 @@ RATES = "success rate, with its 95 % Clopper-Pearson interval"
 
 
 @dataclass(frozen=True)
-class AdversaryPanels:
+class _AdversaryPanels:
     """The panels of one adversary."""
 
     adversary: str
     panels: tuple[plots.Panel, ...]  # the panels; empty if nothing was measured
 
 
-def views(record: AuditRecord) -> list[AdversaryPanels]:
+def views(record: AuditRecord) -> list[_AdversaryPanels]:
     """Return the panels of every adversary of an audit."""
     audit = record.audit
     points = _points(audit)
@@ -50,7 +46,7 @@ def views(record: AuditRecord) -> list[AdversaryPanels]:
     for who in dict.fromkeys(curve.adversary for curve in audit.curves):
         panels = [*_quality(record, points, who), *_success(audit, points, who)]
         placed = [replace(panel, axis="epsilon", points=names) for panel in panels]
-        found.append(AdversaryPanels(who, tuple(placed)))
+        found.append(_AdversaryPanels(who, tuple(placed)))
     return found
 
 
@@ -121,7 +117,6 @@ def _name(point: float) -> str:
 
 
 def _quality(record: AuditRecord, points: Sequence[float], who: str) -> list[plots.Panel]:
-    """The quality of reconstructions, one panel per quantity."""
     mine = [curve for curve in record.audit.curves if curve.adversary == who]
     panels = []
     for one in curves_of(mine):
@@ -144,7 +139,6 @@ def _lines(
     one: Quantity,
     points: Sequence[float],
 ) -> list[plots.PlotLine]:
-    """Median, best and mean of one attack; empty if the quantity was not measured."""
     at: dict[float, CurveValues | SweepStatistics] = {}
     between: dict[float, plots.Interval | None] = {}
     for curve in curves:
@@ -217,7 +211,6 @@ def _rates(attack: str, tests: Sequence[VerdictEntry], points: Sequence[float]) 
 
 
 def _limits(name: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.PlotLine:
-    """The largest success rate that a guarantee allows to any of the attacks."""
     at: dict[float, float] = {}
     for one in tests:
         ceiling = _counted(one, "ceiling")
@@ -227,6 +220,5 @@ def _limits(name: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -
 
 
 def _counted(one: VerdictEntry, name: str) -> float | None:
-    """A number that a test counted, None if the test has no such number."""
     value = one.figures.get(name)
     return value if isinstance(value, int | float) else None

@@ -35,7 +35,6 @@ def combinations(found: Sequence[Explanation]) -> Figure:
 
 
 def _columns(one: Explanation) -> list[Gradient]:
-    """The gradients that occur, in the order in which they were computed."""
     seen: set[Gradient] = set()
     for row in one.rows:
         for t, k, _ in row.weights:

@@ -16,9 +16,9 @@ from leakaudit._util.files import replacing
 from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.figures import paper_curves, paper_images, paper_strips, plots
 from leakaudit.reporting.figures.paper_curves import CurveFigure
-from leakaudit.reporting.figures.paper_images import ImageGrid
 from leakaudit.reporting.figures.paper_sheet import SETTINGS
 from leakaudit.reporting.figures.paper_strips import Strips
+from leakaudit.reporting.findings.shown import Section
 from leakaudit.reporting.findings.wording import clean
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ WIDEST = 400.0  # mm; a choice
 HIGHEST = 230.0  # mm of figures on a page, as high as the text of common templates
 DOTS = 300  # per inch of a PNG, as publishers ask for
 
-Content: TypeAlias = CurveFigure | Strips | Sequence[ImageGrid]
+Content: TypeAlias = CurveFigure | Strips | Sequence[Section]
 
 
 def width_of(width: str | float) -> float:
@@ -101,7 +101,6 @@ def _mark(content: Content) -> str:
 
 
 def _figures(content: Content, width: float, highest: float) -> list[Figure]:
-    """Draw everything, on several figures if one would be too high."""
     with plots.settings(changed=SETTINGS):
         if isinstance(content, CurveFigure):
             return paper_curves.draw(content, width, highest)

@@ -1,7 +1,6 @@
-"""Curves of a paper's figure: panels under one legend.
+"""Curves of a paper's figure: panels under one legend, on a numeric horizontal axis.
 
-Numbers on the horizontal axis lie where their values are: on a logarithmic scale if they span a
-wide range, with zero and infinity beside it, not connected to the rest.
+It is logarithmic if the numbers span a wide range, with zero and infinity beside it, not connected.
 """
 
 from __future__ import annotations
@@ -13,14 +12,23 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from leakaudit.reporting.figures import plots
-from leakaudit.reporting.figures.paper_sheet import LETTER, LINE, MARKER, NAME, PANEL, empty, tick
+from leakaudit.reporting.figures.paper_sheet import (
+    LETTER,
+    LINE,
+    MARKER,
+    NAME,
+    PANEL,
+    empty,
+    paged,
+    tick,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-ALWAYS = ("ceiling", "level", "rate")  # styles that are drawn without a text in the legend
+ALWAYS = ("ceiling", "level", "rate", "blind")  # styles that are drawn without a text in the legend
 # Sizes in mm; all of them are choices.
 HIGH = 40.0
 TITLE = 5.0  # height of the title of a row
@@ -60,18 +68,9 @@ class _Band:
     panels: Sequence[plots.Panel]
     first: int  # number of the first panel in the whole figure
 
-    @property
-    def high(self) -> float:
-        """Height in mm."""
-        return HIGH + TITLE
-
 
 def draw(content: CurveFigure, width: float, highest: float) -> list[Figure]:
-    """Draw curves.
-
-    Args:
-        highest: Height of a page in mm; infinite for one figure.
-    """
+    """Draw curves, on pages of at most `highest` mm; infinite for one figure."""
     looks = content.looks
     if looks is None:
         looks = plots.looks_of(content.legend)
@@ -90,8 +89,8 @@ def draw(content: CurveFigure, width: float, highest: float) -> list[Figure]:
             count += len(panels[start : start + across])
     head = _room(entries, width) + _room(meanings, width)
     figures = []
-    for some in _pages(bands, highest - head):
-        figure = empty(width, head + sum(band.high for band in some))
+    for some in paged(bands, lambda _: HIGH + TITLE, highest - head):
+        figure = empty(width, head + len(some) * (HIGH + TITLE))
         canvas = _Canvas(content, looks, width / across - AXIS)
         _draw(figure, some, across, canvas, lettered=count > 1)
         _legend(figure, entries, width, "outside upper left")
@@ -100,28 +99,13 @@ def draw(content: CurveFigure, width: float, highest: float) -> list[Figure]:
     return figures
 
 
-def _pages(bands: Sequence[_Band], room: float) -> list[list[_Band]]:
-    """Distribute bands over pages; a page has at least one."""
-    pages: list[list[_Band]] = [[]]
-    used = 0.0
-    for band in bands:
-        if pages[-1] and used + band.high > room:
-            pages.append([])
-            used = 0.0
-        pages[-1].append(band)
-        used += band.high
-    return pages
-
-
 def _across(content: CurveFigure, width: float) -> int:
-    """The number of panels side by side, so that rows are about equally long."""
     most = max(len(panels) for _, panels in content.rows)
     fit = max(1, int(width / PANEL))
     return math.ceil(most / math.ceil(most / fit))
 
 
 def _used(content: CurveFigure) -> dict[str, list[str]]:
-    """The styles of each name."""
     used: dict[str, list[str]] = {}
     for _, panels in content.rows:
         for panel in panels:
@@ -131,7 +115,6 @@ def _used(content: CurveFigure) -> dict[str, list[str]]:
 
 
 def _names(content: CurveFigure, looks: Mapping[str, plots.LineLook]) -> list[Entry]:
-    """Samples and texts of the names of lines."""
     used = _used(content)
     entries = []
     for name, text in content.legend.items():
@@ -139,23 +122,21 @@ def _names(content: CurveFigure, looks: Mapping[str, plots.LineLook]) -> list[En
         style = styles[0] if styles else "median"
         if "median" in styles:
             style = "median"
-        entries.append((_artist(style, looks[name], [0.0], [math.nan]), text))
+        entries.append((plots.artist(style, looks[name], [0.0], [math.nan], THIN, MARKER), text))
     return entries
 
 
 def _meanings(content: CurveFigure) -> list[Entry]:
-    """Samples and texts of the styles of lines."""
     used = _used(content)
     entries = []
     for style, text in content.styles.items():
         if text and any(style in styles for styles in used.values()):
             look = plots.LineLook(plots.QUIET)
-            entries.append((_artist(style, look, [0.0], [math.nan]), text))
+            entries.append((plots.artist(style, look, [0.0], [math.nan], THIN, MARKER), text))
     return entries
 
 
 def _texts(entries: Sequence[Entry], width: float) -> tuple[int, list[str]]:
-    """The number of columns of a legend, and its texts on lines that fit."""
     letters = int((width - HANDLE) / LETTER)
     texts = [plots.wrapped(text, letters) for _, text in entries]
     longest = 1
@@ -166,7 +147,6 @@ def _texts(entries: Sequence[Entry], width: float) -> tuple[int, list[str]]:
 
 
 def _room(entries: Sequence[Entry], width: float) -> float:
-    """Height of a legend in mm."""
     if not entries:
         return 0.0
     columns, texts = _texts(entries, width)
@@ -175,7 +155,6 @@ def _room(entries: Sequence[Entry], width: float) -> float:
 
 
 def _legend(figure: Figure, entries: Sequence[Entry], width: float, where: Where) -> None:
-    """Draw a legend above or below the panels."""
     if not entries:
         return
     columns, texts = _texts(entries, width)
@@ -203,7 +182,6 @@ class _Canvas:
 def _draw(
     figure: Figure, bands: Sequence[_Band], across: int, canvas: _Canvas, lettered: bool
 ) -> None:
-    """Draw panels into the cells of a grid."""
     cells = figure.add_gridspec(len(bands), across)
     for row, band in enumerate(bands):
         for column, panel in enumerate(band.panels):
@@ -223,22 +201,14 @@ def _letter(place: int) -> str:
 
 
 def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
-    """Draw one panel."""
-    from matplotlib import ticker
-
     title = panel.title.replace(">=", "≥")
     place.set_ylabel(plots.wrapped(title, NAME, most=3))
     lines = []
     for line in panel.lines:
         # Styles without a text are left out: a paper's figure needs no thin line for the mean.
-        if line.style in canvas.content.styles or line.style in (
-            "ceiling",
-            "level",
-            "rate",
-            "blind",
-        ):
+        if line.style in canvas.content.styles or line.style in ALWAYS:
             lines.append(line)
-    values = _values(lines)
+    values = plots.values_of(lines)
     log = panel.log
     if log is None:
         log = bool(values) and plots.logarithmic(values)
@@ -256,14 +226,7 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
             shift = (dodged.index(line.name) - (len(dodged) - 1) / 2) * DODGE * scale.length
         _line(place, line, look, scale, shift, log)
     if log:
-        place.set_yscale("log")
-        place.yaxis.set_minor_locator(ticker.NullLocator())
-        first = math.floor(math.log10(min(drawable)))
-        last = max(math.ceil(math.log10(max(drawable))), first + 1)
-        place.set_ylim(10.0**first, 10.0**last)
-        powers = range(first, last + 1, math.ceil((last - first) / plots.TICKS))
-        place.yaxis.set_major_locator(ticker.FixedLocator([10.0**k for k in powers]))
-        place.yaxis.set_major_formatter(lambda v, _: _power(v))
+        plots.number_powers(place, drawable, _power)
     else:
         _linear(place, panel, drawable)
     place.tick_params(axis="y", length=0)
@@ -272,18 +235,7 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
     _ticks(place, scale, canvas.wide)
 
 
-def _values(lines: Sequence[plots.PlotLine]) -> list[float]:
-    """All values of some lines and the ends of their intervals."""
-    values: list[float] = []
-    for line in lines:
-        values += [value for value in line.values if plots.is_drawn(value, log=False)]
-        for interval in line.intervals:
-            values += interval or ()
-    return values
-
-
 def _linear(place: Axes, panel: plots.Panel, values: Sequence[float]) -> None:
-    """Scale and number a vertical axis that is not logarithmic."""
     from matplotlib import ticker
 
     reached = [
@@ -298,16 +250,13 @@ def _linear(place: Axes, panel: plots.Panel, values: Sequence[float]) -> None:
 
 
 def _axis_name(name: str) -> str:
-    """The symbol of an epsilon, or the name of another setting."""
     if name == "epsilon":
         return "ε"
     return plots.said(name, 60)
 
 
-def _power(value: float) -> str:
-    """A power of ten with a superscript."""
-    exponent = str(round(math.log10(value)))
-    return f"10{exponent.translate(_SUPERSCRIPTS)}"
+def _power(exponent: int) -> str:
+    return f"10{str(exponent).translate(_SUPERSCRIPTS)}"
 
 
 @dataclass(frozen=True)
@@ -369,7 +318,6 @@ def _parsed(point: str) -> float:
 
 
 def _point(point: str) -> str:
-    """The name of a point, with powers of ten as such."""
     number = _parsed(point)
     if number == math.inf:
         return "∞"
@@ -378,13 +326,12 @@ def _point(point: str) -> str:
         if not exponent:
             digits, _, exponent = f"{number:.2e}".partition("e")
             digits = f"{float(digits):g}"
-        power = f"10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
+        power = _power(int(exponent))
         return power if digits == "1" else f"{digits}·{power}"
     return plots.said(point, plots.NAMED)
 
 
 def _ticks(place: Axes, scale: _Scale, wide: float) -> None:
-    """Name the points of the horizontal axis, as many as there is room for."""
     left, right = scale.limits
     letter = LETTER / wide * (right - left)  # width of a character
     kept: list[int] = []
@@ -406,39 +353,16 @@ def _letters(name: str) -> float:
     return sum(0.6 if ord(one) in _SUPERSCRIPTS.values() else 1.0 for one in name)
 
 
-def _artist(
-    style: str, look: plots.LineLook, at: Sequence[float], heights: Sequence[float]
-) -> Line2D:
-    """A line of a paper's figure."""
-    from matplotlib.lines import Line2D
-
-    chosen = plots.STYLES[style]
-    dash: tuple[float, tuple[float, float]] | None = None  # solid
-    if chosen.dash:
-        dash = (chosen.dash[0] * (look.place % 2), chosen.dash)
-    return Line2D(
-        at,
-        heights,
-        color=look.colour,
-        linewidth=chosen.width * THIN,
-        linestyle=dash,
-        marker=look.marker if chosen.marked else "",
-        markersize=MARKER,
-        markeredgewidth=0,
-        clip_on=False,
-    )
-
-
 def _line(
     place: Axes, line: plots.PlotLine, look: plots.LineLook, scale: _Scale, shift: float, log: bool
 ) -> None:
     """Draw one line with its intervals; it has a gap before zero, infinity and missing values."""
-    from matplotlib.lines import Line2D
-
     if line.style == "level":
         levels = [value for value in line.values if plots.is_drawn(value, log)]
         if levels:
-            place.add_line(_artist("level", look, scale.limits, [levels[0], levels[0]]))
+            place.add_line(
+                plots.artist("level", look, scale.limits, [levels[0], levels[0]], THIN, MARKER)
+            )
         return
     at: list[float] = []
     heights: list[float] = []
@@ -455,19 +379,13 @@ def _line(
         if not scale.joined[k]:
             at.append(scale.at[k] + shift)
             heights.append(math.nan)
-    artist = _artist(line.style, look, at, heights)
+    artist = plots.artist(line.style, look, at, heights, THIN, MARKER)
     if not plots.STYLES[line.style].marked and single:
         artist.set_marker("_")
         artist.set_markevery(single)
         artist.set_markersize(8)
         artist.set_markeredgewidth(artist.get_linewidth())
     place.add_line(artist)
-    for k, interval in enumerate(line.intervals):
-        if interval is None or not plots.is_drawn(line.values[k], log):
-            continue
-        if all(plots.is_drawn(end, log) for end in interval):
-            whisker = Line2D([scale.at[k] + shift] * 2, interval, color=look.colour, marker="_")
-            whisker.set_linewidth(0.7)
-            whisker.set_markersize(MARKER)
-            whisker.set_clip_on(False)
-            place.add_line(whisker)
+    places = [x + shift for x in scale.at]
+    for whisker in plots.whiskers(line, look, places, log, 0.7, MARKER):
+        place.add_line(whisker)

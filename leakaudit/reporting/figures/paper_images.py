@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
+from PIL import Image
+
+from leakaudit.core.quantities import QUANTITIES
 from leakaudit.reporting.figures import plots
-from leakaudit.reporting.figures.paper_sheet import LETTER, LINE, empty
+from leakaudit.reporting.figures.paper_sheet import LETTER, LINE, empty, paged
+from leakaudit.reporting.findings.shown import Picture, Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from PIL import Image
 
 # Sizes in mm; all of them are choices.
 TILE = 15.0  # width of an image
@@ -21,7 +26,7 @@ BESIDE = 1.6  # between columns of images
 
 
 @dataclass(frozen=True)
-class Tile:
+class _Tile:
     """One image above its reconstruction."""
 
     above: str  # text above, such as the node
@@ -29,37 +34,32 @@ class Tile:
     original: Image.Image | None  # the true image, None if it is not known
     found: Image.Image | None  # the same for the reconstruction
 
+    @classmethod
+    def of(cls, picture: Picture) -> _Tile:
+        below = picture.certificate
+        if picture.psnr is not None:
+            below = QUANTITIES["psnr"].caption(picture.psnr)
+            if picture.psnr > plots.PSNR_SHOWN:
+                below = f"> {plots.PSNR_SHOWN:g} dB"
+        return cls(picture.owner, below, _image(picture.original), _image(picture.found))
 
-@dataclass(frozen=True)
-class ImageGrid:
-    """Images above their reconstructions."""
 
-    title: str  # title above the images
-    tiles: Sequence[Tile] = field(default_factory=tuple)
+Band: TypeAlias = tuple[str, Sequence[_Tile]]  # title above them, "" for none
 
 
-def draw(content: Sequence[ImageGrid], width: float, highest: float) -> list[Figure]:
-    """Draw images in rows; a row holds as many as fit.
-
-    Args:
-        highest: Height of a page in mm; infinite for one figure.
-    """
+def draw(content: Sequence[Section], width: float, highest: float) -> list[Figure]:
+    """Draw rows of as many images as fit, on pages of at most `highest` mm (one if infinite)."""
     across = max(1, int((width - ROW_NAME) / (TILE + BESIDE)))
-    bands: list[tuple[str, Sequence[Tile]]] = []
-    for grid in content:
-        for start in range(0, len(grid.tiles), across):
-            title = grid.title if start == 0 else ""
-            bands.append((title, grid.tiles[start : start + across]))
-    pages: list[list[tuple[str, Sequence[Tile]]]] = [[]]
-    used = 0.0
-    for band in bands:
-        if pages[-1] and used + _height(band) > highest:
-            pages.append([])
-            used = 0.0
-        pages[-1].append(band)
-        used += _height(band)
+    bands: list[Band] = []
+    for section in content:
+        tiles = list(map(_Tile.of, section.images))
+        title = f"{section.attack}, adversary {section.adversary}"
+        if len(tiles) < section.total:
+            title += f" ({len(tiles)} of {section.total} images)"
+        for start in range(0, len(tiles), across):
+            bands.append((title if start == 0 else "", tiles[start : start + across]))
     figures = []
-    for page in pages:
+    for page in paged(bands, _height, highest):
         high = sum(map(_height, page)) + BESIDE
         figure = empty(width, high)
         figure.set_layout_engine("none")
@@ -71,8 +71,14 @@ def draw(content: Sequence[ImageGrid], width: float, highest: float) -> list[Fig
     return figures
 
 
-def _rows(tiles: Sequence[Tile]) -> list[str]:
-    """Which images some tiles have."""
+def _image(uri: str | None) -> Image.Image | None:
+    if uri is None:
+        return None
+    with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:
+        return image.convert("RGB")
+
+
+def _rows(tiles: Sequence[_Tile]) -> list[str]:
     rows = []
     if any(tile.original is not None for tile in tiles):
         rows.append("original")
@@ -81,8 +87,7 @@ def _rows(tiles: Sequence[Tile]) -> list[str]:
     return rows
 
 
-def _tall(tiles: Sequence[Tile]) -> float:
-    """Height of the images in mm, at most twice their width."""
+def _tall(tiles: Sequence[_Tile]) -> float:
     ratios = [1.0]
     for tile in tiles:
         for image in (tile.original, tile.found):
@@ -91,16 +96,13 @@ def _tall(tiles: Sequence[Tile]) -> float:
     return TILE * min(2.0, max(ratios))
 
 
-def _height(band: tuple[str, Sequence[Tile]]) -> float:
-    """Height of a row of images with its texts."""
+def _height(band: Band) -> float:
     title, tiles = band
     texts = LINE * (2 + bool(title))
     return texts + len(_rows(tiles)) * (_tall(tiles) + NEAR) + 2 * BESIDE
 
 
-def _images(
-    figure: Figure, band: tuple[str, Sequence[Tile]], width: float, high: float, top: float
-) -> None:
+def _images(figure: Figure, band: Band, width: float, high: float, top: float) -> None:
     """Draw one row of images; distances are in mm from the upper left corner."""
     import numpy as np
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
 from leakaudit.reporting.figures import plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.typing import RcKeyType
+
+B = TypeVar("B")
 
 INCH = 25.4  # mm
 # Sizes in mm; all of them are choices.
@@ -44,12 +47,21 @@ def empty(width: float, high: float) -> Figure:
     return Figure(figsize=(width / INCH, high / INCH), facecolor="white", layout="constrained")
 
 
-def tick(value: float, cap: float | None) -> str:
-    """Return the number at a tick.
+def paged(bands: Iterable[B], height: Callable[[B], float], room: float) -> list[list[B]]:
+    """Distribute bands over pages with some room; a page has at least one."""
+    pages: list[list[B]] = [[]]
+    used = 0.0
+    for band in bands:
+        if pages[-1] and used + height(band) > room:
+            pages.append([])
+            used = 0.0
+        pages[-1].append(band)
+        used += height(band)
+    return pages
 
-    Args:
-        cap: Value at which larger ones are drawn, None for none.
-    """
+
+def tick(value: float, cap: float | None) -> str:
+    """Return the number at a tick."""
     if cap is not None and math.isclose(value, cap):
         return f"≥{value:g}"
     return f"{value:.6g}".replace("-", "−")

@@ -38,11 +38,7 @@ class Strips:
 
 
 def draw(content: Strips, width: float, highest: float) -> list[Figure]:
-    """Draw strips.
-
-    Args:
-        highest: Height of a page in mm; infinite for one figure.
-    """
+    """Draw strips, on pages of at most `highest` mm; infinite for one figure."""
     from matplotlib import ticker
 
     across = max(1, min(len(content.strips), int(width / PANEL)))
@@ -88,7 +84,6 @@ def draw(content: Strips, width: float, highest: float) -> list[Figure]:
 
 
 def _numbered(cap: float | None) -> Callable[[float, object], str]:
-    """A function that writes the numbers of an axis with a cap."""
 
     def number(value: float, _: object) -> str:
         return tick(value, cap)
@@ -97,7 +92,6 @@ def _numbered(cap: float | None) -> Callable[[float, object], str]:
 
 
 def _marks(place: Axes, strip: StripPanel, k: int, row: int) -> None:
-    """Draw the values and the limit of one row."""
     top = math.inf if strip.cap is None else strip.cap
     values = [min(value, top) for value in strip.values[k] if plots.is_drawn(value, log=False)]
     place.plot(

@@ -60,9 +60,6 @@ def pair_up(
 
     A record without a reconstruction has an empty place. Reconstructions that are not images with 1
     or 3 channels are omitted.
-
-    Args:
-        truth: The true records, None if they are not known.
     """
     out = []
     for one, score in zip(found, scores, strict=True):
@@ -85,12 +82,10 @@ def pair_up(
 
 
 def _drawable(one: Reconstruction) -> bool:
-    """Whether the reconstructions are images with 1 or 3 channels."""
     return one.x.ndim == 4 and one.x.shape[1] in (1, 3)
 
 
 def _psnr(score: Score, i: int) -> float | None:
-    """The PSNR of a true record, None if it was not measured."""
     if score.psnr is None or score.psnr[i] is None:
         return None
     return float(score.psnr[i] or 0)
@@ -101,13 +96,6 @@ def save_originals(path: Path, found: Sequence[Reconstruction], truth: Truth | N
 
     They are stored as bytes if the data has the grid k/255. Sequences of tokens (n, length) are
     whole numbers.
-
-    Args:
-        truth: The true records, None if they are not known.
-
-    Returns:
-        The file's name; None if there is no truth or no image, or if the images exceed `KEPT`
-        bytes.
     """
     if truth is None:
         return None
@@ -139,13 +127,7 @@ def _stored(x: Tensor, levels: int) -> np.ndarray:
 def grid(
     pairs: Sequence[Pair], *, title: str = "", columns: int = 10, limit: int = 96
 ) -> Image.Image:
-    """Draw pairs as columns. Small images are enlarged without smoothing.
-
-    Args:
-        title: Title above the columns, shortened to the width of the picture; "" for none.
-        columns: Most columns in a row.
-        limit: Most pairs that are drawn; the picture states how many of them are shown.
-    """
+    """Draw pairs as columns. Small images are enlarged without smoothing."""
     tiles = [(_tile(pair.original), _tile(pair.found)) for pair in pairs[:limit]]
     sizes: list[tuple[int, int]] = []
     filled = set()
@@ -260,12 +242,7 @@ def say(
     colour: str,
     anchor: str = "ma",
 ) -> None:
-    """Draw one line of text.
-
-    Args:
-        colour: As ``#rrggbb``.
-        anchor: As in PIL: horizontal, then vertical; by default the middle of the upper edge.
-    """
+    """Draw one line of text."""
     draw.text(at, text, fill=colour, font=ImageFont.load_default(size=size), anchor=anchor)
 
 
@@ -291,7 +268,6 @@ def _tile(x: Tensor | None) -> Image.Image | None:
 
 
 def _fit(text: str, width: int, size: int) -> str:
-    """Shorten one line to a width in pixels."""
     font = ImageFont.load_default(size=size)
     shown = clean(text)
     while len(shown) > 1 and font.getlength(shown) > width:

@@ -1,10 +1,8 @@
 """Charts drawn with matplotlib: panels of lines and heat maps, written as SVG, PNG or PDF.
 
-matplotlib is imported only when a chart is drawn, because its import takes about half a second.
-Every chart is drawn without a display, with matplotlib's defaults and `_SETTINGS`, independently of
-the user's configuration; the settings of the process are restored afterwards. The same chart always
-gives the same bytes. Labels may come from an untrusted record, so they are cleaned, and a dollar
-sign does not start a formula.
+matplotlib, whose import takes half a second, is imported when a chart is drawn. Charts do not
+depend on the user's configuration, and the same chart always gives the same bytes. Labels from an
+untrusted record are cleaned, and a dollar sign does not start a formula.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +109,7 @@ _METADATA: dict[str, dict[str, None]] = {  # omits the date and the version, whi
 }
 
 
-class Style(NamedTuple):
+class _Style(NamedTuple):
     """How a line is drawn."""
 
     width: float  # line width in units
@@ -136,14 +134,14 @@ LIKELIHOOD = LineLook(COLOURS[6], "P", 4)
 BLIND_GUESS = LineLook(COLOURS[7], "X", 5)
 
 STYLES = {
-    "median": Style(1.8, marked=True),
-    "best": Style(0.9),
-    "mean": Style(0.9, (4, 3)),
-    "rate": Style(1.8, marked=True),
-    "ceiling": Style(1.8, (3, 3)),
-    "blind": Style(0.9, (1, 2)),
-    "run": Style(1.5, marked=True, sparse=True),
-    "level": Style(1.8, (6, 2)),  # one value that does not depend on the horizontal axis
+    "median": _Style(1.8, marked=True),
+    "best": _Style(0.9),
+    "mean": _Style(0.9, (4, 3)),
+    "rate": _Style(1.8, marked=True),
+    "ceiling": _Style(1.8, (3, 3)),
+    "blind": _Style(0.9, (1, 2)),
+    "run": _Style(1.5, marked=True, sparse=True),
+    "level": _Style(1.8, (6, 2)),  # one value that does not depend on the horizontal axis
 }
 
 
@@ -200,7 +198,6 @@ class HeatMap:
     # a weight in [-1, 1] for each row and column; 0 means no weight
     values: Sequence[Sequence[float]]
     across: str = ""  # what the columns represent
-    down: str = ""  # what the rows represent
     note: str = ""  # text below the map
 
 
@@ -219,9 +216,6 @@ def curves(
 
     Lines with the same name have the same colour and marker. The artist of the k-th line of a panel
     has the gid ``line<k>``.
-
-    Args:
-        legend: Text for each name. Lines with a missing name are drawn in grey.
     """
     across = max(len(panels) for _, panels in rows)
     page = across * wide
@@ -262,11 +256,7 @@ def curves(
 
 
 def heat(maps: Sequence[HeatMap]) -> Figure:
-    """Draw heat maps of weights below each other, with positive weights red and negative ones blue.
-
-    Args:
-        maps: The heat maps, at least one.
-    """
+    """Draw heat maps below each other, with positive weights red and negative ones blue."""
     heights = [len(one.rows) * CELL + 90 for one in maps]
     page = max(480, 150 + CELL * max(len(one.columns) for one in maps))
     with settings():
@@ -281,13 +271,7 @@ def heat(maps: Sequence[HeatMap]) -> Figure:
 def looks_of(
     names: Iterable[str], known: Mapping[str, LineLook] | None = None
 ) -> dict[str, LineLook]:
-    """Choose a colour and a marker for each name.
-
-    Args:
-        names: The names, in the order of `COLOURS`, which repeat.
-        known: Looks of names with a meaning, such as `LIMIT_BY_VIEW`; other names do not get their
-            colours.
-    """
+    """Choose a colour and a marker for each name."""
     found = dict(known or {})
     taken = {look.colour for look in found.values()}
     # The colours of the meanings come last, so that the first names have the same colours in
@@ -322,22 +306,13 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """Return a chart as SVG without a background, for use on a page.
-
-    Args:
-        name: Part of the ids that the SVG refers to; a different name for each chart of a page
-            keeps these ids distinct.
-    """
+    """Return a chart as SVG without a background, for use on a page."""
     figure.patch.set_visible(False)
     return _written(figure, "svg", name).decode()
 
 
 def logarithmic(values: Sequence[float]) -> bool:
-    """Return whether only a logarithmic axis can show the range of some values.
-
-    Args:
-        values: The values, at least one.
-    """
+    """Return whether only a logarithmic axis can show the range of some values."""
     positive = [v for v in values if v > 0]
     return bool(positive) and min(values) >= 0 and max(positive) >= 10**DECADES * min(positive)
 
@@ -361,11 +336,7 @@ def quality(
 
 
 def capped(interval: Interval | None, top: float) -> Interval | None:
-    """Return an interval as it is drawn below a cap.
-
-    Args:
-        interval: The interval, None for none.
-    """
+    """Return an interval as it is drawn below a cap."""
     if interval is None:
         return None
     low, high = interval
@@ -373,11 +344,7 @@ def capped(interval: Interval | None, top: float) -> Interval | None:
 
 
 def is_drawn(value: float | None, log: bool) -> TypeGuard[float]:
-    """Return whether a value can be drawn on an axis; a value that cannot leaves a gap.
-
-    Returns:
-        True for a number up to `DRAWN` in size; on a logarithmic axis, from 1 / `DRAWN`.
-    """
+    """Return whether a value can be drawn on an axis; a value that cannot leaves a gap."""
     return value is not None and (1 / DRAWN if log else -DRAWN) <= value <= DRAWN
 
 
@@ -400,14 +367,12 @@ def settings(
 
 
 def _figure(width: float, height: float) -> Figure:
-    """An empty figure with a size in units."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width * PIXEL, height * PIXEL), dpi=DPI, facecolor="white")
 
 
 def _written(figure: Figure, kind: str, name: str) -> bytes:
-    """The bytes of a file."""
     with settings(name), io.BytesIO() as file:
         # `Figure.savefig` would draw the figure twice, the first time to measure it.
         _draw(figure, kind, file)
@@ -415,7 +380,6 @@ def _written(figure: Figure, kind: str, name: str) -> bytes:
 
 
 def _draw(figure: Figure, kind: str, file: BinaryIO) -> None:
-    """Write the figure into an open file."""
     metadata = _METADATA[kind]
     if kind == "svg":
         from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -457,7 +421,6 @@ def _entries(
     looks: Mapping[str, LineLook],
     note: str,
 ) -> list[tuple[Line2D, str]]:
-    """Samples and texts of the legend: names, styles, and the note."""
     used: dict[str, set[str]] = {}
     for _, panels in rows:
         for panel in panels:
@@ -470,16 +433,23 @@ def _entries(
         style = "median"
         if len(kinds) == 1:
             (style,) = kinds
-        entries.append((_artist(style, looks[name], [math.nan]), words))
+        entries.append((_sample(style, looks[name]), words))
     for style, words in styles.items():
-        entries.append((_artist(style, LineLook(QUIET), [math.nan]), words))
+        entries.append((_sample(style, LineLook(QUIET)), words))
     if note:
-        entries.append((_artist("best", LineLook("none"), [math.nan]), note))
+        entries.append((_sample("best", LineLook("none")), note))
     return entries
 
 
-def _artist(style: str, look: LineLook, heights: Sequence[float]) -> Line2D:
-    """A line over the positions 0, 1, ...; its style decides where markers are drawn."""
+def artist(
+    style: str,
+    look: LineLook,
+    at: Sequence[float],
+    heights: Sequence[float],
+    thin: float = 1.0,
+    marker: float = 5.5,
+) -> Line2D:
+    """Return a line, whose style decides where markers are drawn; sizes in points."""
     from matplotlib.lines import Line2D
 
     chosen = STYLES[style]
@@ -488,20 +458,23 @@ def _artist(style: str, look: LineLook, heights: Sequence[float]) -> Line2D:
         # If two dashed lines coincide, the dashes of one fill the gaps of the other.
         dash = (chosen.dash[0] * (look.place % 2), chosen.dash)
     return Line2D(
-        range(len(heights)),
+        at,
         heights,
         color=look.colour,
-        linewidth=chosen.width,
+        linewidth=chosen.width * thin,
         linestyle=dash,
         marker=look.marker if chosen.marked else "",
-        markersize=5.5,
+        markersize=marker,
         markeredgewidth=0,
         clip_on=False,
     )
 
 
+def _sample(style: str, look: LineLook) -> Line2D:
+    return artist(style, look, [0.0], [math.nan])
+
+
 def _columns(texts: Sequence[str], letters: int) -> int:
-    """The number of columns of the legend: as many as fit."""
     if not texts:
         return 1
     # A sample and the space around it are about as wide as nine characters.
@@ -519,11 +492,7 @@ def _panel(figure: Figure, panel: Panel, looks: Mapping[str, LineLook], letters:
     place = figure.add_axes((0, 0, 1, 1))
     place.patch.set_visible(False)
     place.set_title(wrapped(panel.heading, letters))
-    values: list[float] = []
-    for line in panel.lines:
-        values += [v for v in line.values if is_drawn(v, log=False)]
-        for interval in line.intervals:
-            values += interval or ()
+    values = values_of(panel.lines)
     log = panel.log
     if log is None:
         log = logarithmic(values)
@@ -535,10 +504,11 @@ def _panel(figure: Figure, panel: Panel, looks: Mapping[str, LineLook], letters:
     if log and min(values) <= 0:
         place.set_title("zeros are not shown", loc="right", fontsize=9, color=QUIET)
     for k, line in enumerate(panel.lines):
-        artist = _line(line, looks.get(line.name, LineLook(QUIET)), log)
-        artist.set_gid(f"line{k}")
-        place.add_line(artist)
-        for whisker in _whiskers(line, looks.get(line.name, LineLook(QUIET)), log):
+        look = looks.get(line.name, LineLook(QUIET))
+        drawn = _line(line, look, log)
+        drawn.set_gid(f"line{k}")
+        place.add_line(drawn)
+        for whisker in whiskers(line, look, range(len(line.values)), log):
             place.add_line(whisker)
     _vertical(place, panel, drawable, log)
     place.autoscale_view()
@@ -566,7 +536,6 @@ def _arrange(
 
 
 def _widest_number(place: Axes) -> float:
-    """Width of the widest number beside the vertical axis, about."""
     if not place.axison:
         return 0.0
     bottom, top = place.get_ylim()
@@ -576,7 +545,6 @@ def _widest_number(place: Axes) -> float:
 
 
 def _title_lines(place: Axes) -> int:
-    """Lines above a panel."""
     titles = [text for text in (place.get_title("left"), place.get_title("right")) if text]
     return max((text.count("\n") + 1 for text in titles), default=0)
 
@@ -584,7 +552,7 @@ def _title_lines(place: Axes) -> int:
 def _line(line: PlotLine, look: LineLook, log: bool) -> Line2D:
     """Draw one line; a point between two gaps is marked, because no line makes it visible."""
     heights = [v if is_drawn(v, log) else math.nan for v in line.values]
-    artist = _artist(line.style, look, heights)
+    drawn = artist(line.style, look, range(len(heights)), heights)
     at = [k for k, v in enumerate(heights) if not math.isnan(v)]
     single = [k for k in at if k - 1 not in at and k + 1 not in at]
     chosen = STYLES[line.style]
@@ -592,46 +560,68 @@ def _line(line: PlotLine, look: LineLook, log: bool) -> Line2D:
         # Runs are marked at different rounds, so that markers do not overlap.
         step = max(1, len(at) // SPARSE)
         start = look.place * step // len(COLOURS)
-        artist.set_markevery(sorted({*single, *at[start::step]}))
+        drawn.set_markevery(sorted({*single, *at[start::step]}))
     elif not chosen.marked:
-        artist.set_markevery(single)
-        artist.set_marker("_" if chosen.dash else look.marker)
+        drawn.set_markevery(single)
+        drawn.set_marker("_" if chosen.dash else look.marker)
         if chosen.dash:
-            artist.set_markersize(STUB)
-            artist.set_markeredgewidth(chosen.width)
-    return artist
-
-
-def _whiskers(line: PlotLine, look: LineLook, log: bool) -> list[Line2D]:
-    """The intervals of one line; an end that cannot be drawn on a logarithmic axis has none."""
-    from matplotlib.lines import Line2D
-
-    drawn = []
-    for k, interval in enumerate(line.intervals):
-        if interval is None or not is_drawn(line.values[k], log):
-            continue
-        if all(is_drawn(end, log) for end in interval):
-            whisker = Line2D([k, k], interval, color=look.colour, linewidth=0.9, marker="_")
-            whisker.set_markersize(WHISKER)
-            whisker.set_clip_on(False)
-            drawn.append(whisker)
+            drawn.set_markersize(STUB)
+            drawn.set_markeredgewidth(chosen.width)
     return drawn
 
 
+def whiskers(
+    line: PlotLine,
+    look: LineLook,
+    at: Sequence[float],
+    log: bool,
+    width: float = 0.9,
+    end: float = WHISKER,
+) -> Iterator[Line2D]:
+    """Yield the intervals of a line whose ends can be drawn; sizes in points."""
+    from matplotlib.lines import Line2D
+
+    for x, value, interval in zip(at, line.values, line.intervals, strict=False):
+        if interval is None or not is_drawn(value, log):
+            continue
+        if all(is_drawn(limit, log) for limit in interval):
+            whisker = Line2D([x, x], interval, color=look.colour, linewidth=width, marker="_")
+            whisker.set_markersize(end)
+            whisker.set_clip_on(False)
+            yield whisker
+
+
+def values_of(lines: Iterable[PlotLine]) -> list[float]:
+    """Return all values of some lines and the ends of their intervals."""
+    values: list[float] = []
+    for line in lines:
+        values += [v for v in line.values if is_drawn(v, log=False)]
+        for interval in line.intervals:
+            values += interval or ()
+    return values
+
+
+def number_powers(
+    place: Axes, values: Sequence[float], name: Callable[[int], str] = "1e{}".format
+) -> None:
+    """Make the vertical axis logarithmic, and name powers of ten by their exponents."""
+    from matplotlib import ticker
+
+    first = math.floor(math.log10(min(values)))
+    last = max(math.ceil(math.log10(max(values))), first + 1)
+    place.set_yscale("log")
+    place.set_ylim(10.0**first, 10.0**last)
+    powers = range(first, last + 1, math.ceil((last - first) / TICKS))
+    place.yaxis.set_major_locator(ticker.FixedLocator([10.0**k for k in powers]))
+    place.yaxis.set_major_formatter(lambda v, _: name(round(math.log10(v))))
+    place.yaxis.set_minor_locator(ticker.NullLocator())
+
+
 def _vertical(place: Axes, panel: Panel, values: Sequence[float], log: bool) -> None:
-    """Scale and number the vertical axis."""
     from matplotlib import ticker
 
     if log:
-        first = math.floor(math.log10(min(values)))
-        last = math.ceil(math.log10(max(values)))
-        last = max(last, first + 1)
-        place.set_yscale("log")
-        place.set_ylim(10.0**first, 10.0**last)
-        powers = range(first, last + 1, math.ceil((last - first) / TICKS))
-        place.yaxis.set_major_locator(ticker.FixedLocator([10.0**k for k in powers]))
-        place.yaxis.set_major_formatter(lambda v, _: f"1e{round(math.log10(v))}")
-        place.yaxis.set_minor_locator(ticker.NullLocator())
+        number_powers(place, values)
     else:
         reached = [v for v in (panel.low, panel.high) if is_drawn(v, log=False)]
         place.update_datalim([(0, v) for v in reached], updatex=False)
@@ -642,7 +632,6 @@ def _vertical(place: Axes, panel: Panel, values: Sequence[float], log: bool) -> 
 
 
 def _horizontal(place: Axes, panel: Panel, letters: int) -> None:
-    """Label the positions of the horizontal axis, as many as there is room for."""
     from matplotlib import ticker
 
     place.set_xlabel(said(panel.axis, letters), loc="right", fontsize=9)
@@ -658,7 +647,6 @@ def _horizontal(place: Axes, panel: Panel, letters: int) -> None:
 
 
 def _room(panel: Panel, wide: float) -> int:
-    """The number of characters that fit on one line of a panel."""
     return int((wide - 60) / LETTER)
 
 
@@ -668,7 +656,6 @@ def _room(panel: Panel, wide: float) -> int:
 
 
 def _heat_map(place: Axes, one: HeatMap, letters: int) -> None:
-    """Draw one heat map with a scale beside it."""
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -689,7 +676,6 @@ def _heat_map(place: Axes, one: HeatMap, letters: int) -> None:
     across = np.arange(len(one.columns)) + 0.5
     place.set_xticks(across[::step], [said(name, NAMED) for name in one.columns[::step]])
     place.set_yticks(np.arange(len(one.rows)) + 0.5, [said(name, NAMED) for name in one.rows])
-    place.set_ylabel(said(one.down, NAMED), fontsize=9)
     place.set_xlabel(wrapped(one.note, letters), loc="left", fontsize=9)
     place.text(
         -0.01,

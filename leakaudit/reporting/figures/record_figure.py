@@ -1,20 +1,11 @@
-"""The figure of a record, as `leakaudit.reporting.figures.paper` draws it.
-
-An attack shows its images, or the quality of its reconstructions if it has none. An audit and a
-sweep show their curves, a gate its measurements with their limits.
-"""
+"""The figure of a record: images, curves, or strips with one dot per value."""
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Mapping, Sequence
-
-from PIL import Image
 
 from leakaudit.core.quantities import (
     MEASURES,
-    QUANTITIES,
     Place,
     Quantity,
     shown,
@@ -23,10 +14,9 @@ from leakaudit.core.quantities import (
 from leakaudit.core.trace import Json
 from leakaudit.reporting.figures import audit_panels, paper, plots, sweep_figure
 from leakaudit.reporting.figures.paper_curves import CurveFigure
-from leakaudit.reporting.figures.paper_images import ImageGrid, Tile
 from leakaudit.reporting.figures.paper_strips import StripPanel, Strips
 from leakaudit.reporting.findings.measured import values
-from leakaudit.reporting.findings.shown import DisplayRecord, Picture, Section
+from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.findings.wording import cell_of
 from leakaudit.reporting.results import model
 from leakaudit.reporting.results.model import (
@@ -45,12 +35,7 @@ NOTE = "Dots: one value per seed. Bar: limit of the gate."
 
 
 def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
-    """Return the figure of a record and its title.
-
-    Args:
-        results: A record of any kind, for an attack with the images of
-            `leakaudit.reporting.rendering.gallery.with_pictures`, unless they are omitted.
-    """
+    """Return the figure of a record and its title."""
     if results["kind"] == "sweep":
         swept = model.of_sweep(results)
         return of_sweep(swept), swept.summary
@@ -61,7 +46,7 @@ def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
     if isinstance(record, CheckRecord):
         return _of_gate(record.gate), record.summary
     if given.gallery:
-        return list(map(_grid, given.gallery)), record.summary
+        return given.gallery, record.summary
     return _of_findings(record), record.summary
 
 
@@ -112,7 +97,6 @@ def _styles(texts: Mapping[str, str], panels: Sequence[plots.Panel]) -> dict[str
 
 
 def _of_gate(gate: GatePart) -> Strips:
-    """The measurements of a gate, one row per cell."""
     names = [cell.name for cell in gate.cells]
     measures: dict[str, None] = {}
     for cell in gate.cells:
@@ -135,7 +119,6 @@ def _of_gate(gate: GatePart) -> Strips:
 
 
 def _of_findings(record: RunRecord) -> Strips:
-    """The quality of reconstructions without images, one row per finding."""
     names = list(map(_name, record.findings))
     measured: dict[str, list[list[float]]] = {}
     for one in shown(Place.CURVE):
@@ -158,34 +141,7 @@ def _name(finding: Finding) -> str:
 
 
 def _measured(finding: Finding, one: Quantity) -> list[float]:
-    """The values of one quantity of all records that were recovered."""
     if finding.scores is None:
         return []
     column = values(getattr(finding.scores, one.key))
     return [float(value) for value in column if value is not None]
-
-
-def _grid(section: Section) -> ImageGrid:
-    """The images of one attack by one adversary."""
-    title = f"{section.attack}, adversary {section.adversary}"
-    if len(section.images) < section.total:
-        title += f" ({len(section.images)} of {section.total} images)"
-    return ImageGrid(title, list(map(_tile, section.images)))
-
-
-def _tile(picture: Picture) -> Tile:
-    below = picture.certificate
-    if picture.psnr is not None:
-        below = QUANTITIES["psnr"].caption(picture.psnr)
-        if picture.psnr > plots.PSNR_SHOWN:
-            below = f"> {plots.PSNR_SHOWN:g} dB"
-    return Tile(picture.owner, below, _image(picture.original), _image(picture.found))
-
-
-def _image(uri: str | None) -> Image.Image | None:
-    """The image of a data URI."""
-    if uri is None:
-        return None
-    data = base64.b64decode(uri.partition(",")[2])
-    with Image.open(io.BytesIO(data)) as image:
-        return image.convert("RGB")

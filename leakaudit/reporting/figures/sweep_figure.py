@@ -1,8 +1,7 @@
-"""The figure of a sweep, from its record.
+"""The figure of a sweep: PSNR, SSIM and the share of recovered records against one setting.
 
-It shows PSNR, SSIM and the share of recovered records against one setting, with one line per
-attack. Only measured points have a marker: what does not depend on the setting, such as a protocol
-without that constant, is a level that names what is missing.
+What does not depend on the setting, such as a protocol without that constant, is a level that names
+what is missing.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ RATES = "share, with its 95 % Clopper-Pearson interval (records counted as indep
 
 
 @dataclass(frozen=True)
-class Drawing:
+class _Drawing:
     """The panels of a sweep."""
 
     rows: tuple[plots.Row, ...]  # title and panels of each row
@@ -61,7 +60,7 @@ def figure(sweep: SweepPart) -> Figure:
     return plots.curves(drawing.rows, drawing.legend, drawing.styles, more)
 
 
-def panels(sweep: SweepPart) -> Drawing:
+def panels(sweep: SweepPart) -> _Drawing:
     """Return the panels of a sweep."""
     view = _View.of(sweep)
     rows = _rows(sweep.points, view)
@@ -72,7 +71,7 @@ def panels(sweep: SweepPart) -> Drawing:
     if not drawn:
         drawn.append(("no cell has a result", [Panel("PSNR", ())]))
     legend = {name: name for name in names[: len(plots.COLOURS)]}
-    return Drawing(tuple(drawn), legend, _styles(drawn), max(0, len(rows) - ROWS))
+    return _Drawing(tuple(drawn), legend, _styles(drawn), max(0, len(rows) - ROWS))
 
 
 @dataclass(frozen=True)
@@ -196,7 +195,6 @@ def _rows(points: Sequence[SweepPoint], view: _View) -> dict[str, list[SweepPoin
 def _panels(
     group: Sequence[SweepPoint], view: _View, names: Sequence[str], psnr: float
 ) -> list[Panel]:
-    """Return the panels of one row: every metric, and the share of recovered records."""
     found = []
     for one in curves_of(group):
         lines = []
@@ -220,7 +218,6 @@ def _panel(
 
 
 def _quality(mine: Sequence[SweepPoint], view: _View, name: str, one: Quantity) -> list[PlotLine]:
-    """Return the lines of one attack for a quantity; a level if it has no place on the axis."""
     at = _places(mine, view)
     if not mine or not view.varies(mine[0]):
         median, *_ = plots.quality(name, [statistics(point, one) for point in mine], one)
@@ -235,7 +232,6 @@ def _quality(mine: Sequence[SweepPoint], view: _View, name: str, one: Quantity) 
 
 
 def _shares(mine: Sequence[SweepPoint], view: _View, name: str) -> list[PlotLine]:
-    """Return the line of one attack for the share of recovered records."""
     at = _places(mine, view)
     if not mine or not view.varies(mine[0]):
         return _level(name, len(at), [_share(point) for point in mine])
@@ -254,12 +250,10 @@ def _shares(mine: Sequence[SweepPoint], view: _View, name: str) -> list[PlotLine
 
 
 def _level(name: str, places: int, values: Sequence[float | None]) -> list[PlotLine]:
-    """Return a level for every value that does not depend on the axis."""
     return [PlotLine(name, "level", [value] * places) for value in values if value is not None]
 
 
 def _places(mine: Sequence[SweepPoint], view: _View) -> list[SweepPoint | None]:
-    """Return the point at every place of the horizontal axis, None for a gap."""
     at: dict[str, SweepPoint | None] = {}
     # Two values with the same text are one place of the figure.
     for wanted in map(axis_value, view.values):
@@ -276,7 +270,6 @@ def _share(point: SweepPoint) -> float | None:
 
 
 def _styles(rows: Sequence[plots.Row]) -> dict[str, str]:
-    """Return what the styles of lines and their intervals mean."""
     bars: set[str] = set()
     for _, some in rows:
         for panel in some:
@@ -292,7 +285,6 @@ def _styles(rows: Sequence[plots.Row]) -> dict[str, str]:
 
 
 def _sorted(values: Iterable[Free]) -> list[Free]:
-    """Return numbers in ascending order, or words in their given order."""
     kept = list(values)
     numbers = []
     for value in kept:

@@ -22,9 +22,6 @@ def chart(runs: Mapping[str, Run]) -> Figure:
 
     A panel is logarithmic if its values span several powers of ten; zeros and values that are not
     finite leave a gap.
-
-    Args:
-        runs: Curves by label; at most as many as there are colours.
     """
     if len(runs) > len(plots.COLOURS):
         raise LeakauditError(

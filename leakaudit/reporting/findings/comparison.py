@@ -1,19 +1,18 @@
-"""Comparison of two results: which checks leak more than before, less, or the same.
-
-A check that only one of the results contains is reported as new or gone.
-"""
+"""Comparison of two results: which checks leak more than before, less, or the same."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import UNSET, Struct
 
-from leakaudit.core.trace import Json
 from leakaudit.reporting.findings.grading import RANK, GradedItem, checks
 from leakaudit.reporting.results import model
 from leakaudit.reporting.results.model import RunRecord, TraceSource
+
+if TYPE_CHECKING:
+    from leakaudit.core.trace import Json  # with torch
 
 Change = Literal["worse", "new", "better", "gone", "same"]
 DECIBEL = 0.5  # smaller changes of a PSNR are ignored; a choice, below what the eye can perceive
@@ -28,7 +27,7 @@ MEANS: dict[Change, str] = {
 }
 
 
-class ComparedCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _ComparedCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One check in two results."""
 
     id: str  # its fingerprint, also used in SARIF
@@ -45,20 +44,16 @@ class ResultsComparison(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     summary: str  # the numbers of checks by change
     # conditions that differ between the two results and may explain a change
     differs: tuple[str, ...]
-    rows: tuple[ComparedCheck, ...]  # the checks, those that became worse first
+    rows: tuple[_ComparedCheck, ...]  # the checks, those that became worse first
 
     @property
-    def changed(self) -> list[ComparedCheck]:
+    def changed(self) -> list[_ComparedCheck]:
         """The checks that changed."""
         return [row for row in self.rows if row.change != "same"]
 
 
 def compare(now: Mapping[str, Json], before: Mapping[str, Json]) -> dict[str, Json]:
-    """Compare two records.
-
-    Returns:
-        The record `now` with an entry ``against``, the values of an `ResultsComparison`.
-    """
+    """Compare two records."""
     new, old = model.of_run(now), model.of_run(before)
     return {**now, "against": model.plain(against(new, old, differences(new, old)))}
 
@@ -104,11 +99,7 @@ def _recordings(now: TraceSource, before: TraceSource) -> tuple[object, object]:
 
 
 def read_against(results: Mapping[str, Json]) -> ResultsComparison | None:
-    """Return the comparison that `compare` added.
-
-    Returns:
-        The comparison, None if there is none.
-    """
+    """Return the comparison that `compare` added."""
     values = results.get("against")
     if not values:
         return None
@@ -116,15 +107,7 @@ def read_against(results: Mapping[str, Json]) -> ResultsComparison | None:
 
 
 def lines(against: ResultsComparison | Json) -> list[str]:
-    """Return a comparison as text.
-
-    Args:
-        against: The comparison, as a type or as JSON values; None or empty for none.
-
-    Returns:
-        Its summary, then one line per change, at most `SHOWN`; cleaned, but not escaped. Empty if
-        there is no comparison.
-    """
+    """Return a comparison as text."""
     if not against:
         return []
     found = against
@@ -140,11 +123,11 @@ def lines(against: ResultsComparison | Json) -> list[str]:
     return [found.summary, *said]
 
 
-def _row(now: GradedItem | None, before: GradedItem | None) -> ComparedCheck:
+def _row(now: GradedItem | None, before: GradedItem | None) -> _ComparedCheck:
     one = now or before
     if one is None:
         raise ValueError("a row needs a check on one side")
-    return ComparedCheck(
+    return _ComparedCheck(
         id=one.id,
         name=one.name,
         node=one.node,
@@ -184,7 +167,7 @@ def _close(a: float, b: float) -> bool:
     return abs(a - b) <= tolerance
 
 
-def _sentence(rows: Sequence[ComparedCheck], differs: Sequence[str]) -> str:
+def _sentence(rows: Sequence[_ComparedCheck], differs: Sequence[str]) -> str:
     parts = []
     for change, meaning in MEANS.items():
         count = sum(row.change == change for row in rows)

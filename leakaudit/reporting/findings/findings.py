@@ -44,11 +44,7 @@ def finding(
     score: Score,
     images: StoredImages | None = None,
 ) -> Finding:
-    """Return one finding of a record.
-
-    Args:
-        images: Where it was saved, from `record_file.save_reconstructions`; None if it was not.
-    """
+    """Return one finding of a record."""
     return Finding(
         node=found.node,
         adversary=leak.adversary,
@@ -102,11 +98,7 @@ def _entry(evidence: Evidence) -> EvidenceEntry:
 
 
 def scores(score: Score) -> Scores | None:
-    """Return a score in the form in which the record stores it.
-
-    Returns:
-        The scores, None if there was no truth.
-    """
+    """Return a score in the form in which the record stores it."""
     measured = score.to_json()
     if measured is None:
         return None
@@ -168,11 +160,7 @@ def build(
     unverified: Sequence[str] = (),
     unclear: Sequence[str] = (),
 ) -> AttackRecord:
-    """Return the record of an attack, without files.
-
-    Args:
-        truth: The truth of the run; None if it is not known.
-    """
+    """Return the record of an attack, without files."""
     said = summary(findings, undetermined, not_tried, trace.task.shape, complete)
     said = "".join([*(f"MODEL: {remark}. " for remark in about_model), said])
     return AttackRecord(
@@ -195,11 +183,7 @@ def build(
 
 
 def trained(trace: Trace, truth: Truth | None = None) -> TraceSummary:
-    """Describe the training and the network to be drawn.
-
-    Args:
-        truth: Its truth, which names the lines of the program that send; None if it is not known.
-    """
+    """Describe the training and the network to be drawn."""
     graph, task = trace.graph, trace.task
     sent: tuple[SentAt, ...] | UnsetType = UNSET
     if truth is not None:
@@ -233,9 +217,5 @@ def described(attack: str) -> AttackAbout:
 
 
 def finite(value: float) -> float | None:
-    """Return a number that JSON can represent.
-
-    Returns:
-        The number, None if it is infinite or NaN.
-    """
+    """Return a number that JSON can represent."""
     return value if math.isfinite(value) else None

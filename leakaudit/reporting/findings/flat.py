@@ -1,7 +1,6 @@
-"""Tables of a record: one row per finding, verdict, rule or point, with plain values in the cells.
+"""Tables of a record for programs: CSV, LaTeX, JSON and data frames.
 
-They are what CSV, LaTeX, JSON and data frames contain. Names of columns are plain words, a cell is
-a number, a word, true, false or empty, and infinity is a number.
+A cell is a number, a word, true, false or empty, and infinity is a number.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from msgspec import UnsetType
+from msgspec import Struct, UnsetType
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import Place, Quantity, shown
@@ -21,6 +20,7 @@ from leakaudit.reporting.results.model import (
     AuditPart,
     AuditRecord,
     CheckRecord,
+    ClaimEntry,
     CurveValues,
     Finding,
     FlagColumn,
@@ -36,6 +36,7 @@ from leakaudit.reporting.results.model import (
     decoded,
     fitted,
     given,
+    kind_of,
     records_at,
     statistics,
     summary,
@@ -56,6 +57,7 @@ NAMES = {  # tables of each kind of record, the default first
     "check": ("rules", "measures"),
     "sweep": ("points", "cells"),
 }
+EXTENDED = ("epsilon", "mu", "value", "limit", "p")  # fields that may be infinite
 COUNTS = (  # numbers that a test of an audit may have counted or computed
     *("kappa", "ceiling", "true_positives", "positives", "false_positives", "negatives"),
     *("canaries", "guesses", "right", "mu", "node_mu", "exact", "claimed", "ratio"),
@@ -77,18 +79,15 @@ class FlatTable:
 
 
 def table(record: Record, name: str | None = None) -> FlatTable:
-    """Return one table of a record.
-
-    Args:
-        name: One of `NAMES` of its kind; None for the first.
-    """
-    if isinstance(record, SweepRecord):
-        return of_sweep(record.sweep, name)
-    if isinstance(record, AuditRecord):
-        return _of_audit(record, name)
+    """Return one table of a record, by default the first of `NAMES` of its kind."""
     if isinstance(record, CheckRecord):
         return of_gate(record.gate, name)
-    _chosen("attack", name)
+    chosen = _chosen(kind_of(record), name)
+    if isinstance(record, SweepRecord):
+        return _of_cells(record.sweep) if chosen == "cells" else _of_points(record.sweep)
+    if isinstance(record, AuditRecord) and chosen != "findings":
+        made = {"verdicts": _of_verdicts, "curves": _of_curves, "views": _of_views}
+        return made[chosen](record.audit)
     return of_findings(record.findings)
 
 
@@ -100,7 +99,6 @@ def remark(record: Record, made: FlatTable) -> str:
 
 
 def _chosen(kind: str, name: str | None) -> str:
-    """The name of a table of a kind of record, by default its first."""
     if name is None:
         return NAMES[kind][0]
     if name not in NAMES[kind]:
@@ -135,48 +133,33 @@ def of_rows(name: str, rows: Sequence[Row], columns: Iterable[str] = ()) -> Flat
 
 
 def of_findings(findings: Iterable[Finding]) -> FlatTable:
-    """Return one row per finding.
-
-    Returns:
-        The table ``findings``.
-    """
+    """Return one row per finding."""
     return of_rows("findings", list(map(_finding, findings)), FINDING)
 
 
 def _finding(one: Finding) -> Row:
-    cell = given(one.cell, None)
-    row: Row = {"epsilon": None, "seed": None}
-    if cell is not None:
-        row = {"epsilon": decoded(cell.epsilon), "seed": cell.seed}
-    certified = one.certified
+    leak = one.leak
     return {
-        **row,
+        **_picked(given(one.cell, None), "epsilon", "seed"),
         "node": one.node,
         "all_nodes": _joined(one.nodes),
-        "adversary": one.adversary,
-        "attack": one.attack,
-        "leak": one.leak.kind,
-        "first_round": one.leak.rounds.first,
-        "last_round": one.leak.rounds.last,
-        "rows": one.leak.rows,
-        "noise_std": one.leak.std,
+        **_picked(one, "adversary", "attack"),
+        "leak": leak.kind,
+        "first_round": leak.rounds.first,
+        "last_round": leak.rounds.last,
+        "rows": leak.rows,
+        "noise_std": leak.std,
         "certificate": one.certificate.name.lower(),
-        "certified": None if isinstance(certified, UnsetType) else certified,
-        "batch": one.batch,
+        **_picked(one, "certified", "batch"),
         **scored(one.scores),
-        "residual": one.residual,
-        "seconds": one.seconds,
-        "formula": one.leak.formula,
+        **_picked(one, "residual", "seconds"),
+        "formula": leak.formula,
         "note": one.note,
     }
 
 
 def of_scores(scores: Iterable[Score]) -> FlatTable:
-    """Return one row per score.
-
-    Returns:
-        The table ``scores``.
-    """
+    """Return one row per score."""
     rows: list[Row] = []
     for one in scores:
         stored = one.to_json()
@@ -187,15 +170,7 @@ def of_scores(scores: Iterable[Score]) -> FlatTable:
 
 
 def scored(scores: Scores | None) -> Row:
-    """Return the cells of a score.
-
-    Args:
-        scores: The score, None if there was no truth.
-
-    Returns:
-        Counts, shares and the best, median and mean value of every metric; missed records count as
-        blind guesses in median and mean.
-    """
+    """Return the cells of a score."""
     row: Row = {"records": None, "recovered": None}
     if scores is not None:
         matched = scores.matched
@@ -213,7 +188,6 @@ def scored(scores: Scores | None) -> Row:
 
 
 def _metric(one: Quantity, column: NumberColumn | UnsetType) -> Row:
-    """Return the best, median and mean value of one quantity."""
     row: Row = dict.fromkeys(f"{one.key}_{which}" for which in ("best", "median", "mean"))
     if isinstance(column, NumberColumn):
         found = [value for value in column.per_image if value is not None]
@@ -235,39 +209,16 @@ FINDING = (
 # ---------------------------------------------------------------------------------------------
 
 
-def _of_audit(record: AuditRecord, name: str | None) -> FlatTable:
-    """One table of an audit."""
-    chosen = _chosen("audit", name)
-    if chosen == "curves":
-        return _of_curves(record.audit)
-    if chosen == "views":
-        return _of_views(record.audit)
-    if chosen == "findings":
-        return of_findings(record.findings)
-    return _of_verdicts(record.audit)
-
-
 def _of_verdicts(audit: AuditPart) -> FlatTable:
-    """One row per test, with the rate of success and its interval."""
     rows: list[Row] = []
     for one in audit.verdicts:
-        row: Row = {
-            "epsilon": decoded(one.epsilon),
-            "adversary": one.adversary,
-            "node": one.node,
-            "test": test_words(one),
-            "attack": one.attack,
-            "guarantee": None,
-            "guarantee_epsilon": None,
-            "guarantee_delta": None,
-            "guarantee_mu": None,
-            "verdict": one.verdict,
-        }
+        row = _picked(one, "epsilon", "adversary", "node")
+        row.update({"test": test_words(one), "attack": one.attack, "guarantee": None})
         if one.promise is not None:
             row["guarantee"] = one.promise.name
-            row["guarantee_epsilon"] = decoded(one.promise.epsilon)
-            row["guarantee_delta"] = one.promise.delta
-            row["guarantee_mu"] = one.promise.mu
+        for name, value in _picked(one.promise, "epsilon", "delta", "mu").items():
+            row[f"guarantee_{name}"] = value
+        row["verdict"] = one.verdict
         hits = _number(one.figures.get("hits"))
         trials = _number(one.figures.get("trials"))
         row.update({"hits": hits, "trials": trials, **_rate("rate", hits, trials)})
@@ -275,53 +226,41 @@ def _of_verdicts(audit: AuditPart) -> FlatTable:
             row[name] = _number(one.figures.get(name))
         holds = one.figures.get("holds")
         row["holds"] = holds if isinstance(holds, str) else None
-        row.update({"p": one.p, "level": one.level, "needs": one.needs})
+        row.update(_picked(one, "p", "level", "needs"))
         row.update({"reason": one.says, "power": one.power})
         rows.append(row)
     return of_rows("verdicts", rows, ("epsilon", "adversary", "node", "test", "attack", "verdict"))
 
 
 def _of_curves(audit: AuditPart) -> FlatTable:
-    """One row per point, adversary and attack."""
     rows: list[Row] = []
     for curve in audit.curves:
-        rows.append(
-            {
-                "epsilon": decoded(curve.epsilon),
-                "adversary": curve.adversary,
-                "attack": curve.attack,
-                "attacked": given(curve.attacked, None),
-                "refused": given(curve.refused, None),
-                "records": records_at(curve),
-            }
-        )
+        row = _picked(curve, "epsilon", "adversary", "attack", "attacked", "refused")
+        row["records"] = records_at(curve)
         for one in shown(Place.CURVE):
-            rows[-1].update(_statistics(one.key, statistics(curve, one)))
+            row.update(_statistics(one.key, statistics(curve, one)))
+        rows.append(row)
     return of_rows("curves", rows, ("epsilon", "adversary", "attack"))
 
 
 def _of_views(audit: AuditPart) -> FlatTable:
-    """One row per view bound."""
     rows: list[Row] = []
     for point in audit.grid:
         for view in point.read_views():
             exact = view.epsilon if view.exact is None else view.exact
-            row: Row = {
-                "epsilon": decoded(point.epsilon),
-                "node": view.node,
-                "adversary": view.adversary,
-                "mu": decoded(view.mu),
-                "view_epsilon": decoded(exact),
-                "holds": view.holds,
-                "claim": None,
-                "claimed_epsilon": None,
-                "verdict": view.verdict,
-                "reason": view.why,
-            }
-            if view.claim is not None:
-                row["claim"] = view.claim.source
-                row["claimed_epsilon"] = decoded(view.claim.epsilon)
-            rows.append(row)
+            claim = view.claim or ClaimEntry()
+            rows.append(
+                {
+                    "epsilon": decoded(point.epsilon),
+                    **_picked(view, "node", "adversary", "mu"),
+                    "view_epsilon": decoded(exact),
+                    "holds": view.holds,
+                    "claim": claim.source,
+                    "claimed_epsilon": decoded(claim.epsilon),
+                    "verdict": view.verdict,
+                    "reason": view.why,
+                }
+            )
     return of_rows("views", rows, ("epsilon", "node", "adversary"))
 
 
@@ -331,18 +270,13 @@ def _of_views(audit: AuditPart) -> FlatTable:
 
 
 def of_gate(gate: GatePart, name: str | None = None) -> FlatTable:
-    """Return one table of a gate.
-
-    Args:
-        name: ``rules`` or ``measures``; None for the first.
-    """
+    """Return one table of a gate."""
     if _chosen("check", name) == "measures":
         return _of_measures(gate)
     return _of_rules(gate)
 
 
 def _of_rules(gate: GatePart) -> FlatTable:
-    """One row per rule."""
     rows: list[Row] = []
     for rule in gate.rules:
         rows.append(
@@ -351,10 +285,7 @@ def _of_rules(gate: GatePart) -> FlatTable:
                 "cell": rule.cell,
                 "measure": rule.measure,
                 "status": rule.status.value,
-                "value": decoded(rule.value),
-                "limit": decoded(rule.limit),
-                "p": decoded(rule.p),
-                "accepted": rule.accepted,
+                **_picked(rule, "value", "limit", "p", "accepted"),
                 "nodes": _joined(given(rule.nodes, ())),
                 "reason": rule.says,
             }
@@ -363,7 +294,6 @@ def _of_rules(gate: GatePart) -> FlatTable:
 
 
 def _of_measures(gate: GatePart) -> FlatTable:
-    """One row per cell, measure and seed."""
     rows: list[Row] = []
     for cell in gate.cells:
         for name, column in cell.measures.items():
@@ -371,9 +301,7 @@ def _of_measures(gate: GatePart) -> FlatTable:
                 rows.append(
                     {
                         "cell": cell.name,
-                        "check": cell.check,
-                        "adversary": cell.adversary,
-                        "attack": cell.attack,
+                        **_picked(cell, "check", "adversary", "attack"),
                         "measure": name,
                         "seed": cell.seeds[k] if k < len(cell.seeds) else None,
                         "value": value,
@@ -387,19 +315,7 @@ def _of_measures(gate: GatePart) -> FlatTable:
 # ---------------------------------------------------------------------------------------------
 
 
-def of_sweep(sweep: SweepPart, name: str | None = None) -> FlatTable:
-    """Return one table of a sweep.
-
-    Args:
-        name: ``points`` or ``cells``; None for the first.
-    """
-    if _chosen("sweep", name) == "cells":
-        return _of_cells(sweep)
-    return _of_points(sweep)
-
-
 def _of_points(sweep: SweepPart) -> FlatTable:
-    """One row per point, with the range of the medians of its seeds."""
     runs = runs_of(sweep)
     rows: list[Row] = []
     for point in sweep.points:
@@ -407,18 +323,12 @@ def _of_points(sweep: SweepPart) -> FlatTable:
         between = intervals.of_rate(point.recovered, point.records) if point.cells > 1 else None
         share = point.recovered / point.records if point.records else None
         counted: Row = {
-            "attack": point.attack,
-            "adversary": point.adversary,
+            **_picked(point, "attack", "adversary"),
             "seeds": point.cells,
-            "attacked": given(point.attacked, None),
-            "refused": given(point.refused, None),
-            "records": point.records,
-            "recovered": point.recovered,
+            **_picked(point, "attacked", "refused", "records", "recovered"),
             "share": share,
             **_ends("share", between),
-            "exact": point.exact,
-            "certified": point.certified,
-            "labels_found": point.labels_found,
+            **_picked(point, "exact", "certified", "labels_found"),
         }
         for one in shown(Place.CURVE):
             name = one.key
@@ -434,21 +344,14 @@ def _of_points(sweep: SweepPart) -> FlatTable:
 
 
 def _of_cells(sweep: SweepPart) -> FlatTable:
-    """One row per cell."""
     rows: list[Row] = []
     for cell in sweep.cells:
         held = cell.columns
         counted: Row = {
-            "attack": cell.attack,
-            "adversary": cell.adversary,
-            "seed": cell.seed,
-            "status": cell.status,
-            "attacked": given(held.attacked, None),
-            "refused": given(held.refused, None),
+            **_picked(cell, "attack", "adversary", "seed", "status"),
+            **_picked(held, "attacked", "refused"),
             "records": cell.records,
-            "recovered": held.recovered,
-            "exact": held.exact,
-            "certified": held.certified,
+            **_picked(held, "recovered", "exact", "certified"),
         }
         for one in shown(Place.CURVE):
             values = swept(held, one) if given(held.returned, 0) else ()
@@ -474,7 +377,6 @@ def place(adversary: str, attack: str, at: Mapping[str, Free]) -> str:
 
 
 def _axes(sweep: SweepPart, at: Mapping[str, Free], others: Mapping[str, Cell]) -> Row:
-    """The values of a point on all axes, empty for an axis that does not apply to it."""
     row: Row = {}
     for name in sweep.axes:
         column = f"axis_{name}" if name in others else name
@@ -487,13 +389,19 @@ def _axes(sweep: SweepPart, at: Mapping[str, Free], others: Mapping[str, Cell]) 
 # ---------------------------------------------------------------------------------------------
 
 
+def _picked(one: Struct | None, *names: str) -> Row:
+    row: Row = {}
+    for name in names:
+        value = None if one is None else given(getattr(one, name), None)
+        row[name] = decoded(value) if name in EXTENDED else value
+    return row
+
+
 def _joined(nodes: Iterable[int]) -> str:
-    """Nodes in one cell."""
     return " ".join(map(str, nodes))
 
 
 def _plain(value: Free) -> Cell:
-    """A value of the user's own as a cell."""
     if value == "inf":
         return float("inf")
     if value is None or isinstance(value, str | int | float):
@@ -502,13 +410,11 @@ def _plain(value: Free) -> Cell:
 
 
 def _number(value: Free) -> Cell:
-    """A figure of a test, None if it is not a number."""
     plain = _plain(value)
     return None if isinstance(plain, str) else plain
 
 
 def _rate(name: str, hits: Cell, trials: Cell) -> Row:
-    """A rate and its interval."""
     rate = None
     between = None
     if isinstance(hits, int) and isinstance(trials, int) and trials > 0:
@@ -518,13 +424,11 @@ def _rate(name: str, hits: Cell, trials: Cell) -> Row:
 
 
 def _ends(name: str, interval: intervals.Interval | None) -> Row:
-    """The ends of an interval around a value."""
     low, high = interval or (None, None)
     return {f"{name}_low": low, f"{name}_high": high}
 
 
 def _statistics(name: str, values: CurveValues | SweepStatistics | None) -> Row:
-    """The best, median and mean value of one metric at a point."""
     row: Row = {}
     for which in ("best", "median", "mean"):
         row[f"{name}_{which}"] = None

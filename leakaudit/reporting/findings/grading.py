@@ -1,7 +1,6 @@
-"""A record as a list of checks that other programs can count.
+"""A record as a list of checks that other programs can count: findings, verdicts and rules.
 
-A check has a level, a one-line message, and a name that stays the same from run to run. Every
-finding is a check, and so are the verdicts of an audit and the rules of a gate.
+The name of a check stays the same from run to run.
 """
 
 from __future__ import annotations
@@ -90,11 +89,7 @@ class GradedItem:
 
 
 def checks(record: RunRecord | Mapping[str, object]) -> list[GradedItem]:
-    """Return all checks of a record.
-
-    Returns:
-        The checks, the most severe first; checks with equal names are distinguished by their order.
-    """
+    """Return all checks of a record."""
     typed = record if isinstance(record, RunRecord) else model.of_run(record)
     return sorted(_unique(_listed(typed)), key=lambda check: check.rank, reverse=True)
 
@@ -127,16 +122,8 @@ def counts(found: Iterable[GradedItem]) -> dict[Level, int]:
 
 
 def most_severe(levels: Iterable[Level]) -> Level:
-    """Return the most severe of some levels.
-
-    Returns:
-        The level, ``note`` if there are none.
-    """
-    found: Level = "note"
-    for one in levels:
-        if RANK[one] > RANK[found]:
-            found = one
-    return found
+    """Return the most severe of some levels."""
+    return max(levels, key=RANK.__getitem__, default="note")
 
 
 def level(finding: Finding) -> Level:
@@ -144,10 +131,6 @@ def level(finding: Finding) -> Level:
 
     A record counts as leaked if it is identical to the truth, certified exact, or known to within
     narrow intervals. In an audit, the verdicts decide and a finding is at most a warning.
-
-    Returns:
-        ``error`` for a leaked record, ``warning`` for one that fits the leak or is identified,
-        otherwise ``note``.
     """
     scores, word = finding.scores, finding.certificate.name
     recovered = scores is None or scores.not_recovered < len(scores.matched)

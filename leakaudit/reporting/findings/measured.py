@@ -16,35 +16,20 @@ CERTIFICATE_RANK = {"EXACT": 3, "INTERVAL": 2, "APPROXIMATE": 1, "FAILED": 0}
 
 
 def values(column: MaybeColumn) -> Sequence[float | None]:
-    """Return one value per image.
-
-    Args:
-        column: A column of scores, None or absent if it was not measured.
-    """
+    """Return one value per image."""
     if column is None or isinstance(column, UnsetType):
         return ()
     return column.per_image
 
 
 def of_record(column: MaybeColumn, record: int) -> float | None:
-    """Return the value of one record.
-
-    Returns:
-        None if it was not measured, or if a stranger's file lacks it.
-    """
+    """Return the value of one record."""
     measured = values(column)
     return measured[record] if record < len(measured) else None
 
 
 def best(column: MaybeColumn, pick: Callable[[Sequence[float]], float]) -> float | None:
-    """Return the best value of one metric over all images.
-
-    Args:
-        pick: ``max`` or ``min``.
-
-    Returns:
-        The value, None if none was measured.
-    """
+    """Return the best value of one metric over all images."""
     measured = [float(value) for value in values(column) if value is not None]
     if not measured:
         return None
@@ -66,12 +51,7 @@ def is_identical(scores: Scores | None) -> bool:
 
 
 def harm(finding: Finding) -> tuple[float, ...]:
-    """Return a sort key that orders findings by how much they leak.
-
-    Returns:
-        Whether a record is identical, its closeness, certificate, negative residual. The
-        larger, the worse.
-    """
+    """Return a sort key that orders findings by how much they leak."""
     scores = finding.scores or NO_SCORES
     identical = best(scores.exact, max) or 0.0
     residual = float("-inf")
@@ -81,7 +61,6 @@ def harm(finding: Finding) -> tuple[float, ...]:
 
 
 def _nearness(scores: Scores) -> float:
-    """How close the closest record is; minus infinity if nothing states it."""
     found = nearest(scores)
     if found is not None:
         one, value = found

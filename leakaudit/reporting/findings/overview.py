@@ -1,12 +1,10 @@
-"""What a reader must know first about a run, in plain words: the first screen of a page.
-
-It answers what happened, to whom, how certain it is, and what to do. All of it is composed from the
-fields of the record.
-"""
+"""The first screen of a page: what happened, to whom, how certain it is, and what to do."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from leakaudit._util.plural import counted, named
 from leakaudit.core.quantities import MEASURES
@@ -16,11 +14,14 @@ from leakaudit.reporting.findings.measured import harm
 from leakaudit.reporting.findings.wording import (
     CUT_SHORT,
     PASS,
-    VERDICT_ORDER,
+    UNDECIDED,
+    count_verdicts,
     figure,
     measured,
     point_of,
+    rounds_in_words,
     test_words,
+    verdict_counts,
     worst_verdict,
 )
 from leakaudit.reporting.findings.worst_case import (
@@ -59,7 +60,6 @@ _LEVELS: dict[WorstOutcome, grading.Level] = {
     WorstOutcome.NOT_DETERMINED: "note",
     WorstOutcome.NOT_EXAMINED: "note",
 }
-_UNDECIDED = ("VOID", "NOT_COMPARABLE", "TOO_FEW_SEEDS", "INCONCLUSIVE")
 # Measures of a gate that concern recovered inputs, not labels or epsilon.
 _OF_INPUTS = MEASURES.keys() - {"labels"}
 # Verdicts as the first words of a sentence.
@@ -72,12 +72,8 @@ _AUDITED = {
 }
 
 
-@dataclass(frozen=True)
-class Advice:
-    """One recommendation."""
-
-    text: str  # what to do
-    command: str = ""  # a command that does it or helps with it, "" for none
+# What to do, and a command that does it or helps with it ("" for none).
+Advice: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -90,19 +86,24 @@ class Overview:
     level: grading.Level
     badge: str  # the severity in words
     # who leaks to whom, and the claim beside the exact value: names and values
-    facts: tuple[tuple[str, str], ...]
-    advice: tuple[Advice, ...]  # what to do, the most important first
+    facts: Sequence[tuple[str, str]]
+    advice: Sequence[Advice]  # what to do, the most important first
     adversary: str = ""  # the adversary of the worst case, "" if there is none
     finding: Finding | None = None  # the finding of the worst case, None if there is none
+    partial: str = ""  # a remark if the run is incomplete, "" otherwise
 
 
 def overview(record: RunRecord) -> Overview:
     """Compose the first screen of a record."""
     if isinstance(record, CheckRecord):
-        return _gate(record)
-    if isinstance(record, AuditRecord):
-        return _audit(record)
-    return _attack(record)
+        view = _gate(record)
+    elif isinstance(record, AuditRecord):
+        view = _audit(record)
+    else:
+        view = _attack(record)
+    if record.complete:
+        return view
+    return replace(view, partial="The run was interrupted; the results are incomplete.")
 
 
 def _topic(verb: str, record: RunRecord) -> str:
@@ -161,10 +162,7 @@ def _attack_facts(record: RunRecord, finding: Finding | None) -> tuple[tuple[str
     for one in record.findings:
         if one.adversary == finding.adversary and grading.level(one) == grading.level(finding):
             leaking.update(one.nodes)
-    span = finding.leak.rounds
-    rounds = f"round {span.first}"
-    if span.first != span.last:
-        rounds = f"rounds {span.first} to {span.last}"
+    rounds = rounds_in_words(finding.leak.rounds)
     return (
         ("who leaks to whom", f"{named(sorted(leaking))} to {whom(finding.adversary)}"),
         ("how", f"attack {finding.attack}, from the {finding.leak.kind}s of {rounds}"),
@@ -179,12 +177,12 @@ def _attack_advice(record: RunRecord, case: WorstCase) -> list[Advice]:
     advice = []
     if case.outcome is WorstOutcome.CONTRADICTED or given(record.unclear, ()):
         return [
-            Advice(
+            (
                 "Check that the truth file is that of this recording, and that the program records "
                 "what it sends.",
                 "leakaudit trace lint trace.pt",
             ),
-            Advice("Score the stored results again with the right truth.", _SCORE),
+            ("Score the stored results again with the right truth.", _SCORE),
         ]
     if case.outcome in (
         WorstOutcome.EXACT,
@@ -194,37 +192,37 @@ def _attack_advice(record: RunRecord, case: WorstCase) -> list[Advice]:
     ):
         if is_outsider(finding.adversary):
             advice.append(
-                Advice(
+                (
                     "Encrypt the channels against outsiders. Curious nodes can still read what "
                     "they receive: attack as one of them, too.",
                     "leakaudit attack trace.pt --as node:0",
                 )
             )
         advice.append(
-            Advice(
+            (
                 "Add noise to what is sent, and compute the epsilon that it gives.",
                 "leakaudit bound trace.pt",
             )
         )
         advice.append(
-            Advice("Make a CI job fail if this leak comes back.", "leakaudit init"),
+            ("Make a CI job fail if this leak comes back.", "leakaudit init"),
         )
         return advice
     if finding.scores is None:
         advice.append(
-            Advice(
+            (
                 "Compare with the originals, if they are available.",
                 _SCORE,
             )
         )
     advice.append(
-        Advice(
+        (
             "Try other attacks and adversaries, such as curious nodes and coalitions.",
             "leakaudit attack trace.pt --as node:0",
         )
     )
     advice.append(
-        Advice(
+        (
             "Compute the most that this adversary can learn, whatever the attack.",
             "leakaudit bound trace.pt",
         )
@@ -236,25 +234,25 @@ def _advice_without_leak(record: RunRecord) -> list[Advice]:
     unknown = any(one.understood is False for one in record.undetermined)
     if unknown:
         return [
-            Advice(
+            (
                 "Find out how the messages differ from those that the protocol declares.",
                 "leakaudit trace lint trace.pt",
             ),
-            Advice(
+            (
                 "Record the program under the protocol that it runs, or derive its equations.",
                 "leakaudit trace equations trace.pt",
             ),
         ]
     return [
-        Advice(
+        (
             "Try stronger adversaries: curious nodes, and several of them together.",
             "leakaudit attack trace.pt --as nodes:0,1",
         ),
-        Advice(
+        (
             "See which combinations of messages were considered, and what is missing.",
             "leakaudit explain trace.pt",
         ),
-        Advice(
+        (
             "Compute the most that this adversary can learn, whatever the attack.",
             "leakaudit bound trace.pt",
         ),
@@ -270,8 +268,7 @@ def _audit(record: AuditRecord) -> Overview:
     verdicts = record.audit.verdicts
     one = worst_verdict(verdicts)
     level = grading.most_severe(grading.VERDICTS[each.verdict] for each in verdicts)
-    badges = [v.words for v in VERDICT_ORDER if any(each.verdict == v.name for each in verdicts)]
-    badge = badges[0] if badges else "Nothing tested"
+    badge = next((kind.words for kind in count_verdicts(verdicts)), "Nothing tested")
     if not record.complete:
         badge = f"{badge}, incomplete"
     if one is None:
@@ -314,18 +311,12 @@ def _audit_facts(record: AuditRecord, one: VerdictEntry) -> tuple[tuple[str, str
     claimed, bounded = _claimed_and_bounded(record, one)
     facts.append(("claimed epsilon", claimed))
     facts.append(("epsilon of the view", bounded))
-    tests = ", ".join(
-        f"{sum(each.verdict == v.name for each in record.audit.verdicts)} {v.words}"
-        for v in VERDICT_ORDER
-        if any(each.verdict == v.name for each in record.audit.verdicts)
-    )
-    facts.append(("verdicts", tests))
+    facts.append(("verdicts", verdict_counts(record.audit.verdicts)))
     facts.append(("test", test_words(one)))
     return tuple(facts)
 
 
 def _claimed_and_bounded(record: AuditRecord, one: VerdictEntry) -> tuple[str, str]:
-    """The claim and the view bound of the same node, adversary and point."""
     for other in record.audit.verdicts:
         same = (other.node, other.adversary, other.epsilon) == (
             one.node,
@@ -351,31 +342,31 @@ def _number(value: Extended) -> str:
 def _audit_advice(one: VerdictEntry) -> list[Advice]:
     if one.verdict in ("REFUTED", "UNSUPPORTED"):
         return [
-            Advice("Do not publish or rely on this claim."),
-            Advice(
+            ("Do not publish or rely on this claim.", ""),
+            (
                 "Compute the noise that the claimed epsilon requires.",
                 "leakaudit bound scenario.toml",
             ),
-            Advice("Audit again with that noise.", "leakaudit audit scenario.toml -o out/"),
+            ("Audit again with that noise.", "leakaudit audit scenario.toml -o out/"),
         ]
     if one.verdict == "INCONCLUSIVE":
         text = "Supply what is missing; the verdict names it."
         if one.needs:
             text = f"Test with more samples: about {one.needs:,} would decide."
         return [
-            Advice(text, "leakaudit audit scenario.toml -o out/"),
-            Advice(
+            (text, "leakaudit audit scenario.toml -o out/"),
+            (
                 "Until then, rely on the view bound, which needs no samples.",
                 "leakaudit bound scenario.toml",
             ),
         ]
     return [
-        Advice(
+        (
             "Try stronger adversaries, such as coalitions of curious nodes: `adversaries` in "
             "[audit].",
             "leakaudit audit scenario.toml -o out/",
         ),
-        Advice(
+        (
             "Keep the result as a limit in CI, so that later changes cannot weaken it.",
             "leakaudit init",
         ),
@@ -383,7 +374,6 @@ def _audit_advice(one: VerdictEntry) -> list[Advice]:
 
 
 def _shown_by(record: AuditRecord, one: VerdictEntry) -> Finding | None:
-    """The finding that leaks most at the point of a verdict."""
     some = []
     for finding in record.findings:
         cell = given(finding.cell, None)
@@ -405,7 +395,7 @@ def _gate(record: CheckRecord) -> Overview:
     if gate.code == 0:
         says, certainty, advice = _passed(record)
     elif gate.code == 3 or rule is None:
-        rule = next((one for one in gate.rules if one.status in _UNDECIDED), rule)
+        rule = next((one for one in gate.rules if one.status in UNDECIDED), rule)
         says = f"The gate cannot tell whether your program leaks: {_reason(record, rule)}."
         certainty = "Nothing can be concluded until this is repaired."
         advice = _advice_on_doubt(rule)
@@ -442,7 +432,7 @@ def _passed(record: CheckRecord) -> tuple[str, str, list[Advice]]:
         return (
             "No rule was judged, so nothing was tested.",
             PASS,
-            [Advice("Add limits: [[budget]] or a baseline in leakaudit.toml.", "leakaudit init")],
+            [("Add limits: [[budget]] or a baseline in leakaudit.toml.", "leakaudit init")],
         )
     parts = [f"Your program stays within its limits: {counted(len(rules), 'rule')} judged"]
     if accepted:
@@ -451,11 +441,11 @@ def _passed(record: CheckRecord) -> tuple[str, str, list[Advice]]:
         parts.append(f"{counted(increased, 'increase')} not significant")
     advice = []
     if increased:
-        advice.append(Advice("Use more seeds to decide about the increase.", "leakaudit check"))
+        advice.append(("Use more seeds to decide about the increase.", "leakaudit check"))
     else:
-        advice.append(Advice("Nothing has to be done."))
+        advice.append(("Nothing has to be done.", ""))
     if record.not_tried:
-        advice.append(Advice(f"Consider what was not tried: {'; '.join(record.not_tried[-2:])}."))
+        advice.append((f"Consider what was not tried: {'; '.join(record.not_tried[-2:])}.", ""))
     return f"{', '.join(parts)}.", PASS, advice
 
 
@@ -534,7 +524,6 @@ def _gate_facts(
 
 
 def _epsilon_rule(record: CheckRecord) -> RuleEntry | None:
-    """The rule about epsilon with the largest value."""
     some = [one for one in record.gate.rules if one.measure == "epsilon"]
     return max(some, key=lambda one: decoded(one.value) or 0.0, default=None)
 
@@ -549,10 +538,10 @@ def _advice_on_leak(record: CheckRecord, rule: RuleEntry) -> list[Advice]:
         text = "make the program do what it declares"
         if pitfall is not None:
             text = pitfall.fix
-        advice.append(Advice(f"{text[:1].upper()}{text[1:]}.", "leakaudit check"))
+        advice.append((f"{text[:1].upper()}{text[1:]}.", "leakaudit check"))
     else:
         advice.append(
-            Advice(
+            (
                 "Send less, or add noise to what is sent; then run the gate again.",
                 "leakaudit check",
             )
@@ -560,9 +549,9 @@ def _advice_on_leak(record: CheckRecord, rule: RuleEntry) -> list[Advice]:
     if rule.status is RuleStatus.REGRESSION or any(
         one.status is RuleStatus.REGRESSION for one in record.gate.rules
     ):
-        advice.append(Advice("See what changed since the baseline.", "leakaudit check --diff"))
+        advice.append(("See what changed since the baseline.", "leakaudit check --diff"))
     advice.append(
-        Advice("If the leak is intended, accept it until a date: [[accept]] in leakaudit.toml.")
+        ("If the leak is intended, accept it until a date: [[accept]] in leakaudit.toml.", "")
     )
     return advice
 
@@ -570,12 +559,12 @@ def _advice_on_leak(record: CheckRecord, rule: RuleEntry) -> list[Advice]:
 def _advice_on_doubt(rule: RuleEntry | None) -> list[Advice]:
     status = None if rule is None else rule.status
     if status is RuleStatus.TOO_FEW_SEEDS or status is RuleStatus.INCONCLUSIVE:
-        return [Advice("Use more seeds: `seeds` in leakaudit.toml.", "leakaudit check")]
+        return [("Use more seeds: `seeds` in leakaudit.toml.", "leakaudit check")]
     if status is RuleStatus.NOT_COMPARABLE:
-        return [Advice("Measure the baseline again and review it.", "leakaudit check --update")]
+        return [("Measure the baseline again and review it.", "leakaudit check --update")]
     return [
-        Advice("Repair what the failed control names, then run the gate again.", "leakaudit check"),
-        Advice(
+        ("Repair what the failed control names, then run the gate again.", "leakaudit check"),
+        (
             "If the program's messages are not understood, compare them with its declaration.",
             "leakaudit trace lint trace.pt",
         ),

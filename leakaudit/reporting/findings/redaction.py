@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import replace
 
 from leakaudit.core import registry
@@ -50,12 +50,10 @@ from leakaudit.reporting.results.model import (
     AuditRecord,
     CellEntry,
     CheckRecord,
-    CurvePoint,
     Finding,
     GatePart,
     LeakSummary,
     NodeBest,
-    NotTried,
     Provenance,
     Rescoring,
     RuleEntry,
@@ -117,22 +115,11 @@ VERSION = re.compile(r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)*")
 ADVERSARY_NOBODY = "nobody"  # the text form of an `Adversary` that observes nothing
 
 B = TypeVar("B", Undetermined, Finding, VerdictEntry, NodeBest)
+S = TypeVar("S", bound=Struct)
 
 
 def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Json]:
-    """Remove personal data from a record.
-
-    Args:
-        results: The record of an attack, an audit or a gate. A comparison, a gallery or a location
-            that was added to it is omitted.
-        key: Records that are redacted with the same key have the same node numbers; anyone who
-            knows the key can recover the original numbers. Without a key, the numbers are derived
-            from the whole record.
-
-    Returns:
-        The record without pictures, labels, notes, formulas, paths, command arguments and
-        identifiers, its nodes renumbered throughout.
-    """
+    """Remove personal data from a record."""
     record = model.of_run(results)
     return model.plain(_Redactor.drawn(key, record).record(record))
 
@@ -140,12 +127,7 @@ def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Jso
 def redact_compared(
     now: Mapping[str, Json], before: Mapping[str, Json], key: str | None = None
 ) -> dict[str, Json]:
-    """Remove personal data from two records, with the same node numbers, and compare them.
-
-    Returns:
-        The record `now`, redacted, with ``against`` as `reporting.findings.comparison.compare` adds
-        it.
-    """
+    """Remove personal data from two records, with the same node numbers, and compare them."""
     new, old = model.of_run(now), model.of_run(before)
     redactor = _Redactor.drawn(key, new, old)
     shown = redactor.record(new)
@@ -193,10 +175,8 @@ class _Redactor:
         """The new number of a node; a number outside the network hides nothing and is kept."""
         return self.places.get(node, node)
 
-    def nodes(self, nodes: Sequence[int] | UnsetType) -> tuple[int, ...] | UnsetType:
+    def nodes(self, nodes: Iterable[int]) -> tuple[int, ...]:
         """Several nodes, in the order of their new numbers."""
-        if isinstance(nodes, UnsetType):
-            return UNSET
         return tuple(sorted(map(self.node, nodes)))
 
     def adversary(self, name: str) -> str:
@@ -214,6 +194,24 @@ class _Redactor:
     def attack(self, name: str) -> str:
         return _known(name, self.attacks)
 
+    def renamed(self, part: S, **changes: object) -> S:
+        """A part with new names of its nodes, adversaries and attacks, and with other changes."""
+        for name in part.__struct_fields__:
+            value = getattr(part, name)
+            if name in changes or value is None or value is UNSET:
+                continue
+            if name == "node":
+                changes[name] = self.node(value)
+            elif name in ("nodes", "others"):
+                changes[name] = self.nodes(value)
+            elif name == "adversary":
+                changes[name] = self.adversary(value)
+            elif name == "adversaries":
+                changes[name] = tuple(map(self.adversary, value))
+            elif name == "attack":
+                changes[name] = self.attack(value)
+        return replace(part, **changes)
+
     # --- records ------------------------------------------------------------------------------
 
     def record(self, record: RunRecord) -> RunRecord:
@@ -221,7 +219,7 @@ class _Redactor:
             record,
             trace=self.trace(record.trace),
             findings=_by_node(map(self.finding, record.findings)),
-            undetermined=_by_node(map(self.undetermined, record.undetermined)),
+            undetermined=_by_node(self.renamed(one, reason=HIDDEN) for one in record.undetermined),
             not_tried=self.not_tried(record),
             metrics=_metrics(record.metrics, record.trace),
             attacks=self.described(record.attacks),
@@ -241,11 +239,8 @@ class _Redactor:
         return replace(shown, summary=warned(said, remarks, given(shown.unclear, ())))
 
     def finding(self, finding: Finding) -> Finding:
-        return replace(
+        return self.renamed(
             finding,
-            node=self.node(finding.node),
-            adversary=self.adversary(finding.adversary),
-            attack=self.attack(finding.attack),
             leak=_leak(finding.leak),
             certificate=replace(
                 finding.certificate, sentence=Certificate[finding.certificate.name].value
@@ -253,15 +248,6 @@ class _Redactor:
             labels=None,
             note="",
             images=None,
-            others=self.nodes(finding.others),
-        )
-
-    def undetermined(self, one: Undetermined) -> Undetermined:
-        return Undetermined(
-            node=self.node(one.node),
-            adversary=self.adversary(one.adversary),
-            reason=HIDDEN,
-            understood=one.understood,
         )
 
     def trace(self, trace: TraceSummary) -> TraceSummary:
@@ -284,7 +270,7 @@ class _Redactor:
         For other records, keep only sentences that name an attack or a round.
         """
         if isinstance(record, CheckRecord) and not isinstance(record.gate.not_tried, UnsetType):
-            return tuple(untried(self.untried(one)) for one in record.gate.not_tried)
+            return tuple(untried(self.renamed(one)) for one in record.gate.not_tried)
         harmless = {f"attack {name}" for name in self.attacks} | self.attacks
         harmless |= {f"rounds after {last}" for last in range(min(record.trace.rounds, ROUNDS))}
         harmless.add("curious nodes and coalitions (--as node:3)")
@@ -322,7 +308,7 @@ class _Redactor:
             truth=replace(truth, sha256=None, path=UNSET, recording=_recording(truth.recording)),
             settings=settings,
             digest=digest(settings),
-            command=_command(_verb(record)),
+            command=_command(model.kind_of(record)),
             platform=_system(source.platform),
             rescored=rescored,
             program=UNSET,
@@ -376,25 +362,16 @@ class _Redactor:
         return replace(
             audit,
             grid=tuple(grid),
-            curves=tuple(map(self.curve, audit.curves)),
+            curves=tuple(map(self.renamed, audit.curves)),
             verdicts=_by_node(map(self.verdict, audit.verdicts)),
             figure=None,
         )
 
     def view(self, view: ViewEntry) -> ViewEntry:
         claim = view.claim
-        return replace(
-            view,
-            node=None if view.node is None else self.node(view.node),
-            adversary=None if view.adversary is None else self.adversary(view.adversary),
-            why=None,
-            claim=None if claim is None else replace(claim, source=HIDDEN),
-        )
-
-    def curve(self, curve: CurvePoint) -> CurvePoint:
-        return replace(
-            curve, adversary=self.adversary(curve.adversary), attack=self.attack(curve.attack)
-        )
+        if claim is not None:
+            claim = replace(claim, source=HIDDEN)
+        return self.renamed(view, why=None, claim=claim)
 
     def verdict(self, one: VerdictEntry) -> VerdictEntry:
         says = Verdict[one.verdict].value
@@ -404,15 +381,7 @@ class _Redactor:
         for name, value in one.figures.items():
             if value is None or isinstance(value, int | float) or value == "inf":
                 counted[name] = value
-        return replace(
-            one,
-            adversary=self.adversary(one.adversary),
-            node=self.node(one.node),
-            attack=self.attack(one.attack),
-            says=says,
-            power="",
-            figures=counted,
-        )
+        return self.renamed(one, says=says, power="", figures=counted)
 
     # --- gates --------------------------------------------------------------------------------
 
@@ -433,7 +402,7 @@ class _Redactor:
             pitfall = pitfalls.get(rule.measure)
             rules.append(
                 _rule(
-                    replace(rule, nodes=self.nodes(rule.nodes)),
+                    self.renamed(rule),
                     names.get(rule.cell, HIDDEN),
                     known.get(rule.cell),
                     None if pitfall is None else pitfall.name,
@@ -445,7 +414,7 @@ class _Redactor:
             shown = {name: self.trace(network) for name, network in networks.items()}
         left_out = gate.not_tried
         if not isinstance(left_out, UnsetType):
-            left_out = tuple(map(self.untried, left_out))
+            left_out = tuple(map(self.renamed, left_out))
         return replace(
             gate,
             cells=cells,
@@ -465,11 +434,9 @@ class _Redactor:
         worst = None
         if cell.worst is not None:
             worst = self.best(cell.worst)
-        return replace(
+        return self.renamed(
             cell,
             name=f"{cell.check}/{adversary}/{attack}",
-            adversary=adversary,
-            attack=attack,
             digest=digest({"check": cell.check, "adversary": adversary, "attack": attack}),
             worst=worst,
             nodes=nodes,
@@ -477,16 +444,8 @@ class _Redactor:
             reasons={},
         )
 
-    def untried(self, one: NotTried) -> NotTried:
-        attack, adversaries, nodes = one.attack, one.adversaries, one.nodes
-        if not isinstance(attack, UnsetType):
-            attack = self.attack(attack)
-        if not isinstance(adversaries, UnsetType):
-            adversaries = tuple(map(self.adversary, adversaries))
-        return replace(one, attack=attack, adversaries=adversaries, nodes=self.nodes(nodes))
-
     def best(self, one: NodeBest) -> NodeBest:
-        return replace(one, node=self.node(one.node), kind=_known(one.kind, LEAKS), formula="")
+        return self.renamed(one, kind=_known(one.kind, LEAKS), formula="")
 
 
 def _networks(record: RunRecord) -> list[TraceSummary]:
@@ -558,21 +517,12 @@ def _reasons(reasons: Sequence[str] | UnsetType) -> tuple[str, ...] | UnsetType:
     return (HIDDEN,) * len(reasons)
 
 
-def _verb(record: RunRecord) -> str:
-    if isinstance(record, AuditRecord):
-        return "audit"
-    if isinstance(record, CheckRecord):
-        return "check"
-    return "attack"
-
-
 def _command(verb: str) -> str:
     return f"leakaudit {verb} {HIDDEN}"
 
 
 @cache
 def _parameters() -> frozenset[str]:
-    """Names of the parameters of all attacks, protocols and models."""
     kinds = [registry.get("attacks", name) for name in registry.names("attacks")]
     kinds += [registry.get("victims", name) for name in registry.names("victims")]
     known: set[str] = set()
@@ -584,7 +534,6 @@ def _parameters() -> frozenset[str]:
 
 
 def _recording(number: str | UnsetType | None) -> str | UnsetType | None:
-    """Keep that a recording has a number, but not which one."""
     return HIDDEN if isinstance(number, str) else number
 
 
@@ -594,7 +543,6 @@ def _rescoring(one: Rescoring) -> Rescoring:
 
 
 def _versions(versions: Mapping[str, str | None]) -> dict[str, str | None]:
-    """The public versions of the packages that leakaudit itself lists."""
     kept: dict[str, str | None] = {}
     for name in ("python", *PACKAGES):
         if name in versions:
@@ -610,7 +558,6 @@ def _public(version: str | None) -> str | None:
 
 
 def _system(platform: str) -> str:
-    """The operating system without its build, which may identify a machine."""
     for name in SYSTEMS:
         if platform.startswith(name):
             return name

@@ -70,14 +70,7 @@ class DisplayRecord:
 
     @classmethod
     def of(cls, results: Mapping[str, Json]) -> DisplayRecord:
-        """Convert the JSON values that a report receives.
-
-        Args:
-            results: A record, to which ``against`` (`reporting.findings.comparison.compare`),
-                ``gallery`` (`leakaudit.reporting.rendering.gallery.with_pictures`), ``passages``
-                (`reporting.rendering.passages.with_passages`), ``location`` and ``prefix`` may have
-                been added.
-        """
+        """Convert the JSON values that a report receives."""
         location = results.get("location")
         if not isinstance(location, str) or not location:
             location = None

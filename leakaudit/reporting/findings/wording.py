@@ -1,12 +1,12 @@
 """Texts that all reports share, composed from the typed record: headline, table cells, limits.
 
-Names in a trace may come from an untrusted source: `clean` strips whatever could act on a terminal,
-and each report escapes names for its own format. Sentences are composed here from fields and never
-parsed again; a caller that needs a part of a sentence requests that part.
+Sentences are never parsed again. Names may come from an untrusted source: `clean` strips whatever
+could act on a terminal, and each report escapes them for its own format.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -39,6 +39,7 @@ from leakaudit.reporting.results.model import (
     NotTried,
     NumberColumn,
     Provenance,
+    RoundSpan,
     RuleEntry,
     RuleKind,
     RuleStatus,
@@ -92,7 +93,7 @@ _TEST_WORDS = {TestName.VIEW.value: "view bound against the claim"}
 
 
 @dataclass(frozen=True)
-class RuleOutcome:
+class _RuleOutcome:
     """An outcome of a rule of a gate, in the words of every report."""
 
     word: str  # in one to three words; capitals mark what needs attention
@@ -101,29 +102,31 @@ class RuleOutcome:
 
 # The vocabulary of a gate: text, Markdown, HTML, JUnit, annotations and SARIF use these words.
 OUTCOMES = {
-    RuleStatus.OK: RuleOutcome("ok", "within the limit"),
-    RuleStatus.OVER: RuleOutcome("OVER BUDGET", "over the budget"),
-    RuleStatus.REGRESSION: RuleOutcome("REGRESSION", "increased over the baseline"),
-    RuleStatus.CONTRADICTED: RuleOutcome(
+    RuleStatus.OK: _RuleOutcome("ok", "within the limit"),
+    RuleStatus.OVER: _RuleOutcome("OVER BUDGET", "over the budget"),
+    RuleStatus.REGRESSION: _RuleOutcome("REGRESSION", "increased over the baseline"),
+    RuleStatus.CONTRADICTED: _RuleOutcome(
         "NOT AS DECLARED", "the recording contradicts its own declarations"
     ),
-    RuleStatus.ACCEPTED: RuleOutcome(
+    RuleStatus.ACCEPTED: _RuleOutcome(
         "accepted", "over the limit, but accepted until a stated date"
     ),
-    RuleStatus.WARNING: RuleOutcome(
+    RuleStatus.WARNING: _RuleOutcome(
         "warning", "over a budget of level warn, or a warning of the lint"
     ),
-    RuleStatus.INCONCLUSIVE: RuleOutcome(
+    RuleStatus.INCONCLUSIVE: _RuleOutcome(
         "INCONCLUSIVE", "an increase that is not significant; more seeds would decide"
     ),
-    RuleStatus.TOO_FEW_SEEDS: RuleOutcome(
+    RuleStatus.TOO_FEW_SEEDS: _RuleOutcome(
         "TOO FEW SEEDS", "so few seeds cannot show an increase, or what a recording contains"
     ),
-    RuleStatus.NOT_COMPARABLE: RuleOutcome(
+    RuleStatus.NOT_COMPARABLE: _RuleOutcome(
         "NOT COMPARABLE", "the baseline is missing or was measured differently"
     ),
-    RuleStatus.VOID: RuleOutcome("CONTROL FAILED", "a control failed, so the gate is inconclusive"),
-    RuleStatus.UNTESTED: RuleOutcome(
+    RuleStatus.VOID: _RuleOutcome(
+        "CONTROL FAILED", "a control failed, so the gate is inconclusive"
+    ),
+    RuleStatus.UNTESTED: _RuleOutcome(
         "nothing to score", "nothing to test; does not affect the result"
     ),
 }
@@ -143,7 +146,7 @@ _KINDS = {
 }
 # Outcomes for which a report also states what leaked.
 _LEAKED = (RuleStatus.OVER, RuleStatus.REGRESSION, RuleStatus.WARNING, RuleStatus.ACCEPTED)
-_UNDECIDED = (
+UNDECIDED = (
     RuleStatus.VOID,
     RuleStatus.NOT_COMPARABLE,
     RuleStatus.TOO_FEW_SEEDS,
@@ -157,12 +160,7 @@ CUT_SHORT = "the run was interrupted"
 
 
 def clean(text: object) -> str:
-    """Return a value as one line of printable text.
-
-    Returns:
-        Its text, with control, format and direction characters replaced by spaces, and without
-        commands of CI systems (`leakaudit.core.errors.one_line`).
-    """
+    """Return a value as one line of printable text."""
     return one_line(text)
 
 
@@ -178,12 +176,12 @@ def headline(record: RunRecord) -> str:
     if isinstance(record, CheckRecord):
         seeds = record.provenance.seeds.get("count", 0)
         return gate_headline(record.gate, record.complete, seeds)
-    return attack_headline(
+    return summary(
         record.findings,
         record.undetermined,
         record.not_tried,
         record.trace.shape,
-        complete=record.complete,
+        record.complete,
     )
 
 
@@ -194,23 +192,7 @@ def summary(
     shape: Sequence[int],
     complete: bool = True,
 ) -> str:
-    """Summarise in a few sentences what an attack found.
-
-    Returns:
-        The worst case, then the number of nodes, then what was not tried.
-    """
-    return attack_headline(findings, undetermined, not_tried, shape, complete=complete)
-
-
-def attack_headline(
-    findings: Sequence[Finding],
-    undetermined: Sequence[Undetermined],
-    not_tried: Sequence[str],
-    shape: Sequence[int],
-    *,
-    complete: bool,
-) -> str:
-    """Return the headline of an attack."""
+    """Return the headline of an attack: the worst case, the nodes, and what was not tried."""
     nodes = len(_owners(findings) | {one.node for one in undetermined})
     unknown = len({one.node for one in undetermined if one.understood is False})
     case = worst_case(findings, undetermined, shape)
@@ -229,12 +211,7 @@ def attack_headline(
 
 def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> str:
     """Return the headline of an audit."""
-    counts = []
-    for verdict in VERDICT_ORDER:
-        number = sum(one.verdict == verdict.name for one in verdicts)
-        if number:
-            counts.append(f"{number} {verdict.words}")
-    rest = [", ".join(counts) or "nothing was tested"]
+    rest = [verdict_counts(verdicts) or "nothing was tested"]
     if not complete:
         rest.append("the run was interrupted and is incomplete")
     worst = worst_verdict(verdicts)
@@ -245,15 +222,20 @@ def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> str:
     return f"{first}; {'; '.join(rest)}. {NO_PROOF}"
 
 
+def count_verdicts(verdicts: Iterable[VerdictEntry]) -> dict[Verdict, int]:
+    """Return the number of verdicts of each kind that occurs, the most severe first."""
+    counts = Counter(one.verdict for one in verdicts)
+    return {verdict: counts[verdict.name] for verdict in VERDICT_ORDER if verdict.name in counts}
+
+
+def verdict_counts(verdicts: Iterable[VerdictEntry]) -> str:
+    """Return the numbers of verdicts in words, such as ``1 REFUTED, 3 NOT REFUTED``."""
+    counts = count_verdicts(verdicts)
+    return ", ".join(f"{number} {verdict.words}" for verdict, number in counts.items())
+
+
 def worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
-    """Return the first of the most severe verdicts.
-
-    Args:
-        verdicts: All verdicts of an audit; those that no number of trials can change count last.
-
-    Returns:
-        The verdict, None if there are none.
-    """
+    """Return the first of the most severe verdicts."""
     telling = []
     for one in verdicts:
         if one.verdict != "INCONCLUSIVE" or one.needs or one.p is None:
@@ -266,11 +248,7 @@ def worst_verdict(verdicts: Sequence[VerdictEntry]) -> VerdictEntry | None:
 
 
 def gate_headline(gate: GatePart, complete: bool, seeds: int) -> str:
-    """Return the headline of a gate.
-
-    Args:
-        gate: The gate's part of the record, with the most severe rule first.
-    """
+    """Return the headline of a gate."""
     count = _counted(gate, seeds)
     if gate.code == 1 and gate.rules:
         return _two(_violation(gate.rules[0], gate.cells), count)
@@ -288,7 +266,6 @@ def gate_headline(gate: GatePart, complete: bool, seeds: int) -> str:
 
 
 def _violation(rule: RuleEntry, cells: Sequence[CellEntry]) -> str:
-    """What leaked, and the limit that it exceeds."""
     if rule.status is RuleStatus.CONTRADICTED:
         return f"Not as declared: {rule.cell}: {rule.says}"
     meaning = OUTCOMES[rule.status].meaning
@@ -300,7 +277,6 @@ def _violation(rule: RuleEntry, cells: Sequence[CellEntry]) -> str:
 
 
 def _counted(gate: GatePart, seeds: int) -> str:
-    """The number of rules that were judged, and the numbers of cells and seeds."""
     idle = sum(rule.status is RuleStatus.UNTESTED for rule in gate.rules)
     rules = counted(len(gate.rules) - idle, "rule")
     count = f"{rules} on {counted(len(gate.cells), 'cell')}, {counted(seeds, 'seed')}"
@@ -313,7 +289,7 @@ def _undecided(rules: Sequence[RuleEntry], complete: bool) -> str:
     if not complete:
         return CUT_SHORT
     for rule in rules:
-        if rule.status in _UNDECIDED:
+        if rule.status in UNDECIDED:
             return f"{rule.cell}: {rule.says}"
     return ""
 
@@ -323,11 +299,7 @@ def _two(worst: str, count: str) -> str:
 
 
 def sweep_headline(cells: Sequence[SweptCell], points: Sequence[SweepPoint], missing: int) -> str:
-    """Summarise in one sentence what a sweep found, the worst case first.
-
-    Returns:
-        The point with the largest share of recovered records, then the number of cells.
-    """
+    """Summarise in one sentence what a sweep found, the worst case first."""
     parts = []
     worst = max(points, key=_share_recovered, default=None)
     if worst is not None and worst.recovered:
@@ -348,7 +320,6 @@ def sweep_headline(cells: Sequence[SweptCell], points: Sequence[SweepPoint], mis
 
 
 def _share_recovered(point: SweepPoint) -> tuple[float, int]:
-    """The share of records that a point recovers, and how many exactly."""
     share = 0.0
     if point.records:
         share = point.recovered / point.records
@@ -367,7 +338,6 @@ def _how(finding: Finding) -> str:
 
 
 def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
-    """The numbers of nodes by outcome."""
     attacked = _owners(findings)
     identical = _identical(findings)
     said = []
@@ -389,7 +359,6 @@ def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
 
 
 def _owners(findings: Iterable[Finding]) -> set[int]:
-    """All nodes that own inputs of findings."""
     return {node for one in findings for node in one.nodes}
 
 
@@ -434,7 +403,6 @@ def outcome(finding: Finding) -> str:
 
 
 def _set_of_tokens(scores: Scores) -> str:
-    """Describe a set of tokens in comparison with the records."""
     said = f"{scores.tokens_found:.0%} of the different tokens recovered"
     if scores.tokens_wrong:
         return f"{said}, and {counted(scores.tokens_wrong, 'token')} that do not occur"
@@ -442,11 +410,7 @@ def _set_of_tokens(scores: Scores) -> str:
 
 
 def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
-    """Describe what an attack of a gate recovered of one record.
-
-    Args:
-        one: The record that was recovered best, None if there is none.
-    """
+    """Describe what an attack of a gate recovered of one record."""
     if one is None:
         return f"{adversary} reconstructs nothing with the attack {attack}"
     if one.relative_error is None:
@@ -460,20 +424,14 @@ def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
     near = ""
     if one.psnr is not None:
         near = f" ({one.psnr:.1f} dB PSNR)"
-    rounds = f"rounds {one.first} to {one.last}"
-    if one.first == one.last:
-        rounds = f"round {one.first}"
+    rounds = rounds_in_words(one)
     said = f"{adversary} reconstructs {what} of node {one.node}{how}{near}"
     leak = f"the {one.kind}s of {rounds}"
     return f"{said} with the attack {attack} from {leak} (seed {one.seed})"
 
 
 def untried(one: NotTried) -> str:
-    """Describe something that the configuration of a gate omits.
-
-    Returns:
-        For example ``check main: nodes other than 5, 6``.
-    """
+    """Describe what a gate omits, such as ``check main: nodes other than 5, 6``."""
     if not isinstance(one.attack, UnsetType):
         return f"attack {one.attack}"
     if not isinstance(one.adversaries, UnsetType):
@@ -484,12 +442,7 @@ def untried(one: NotTried) -> str:
 
 
 def measured(measure: str) -> str:
-    """Return what a measure of a gate measures.
-
-    Returns:
-        A noun phrase, for example ``records recovered bit for bit``; the name of a measure that is
-        not in `leakaudit.core.quantities.MEASURES`.
-    """
+    """Return what a measure of a gate measures."""
     if measure == "epsilon":
         return "epsilon of one record"
     known = MEASURES.get(measure)
@@ -497,11 +450,7 @@ def measured(measure: str) -> str:
 
 
 def figure(measure: str, value: float) -> str:
-    """Return a value of a measure with its unit.
-
-    Returns:
-        For example ``100.0%`` or ``41.3 dB``.
-    """
+    """Return a value of a measure with its unit, such as ``100.0%`` or ``41.3 dB``."""
     known = MEASURES.get(measure)
     if known is None:
         return f"{value:.4g}"
@@ -518,11 +467,7 @@ def outcome_word(rule: RuleEntry) -> str:
 
 
 def rule_name(rule: RuleEntry) -> str:
-    """Return what a rule of a gate tests.
-
-    Returns:
-        For example ``budget: records recovered bit for bit`` or ``lint P20``.
-    """
+    """Return what a rule of a gate tests, such as ``lint P20``."""
     if rule.kind in (RuleKind.BUDGET, RuleKind.BASELINE):
         if not rule.measure:
             return rule.kind.value
@@ -537,12 +482,7 @@ def is_reconstruction(rule: RuleEntry) -> bool:
 
 
 def rule_figures(rule: RuleEntry) -> str:
-    """Return the figures of a gate's rule.
-
-    Returns:
-        For example ``records recovered bit for bit: 100.0%, at most 0.0% allowed``; "" if the rule
-        has none.
-    """
+    """Return a rule's figures, such as ``labels found: 100.0%, at most 0.0% allowed``."""
     parts = []
     value = decoded(rule.value)
     limit = decoded(rule.limit)
@@ -557,12 +497,7 @@ def rule_figures(rule: RuleEntry) -> str:
 
 
 def rule_outcome(rule: RuleEntry, cell: CellEntry | None, pitfall: str | None) -> str:
-    """Describe the outcome of a gate's rule from its figures, in less detail than the gate does.
-
-    Args:
-        cell: Its cell, None if it has none.
-        pitfall: Name of the pitfall that it concerns, None for none.
-    """
+    """Describe the outcome of a gate's rule from its figures, in less detail than the gate does."""
     if pitfall is not None:
         return pitfall
     said = rule_figures(rule) or OUTCOMES[rule.status].meaning
@@ -577,12 +512,7 @@ def rule_outcome(rule: RuleEntry, cell: CellEntry | None, pitfall: str | None) -
 
 
 def table(findings: Sequence[Finding]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return findings as a table.
-
-    Returns:
-        Headings, and one row of cells per finding; columns without any value are omitted. Cells
-        are cleaned, but not escaped.
-    """
+    """Return findings as a table."""
     rows = list(map(_cells, findings))
     used = []
     for heading in dict.fromkeys(name for row in rows for name in row):
@@ -592,11 +522,7 @@ def table(findings: Sequence[Finding]) -> tuple[tuple[str, ...], list[tuple[str,
 
 
 def by_reason(entries: Iterable[tuple[int, str]]) -> list[str]:
-    """Group nodes that have the same reason.
-
-    Returns:
-        ``nodes 0, 3: reason`` once for every reason; cleaned, but not escaped.
-    """
+    """Group nodes that have the same reason."""
     nodes: dict[str, dict[int, None]] = {}
     for node, reason in entries:
         if reason:
@@ -609,12 +535,7 @@ def by_reason(entries: Iterable[tuple[int, str]]) -> list[str]:
 
 
 def certificates(findings: Iterable[Finding]) -> dict[str, str]:
-    """Return what the certificates of findings mean, by their names.
-
-    Args:
-        findings: Some findings. If their sentences for a certificate name different rounds, the
-            general one is returned.
-    """
+    """Return what the certificates of findings mean, by their names."""
     meant: dict[str, str] = {}
     for one in findings:
         name = one.certificate.name
@@ -630,20 +551,12 @@ def notes(findings: Iterable[Finding]) -> list[str]:
 
 
 def not_determined(entries: Iterable[Undetermined]) -> list[str]:
-    """Return why no leak is determined for nodes, grouped by reason.
-
-    Args:
-        entries: The nodes; those whose messages are not understood are left out.
-    """
+    """Return why no leak is determined for nodes, grouped by reason."""
     return by_reason((one.node, one.reason) for one in entries if one.understood is not False)
 
 
 def not_understood(entries: Iterable[Undetermined]) -> list[str]:
-    """Return why the messages about nodes are not understood, grouped by reason.
-
-    Args:
-        entries: The nodes; those about which nothing is determined for another reason are left out.
-    """
+    """Return why the messages about nodes are not understood, grouped by reason."""
     return by_reason((one.node, one.reason) for one in entries if one.understood is False)
 
 
@@ -681,7 +594,6 @@ def provenance(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def _program(source: Provenance) -> str:
-    """The commit of the audited program, "" if it is not known."""
     program = given(source.program, None)
     if program is None:
         return ""
@@ -701,15 +613,7 @@ def _truth(record: RunRecord) -> str:
 
 
 def refusal(attacked: int | None, refused: int | None) -> str:
-    """Return how often an attack returned nothing.
-
-    Args:
-        refused: Number of those for which the attack returned nothing; None for a record of
-            version 1, which did not count them.
-
-    Returns:
-        A table cell; ``not run`` if the attack was not tried on any node.
-    """
+    """Return how often an attack returned nothing."""
     if refused is None:
         return "-"
     if not attacked:
@@ -720,11 +624,7 @@ def refusal(attacked: int | None, refused: int | None) -> str:
 
 
 def point_of(epsilon: Extended) -> str:
-    """Name the point of an audit's grid that an entry belongs to.
-
-    Returns:
-        For example ``epsilon 10``.
-    """
+    """Name the point of an audit's grid that an entry belongs to, such as ``epsilon 10``."""
     if epsilon is None:
         return "as configured"
     if epsilon == "inf":
@@ -733,11 +633,7 @@ def point_of(epsilon: Extended) -> str:
 
 
 def cell_of(finding: Finding) -> str:
-    """Name the point of an audit's grid, and the run at that point, that a finding belongs to.
-
-    Returns:
-        For example ``epsilon 10, seed 0``; "" for a finding that does not come from an audit.
-    """
+    """Name a finding's point and run in an audit, such as ``epsilon 10, seed 0``."""
     cell = given(finding.cell, None)
     if cell is None:
         return ""
@@ -745,14 +641,7 @@ def cell_of(finding: Finding) -> str:
 
 
 def grid_epsilon(epsilon: Extended) -> str:
-    """Return a point of an audit's grid as a table cell.
-
-    Args:
-        epsilon: Epsilon of the point, None if the scenario's own constants were kept.
-
-    Returns:
-        For example ``10``.
-    """
+    """Return a point of an audit's grid as a table cell, such as ``10``."""
     if epsilon is None:
         return "as configured"
     if epsilon == "inf":
@@ -766,11 +655,7 @@ def test_words(one: VerdictEntry) -> str:
 
 
 def axis_value(value: object) -> str:
-    """Return a value of a sweep's axis in few characters, distinct for distinct values.
-
-    Returns:
-        For example ``0.1``, ``6e4`` or ``true``.
-    """
+    """Return a value of a sweep's axis in few characters, distinct for distinct values."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, int | float):
@@ -781,22 +666,27 @@ def axis_value(value: object) -> str:
     return str(value)
 
 
-def short(value: float) -> str:
-    """Return a number in few characters.
+def rounds_in_words(span: RoundSpan | NodeBest) -> str:
+    """Return rounds with their noun, such as ``rounds 0 to 3``."""
+    if span.first == span.last:
+        return f"round {span.first}"
+    return f"rounds {span.first} to {span.last}"
 
-    Returns:
-        At most four digits, for example ``8``, ``0.5`` or ``1e5``.
-    """
+
+def span_of(finding: Finding) -> str:
+    """Return the rounds of a finding's leak as a table cell, such as ``0-3``."""
+    first, last = finding.leak.rounds.first, finding.leak.rounds.last
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def short(value: float) -> str:
+    """Return a number in few characters."""
     return f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
 
 
 def _cells(finding: Finding) -> dict[str, str]:
-    """One cell per heading, "-" if it does not apply."""
     scores = finding.scores or NO_SCORES
-    rounds = finding.leak.rounds
-    span = f"{rounds.first}-{rounds.last}"
-    if rounds.first == rounds.last:
-        span = str(rounds.first)
+    span = span_of(finding)
     cells = {
         "node": listed(finding.nodes),
         "attack": finding.attack,
@@ -828,12 +718,7 @@ def _leak(finding: Finding, span: str) -> str:
 
 
 def spread(column: MaybeColumn, one: Quantity) -> str:
-    """Return a quantity as a table cell.
-
-    Returns:
-        The value, or the median and the range if several values differ as printed; missed records
-        count as blind guesses.
-    """
+    """Return a quantity as a table cell."""
     if not isinstance(column, NumberColumn):
         return "-"
     found = [value for value in column.per_image if value is not None]

@@ -1,8 +1,4 @@
-"""The worst case of an attack in two plain sentences: what was recovered, and how certain it is.
-
-The sentences are for readers who know neither the tool nor the attacks, and stand first in every
-report: in the terminal, on pages, and in the summary of a CI job.
-"""
+"""The worst case of an attack in two plain sentences, which stand first in every report."""
 
 from __future__ import annotations
 
@@ -99,11 +95,7 @@ def worst_case(
     undetermined: Sequence[Undetermined],
     shape: Sequence[int],
 ) -> WorstCase:
-    """Describe the worst case.
-
-    Returns:
-        The worst case; texts may contain names from the record and are not cleaned.
-    """
+    """Describe the worst case."""
     if not findings:
         return _nothing_determined(undetermined)
     noun = _noun(findings, shape)
@@ -162,7 +154,6 @@ def _learned(finding: Finding) -> float:
 
 
 def _is_within_intervals(finding: Finding) -> bool:
-    """Whether intervals were certified, and a truth does not contradict them."""
     if finding.certificate.name != "INTERVAL" or not _returned(finding):
         return False
     if finding.scores is None:
@@ -175,13 +166,8 @@ def _is_within_intervals(finding: Finding) -> bool:
 
 
 def who(adversary: str) -> str:
-    """Describe an adversary at the start of a sentence.
-
-    Returns:
-        For example ``An eavesdropper`` or ``Curious nodes 3 and 5 together``; the text itself in
-        quotation marks if it does not describe an adversary.
-    """
-    one = _parsed(adversary)
+    """Describe an adversary at the start of a sentence, such as ``An eavesdropper``."""
+    one = parsed(adversary)
     if one is None:
         return f'The adversary "{adversary}"'
     parts = []
@@ -214,24 +200,19 @@ def whom(adversary: str) -> str:
 
 def is_outsider(adversary: str) -> bool:
     """Return whether an adversary only taps channels, so that encryption would stop it."""
-    one = _parsed(adversary)
+    one = parsed(adversary)
     return one is not None and not one.corrupt
 
 
 def tally(findings: Iterable[Finding]) -> tuple[int, int | None]:
-    """Count the records that were recovered exactly.
-
-    Returns:
-        The number of records recovered exactly, and of all attacked records; None if the latter is
-        not known. Of several findings about the same nodes, the one with most exact records counts.
-    """
+    """Count the records that were recovered exactly."""
     best_of = _best_of_nodes(findings)
     exact = sum(one.exact for _, one in best_of)
     return exact, _total(one for _, one in best_of)
 
 
-def _parsed(adversary: str) -> Adversary | None:
-    """The adversary, None if the text does not describe one."""
+def parsed(adversary: str) -> Adversary | None:
+    """Return the adversary, None if the text does not describe one."""
     from leakaudit.core.adversary import (
         Adversary,  # with torch, which a list of records does without
     )
@@ -243,7 +224,6 @@ def _parsed(adversary: str) -> Adversary | None:
 
 
 def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
-    """The worst case if records were recovered exactly, None if no record was."""
     per_adversary: dict[str, list[Finding]] = {}
     for one in findings:
         per_adversary.setdefault(one.adversary, []).append(one)
@@ -303,7 +283,6 @@ def refuted(record: RunRecord) -> str:
 
 
 def _contradicted(findings: Sequence[Finding]) -> WorstCase | None:
-    """The worst case if the truth contradicts certificates; None if it does not."""
     wrong = [(finding, _tally(finding).wrong) for finding in findings]
     count = sum(one for _, one in wrong)
     if not count:
@@ -355,7 +334,6 @@ def _shown_by_messages(chosen: Sequence[Finding], exact: int, noun: str, owners:
 
 
 def _explained(finding: Finding) -> int:
-    """Count the gradients that certified inputs of a finding explain."""
     certified = _tally(finding).proven
     if not certified:
         return 0
@@ -366,7 +344,6 @@ def _explained(finding: Finding) -> int:
 
 
 def _not_as_declared(findings: Sequence[Finding]) -> str:
-    """Say what the messages contradict of the declaration; empty if they contradict nothing."""
     for finding in findings:
         for one in given(finding.evidence, ()):
             if one.origin == Origin.CONTRADICTED.name:
@@ -402,7 +379,6 @@ def _how_certain(exact: int, proven: int, wrong: int, scored: bool) -> str:
 
 
 def _best_of_nodes(findings: Iterable[Finding]) -> list[tuple[Finding, _Tally]]:
-    """For all nodes, the finding with most exact records, and its counts."""
     chosen: dict[tuple[int, ...], tuple[Finding, _Tally]] = {}
     for finding in findings:
         counts = _tally(finding)
@@ -445,7 +421,6 @@ def _tally(finding: Finding) -> _Tally:
 
 
 def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:
-    """The worst case if the closest reconstruction was compared with the truth."""
     someone = who(top.adversary)
     owners = named(top.nodes)
     psnr = best(scores.psnr, max)
@@ -519,7 +494,6 @@ def _without_inputs(top: Finding, scores: Scores, noun: str) -> WorstCase:
 
 
 def _unscored(top: Finding, noun: str) -> WorstCase:
-    """The worst case if there was no truth to compare with, and nothing is certified."""
     someone = who(top.adversary)
     if top.certificate.name == "FAILED":
         says = f"{someone} recovered nothing that explains what {named(top.nodes)} sent."
@@ -564,7 +538,6 @@ def _returned(finding: Finding) -> bool:
 
 
 def _noun(findings: Sequence[Finding], shape: Sequence[int]) -> str:
-    """What a training record is called."""
     if len(shape) == 3 and shape[0] in (1, 3):
         return "image"
     for one in findings:

@@ -71,11 +71,7 @@ class _VerdictRow:
 
 
 def text(record: AuditRecord, width: int | None = None) -> list[RenderableType]:
-    """Return the summary, the curves and the verdicts, for a terminal.
-
-    Args:
-        width: Columns of the terminal; None if lines are not wrapped.
-    """
+    """Return the summary, the curves and the verdicts, for a terminal."""
     columns = []
     for k, heading in enumerate(CURVE):
         number = k == 0 or k > CURVE.index("attack")
@@ -124,7 +120,6 @@ def curves(audit: AuditPart) -> list[tuple[str, ...]]:
 
 
 def _images(point: CurvePoint) -> str:
-    """The number of records that were attacked at a point."""
     images = records_at(point)
     if images is not None:
         return f"{images:g}"
@@ -132,7 +127,6 @@ def _images(point: CurvePoint) -> str:
 
 
 def _values(point: CurvePoint, one: Quantity) -> tuple[str, str, str]:
-    """Best, median and mean of one quantity."""
     values = statistics(point, one)
     if values is None:
         return "-", "-", "-"
@@ -171,19 +165,16 @@ def _rows(audit: AuditPart) -> list[_VerdictRow]:
 
 
 def _rank(one: VerdictEntry) -> int:
-    """The rank of a verdict, the most severe first."""
     return VERDICT_ORDER.index(Verdict[one.verdict])
 
 
 def _is_vacuous(one: VerdictEntry) -> bool:
-    """Whether no affordable number of trials could refute the guarantee."""
     if one.p is None:
         return False
     return not one.needs or one.needs > MOST_TRIALS
 
 
 def _promised(one: VerdictEntry) -> str:
-    """Short form of the guarantee that was tested."""
     promise = one.promise
     if promise is None:
         if one.test == TestName.VIEW:
@@ -196,7 +187,6 @@ def _promised(one: VerdictEntry) -> str:
 
 
 def _measured(one: VerdictEntry) -> str:
-    """Short form of the counts and their meaning."""
     parts = [counted(one.read_figures())]
     if one.p is None:
         parts.append(one.says)
@@ -209,11 +199,7 @@ def _measured(one: VerdictEntry) -> str:
 
 
 def counted(figures: Figures | None) -> str:
-    """Describe what a test counted.
-
-    Args:
-        figures: The figures of a verdict, None if there are none.
-    """
+    """Describe what a test counted."""
     if isinstance(figures, SuccessFigures):
         ceiling = ""
         if figures.ceiling is not None:
@@ -233,7 +219,6 @@ def counted(figures: Figures | None) -> str:
 
 
 def _compared(figures: ViewFigures) -> str:
-    """The view bound and the claim; "" if there is no epsilon."""
     if figures.exact == "inf":
         return "epsilon inf"
     bounded = decoded(figures.exact)

@@ -1,19 +1,19 @@
 """What a notebook displays for a value: a card in HTML, without scripts and external files.
 
 All styles are inline, because notebooks that are not trusted, and sites that display them, remove
-style sheets. Text has the colour of the notebook, light or dark; only marks and lines have colours
-of their own. Names may come from a malicious trace: every text passes through `_text`.
+style sheets. Only marks and lines have colours of their own: a notebook is light or dark.
 """
 
 from __future__ import annotations
 
 import html as markup
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import singledispatch
+from functools import cache, singledispatch
+from pathlib import Path
 
 import numpy as np
-import torch
+from jinja2.environment import TemplateModule
+from markupsafe import Markup
 from torch import Tensor
 
 from leakaudit._util.plural import counted, listed, named
@@ -25,8 +25,8 @@ from leakaudit.core.verdict import Verdict
 from leakaudit.reporting.figures import pictures
 from leakaudit.reporting.figures.pictures import Pair
 from leakaudit.reporting.findings import findings, measured, wording
-from leakaudit.reporting.rendering import audit_text, passages, sweep_text
-from leakaudit.reporting.rendering.gallery import fitting
+from leakaudit.reporting.rendering import audit_text, gallery, passages, sweep_text
+from leakaudit.reporting.rendering.templates import environment
 from leakaudit.reporting.results.model import (
     AttackRecord,
     AuditRecord,
@@ -46,10 +46,6 @@ SEQUENCES = 8  # texts of a card
 BUDGET = 55_000  # bytes of all PNG of a card; base64 adds a third
 WIDTH = 88  # displayed width of a picture, in pixels
 
-CARD = "border:1px solid #8886;border-radius:6px;padding:.7em 1em;max-width:70em;margin:.3em 0"
-TABLE = "border:0;margin:.3em 0;color:inherit"
-CELL = "padding:.15em .7em .15em 0;border:0;vertical-align:top;text-align:{}"
-QUIET = "opacity:.7;font-size:90%"
 # Marks, not text: they only need to be told apart from either background.
 RED = "#d1242f"
 AMBER = "#c98500"
@@ -133,16 +129,6 @@ def _leak(leak: GradientLeak) -> str:
 
 
 @html.register
-def _reconstruction(found: Reconstruction) -> str:
-    return _reconstructed([found])
-
-
-@html.register
-def _reconstructions(found: Reconstructions) -> str:
-    return _reconstructed(found)
-
-
-@html.register
 def _score(score: Score) -> str:
     rows = []
     for name in METRICS:
@@ -183,18 +169,9 @@ def _beside(scores: ScoreTable) -> str:
 
 
 @html.register
-def _comparison(found: Comparison) -> str:
-    return _compared([found])
-
-
-@html.register
-def _comparisons(found: Comparisons) -> str:
-    return _compared(found)
-
-
-@html.register
 def _verdict(verdict: Verdict) -> str:
-    return f"<div>{_mark(VERDICTS[verdict])}<b>{verdict.words}</b>: {_text(verdict.value)}.</div>"
+    mark = _filled("mark", VERDICTS[verdict])
+    return f"<div>{mark}<b>{verdict.words}</b>: {_text(verdict.value)}.</div>"
 
 
 @html.register
@@ -246,8 +223,9 @@ def _leak_table(leaks: Sequence[GradientLeak]) -> str:
     return _table(headings, rows, ("equations", "noise", "batch"))
 
 
-def _reconstructed(found: Sequence[Reconstruction]) -> str:
-    """The pictures or texts of reconstructions, above a table of their certificates."""
+@html.register
+def _reconstructed(some: Reconstruction | Reconstructions) -> str:
+    found = [some] if isinstance(some, Reconstruction) else some
     headings = ("node", "attack", "inputs", "certificate", "labels", "residual", "seconds", "note")
     rows = []
     for one in found:
@@ -284,7 +262,6 @@ _SCORED = (*fallbacks_last(shown(Place.CARD, "Number")), *shown(Place.CARD, "Fla
 
 
 def _measured(scores: Scores | None) -> list[str]:
-    """Cells under `_SCORED`."""
     if scores is None:
         return [""] * len(_SCORED)
     cells = []
@@ -305,7 +282,9 @@ def _matched(score: Score) -> str:
     return f"{len(score.matched) - score.not_recovered} of {records} recovered"
 
 
-def _compared(found: Sequence[Comparison]) -> str:
+@html.register
+def _compared(some: Comparison | Comparisons) -> str:
+    found = [some] if isinstance(some, Comparison) else some
     headings = ("node", "adversary", "mu", "epsilon", "claimed", "verdict", "reason")
     rows = []
     for one in sorted(found, key=_excess, reverse=True):
@@ -332,7 +311,6 @@ def _compared(found: Sequence[Comparison]) -> str:
 
 
 def _excess(one: Comparison) -> tuple[float, float]:
-    """Sort key: REFUTED first, then the largest epsilon."""
     rank = -list(VERDICTS).index(one.verdict)
     return float(rank), one.bound.rank
 
@@ -348,70 +326,31 @@ def _number(value: float | None) -> str:
 # ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A picture with its original, as pixels."""
-
-    pair: Pair
-    original: np.ndarray | None
-    found: np.ndarray | None
-
-
 def _images(pairs: Sequence[Pair]) -> str:
-    """Pictures of reconstructions, beside their originals if these are known."""
     if not pairs:
         return ""
-    columns = []
-    for pair in pairs[:COLUMNS]:
-        columns.append(_Column(pair, _pixels(pair.original), _pixels(pair.found)))
-    pixels = []
-    for column in columns:
-        pixels += [image for image in (column.original, column.found) if image is not None]
-    encode = fitting(pixels, BUDGET)
+    shown = [(_pixels(pair.original), _pixels(pair.found)) for pair in pairs[:COLUMNS]]
+    pixels = [image for both in shown for image in both if image is not None]
+    encode = gallery.fitting(pixels, BUDGET)
     tiles = []
-    for column in columns:
-        drawn = _image(encode(column.original), "original") if column.original is not None else ""
-        drawn += _image(encode(column.found), "reconstruction")
-        tiles.append(_tile(drawn, column.pair))
+    for pair, (original, found) in zip(pairs, shown, strict=False):
+        words = [pair.owner]
+        if pair.psnr is not None:
+            words.append(QUANTITIES["psnr"].caption(pair.psnr))
+        tiles.append((encode(original), encode(found), words, pair.certificate))
     note = ""
     if len(pairs) > COLUMNS:
         note = f"{COLUMNS} of {len(pairs)} pictures are shown"
-    elif any(column.original is not None for column in columns):
+    elif any(original is not None for original, _ in shown):
         note = "left: the original; right: its reconstruction"
-    return f"<div>{''.join(tiles)}</div>{_quiet(note)}"
-
-
-def _tile(drawn: str, pair: Pair) -> str:
-    caption = [_text(pair.owner)]
-    if pair.psnr is not None:
-        caption.append(QUANTITIES["psnr"].caption(pair.psnr))
-    colour = CERTIFICATES.get(pair.certificate.upper(), GREY)
-    caption.append(f"{_mark(colour)}{_text(pair.certificate)}")
-    style = "display:inline-block;margin:0 .8em .6em 0;text-align:center;vertical-align:top"
-    said = f'<figcaption style="font-size:85%">{"<br>".join(caption)}</figcaption>'
-    return f'<figure style="{style}">{drawn}{said}</figure>'
-
-
-def _image(source: str | None, what: str) -> str:
-    if source is None:
-        style = f"display:inline-block;width:{WIDTH}px;opacity:.7"
-        return f'<span style="{style}">not recovered</span>'
-    style = f"width:{WIDTH}px;margin:1px;image-rendering:pixelated;display:inline-block"
-    return f'<img src="{source}" alt="{what}" style="{style}">'
+    return _filled("tiles", tiles, WIDTH, note)
 
 
 def _pixels(x: Tensor | None) -> np.ndarray | None:
-    """An image (1 or 3, h, w) as bytes (h, w) or (h, w, 3); NaN is the middle of the range."""
-    if x is None:
-        return None
-    unit = torch.nan_to_num(x.detach().cpu().double(), nan=0.5).clamp(0, 1)
-    values = (unit * 255).round().to(torch.uint8).permute(1, 2, 0)
-    image: np.ndarray = np.ascontiguousarray(values.numpy())
-    return image[:, :, 0] if image.shape[2] == 1 else image
+    return None if x is None else gallery.pixels(x.detach().cpu().double().numpy())
 
 
 def _texts(found: Sequence[Reconstruction], scores: Sequence[Score]) -> str:
-    """Sequences of tokens as text; empty if the inputs are not tokens."""
     rows = []
     for k, one in enumerate(found):
         if one.x.ndim != 2 or one.x.is_floating_point():
@@ -446,21 +385,15 @@ def card(
 
 
 def _card(title: str, lead: Sequence[str], *parts: str) -> str:
-    lines = [f'<div style="{CARD}">', f"<div><b>{_text(title)}</b></div>"]
-    for sentence in lead:
-        lines.append(f"<div>{_text(sentence, 2 * LETTERS)}</div>")
-    lines += [part for part in parts if part]
-    return "\n".join([*lines, "</div>"])
+    return _filled("card", title, lead, map(Markup, parts))
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> str:
-    rows = []
-    left = CELL.format("left")
-    for name, value in facts:
-        if value:
-            first = f'<td style="{left};opacity:.7">{_text(name)}</td>'
-            rows.append(f'<tr>{first}<td style="{left}">{_text(value)}</td></tr>')
-    return f'<table style="{TABLE}">{"".join(rows)}</table>'
+    return _filled("facts", facts)
+
+
+def _quiet(*notes: str) -> str:
+    return _filled("quiet", notes)
 
 
 def _table(
@@ -472,32 +405,21 @@ def _table(
     """A table of at most `ROWS` rows; columns of numbers are aligned on the right."""
     if not rows:
         return ""
-    styles = []
-    for heading in headings:
-        style = CELL.format("left")
-        if heading in numbers:
-            style = f"{CELL.format('right')};white-space:nowrap"
-        styles.append(style)
-    head = []
-    for heading, style in zip(headings, styles, strict=True):
-        head.append(f'<th style="{style};font-weight:600">{_text(heading)}</th>')
-    lines = [f"<tr>{''.join(head)}</tr>"]
-    for row in rows[:ROWS]:
-        cells = []
-        for heading, cell, style in zip(headings, row, styles, strict=True):
-            shown = _text(cell)
-            if heading in ("verdict", "certificate"):
-                shown = f"{_mark(_colour(cell))}{shown}"
-            cells.append(f'<td style="{style}">{shown}</td>')
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    count = len(rows) if total is None else total
-    visible = min(len(rows), ROWS)
-    more = f"{visible} of {count} rows are shown" if count > visible else ""
-    return f'<table style="{TABLE}">{"".join(lines)}</table>{_quiet(more)}'
+    return _filled("table", headings, rows, numbers, total or len(rows), ROWS)
+
+
+def _filled(macro: str, *values: object) -> str:
+    return str(getattr(_macros(), macro)(*values))
+
+
+@cache
+def _macros() -> TemplateModule:
+    made = environment(Path(__file__).parent / "html")
+    made.filters |= {"text": _text, "colour": _colour}
+    return made.get_template("cards.html.j2").module
 
 
 def _colour(cell: str) -> str:
-    """The colour of the mark in front of a verdict or a certificate."""
     word = cell.partition(",")[0]
     for verdict, colour in VERDICTS.items():
         if word == verdict.words:
@@ -508,7 +430,6 @@ def _colour(cell: str) -> str:
 def _without_empty(
     headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> tuple[list[str], list[list[str]]]:
-    """Omit the columns in which no row has a value."""
     kept = []
     for k in range(len(headings)):
         if any(row[k] not in ("", "-") for row in rows):
@@ -516,18 +437,10 @@ def _without_empty(
     return [headings[k] for k in kept], [[row[k] for k in kept] for row in rows]
 
 
-def _mark(colour: str) -> str:
-    return f'<span style="color:{colour}" aria-hidden="true">&#9679;</span> '
-
-
-def _quiet(*notes: str) -> str:
-    lines = [f'<div style="{QUIET}">{_text(note)}</div>' for note in notes if note]
-    return "".join(lines)
-
-
-def _text(text: object, letters: int = LETTERS) -> str:
-    """Any value as one line of escaped text."""
+def _text(text: object, lines: int = 1) -> Markup:
+    """Any value as escaped text of at most some lines of `LETTERS` characters."""
     line = wording.clean(text)
-    if len(line) > letters:
-        line = f"{line[: letters - 1]}…"
-    return markup.escape(line)
+    most = lines * LETTERS
+    if len(line) > most:
+        line = f"{line[: most - 1]}…"
+    return Markup(markup.escape(line))

@@ -61,12 +61,7 @@ def fit() -> Form:
 
 
 def printed(parts: Iterable[RenderableType], width: int | None, color: bool) -> str:
-    """Return the parts of a page as text, without trailing spaces.
-
-    Args:
-        parts: The parts in order.
-        width: Columns of a line; None if lines are not wrapped.
-    """
+    """Return the parts of a page as text, without trailing spaces."""
     from rich.console import Console
 
     file = io.StringIO()
@@ -86,15 +81,7 @@ def printed(parts: Iterable[RenderableType], width: int | None, color: bool) -> 
 
 @contextmanager
 def shown(mode: str, seconds: float = 0.0, main: str = "") -> Iterator[None]:
-    """Show the progress of the work inside the block.
-
-    Args:
-        mode: ``auto``, ``rich``, ``plain`` or ``none``; ``auto`` is ``rich`` on a terminal, one
-            line in a notebook, and otherwise ``plain``.
-        seconds: Time limit of the work, 0 for none.
-        main: The outermost steps of the work, in whose share its progress is stated; "" for
-            whatever is outermost.
-    """
+    """Show the progress of the work inside the block."""
     limit = seconds or None
     if mode == "auto" and in_notebook():
         with in_one_line(limit):
@@ -118,7 +105,6 @@ def shown(mode: str, seconds: float = 0.0, main: str = "") -> Iterator[None]:
 
 @contextmanager
 def _bar(overall: Overall) -> Iterator[Listener]:
-    """One bar for the whole command, which disappears at its end."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
     from rich.table import Column
@@ -147,7 +133,6 @@ def _bar(overall: Overall) -> Iterator[Listener]:
 
 
 def _left(seconds: float | None) -> str:
-    """The remaining time as a bar shows it."""
     if seconds is None:
         return "ETA -:--:--"
     return f"ETA {timedelta(seconds=round(seconds))}"

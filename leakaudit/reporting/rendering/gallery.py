@@ -1,7 +1,4 @@
-"""The images of a report, as PNG in data URIs.
-
-For every attack they include the best, median and worst images, and some random ones.
-"""
+"""The images of a report, as PNG in data URIs: the best, median, worst and some random ones."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,13 +17,12 @@ from PIL import Image
 
 from leakaudit._util.plural import named
 from leakaudit._util.untrusted import npz
-from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import QUANTITIES, Place, Quantity, shown
 from leakaudit.core.trace import Json
 from leakaudit.reporting.findings.measured import of_record
 from leakaudit.reporting.findings.shown import Picture, Section
 from leakaudit.reporting.findings.wording import cell_of, point_of
-from leakaudit.reporting.results import model
+from leakaudit.reporting.results import model, record_file
 from leakaudit.reporting.results.model import Finding, StoredImages, given
 
 # All of these are choices: how much space images may take on a page.
@@ -79,23 +76,14 @@ class _Drawn:
 
 
 def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
-    """Add images to a record.
-
-    Returns:
-        The record with ``gallery``, the values of one `reporting.findings.shown.Section` for each
-        attack by each adversary.
-    """
+    """Add images to a record."""
     record = model.of_run(results)
     sections = sections_of(record.findings, given(record.originals, None), folder)
     return {**results, "gallery": [asdict(section) for section in sections]}
 
 
 def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path) -> list[Section]:
-    """Choose and read the images of findings.
-
-    Args:
-        originals: File with the true images, None for none.
-    """
+    """Choose and read the images of findings."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     totals: Counter[tuple[str, str]] = Counter()
     for finding in findings:
@@ -129,12 +117,7 @@ def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path
 
 
 def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
-    """Choose the best, middle, worst and some random entries, a quarter of the room for each sort.
-
-    Returns:
-        Sort in words and entry, each entry once; all entries if they fit, unmarked if their ranks
-        are equal.
-    """
+    """Choose a quarter of the room each of the best, middle, worst and some random entries."""
     ranked = sorted(entries, key=lambda entry: -entry.rank)
     if len(ranked) <= room:
         alike = len({entry.rank for entry in ranked}) == 1
@@ -172,7 +155,6 @@ def _place(k: int, count: int) -> str:
 
 
 def _records(finding: Finding) -> int:
-    """Number of true records of a finding, or of its images if nothing was scored."""
     if finding.scores is None:
         return finding.batch or 1
     return len(finding.scores.matched)
@@ -216,7 +198,6 @@ def _picture(one: _Drawn, encode: Callable[[np.ndarray | None], str | None]) -> 
 
 
 def _point(finding: Finding) -> str:
-    """Name of the grid point; the run is named only if it is not the first one."""
     cell = given(finding.cell, None)
     if cell is not None and cell.seed == 0:
         return point_of(cell.epsilon)
@@ -254,7 +235,8 @@ class _Files:
         if self.originals not in self.held and not (self.folder / self.originals).is_file():
             return None
         key = f"node{finding.node}"
-        return image(self.opened(self.originals, key).get(key), entry.record)
+        with self.reading(self.originals, key):
+            return image(self.opened(self.originals).get(key), entry.record)
 
     def others(self, images: StoredImages, row: int | None) -> tuple[list[np.ndarray], int]:
         """Read some other candidates for the reconstructed image, and count all of them."""
@@ -268,45 +250,33 @@ class _Files:
 
     def array(self, name: str, key: str) -> np.ndarray:
         """Return an array that must exist."""
-        arrays = self.opened(name, key)
-        if key not in arrays:
-            raise self.refused(name, key, KeyError(key))
-        return arrays[key]
+        with self.reading(name, key):
+            return self.opened(name)[key]
 
-    def opened(self, name: str, key: str) -> Mapping[str, np.ndarray]:
+    def opened(self, name: str) -> Mapping[str, np.ndarray]:
         """Return all arrays of a file."""
         if name not in self.held:
-            try:
-                with npz.Npz(self.folder / name) as file:
-                    self.held[name] = {each: file[each] for each in file.files}
-            except (OSError, ValueError, TypeError, KeyError) as error:
-                raise self.refused(name, key, error) from None
+            with npz.Npz(self.folder / name) as file:
+                self.held[name] = {each: file[each] for each in file.files}
         return self.held[name]
 
-    def refused(self, name: str, key: str, error: Exception) -> LeakauditError:
-        """Return the error of a file that cannot be read."""
-        return LeakauditError(
-            f"{self.folder / name}: expected the images {key!r} of the results, could not read "
-            f"them: {str(error)[:200]}; use --redact to omit images"
-        )
+    def reading(self, name: str, key: str) -> AbstractContextManager[None]:
+        what = f"the images {key!r} of the results, could not read them"
+        return record_file.reading(self.folder / name, what, "; use --redact to omit images")
 
 
 def image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
-    """Return one image as bytes.
-
-    Args:
-        batch: (n, c, h, w) images as bytes or in [0, 1], None for none.
-
-    Returns:
-        (h, w) or (h, w, 3) bytes; None if there is none, or it is not an image with 1 or 3
-        channels and at most `PIXELS` pixels.
-    """
+    """Return one image as bytes."""
     if batch is None or batch.ndim != 4 or batch.dtype.kind not in "biuf":
         return None
     count, channels, height, width = batch.shape
     if row >= count or channels not in (1, 3) or not 0 < height * width <= PIXELS:
         return None
-    x = batch[row]
+    return pixels(batch[row])
+
+
+def pixels(x: np.ndarray) -> np.ndarray:
+    """Return an image (1 or 3, h, w), bytes or in [0, 1], as bytes (h, w) or (h, w, 3)."""
     if x.dtype != np.uint8:
         # NaN is drawn as the middle of the range.
         unit = np.nan_to_num(x.astype(np.float64), nan=0.5).clip(0, 1)
@@ -317,11 +287,7 @@ def image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
 def fitting(
     images: Sequence[np.ndarray], budget: int = BUDGET
 ) -> Callable[[np.ndarray | None], str | None]:
-    """Return an encoder with the largest image size at which all images stay within a budget.
-
-    Returns:
-        A function from an image to a data URI, and from None to None.
-    """
+    """Return an encoder with the largest image size at which all images stay within a budget."""
     side = min(LARGEST, max((max(image.shape[:2]) for image in images), default=LARGEST))
     while side > LEAST and sum(len(_png(image, side)) for image in images) > budget:
         side = max(LEAST, int(side / 1.25))  # reduces the area, and roughly the bytes, by a third

@@ -1,7 +1,6 @@
-"""The record of a gate for readers: text for a terminal, and Markdown for the summary of a job.
+"""A gate as text for a terminal, and as Markdown for the summary of a job.
 
-Rules with the same cause, such as several limits on one attack, form a block: what leaked is said
-once, and the limits follow in a small table.
+Rules with the same cause, such as several limits on one attack, form a block below what leaked.
 """
 
 from __future__ import annotations
@@ -58,11 +57,7 @@ _COLUMNS = (
 def text(
     record: CheckRecord, width: int | None = None, verbose: bool = False
 ) -> list[RenderableType]:
-    """Return the summary, then one block per cause, the most severe first.
-
-    Args:
-        width: Columns of the terminal; None if lines are not wrapped.
-    """
+    """Return the summary, then one block per cause, the most severe first."""
     gate = record.gate
     parts: list[RenderableType] = [Text(clean(record.summary), style="bold"), Text()]
     parts += _blocks(gate, width, _FINE)
@@ -125,7 +120,6 @@ def failure(gate: GatePart, complete: bool, seeds: int) -> str:
 def _blocks(
     gate: GatePart, width: int | None, omitted: Sequence[RuleStatus]
 ) -> Iterator[RenderableType]:
-    """Yield one block per cause: what leaked, and the limits that it exceeds."""
     cells = _cells(gate)
     for name, rules in _causes(gate, omitted):
         cell = cells.get(name)
@@ -163,7 +157,6 @@ def _cells(gate: GatePart) -> Mapping[str, CellEntry]:
 
 
 def _heading(name: str, cell: CellEntry | None) -> Text:
-    """The name of a cell as the configuration writes it, and what it stands for."""
     heading = Text(clean(name), style="bold")
     if cell is not None:
         said = f"check {cell.check}, adversary {cell.adversary}, attack {cell.attack}"
@@ -172,14 +165,12 @@ def _heading(name: str, cell: CellEntry | None) -> Text:
 
 
 def _leak(rules: Iterable[RuleEntry], cell: CellEntry | None) -> str:
-    """What an attack recovered, if it exceeds a limit."""
     if cell is None or not any(is_reconstruction(rule) for rule in rules):
         return ""
     return clean(cell.says)
 
 
 def _sentences(rules: Iterable[RuleEntry], width: int | None) -> Iterator[RenderableType]:
-    """Yield what the figures do not say, each explanation once."""
     explained = set()
     for rule in rules:
         if is_reconstruction(rule) and rule.value is not None:
@@ -191,7 +182,6 @@ def _sentences(rules: Iterable[RuleEntry], width: int | None) -> Iterator[Render
 
 
 def _listed(rules: Iterable[RuleEntry]) -> Iterator[RenderableType]:
-    """Yield one line per rule, with its cell."""
     for rule in rules:
         sentence = Text(f"{clean(rule.cell)}: ")
         yield _word(rule).append("  ").append_text(sentence).append_text(_said(rule))
@@ -232,12 +222,10 @@ def _figure(measure: str, value: Extended) -> str:
 
 
 def _used(rows: Sequence[Sequence[str | Text]]) -> Sequence[Column]:
-    """The columns of a table, without p-values if no rule has one."""
     return _COLUMNS if any(row[-1] for row in rows) else _COLUMNS[:-1]
 
 
 def _cut(rows: Sequence[Sequence[str | Text]]) -> Sequence[Sequence[str | Text]]:
-    """The cells of a table, without empty last cells."""
     if any(row[-1] for row in rows):
         return rows
     return [row[:-1] for row in rows]
@@ -251,7 +239,6 @@ def _paragraph(sentence: Text, width: int | None) -> RenderableType:
 
 
 def _shifted(lines: Text) -> Text:
-    """A table below a heading."""
     shifted = [Text(" " * _INDENT).append_text(line) for line in lines.split("\n")]
     return Text("\n").join(shifted)
 
@@ -260,7 +247,6 @@ def _shifted(lines: Text) -> Text:
 
 
 def _count(fine: Sequence[RuleEntry]) -> str:
-    """How many rules are within their limits, and how many had nothing to test."""
     idle = sum(rule.status is RuleStatus.UNTESTED for rule in fine)
     said = []
     if len(fine) > idle:
@@ -271,7 +257,6 @@ def _count(fine: Sequence[RuleEntry]) -> str:
 
 
 def _notes(record: CheckRecord) -> Iterator[str]:
-    """Yield what is not a rule: unused acceptances, stale cells, nodes that were not attacked."""
     for acceptance, state in record.gate.acceptances.items():
         if state == "expired":
             yield f"acceptance {clean(acceptance)} has expired"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from leakaudit.reporting.findings.wording import clean
 
@@ -56,24 +55,14 @@ _COMMANDS = (
 _GREEK = dict(zip(_LETTERS, _COMMANDS, strict=True))
 
 
-@dataclass(frozen=True)
-class LatexColumn:
-    """One column."""
-
-    heading: str
-    right: bool = False  # whether its cells are aligned to the right, as numbers are
-
-
 def table(
-    columns: Sequence[LatexColumn], rows: Sequence[Sequence[str]], caption: str, label: str
+    headings: Sequence[str], form: str, rows: Sequence[Sequence[str]], caption: str, label: str
 ) -> str:
-    """Return a table for a document that uses booktabs, and longtable if the table is long.
+    """Return a table for a document that uses booktabs, and longtable if it is long.
 
-    Args:
-        rows: One cell per column in each row, as LaTeX.
+    All texts are LaTeX; `form` has an ``l`` or ``r`` for the alignment of each column.
     """
-    form = "".join("r" if column.right else "l" for column in columns)
-    heading = _line([column.heading for column in columns])
+    heading = _line(headings)
     body = [_line(row) for row in rows]
     if len(rows) > LONG:
         lines = [
@@ -109,12 +98,7 @@ def table(
 
 
 def escape(text: object) -> str:
-    """Return text as LaTeX in ASCII.
-
-    Returns:
-        One line in which no character acts as a command. Greek letters become mathematics, accents
-        become commands, and other characters outside ASCII a question mark.
-    """
+    """Return text as LaTeX in ASCII."""
     parts = []
     for character in unicodedata.normalize("NFC", clean(text)):
         parts.append(_escaped(character))
@@ -124,7 +108,6 @@ def escape(text: object) -> str:
 
 
 def _escaped(character: str) -> str:
-    """Return one character as LaTeX."""
     if character in _SPECIAL:
         return _SPECIAL[character]
     if character.isascii():

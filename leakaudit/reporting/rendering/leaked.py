@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from leakaudit._util.files import private_folder, replacing, write_arrays
 from leakaudit._util.untrusted import npz
-from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import QUANTITIES
 from leakaudit.core.trace import Json
 from leakaudit.reporting.findings.shown import Picture, Section
 from leakaudit.reporting.rendering import gallery
+from leakaudit.reporting.results import record_file
 from leakaudit.reporting.results.model import CellEntry, CheckRecord, given
 
 if TYPE_CHECKING:
@@ -48,12 +48,10 @@ def sections(record: CheckRecord, folder: Path) -> list[dict[str, Json]]:
     name = given(record.originals, None)
     if name is None:
         return []
-    try:
-        with npz.Npz(folder / name) as file:
-            arrays = {each: file[each] for each in file.files}
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        expected = "expected the pictures of the results, could not read them"
-        raise LeakauditError(f"{folder / name}: {expected}: {str(error)[:200]}") from None
+    path = folder / name
+    what = "the pictures of the results, could not read them"
+    with record_file.reading(path, what), npz.Npz(path) as file:
+        arrays = {each: file[each] for each in file.files}
     images = {key: gallery.image(array, 0) for key, array in arrays.items()}
     encode = gallery.fitting([image for image in images.values() if image is not None])
     found = []

@@ -1,7 +1,4 @@
-"""GitHub-flavoured Markdown from texts of a trace.
-
-Nothing in these texts can act as markup, a link or a mention.
-"""
+"""GitHub-flavoured Markdown in which no text of a trace acts as markup, a link or a mention."""
 
 from __future__ import annotations
 
@@ -29,11 +26,7 @@ def escape(text: object) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table.
-
-    Args:
-        headings: Markdown, one heading per column.
-    """
+    """Return a table."""
     lines = [_row(headings), _row(["---"] * len(headings))]
     for row in rows:
         lines.append(_row(list(map(escape, row))))

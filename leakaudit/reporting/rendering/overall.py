@@ -1,6 +1,5 @@
 """How much of a command is done: one number, and one line of words, from nested steps.
 
-The work reports steps (`core.progress.step`): "nodes 3 of 10" outside, "exact 2 of 8" inside.
 A step that starts while another is unfinished lies inside it, and the next report of the outer one
 ends it.
 """
@@ -16,7 +15,7 @@ SETTLED = 0.02  # share of the work after which the remaining time is estimated;
 
 
 @dataclass
-class OverallStage:
+class _OverallStage:
     """Steps of one kind."""
 
     what: str  # the units of work
@@ -45,11 +44,11 @@ class Overall:
     # outermost. What comes before is only named.
     main: str = ""
     clock: Callable[[], float] = time.monotonic  # returns the time in seconds
-    stages: list[OverallStage] = field(default_factory=list)  # from the outermost to the innermost
+    stages: list[_OverallStage] = field(default_factory=list)  # from the outermost to the innermost
     _share: float = 0.0
     _since: tuple[float, float] | None = None  # when the main steps began, and their share then
 
-    def heard(self, what: str, done: int, total: int) -> OverallStage | None:
+    def heard(self, what: str, done: int, total: int) -> _OverallStage | None:
         """Take note of a step."""
         if what == self.main and self.stages and self.stages[0].what != what:
             self.stages.clear()
@@ -74,7 +73,7 @@ class Overall:
             before = self.stages[depth]
             if before.what == what and not before.finished:
                 began = before.began
-        self.stages[depth:] = [OverallStage(what, done, max(1, total), began)]
+        self.stages[depth:] = [_OverallStage(what, done, max(1, total), began)]
 
     def _measure(self) -> None:
         """Compute the share that is done, which never falls while the same steps are under way."""

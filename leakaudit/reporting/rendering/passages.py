@@ -1,8 +1,4 @@
-"""Recovered token sequences beside the true ones, as text.
-
-Sequences are stored like images, as whole numbers in the npz files beside a record, and read when a
-report is rendered. A redacted report therefore contains none.
-"""
+"""Recovered token sequences beside the true ones, as text; a redacted report has none."""
 
 from __future__ import annotations
 
@@ -14,11 +10,10 @@ import numpy as np
 
 from leakaudit._util.plural import named
 from leakaudit._util.untrusted import npz
-from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Json
 from leakaudit.reporting.findings.shown import Passage
 from leakaudit.reporting.findings.wording import clean
-from leakaudit.reporting.results import model
+from leakaudit.reporting.results import model, record_file
 from leakaudit.reporting.results.model import Finding, given
 
 MOST = 64  # sequences in a report; a choice
@@ -27,11 +22,7 @@ BYTES = 256
 
 
 def with_passages(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
-    """Add the sequences to a record.
-
-    Returns:
-        The record with ``passages``; unchanged if its reconstructions are not sequences.
-    """
+    """Add the sequences to a record."""
     record = model.of_run(results)
     if len(record.trace.shape) != 1:
         return dict(results)
@@ -46,11 +37,7 @@ def with_passages(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
 
 
 def text_of(tokens: np.ndarray) -> str:
-    """Return the text of a sequence in one printable line.
-
-    Args:
-        tokens: (length,) whole numbers.
-    """
+    """Return the text of a sequence in one printable line."""
     first = tokens[: 4 * LONGEST].tolist()  # a character of UTF-8 has at most four bytes
     if tokens.min() >= 0 and tokens.max() < BYTES:
         text = bytes(first).decode("utf-8", "replace")
@@ -60,7 +47,6 @@ def text_of(tokens: np.ndarray) -> str:
 
 
 def _passages(finding: Finding, folder: Path, originals: str | None) -> list[Passage]:
-    """One passage for each true record, or for each sequence if nothing was scored."""
     if finding.images is None:
         return []
     found = _array(folder / finding.images.file, finding.images.x)
@@ -93,7 +79,6 @@ def _passages(finding: Finding, folder: Path, originals: str | None) -> list[Pas
 
 
 def _text(sequences: np.ndarray | None, row: int | None) -> str | None:
-    """Return the text of one sequence, None if there is none."""
     if sequences is None or row is None or row >= len(sequences):
         return None
     return text_of(sequences[row])
@@ -101,14 +86,9 @@ def _text(sequences: np.ndarray | None, row: int | None) -> str | None:
 
 def _array(path: Path, name: str) -> np.ndarray | None:
     """Read sequences (n, length) of whole numbers; None if the array holds something else."""
-    try:
-        with npz.Npz(path) as file:
-            array = file[name] if name in file.files else None
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LeakauditError(
-            f"{path}: expected the sequences {name!r} of the results, could not read them: "
-            f"{str(error)[:200]}; use --redact to omit them"
-        ) from None
+    what = f"the sequences {name!r} of the results, could not read them"
+    with record_file.reading(path, what, "; use --redact to omit them"), npz.Npz(path) as file:
+        array = file[name] if name in file.files else None
     if array is None or array.ndim != 2 or array.dtype.kind not in "iu" or not array.shape[1]:
         return None
     return array

@@ -29,11 +29,7 @@ SHOWN = 200  # most rows in a terminal; report.md has all rows
 
 
 def text(record: SweepRecord, width: int | None = None) -> list[RenderableType]:
-    """Return the summary, the table and the failures, for a terminal.
-
-    Args:
-        width: Columns of the terminal; None if lines are not wrapped.
-    """
+    """Return the summary, the table and the failures, for a terminal."""
     headings, rows = table(record.sweep)
     columns = []
     for heading in headings:
@@ -91,7 +87,6 @@ def is_number(heading: str) -> bool:
 
 
 def _place(sweep: SweepPart, point: SweepPoint) -> list[str]:
-    """The value of every axis at a point, "" for an axis that does not apply to it."""
     cells = []
     for axis in sweep.axes:
         cell = ""
@@ -102,7 +97,6 @@ def _place(sweep: SweepPart, point: SweepPoint) -> list[str]:
 
 
 def _counts(point: SweepPoint) -> list[str]:
-    """The numbers of cells and records of a point, by outcome."""
     labels = "-"
     if point.labels_found is not None:
         labels = f"{point.labels_found:.2f}"
@@ -117,7 +111,6 @@ def _counts(point: SweepPoint) -> list[str]:
 
 
 def _statistics(point: SweepPoint, one: Quantity) -> tuple[str, str]:
-    """The best value and the median of one quantity."""
     values = statistics(point, one)
     if values is None:
         return "-", "-"

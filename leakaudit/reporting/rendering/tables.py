@@ -37,10 +37,6 @@ def table(
     If the table is wider than the terminal, then these are tried in order: wrap the only column of
     text at words, write all columns of text below their rows, and omit spare columns, the last one
     first.
-
-    Args:
-        rows: One cell for each column; below a row, "" and "-" are left out.
-        width: Columns of the terminal; None for a file or a pipe, where each row is one line.
     """
     cells = [[_cell(cell) for cell in row] for row in rows]
     sizes = [_size(column, k, cells) for k, column in enumerate(columns)]
@@ -77,11 +73,7 @@ def _arranged(
 
 
 def indented(text: Text, width: int | None = None) -> RenderableType:
-    """Return a paragraph below a heading.
-
-    Args:
-        width: Columns of the terminal; None for a file or a pipe, where it is one line.
-    """
+    """Return a paragraph below a heading."""
     if width is None:
         return Text(" " * INDENT).append_text(text)
     return Padding(text, (0, 0, 0, INDENT), expand=False)
@@ -96,12 +88,10 @@ def _cell(cell: str | Text) -> Text:
 
 
 def _size(column: Column, k: int, cells: Sequence[Sequence[Text]]) -> int:
-    """Return the width of a column without wrapping."""
     return max([cell_len(column.heading), *(row[k].cell_len for row in cells)])
 
 
 def _total(sizes: Sequence[int], beside: Sequence[int]) -> int:
-    """Return the width of some columns with the gaps between them."""
     return sum(sizes[k] for k in beside) + len(GAP) * (len(beside) - 1)
 
 
@@ -130,7 +120,6 @@ def _row(
 def _line(
     cells: dict[int, Text], columns: Sequence[Column], sizes: Sequence[int], beside: Sequence[int]
 ) -> Text:
-    """Return one line, without blanks at its end."""
     padded = []
     for k in beside:
         cell = cells.get(k, Text()).copy()
@@ -146,7 +135,6 @@ def _line(
 
 
 def _below(heading: str, cell: Text, width: int) -> list[Text]:
-    """Return the lines of a cell below its row."""
     if cell.plain.strip() in ("", "-"):
         return []
     named = f"{heading}: {cell.plain}" if heading else cell.plain

@@ -1,7 +1,4 @@
-"""The names of tests and guessers in the record of an audit.
-
-They are written to results.json and read again by its reports, so they never change.
-"""
+"""Names of tests and guessers, which stored records of audits contain: they never change."""
 
 from __future__ import annotations
 

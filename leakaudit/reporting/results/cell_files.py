@@ -1,7 +1,4 @@
-"""The files of a sweep's folder as types: its plan and the result of each cell.
-
-`runs.sweeping.store` reads and writes these; the record of the whole sweep is built from them.
-"""
+"""The files of a sweep's folder as types: its plan and the result of each cell."""
 
 from __future__ import annotations
 

@@ -11,11 +11,7 @@ LEVEL = 0.95  # confidence of the intervals of rates
 
 
 def of_rate(hits: int, trials: int) -> Interval | None:
-    """Return the two-sided interval of a success rate by Clopper and Pearson.
-
-    Returns:
-        The limits at confidence `LEVEL`; None if these are not the counts of a rate.
-    """
+    """Return the two-sided interval of a success rate by Clopper and Pearson."""
     if trials < 1 or not 0 <= hits <= trials:
         return None
     from leakaudit.theory.bounds import empirical  # slow to import
@@ -25,11 +21,7 @@ def of_rate(hits: int, trials: int) -> Interval | None:
 
 
 def of_seeds(runs: Iterable[Sequence[float]]) -> Interval | None:
-    """Return the range of the medians of several runs.
-
-    Returns:
-        The smallest and the largest median; None if fewer than two runs have values.
-    """
+    """Return the range of the medians of several runs."""
     medians = [float(median(values)) for values in runs if values]
     if len(medians) < 2:
         return None

@@ -686,11 +686,7 @@ class VerdictEntry(_Entry, frozen=True, kw_only=True):
         )
 
     def read_figures(self) -> Figures | None:
-        """Return the figures as a type.
-
-        Returns:
-            The counts; None if nothing was counted, or if a stranger's file has others.
-        """
+        """Return the figures as a type."""
         for entry, kind in _OWN_ENTRY.items():
             if entry in self.figures:
                 try:
@@ -754,14 +750,7 @@ class AuditPoint(_Entry, frozen=True, kw_only=True):
     views: tuple[Mapping[str, Free], ...]
 
     def read_views(self) -> list[ViewEntry]:
-        """Return the views as types; the fields themselves keep every entry of the comparison.
-
-        Returns:
-            One view per entry.
-
-        Raises:
-            LeakauditError: An entry of the comparison has the wrong type.
-        """
+        """Return the views as types; the fields themselves keep every entry of the comparison."""
         try:
             return [msgspec.convert(view, ViewEntry) for view in self.views]
         except (msgspec.ValidationError, UnicodeEncodeError) as error:
@@ -1194,11 +1183,7 @@ class _Record(CardDisplay, _Entry, frozen=True, kw_only=True):
     """What the records of all kinds share."""
 
     def to_pandas(self, table: str | None = None) -> DataFrame:
-        """Return one table of the record as a data frame.
-
-        Args:
-            table: One of `findings.flat.NAMES` of this kind of record; None for the first.
-        """
+        """Return one table of the record as a data frame."""
         return display.frame(of(plain(self)), table)
 
 
@@ -1305,141 +1290,53 @@ NO_SCORES = Scores(chance=None, labels_found=None, not_recovered=0, matched=())
 
 
 def certificate(name: str, sentence: str) -> CertificateEntry:
-    """Return a certificate as an entry.
-
-    Args:
-        name: Name of a `leakaudit.core.reconstruction.Certificate`.
-        sentence: Its meaning.
-
-    Returns:
-        The entry.
-    """
+    """Return a certificate as an entry."""
     return msgspec.convert({"name": name, "sentence": sentence}, CertificateEntry)
 
 
 def evidence_of(entry: EvidenceEntry) -> Evidence:
-    """Return what supports an input of a statement.
-
-    Args:
-        entry: As stored.
-    """
+    """Return what supports an input of a statement."""
     return Evidence(entry.subject, Origin[entry.origin], entry.detail)
 
 
 def given(value: T | UnsetType, default: T) -> T:
-    """Return a field that may be absent.
-
-    Args:
-        value: The field.
-        default: Replaces an absent value.
-
-    Returns:
-        The value, or the default if the field is absent.
-    """
+    """Return a field that may be absent."""
     if isinstance(value, UnsetType):
         return default
     return value
 
 
-def kind_of(record: Record) -> str:
-    """Return the kind of a record.
-
-    Args:
-        record: Any record.
-
-    Returns:
-        Its name in `KINDS`.
-    """
+def kind_of(record: Record | RunRecord) -> str:
+    """Return the kind of a record."""
     return str(record.__struct_config__.tag)
 
 
 def of(results: Mapping[str, object]) -> Record:
-    """Return JSON values as a record.
-
-    Args:
-        results: The values of one record, as `reporting.results.record_file.read` returns them.
-
-    Returns:
-        The record.
-
-    Raises:
-        msgspec.ValidationError: A value has the wrong type. Use
-            `leakaudit.reporting.results.record_file.validate` for a message that people can read.
-        KeyError: The kind is not known.
-    """
-    return fitted(results, KINDS[str(results["kind"])])
+    """Return JSON values as a record, without the entries that only a report adds."""
+    return _own(results, KINDS[str(results["kind"])])
 
 
 def of_run(results: Mapping[str, object]) -> RunRecord:
-    """Return JSON values as the record of an attack, an audit or a gate.
-
-    Args:
-        results: As in `of`. Entries that only a report adds (``against``, ``gallery``, and
-            ``location`` unless the record is that of a gate) are omitted.
-
-    Returns:
-        The record.
-
-    Raises:
-        msgspec.ValidationError: As `of`.
-        LeakauditError: The record is that of a sweep.
-    """
+    """Return JSON values as the record of an attack, an audit or a gate."""
     kind = KINDS[str(results["kind"])]
     if not issubclass(kind, RunRecord):
         raise LeakauditError("expected the results of an attack, an audit or a gate, got a sweep")
     return _own(results, kind)
 
 
-def of_any(results: Mapping[str, object]) -> Record:
-    """Return JSON values as a record of any kind.
-
-    Args:
-        results: As in `of_run`.
-
-    Returns:
-        The record.
-
-    Raises:
-        msgspec.ValidationError: As `of`.
-    """
-    return _own(results, KINDS[str(results["kind"])])
-
-
 def of_sweep(results: Mapping[str, object]) -> SweepRecord:
-    """Return JSON values as the record of a sweep.
-
-    Args:
-        results: As in `of_run`.
-
-    Returns:
-        The record.
-
-    Raises:
-        msgspec.ValidationError: As `of`.
-    """
+    """Return JSON values as the record of a sweep."""
     return _own(results, SweepRecord)
 
 
 def _own(results: Mapping[str, object], kind: type[S]) -> S:
-    """Convert a record without the entries that only a report adds."""
     fields = {field.encode_name for field in msgspec.structs.fields(kind)}
     added = {"against", "gallery", "location", "passages", "prefix"} - fields
     return fitted({key: value for key, value in results.items() if key not in added}, kind)
 
 
 def fitted(values: object, kind: type[K]) -> K:
-    """Convert JSON values to one type.
-
-    Args:
-        values: JSON values. Numbers of another library that `json` writes as numbers are accepted.
-        kind: A type of this module, or a list of one.
-
-    Returns:
-        The value of that type.
-
-    Raises:
-        msgspec.ValidationError: The values do not fit the type.
-    """
+    """Convert JSON values to one type."""
     if isinstance(values, Mapping):
         values = dict(values)
     try:
@@ -1450,14 +1347,7 @@ def fitted(values: object, kind: type[K]) -> K:
 
 
 def plain(record: Struct) -> dict[str, Json]:
-    """Return a record, or a part of one, as JSON values.
-
-    Args:
-        record: A value of any type of this module.
-
-    Returns:
-        Its fields, in the order in which results.json is written; absent fields are omitted.
-    """
+    """Return a record, or a part of one, as JSON values."""
     built = msgspec.to_builtins(record, enc_hook=_builtin)
     values: dict[str, Json] = json.loads(json.dumps(built))
     # msgspec writes the tag first, results.json after the version.

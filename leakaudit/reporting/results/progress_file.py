@@ -1,7 +1,6 @@
 """The progress of a run in its own folder, for other programs that watch it.
 
-A run that takes longer than a few seconds writes progress.json, replaces it about every second, and
-removes it at the end. If the run is killed, the file remains and states when it was last written.
+progress.json is replaced about every second and removed at the end; it stays if the run is killed.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ VERSION = 1
 EVERY = 1.0  # seconds between two writes; a choice
 
 
-class StageEntry(Struct, frozen=True, kw_only=True):
+class _StageEntry(Struct, frozen=True, kw_only=True):
     """One kind of work that is counted."""
 
     what: str  # what is counted, such as `cells`
@@ -40,7 +39,7 @@ class ProgressFile(Struct, frozen=True, kw_only=True):
     version: int
     started: float  # time of the start in seconds since 1970
     updated: float  # time at which the file was written
-    stages: tuple[StageEntry, ...]  # what was counted so far, in the order of the first reports
+    stages: tuple[_StageEntry, ...]  # what was counted so far, in the order of the first reports
 
 
 @contextmanager
@@ -49,11 +48,11 @@ def kept(folder: Path) -> Iterator[None]:
     path = folder / NAME
     started = time.time()
     written = time.monotonic()
-    stages: dict[str, StageEntry] = {}
+    stages: dict[str, _StageEntry] = {}
 
     def listen(what: str, done: int, total: int) -> None:
         nonlocal written
-        stages[what] = StageEntry(what=what, done=done, total=total)
+        stages[what] = _StageEntry(what=what, done=done, total=total)
         if time.monotonic() - written < EVERY:
             return
         written = time.monotonic()

@@ -37,12 +37,7 @@ def collect(
     truth: TruthSource | None = None,
     program: Revision | None = None,
 ) -> Provenance:
-    """Return the ``provenance`` of results.json.
-
-    Args:
-        trace_sha256: sha256 of the trace's file; None if there was no file or it was not hashed.
-        truth: The file that the result was scored with; None if nothing was scored.
-    """
+    """Return the ``provenance`` of results.json."""
     checked = digest(settings)
     made = Provenance(
         versions=versions(),
@@ -64,7 +59,6 @@ def collect(
 
 
 def _program(program: Revision | None, trace: Trace) -> ProgramSource | UnsetType:
-    """The version of the program, unset if it is not known."""
     if program is not None:
         return ProgramSource(commit=program.commit, changed=program.changed)
     named = trace.provenance.get("program")

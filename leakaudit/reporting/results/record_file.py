@@ -1,14 +1,11 @@
-"""Reading, validating, sealing and writing results.json, the record that every report renders.
-
-`leakaudit.reporting.results.model` defines its content. NaN and infinity are never written.
-"""
+"""Reading, validating, sealing and writing results.json, without NaN and infinity."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -56,12 +53,7 @@ ID_ONLY = "only its id ties the truth to the trace, and other runs may have the 
 
 
 def validate(results: object, name: str = "results.json") -> Record:
-    """Check JSON values against the types of a record.
-
-    Raises:
-        LeakauditError: It is not a record (the message names the first entry that does not fit), or
-            it names a file of images without its SHA-256.
-    """
+    """Check JSON values against the types of a record."""
     if not isinstance(results, Mapping) or results.get("schema") != SCHEMA:
         raise LeakauditError(
             f'{name}: expected a leakaudit results file ("schema": "{SCHEMA}"), got something else'
@@ -155,7 +147,6 @@ def _named(record: Record | RunRecord) -> set[str]:
 
 
 def _untied(record: Record) -> set[str]:
-    """Return the files that a record names without a digest."""
     if not isinstance(record, RunRecord):
         return set()
     return _named(record) - given(record.files, {}).keys()
@@ -182,12 +173,7 @@ def whole(results: Mapping[str, Json], folder: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Json]:
-    """Read and validate results.json.
-
-    Returns:
-        Its values. If the record names images without digests (version 1), a remark about this is
-        added to its summary.
-    """
+    """Read and validate results.json."""
     expected = f"{path}: expected the results.json of a run"
     try:
         results = read_json(path.read_bytes(), DEEPEST, parse_constant=refuse_constant)
@@ -207,13 +193,7 @@ def read(path: Path) -> dict[str, Json]:
 
 
 def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[StoredImages]:
-    """Write reconstructions to one npz, so that they can be scored again without another attack.
-
-    Returns:
-        The ``images`` entry of each: the names of its arrays of inputs and, if there are any, of
-        labels, half-widths of intervals, other candidates for an input by its index, and sets of
-        tokens.
-    """
+    """Write reconstructions to one npz, so that they can be scored again without another attack."""
     arrays: dict[str, np.ndarray] = {}
     entries = []
     for i, one in enumerate(found):
@@ -239,6 +219,15 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[St
     return entries
 
 
+@contextlib.contextmanager
+def reading(path: Path, what: str, hint: str = "") -> Iterator[None]:
+    """Turn the errors of reading an npz beside a record into one that says what was expected."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise LeakauditError(f"{path}: expected {what}: {str(error)[:200]}{hint}") from None
+
+
 def load_reconstructions(results: Mapping[str, Json], folder: Path) -> list[Reconstruction]:
     """Rebuild the reconstructions of a record from the npz beside it."""
     whole(results, folder)
@@ -251,22 +240,20 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
         raise LeakauditError(
             f"node {finding.node}: its reconstruction was not stored; run the attack again"
         )
-    try:
-        with npz.Npz(folder / images.file) as file:
-            tensors = _Tensors(file)
-            x = tensors.named(images.x)
-            y = tensors.optional(images.y)
-            interval = tensors.optional(given(images.interval, None))
-            tokens = tensors.optional(given(images.tokens, None))
-            choices = {
-                int(place): tensors.named(name) for place, name in given(images.choices, {}).items()
-            }
-            check_stored(x, y, interval, choices, tokens)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise LeakauditError(
-            f"{folder / images.file}: expected the saved reconstruction {images.x!r}, "
-            f"could not read it: {str(error)[:200]}"
-        ) from None
+    path = folder / images.file
+    with (
+        reading(path, f"the saved reconstruction {images.x!r}, could not read it"),
+        npz.Npz(path) as file,
+    ):
+        tensors = _Tensors(file)
+        x = tensors.named(images.x)
+        y = tensors.optional(images.y)
+        interval = tensors.optional(given(images.interval, None))
+        tokens = tensors.optional(given(images.tokens, None))
+        choices = {
+            int(place): tensors.named(name) for place, name in given(images.choices, {}).items()
+        }
+        check_stored(x, y, interval, choices, tokens)
     return Reconstruction(
         finding.node,
         finding.attack,

@@ -1,8 +1,4 @@
-"""Sending a record to an experiment tracker: TensorBoard, MLflow or Weights & Biases.
-
-`content` selects what is sent, which is the same for all trackers. Each tracker has one module with
-a function `send`, which is imported only when that tracker is asked for.
-"""
+"""Sending a record to an experiment tracker; each has one module with a function `send`."""
 
 from __future__ import annotations
 
@@ -27,16 +23,7 @@ def send(
     step: int,
     settings: dict[str, object],
 ) -> str:
-    """Send a record to a tracker.
-
-    Args:
-        to: Where: a folder, the URI of a store, or a project; None for the tracker's default.
-        name: Name of the run in the tracker; None for the kind of the record.
-
-    Raises:
-        LeakauditError: The tracker is unknown, its package is absent or too old, or it does not
-            accept a setting.
-    """
+    """Send a record to a tracker."""
     if tracker not in OLDEST:
         raise LeakauditError(f"there is no tracker {tracker!r}{suggest(tracker, OLDEST)}")
     _check_version(tracker)
@@ -54,7 +41,6 @@ def send(
 
 
 def _check_version(package: str) -> None:
-    """Raise an error that says what to install if a package is absent or too old."""
     install = f"pip install 'leakaudit[{package}]'"
     try:
         found = version(package)
@@ -68,5 +54,4 @@ def _check_version(package: str) -> None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The first two numbers of a version."""
     return tuple(int(number) for number in re.findall(r"\d+", text)[:2])

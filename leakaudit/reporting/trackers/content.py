@@ -69,11 +69,7 @@ def gather(
     redact: bool,
     key: str | None,
 ) -> TrackerContent:
-    """Select what is sent of a record.
-
-    Args:
-        folder: Its folder, in which the images are; None if it is only in memory.
-    """
+    """Select what is sent of a record."""
     record = model.of(results)
     if redact:
         if isinstance(record, SweepRecord):
@@ -108,11 +104,7 @@ def gather(
 
 
 def metrics(record: model.Record) -> dict[str, float]:
-    """Return the scores and counts of a record.
-
-    Returns:
-        Finite numbers by name, such as ``attack/analytic/eavesdropper/psnr/max``.
-    """
+    """Return the scores and counts of a record."""
     found: dict[str, float] = {}
     for name, value in _values(record):
         if math.isfinite(value):
@@ -121,14 +113,7 @@ def metrics(record: model.Record) -> dict[str, float]:
 
 
 def safe(name: str) -> str:
-    """Return a name that every tracker accepts and that cannot act as a path.
-
-    Args:
-        name: A name whose parts are separated by slashes, possibly from a malicious file.
-
-    Returns:
-        The name with other characters replaced by ``_``.
-    """
+    """Return a name that every tracker accepts and that cannot act as a path."""
     parts = []
     for part in name.split("/"):
         plain = re.sub(r"[^A-Za-z0-9_.-]+", "_", part).strip(".")
@@ -149,7 +134,6 @@ def _values(record: model.Record) -> Values:
 
 
 def _of_findings(record: RunRecord) -> Values:
-    """Scores over all records that one attack by one adversary recovered."""
     groups: dict[str, list[Finding]] = {}
     for one in record.findings:
         place = f"attack/{_part(one.attack)}/{_part(one.adversary)}"
@@ -230,7 +214,6 @@ def _of_sweep(sweep: SweepPart) -> Values:
 
 
 def _part(name: str) -> str:
-    """A name as one part of another one."""
     return name.replace("/", "_").replace(" ", "_")
 
 
@@ -240,7 +223,6 @@ def _part(name: str) -> str:
 
 
 def _files(record: model.Record, folder: Path) -> Iterator[Path]:
-    """The figures and pictures that a record names, if they exist."""
     names: list[str | None] = []
     if isinstance(record, RunRecord):
         names.append(record.picture)
@@ -285,11 +267,7 @@ def _side_by_side(picture: Picture) -> np.ndarray | None:
 
 
 def pixels(path: Path) -> np.ndarray:
-    """Read an image file.
-
-    Returns:
-        (h, w, 3) bytes.
-    """
+    """Read an image file."""
     with Image.open(path) as image:
         read: np.ndarray = np.asarray(image.convert("RGB"))
     return read

@@ -17,12 +17,6 @@ def send(
 
     Only a client is used, so that neither the active run nor the tracking URI of the process
     changes.
-
-    Args:
-        to: URI of the tracking store, such as ``sqlite:///mlflow.db``; by default the one that
-            MLflow is configured with. A new run is made if it is given.
-        settings: ``experiment``, the name of the experiment of a new run, and further arguments
-            of ``MlflowClient.create_run``.
     """
     import mlflow
 

@@ -10,12 +10,7 @@ from leakaudit.reporting.trackers.content import TrackerContent, pixels
 def send(
     content: TrackerContent, to: str | None, name: str, step: int, settings: dict[str, Any]
 ) -> str:
-    """Write an event file.
-
-    Args:
-        to: The folder; by default ``runs/leakaudit``.
-        settings: Further arguments of ``torch.utils.tensorboard.SummaryWriter``.
-    """
+    """Write an event file."""
     from torch.utils.tensorboard import SummaryWriter
 
     folder = to or "runs/leakaudit"

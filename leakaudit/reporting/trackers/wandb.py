@@ -14,12 +14,7 @@ PROJECT = "leakaudit"
 def send(
     content: TrackerContent, to: str | None, name: str, step: int, settings: dict[str, Any]
 ) -> str:
-    """Write to the active run, or to a new one.
-
-    Args:
-        step: Logged as ``leakaudit_step``, because the steps of a run may only increase.
-        settings: Further arguments of ``wandb.init`` for a new run, such as ``mode="offline"``.
-    """
+    """Write to the active run, or to a new one."""
     import wandb
 
     if to is None and not settings and wandb.run is not None:

@@ -12,7 +12,7 @@ NONE = "-"  # a property that a run does not have
 
 
 @dataclass(frozen=True)
-class ComparisonRow:
+class _ComparisonRow:
     """One property of several runs."""
 
     name: str
@@ -25,15 +25,15 @@ class ComparisonRow:
 
 
 @dataclass(frozen=True)
-class ComparisonTable:
+class _ComparisonTable:
     """Several runs side by side."""
 
     runs: Sequence[RunSummary]
-    different: Sequence[ComparisonRow]  # properties that differ
-    equal: Sequence[ComparisonRow]
+    different: Sequence[_ComparisonRow]  # properties that differ
+    equal: Sequence[_ComparisonRow]
 
 
-def table(runs: Sequence[RunSummary]) -> ComparisonTable:
+def table(runs: Sequence[RunSummary]) -> _ComparisonTable:
     """Compare runs by what the list knows about them."""
     columns = [properties(run) for run in runs]
     names: dict[str, None] = {}
@@ -42,10 +42,10 @@ def table(runs: Sequence[RunSummary]) -> ComparisonTable:
     rows = []
     for name in names:
         cells = tuple(column.get(name) or NONE for column in columns)
-        rows.append(ComparisonRow(name, cells))
+        rows.append(_ComparisonRow(name, cells))
     different = [row for row in rows if row.differs]
     equal = [row for row in rows if not row.differs and row.cells[0] != NONE]
-    return ComparisonTable(runs, different, equal)
+    return _ComparisonTable(runs, different, equal)
 
 
 def properties(run: RunSummary) -> dict[str, str]:
@@ -67,11 +67,7 @@ def properties(run: RunSummary) -> dict[str, str]:
 
 
 def in_time(runs: Sequence[RunSummary]) -> tuple[RunSummary, RunSummary] | None:
-    """Return the earlier and the later of two runs whose checks can be compared.
-
-    Returns:
-        Both in the order of their start; None unless there are exactly two, and none is a sweep.
-    """
+    """Return the earlier and the later of two runs whose checks can be compared."""
     if len(runs) != 2 or any(run.kind == "sweep" for run in runs):
         return None
     before, now = sorted(runs, key=_started)

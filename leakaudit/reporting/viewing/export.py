@@ -20,19 +20,15 @@ _PAGE = re.compile(r"[0-9a-f]{16}\.html")
 
 
 @dataclass(frozen=True)
-class ExportedFiles:
+class _ExportedFiles:
     """What was written."""
 
     pages: int  # number of reports
     failed: Sequence[tuple[str, str]]  # runs without a report, each with the reason
 
 
-def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> ExportedFiles:
-    """Write the list and a page for every run.
-
-    Args:
-        step: Called with what is counted, how many are done, and how many there are.
-    """
+def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> _ExportedFiles:
+    """Write the list and a page for every run."""
     index = RunIndex(root)
     listing = index.listing()
     if not listing.runs:
@@ -52,15 +48,10 @@ def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> E
     step("reports", len(listing.runs), len(listing.runs))
     _write(target / pages.LIST, pages.listed(listing, Query(), index.root.name, static=True))
     _remove_others(target / PAGES, {f"{run.id}.html" for run in listing.runs})
-    return ExportedFiles(len(listing.runs) - len(failed), failed)
+    return _ExportedFiles(len(listing.runs) - len(failed), failed)
 
 
 def _expect_free(target: Path) -> None:
-    """Refuse a folder with files of another origin.
-
-    Raises:
-        LeakauditError: The folder is neither new nor empty nor an earlier export.
-    """
     for path in (target, target / PAGES):
         if path.is_symlink():
             raise LeakauditError(
@@ -81,7 +72,6 @@ def _expect_free(target: Path) -> None:
 
 
 def _interrupted(target: Path) -> bool:
-    """Return whether a folder is empty, or has only pages of an export that did not end."""
     for path in target.iterdir():
         if path.name != PAGES and not path.name.endswith(UNFINISHED):
             return False
@@ -99,7 +89,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def _remove_others(folder: Path, kept: set[str]) -> None:
-    """Remove the reports of an earlier export whose runs are gone."""
     for path in folder.iterdir():
         if _PAGE.fullmatch(path.name) and path.name not in kept:
             path.unlink(missing_ok=True)

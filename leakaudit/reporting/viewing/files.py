@@ -19,11 +19,7 @@ class UnreadableFile(Exception):
 
 
 def facts(path: Path) -> os.stat_result | None:
-    """Return what the file system says about a regular file.
-
-    Returns:
-        Its facts, None if there is no such file or it is a link, a folder or a device.
-    """
+    """Return what the file system says about a regular file."""
     try:
         found = path.lstat()
     except (OSError, ValueError):
@@ -34,20 +30,12 @@ def facts(path: Path) -> os.stat_result | None:
 
 
 def head(path: Path, limit: int) -> bytes:
-    """Read the beginning of a regular file.
-
-    Args:
-        limit: Largest number of bytes to read.
-    """
+    """Read the beginning of a regular file."""
     return _read(path, 0, limit)
 
 
 def tail(path: Path, limit: int) -> bytes:
-    """Read the end of a regular file.
-
-    Args:
-        limit: Largest number of bytes to read.
-    """
+    """Read the end of a regular file."""
     known = facts(path)
     size = 0 if known is None else known.st_size
     return _read(path, max(0, size - limit), limit)

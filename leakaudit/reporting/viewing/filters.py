@@ -60,11 +60,6 @@ class Query:
             found["sort"] = "newest"
         return cls(**found)
 
-    @property
-    def filtering(self) -> bool:
-        """Whether some runs may be left out."""
-        return any(getattr(self, name) for name in FIELDS if name != "sort")
-
     def address(self, **more: object) -> str:
         """Return the choices as the query of an address."""
         chosen = {}
@@ -87,11 +82,7 @@ class Query:
         return all(word in run.text for word in self.q.lower().split())
 
     def apply(self, runs: Sequence[RunSummary]) -> list[RunSummary]:
-        """Choose and sort runs.
-
-        Args:
-            runs: All runs, in the order of their folders.
-        """
+        """Choose and sort runs."""
         found = [run for run in runs if self.matches(run)]
         if self.sort == "name":
             return found

@@ -1,8 +1,4 @@
-"""All runs of a folder, and those that are in progress.
-
-A folder is looked through each time a page is requested, so the list is current. What was read of a
-file is kept until the file's time, size or number changes.
-"""
+"""All runs of a folder, looked through at each request; unchanged files are not read again."""
 
 from __future__ import annotations
 
@@ -28,7 +24,7 @@ Stamp = tuple[int, int, int, int]  # device, number, size and time of a file
 
 
 @dataclass(frozen=True)
-class BrokenRun:
+class _BrokenRun:
     """A folder whose results.json cannot be read."""
 
     place: str  # the folder, relative to the folder that is shown
@@ -41,7 +37,7 @@ class FolderListing:
 
     runs: Sequence[RunSummary] = ()  # the runs, in the order of their places
     progress: Sequence[Progress] = ()
-    broken: Sequence[BrokenRun] = ()  # folders whose results.json cannot be read
+    broken: Sequence[_BrokenRun] = ()  # folders whose results.json cannot be read
     # folders of runs and of progress, by identifier
     paths: dict[str, Path] = field(default_factory=dict)
     cut: bool = False  # whether there are more than `RUNS` runs
@@ -60,7 +56,7 @@ class RunIndex:
         if not root.is_dir():
             raise LeakauditError(f"{root}: expected a folder with runs, found none")
         self.root = resolved(root)
-        self._known: dict[Path, tuple[Stamp, RunSummary | BrokenRun]] = {}
+        self._known: dict[Path, tuple[Stamp, RunSummary | _BrokenRun]] = {}
         self._lock = threading.Lock()
 
     def listing(self) -> FolderListing:
@@ -71,13 +67,13 @@ class RunIndex:
     def _looked(self) -> FolderListing:
         runs: list[RunSummary] = []
         progress: list[Progress] = []
-        broken: list[BrokenRun] = []
+        broken: list[_BrokenRun] = []
         paths: dict[str, Path] = {}
-        kept: dict[Path, tuple[Stamp, RunSummary | BrokenRun]] = {}
+        kept: dict[Path, tuple[Stamp, RunSummary | _BrokenRun]] = {}
         cut = False
         for folder, names in files.folders(self.root, PARTS):
             place = os.path.relpath(folder, self.root)
-            seen: RunSummary | BrokenRun | None = None
+            seen: RunSummary | _BrokenRun | None = None
             if RECORD in names:
                 if len(kept) >= RUNS:
                     cut = True
@@ -87,7 +83,7 @@ class RunIndex:
             if isinstance(seen, RunSummary):
                 runs.append(seen)
                 paths[seen.id] = folder
-            elif isinstance(seen, BrokenRun):
+            elif isinstance(seen, _BrokenRun):
                 broken.append(seen)
             found = running.progress(folder, place, names, seen)
             if found is not None:
@@ -96,11 +92,11 @@ class RunIndex:
         self._known = kept
         return FolderListing(runs, progress, broken, paths, cut)
 
-    def _summary(self, file: Path, place: str) -> tuple[Stamp, RunSummary | BrokenRun]:
+    def _summary(self, file: Path, place: str) -> tuple[Stamp, RunSummary | _BrokenRun]:
         """Return what the list shows of one file, and the state of the file that it belongs to."""
         facts = files.facts(file)
         if facts is None:
-            return (0, 0, 0, 0), BrokenRun(clean(place), "results.json is not a regular file")
+            return (0, 0, 0, 0), _BrokenRun(clean(place), "results.json is not a regular file")
         stamp = (facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns)
         known = self._known.get(file.parent)
         if known is not None and known[0] == stamp:
@@ -108,4 +104,4 @@ class RunIndex:
         try:
             return stamp, summarise(file, place, facts)
         except UnreadableFile as error:
-            return stamp, BrokenRun(clean(place), clean(error))
+            return stamp, _BrokenRun(clean(place), clean(error))

@@ -1,22 +1,19 @@
 """The pages of the viewer as HTML, and the policy with which a browser shows them.
 
-Every text from a folder is escaped by the templates. The pages contain one style sheet and, in the
-list, one short script; the policy allows these two by their hashes and nothing else.
+The policy allows one style sheet and, in the list, one script by their hashes, and nothing else.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
-import leakaudit.reporting.rendering
 from leakaudit.reporting.findings.wording import SEVERITIES, clean
+from leakaudit.reporting.rendering import templates
 from leakaudit.reporting.viewing import compare, filters
 from leakaudit.reporting.viewing.filters import Query
 from leakaudit.reporting.viewing.index import RUNS, FolderListing
@@ -31,23 +28,18 @@ LIST = "index.html"
 
 _HERE = Path(__file__).parent
 # The package of the page is not imported: it loads torch.
-_LOOK = Path(leakaudit.reporting.rendering.__file__).parent / "html" / "style.css"
-# A report has no scripts; its pictures are part of the page.
-REPORT_POLICY = (
-    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
-    "form-action 'none'"
-)
+_LOOK = Path(templates.__file__).parent / "html" / "style.css"
 
 
 def policy(script: bool = False) -> str:
     """Return the content security policy of a page of the viewer."""
     allowed = "'none'"
     if script:
-        allowed = _hash(_script())
+        allowed = templates.source_of(_script())
     parts = [
         "default-src 'none'",
         "img-src data:",
-        f"style-src {_hash(_style())}",
+        f"style-src {templates.source_of(_style())}",
         f"script-src {allowed}",
         "base-uri 'none'",
         "form-action 'self'",
@@ -58,12 +50,7 @@ def policy(script: bool = False) -> str:
 def listed(
     listing: FolderListing, query: Query, name: str, page: int = 1, *, static: bool = False
 ) -> str:
-    """Render the list.
-
-    Args:
-        page: Number of the page, from 1.
-        static: Whether no server answers: all runs are on the page, and nothing can be compared.
-    """
+    """Render the list."""
     found = query.apply(listing.runs)
     last = max(1, -(-len(found) // ROWS))
     page = min(max(1, page), last)
@@ -98,18 +85,14 @@ def listed(
 
 
 def compared(runs: Sequence[RunSummary], changes: Changes | None, why: str) -> str:
-    """Render a comparison.
-
-    Args:
-        changes: The changes of each check, None if there are not two comparable runs.
-    """
+    """Render a comparison."""
     pair = compare.in_time(runs)
     return _render(
         "compare.html.j2",
         table=compare.table(runs),
         pair=pair,
         changes=changes,
-        changed=[row for row in changes.rows if row.change != "same"] if changes else [],
+        changed=changes.against.changed if changes else [],
         why=clean(why),
         levels={"worse": "error", "new": "warning"},
     )
@@ -138,11 +121,7 @@ def message(title: str, text: str, back: str = LIST) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words.
-
-    Returns:
-        For example ``3 min``.
-    """
+    """Return a duration in words, such as ``3 min``."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:
@@ -154,18 +133,12 @@ def duration(seconds: float) -> str:
 
 def _render(template: str, **values: object) -> str:
     given: Mapping[str, object] = {"policy": policy(), **values}
-    return _environment().get_template(template).render(**given)
+    return _environment().get_template(template).render(**given).removesuffix("\n")
 
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    made = templates.environment(_HERE)
     made.globals["style"] = Markup(_style())
     made.globals["list"] = LIST
     made.globals["severities"] = SEVERITIES
@@ -175,12 +148,10 @@ def _environment() -> Environment:
 
 
 def _number(value: int) -> str:
-    """Return a count with separated thousands."""
     return f"{value:,}"
 
 
 def _folder(place: str) -> tuple[str, str]:
-    """Split a place into the folders around it and its own name."""
     before, mark, name = place.rpartition("/")
     return before + mark, name
 
@@ -195,9 +166,3 @@ def _style() -> str:
 @cache
 def _script() -> str:
     return "\n" + (_HERE / "list.js").read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    """Return the source of a policy that allows exactly this text."""
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"

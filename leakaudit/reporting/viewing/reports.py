@@ -6,6 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from msgspec import Struct
 
 from leakaudit._util import forks
 from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.findings.comparison import ResultsComparison
 from leakaudit.reporting.viewing.summaries import RECORD
 
 # What every report needs. Charts, which only audits have, load matplotlib when they are drawn.
@@ -29,24 +31,13 @@ class Page(Struct, frozen=True):
     """A report."""
 
     html: str
-    # content security policy of the page, None for a page without a script
-    policy: str | None = None
-
-
-class CheckChange(Struct, frozen=True):
-    """One check in two runs."""
-
-    change: str  # `worse`, `new`, `better`, `gone` or `same`
-    name: str  # what was examined
-    before: str  # the earlier message
-    now: str  # the later message
+    policy: str  # content security policy of the page
 
 
 class Changes(Struct, frozen=True):
     """A comparison of two runs."""
 
-    summary: str  # the numbers of checks by change
-    rows: tuple[CheckChange, ...]
+    against: ResultsComparison
     more: int  # number of checks that are left out
 
 
@@ -91,7 +82,6 @@ class Reports:
         return msgspec.json.decode(self._ask("changes", (now, before)), type=Changes)
 
     def _keep(self, key: Key, made: Page) -> None:
-        """Keep a report, and drop the oldest ones if all of them are too large."""
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = made
@@ -101,13 +91,10 @@ class Reports:
                 self._size -= _size(dropped)
 
     def _ask(self, job: str, folders: Sequence[Path]) -> bytes:
-        """Let a process do one job, and return its answer."""
-        from leakaudit.reporting.viewing import worker_entry
-
         context = forks.context(PRELOADED)
         here, there = context.Pipe(duplex=False)
         arguments = (there, job, tuple(folders), self._root)
-        process = context.Process(target=worker_entry.run, args=arguments, daemon=True)
+        process = context.Process(target=_work, args=arguments, daemon=True)
         process.start()
         there.close()
         try:
@@ -132,12 +119,20 @@ class Reports:
         return answer
 
 
+def _work(
+    answer: Connection[object, object], job: str, folders: tuple[Path, ...], root: Path
+) -> None:
+    """Do one job in a process of its own; the server imports this module without torch."""
+    from leakaudit.reporting.viewing import worker
+
+    worker.work(answer, job, folders, root)
+
+
 def _size(page: Page) -> int:
     return len(page.html)
 
 
 def _state(folder: Path) -> Key:
-    """Return what changes if a file of a run changes: the times and sizes of all its files."""
     found: list[tuple[str, int, int]] = []
     try:
         with os.scandir(folder) as entries:

@@ -29,7 +29,7 @@ CELL = 1 << 20  # bytes of a cell's file
 
 
 @dataclass(frozen=True)
-class StageProgress:
+class _StageProgress:
     """One kind of work that is counted."""
 
     what: str  # what is counted, such as `cells`
@@ -51,7 +51,7 @@ class Progress:
     id: str  # as `leakaudit.reporting.viewing.summaries.RunSummary.id`
     place: str
     kind: str  # `sweep` or `run`
-    stages: Sequence[StageProgress]  # what is counted
+    stages: Sequence[_StageProgress]  # what is counted
     failed: int  # number of cells without a result
     quiet: float  # seconds since a file was written
     left: float | None  # estimated seconds that are left, None if they cannot be estimated
@@ -78,11 +78,7 @@ class FinishedCell:
 
 
 def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> Progress | None:
-    """Return how far the run of a folder is.
-
-    Returns:
-        The progress; None if the run is finished, or the folder does not show any.
-    """
+    """Return how far the run of a folder is."""
     noted = _noted(folder) if NAME in names else None
     sweep = PLAN in names and CELLS in names
     if noted is None and (not sweep or seen is not None):
@@ -93,7 +89,7 @@ def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> P
     if noted is not None:
         for stage in noted.stages[:8]:
             stages.append(
-                StageProgress(clean(stage.what)[:40], max(0, stage.done), max(0, stage.total))
+                _StageProgress(clean(stage.what)[:40], max(0, stage.done), max(0, stage.total))
             )
         times.append(noted.updated)
     if sweep:
@@ -103,7 +99,10 @@ def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> P
         total = max((stage.total for stage in stages if stage.what == CELLS), default=0)
         # A part of a sweep counts its own cells, but the folder may hold those of other parts.
         others = [stage for stage in stages if stage.what != CELLS]
-        stages = [StageProgress(CELLS, len(ended), max(total, len(ended)) if total else 0), *others]
+        stages = [
+            _StageProgress(CELLS, len(ended), max(total, len(ended)) if total else 0),
+            *others,
+        ]
     now = time.time()
     quiet = max(0.0, now - max(times, default=now))
     return Progress(
@@ -118,7 +117,6 @@ def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> P
 
 
 def _noted(folder: Path) -> ProgressFile | None:
-    """Return the progress that a run wrote; None if the file cannot be used."""
     try:
         noted = from_json(files.head(folder / NAME, SMALL), ProgressFile)
     except (UnreadableFile, ValueError, RecursionError):
@@ -129,7 +127,6 @@ def _noted(folder: Path) -> ProgressFile | None:
 
 
 def _ended(folder: Path) -> list[float]:
-    """Return the times at which the cells of a sweep were written, in their order."""
     found = []
     for path in _some(folder, ".json"):
         facts = files.facts(path)
@@ -143,7 +140,6 @@ def _counted(folder: Path, suffix: str) -> int:
 
 
 def _some(folder: Path, suffix: str) -> list[Path]:
-    """Return the files of a folder with a suffix; none if the folder is a link."""
     found: list[Path] = []
     if folder.is_symlink():
         return found
@@ -160,9 +156,8 @@ def _some(folder: Path, suffix: str) -> list[Path]:
 
 
 def _left(
-    stages: Sequence[StageProgress], times: Sequence[float], noted: ProgressFile | None
+    stages: Sequence[_StageProgress], times: Sequence[float], noted: ProgressFile | None
 ) -> float | None:
-    """Estimate the seconds that are left from the rate of the latest cells, or of the whole run."""
     if not stages or not stages[0].total:
         return None
     first = stages[0]

@@ -1,8 +1,6 @@
 """The server of the viewer: on the loopback interface, read-only, with a secret in its address.
 
-Every request must name the server as its host, use GET or HEAD, and begin with the token; the
-connection of a refused one ends. Folders are found by identifiers that the list contains, so no
-part of an address becomes a path.
+Folders are found by identifiers that the list contains: no part of an address becomes a path.
 """
 
 from __future__ import annotations
@@ -46,19 +44,13 @@ HEADERS = {
 EMBEDDED = "; frame-ancestors 'none'"  # only a header can forbid this
 
 
-class Guard:
-    """Refuses every request that is not one of a reader with the address of the viewer.
-
-    Attributes:
-        token: The first part of every path.
-        strangers: The connections without an accepted request.
-        hosts: Names by which the server may be called.
-    """
+class _Guard:
+    """Refuses every request that is not one of a reader with the address of the viewer."""
 
     def __init__(
         self, app: ASGIApp, token: str, port: int, strangers: UntrustedConnections
     ) -> None:
-        """Guard an application."""
+        """_Guard an application."""
         self._app = app
         self.token = token
         self.strangers = strangers
@@ -86,7 +78,6 @@ class Guard:
         await answer(scope, receive, with_headers)
 
     def _refused(self, scope: Scope) -> Response | None:
-        """Return why a request is refused, None if it is accepted."""
         # Another name for this address is what a page of a stranger would use (DNS rebinding).
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or hosts[0].decode("latin-1").lower() not in self.hosts:
@@ -111,7 +102,7 @@ def _policy(text: str) -> dict[str, str]:
     return {"content-security-policy": text + EMBEDDED}
 
 
-class RunSite:
+class _RunSite:
     """The pages of one folder."""
 
     def __init__(self, index: RunIndex, reports: Reports) -> None:
@@ -151,8 +142,7 @@ class RunSite:
             text = _relative(str(error), self.index.root)
             shown = pages.message("The report cannot be shown", text, f"../{pages.LIST}")
             return HTMLResponse(shown, 422, _policy(pages.policy()))
-        policy = page.policy or pages.REPORT_POLICY
-        return HTMLResponse(pages.report(run, page), headers=_policy(policy))
+        return HTMLResponse(pages.report(run, page), headers=_policy(page.policy))
 
     def compare(self, request: Request) -> Response:
         """Answer with a comparison."""
@@ -201,7 +191,6 @@ class RunSite:
 
 
 def _run(listing: FolderListing, name: str) -> RunSummary | None:
-    """Return the run with an identifier, None if there is none."""
     for run in listing.runs:
         if run.id == name:
             return run
@@ -218,7 +207,6 @@ def _missing(up: str) -> Response:
 
 
 def _relative(text: str, root: Path) -> str:
-    """Return a message without the path of the folder that is shown."""
     return text.replace(f"{root}/", "")
 
 
@@ -229,30 +217,22 @@ def _not_found(request: Request, error: Exception) -> Response:
 
 def application(
     root: Path, token: str, port: int, strangers: UntrustedConnections | None = None
-) -> Guard:
-    """Return the viewer as an ASGI application.
-
-    Args:
-        strangers: The places for connections without the token; by default the usual ones.
-    """
+) -> _Guard:
+    """Return the viewer as an ASGI application."""
     index = RunIndex(root)
     if index.listing().empty:
         raise LeakauditError(
             f"{root}: it contains no run; expected a folder with a results.json in any depth, such "
             "as the output folder of 'leakaudit attack'"
         )
-    site = RunSite(index, Reports(index.root))
+    site = _RunSite(index, Reports(index.root))
     app = Starlette(routes=site.routes(), exception_handlers={404: _not_found})
     app.router.redirect_slashes = False
-    return Guard(app, token, port, strangers or UntrustedConnections())
+    return _Guard(app, token, port, strangers or UntrustedConnections())
 
 
 def listen(port: int) -> socket.socket:
-    """Reserve a port of the loopback interface.
-
-    Args:
-        port: The port, 0 for any free one.
-    """
+    """Reserve a port of the loopback interface."""
     made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -267,12 +247,8 @@ def listen(port: int) -> socket.socket:
     return made
 
 
-def server(app: Guard) -> uvicorn.Server:
-    """Return the server, which is not started yet.
-
-    Returns:
-        The server; its ``run`` takes the socket.
-    """
+def server(app: _Guard) -> uvicorn.Server:
+    """Return the server, which is not started yet."""
     return uvicorn.Server(
         uvicorn.Config(
             app,

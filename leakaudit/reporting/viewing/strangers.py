@@ -1,10 +1,8 @@
 """Places for connections that have not shown the token, so that they take none of a reader's.
 
-Every process of the machine can connect to the viewer. One that sends half a request, or nothing,
-would keep its place forever, and a few dozen of them would leave no place for a reader. A browser
-with the address of the viewer sends its request at once, so two rules suffice: a connection without
-the token ends after a few seconds, and if there are too many, a new one takes the place of the
-oldest.
+Every process of the machine can connect, and one that sends half a request would keep its place
+forever. So a connection without the token ends after a few seconds, and if there are too many, a
+new one takes the place of the oldest.
 """
 
 from __future__ import annotations
@@ -29,12 +27,7 @@ class _Stranger:
 
 
 class UntrustedConnections:
-    """The connections that have not sent a request with the token yet, the oldest first.
-
-    Attributes:
-        seconds: Time after which such a connection ends.
-        places: Largest number of such connections.
-    """
+    """The connections that have not sent a request with the token yet, the oldest first."""
 
     def __init__(self, seconds: float = SECONDS, places: int = PLACES) -> None:
         """Begin without connections."""
@@ -56,18 +49,13 @@ class UntrustedConnections:
             stranger.deadline.cancel()
 
     def _end(self, client: Client) -> None:
-        """End a connection."""
         stranger = self._present.pop(client)
         stranger.deadline.cancel()
         stranger.transport.abort()
 
 
 def protocol(strangers: UntrustedConnections) -> type[H11Protocol]:
-    """Return what handles the connections of a server.
-
-    Args:
-        strangers: Learns of every connection; the application reports those with the token.
-    """
+    """Return what handles the connections of a server."""
 
     class Connection(H11Protocol):
         """A connection that is a stranger's until it shows the token."""
@@ -81,11 +69,7 @@ def protocol(strangers: UntrustedConnections) -> type[H11Protocol]:
                 strangers.arrive(self.client, transport)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            """Free the place.
-
-            Args:
-                exc: Why the connection ended, None if the client ended it.
-            """
+            """Free the place."""
             if self.client is not None:
                 strangers.leave(self.client)
             super().connection_lost(exc)

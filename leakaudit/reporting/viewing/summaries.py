@@ -17,7 +17,6 @@ import msgspec
 from leakaudit._util.decoding import from_json
 from leakaudit._util.plural import counted
 from leakaudit.core.quantities import QUANTITIES, Place, Quantity, shown
-from leakaudit.core.verdict import Verdict
 from leakaudit.reporting.findings import grading, measured, wording
 from leakaudit.reporting.results.model import (
     KINDS,
@@ -30,6 +29,7 @@ from leakaudit.reporting.results.model import (
     RunRecord,
     SweepRecord,
     TraceSummary,
+    given,
     kind_of,
     statistics,
 )
@@ -81,6 +81,12 @@ class RunSummary:
     # further values by name, for comparisons
     figures: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Clean and shorten all texts."""
+        for name, value in vars(self).items():
+            if isinstance(value, str):
+                object.__setattr__(self, name, _short(value))
+
     @property
     def date(self) -> str:
         """The day of the start, such as ``2030-01-31``."""
@@ -128,7 +134,6 @@ def summarise(file: Path, place: str, known: os.stat_result) -> RunSummary:
 
 
 def _decoded(raw: bytes) -> Record:
-    """Return a record; the message of a failure has no line breaks and is short."""
     try:
         found: Record = from_json(raw, _RECORD)
     except RecursionError:
@@ -148,55 +153,48 @@ def _decoded(raw: bytes) -> Record:
 
 
 def _ran(record: RunRecord, place: str) -> RunSummary:
-    """Summarise an attack, an audit or a check."""
     level, verdict = _outcome(record)
     names = _names(record)
     trace, source = record.trace, record.provenance
     return RunSummary(
         id=identifier(place),
-        place=_short(place),
-        kind=str(record.__struct_config__.tag),
+        place=place,
+        kind=kind_of(record),
         verdict=verdict,
         level=level,
-        says=_short(record.summary),
+        says=record.summary,
         complete=record.complete,
         started=source.started,
-        protocol=_short(trace.protocol),
+        protocol=trace.protocol,
         protocols=(_short(trace.protocol),),
-        model=_short(trace.model),
-        data=_short(trace.data),
+        model=trace.model,
+        data=trace.data,
         adversaries=_several(names[0]),
         attacks=_several(names[1]),
-        version=_short(source.versions.get("leakaudit") or ""),
+        version=source.versions.get("leakaudit") or "",
         commit=_commit(source),
         figures=_figures(record),
     )
 
 
 def _commit(source: Provenance) -> str:
-    """Return the commit of the audited program, "" if the record does not have it."""
-    program = getattr(source, "program", None)
-    return _short(getattr(program, "commit", None) or "")
+    program = given(source.program, None)
+    return "" if program is None else program.commit
 
 
 def _outcome(record: RunRecord) -> tuple[grading.Level, str]:
-    """Return the severity of a run and its outcome in a few words."""
     if isinstance(record, CheckRecord):
         return GATES[record.gate.code]
     if isinstance(record, AuditRecord):
-        found = {one.verdict for one in record.audit.verdicts}
-        for verdict in wording.VERDICT_ORDER:
-            if verdict.name in found:
-                return grading.VERDICTS[verdict.name], verdict.words
+        counts = wording.count_verdicts(record.audit.verdicts)
+        for verdict in counts:
+            return grading.VERDICTS[verdict.name], verdict.words
         return "note", "nothing tested"
-    level: grading.Level = "note"
-    for finding in record.findings:
-        level = max(level, grading.level(finding), key=grading.RANK.__getitem__)
+    level = grading.most_severe(map(grading.level, record.findings))
     return level, ATTACKS[level]
 
 
 def _names(record: RunRecord) -> tuple[dict[str, None], dict[str, None]]:
-    """Return the adversaries and the attacks, in the order in which they occur."""
     adversaries: dict[str, None] = {}
     attacks: dict[str, None] = {}
     for finding in record.findings:
@@ -215,7 +213,6 @@ def _names(record: RunRecord) -> tuple[dict[str, None], dict[str, None]]:
 
 
 def _figures(record: RunRecord) -> dict[str, str]:
-    """Return what a comparison shows beside the columns of the list."""
     trace = record.trace
     made = {
         "network": f"{counted(trace.nodes, 'node')}, {counted(trace.edges, 'edge')}",
@@ -234,7 +231,6 @@ def _figures(record: RunRecord) -> dict[str, str]:
 
 
 def _recovered(findings: Sequence[Finding]) -> dict[str, str]:
-    """Return the quality of the best reconstruction, and the number of each certificate."""
     made = {"reconstructions": str(len(findings))}
     certificates = Counter(finding.certificate.name for finding in findings)
     made["certificates"] = ", ".join(f"{n} {name.lower()}" for name, n in certificates.items())
@@ -254,21 +250,14 @@ def _named(row: Quantity) -> str:
 
 
 def _best(values: Iterable[float | None], row: Quantity) -> float | None:
-    """Return the best of the values that were measured."""
     known = [value for value in values if value is not None]
     return row.better(known) if known else None
 
 
 def _judged(record: AuditRecord) -> dict[str, str]:
-    """Return the numbers of verdicts of an audit, and what it covers."""
-    counts = Counter[str](one.verdict for one in record.audit.verdicts)
-    said = []
-    for verdict in wording.VERDICT_ORDER:
-        if counts[verdict.name]:
-            said.append(f"{counts[verdict.name]} {Verdict[verdict.name].words}")
     points = [wording.grid_epsilon(point.epsilon) for point in record.audit.grid]
     return {
-        "verdicts": ", ".join(said) or "none",
+        "verdicts": wording.verdict_counts(record.audit.verdicts) or "none",
         "epsilon": _short(", ".join(points)),
         "delta": f"{record.audit.delta:g}",
         "alpha": f"{record.audit.alpha:g}",
@@ -276,7 +265,6 @@ def _judged(record: AuditRecord) -> dict[str, str]:
 
 
 def _ruled(record: CheckRecord) -> dict[str, str]:
-    """Return the numbers of rules of a gate by their outcome."""
     counts = Counter(rule.status.value for rule in record.gate.rules)
     said = []
     for status, number in counts.items():
@@ -290,7 +278,6 @@ def _ruled(record: CheckRecord) -> dict[str, str]:
 
 
 def _swept(record: SweepRecord, place: str, written: str) -> RunSummary:
-    """Summarise a sweep, which does not store when it was run."""
     sweep = record.sweep
     level, verdict = _share(record)
     protocols = _planned(record, "victim")
@@ -313,26 +300,25 @@ def _swept(record: SweepRecord, place: str, written: str) -> RunSummary:
     figures["configuration"] = sweep.digest[:12]
     return RunSummary(
         id=identifier(place),
-        place=_short(place),
+        place=place,
         kind=kind_of(record),
         verdict=verdict,
         level=level,
-        says=_short(record.summary),
+        says=record.summary,
         complete=record.complete,
         started=written,
-        protocol=_short(", ".join(protocols)),
+        protocol=", ".join(protocols),
         protocols=protocols,
         model=_short(", ".join(_planned(record, "model"))),
         data=_short(", ".join(_planned(record, "data"))),
         adversaries=_several(cell.adversary for cell in sweep.cells),
         attacks=_several(cell.attack for cell in sweep.cells),
-        version=_short(sweep.versions.get("leakaudit") or ""),
+        version=sweep.versions.get("leakaudit") or "",
         figures=figures,
     )
 
 
 def _share(record: SweepRecord) -> tuple[grading.Level, str]:
-    """Return the severity of a sweep, in the same words as that of an attack."""
     points = record.sweep.points
     if any(point.exact or point.certified for point in points):
         return "error", ATTACKS["error"]
@@ -342,7 +328,6 @@ def _share(record: SweepRecord) -> tuple[grading.Level, str]:
 
 
 def _planned(record: SweepRecord, name: str) -> tuple[str, ...]:
-    """Return the value of a field of the scenario of a sweep, or all values if it varies."""
     varied = record.sweep.axes.get(name)
     if varied:
         return _several(map(str, varied))
@@ -370,32 +355,24 @@ def _glanced(file: Path, place: str, written: str) -> RunSummary:
     """Summarise a large file from its beginning and its end; its findings are not read."""
     opening = _opening(head(file, PART))
     source = _origin(tail(file, PART))
-    trace = opening.trace
     run = RunSummary(
         id=identifier(place),
-        place=_short(place),
+        place=place,
         kind=opening.kind,
         verdict=NOT_READ,
         level="warning",
-        says=_short(opening.summary),
+        says=opening.summary,
         complete=opening.complete,
         started=written,
     )
+    trace = opening.trace
     if trace is not None:
-        run = replace(
-            run,
-            protocol=_short(trace.protocol),
-            protocols=(_short(trace.protocol),),
-            model=_short(trace.model),
-            data=_short(trace.data),
-        )
+        protocols = (_short(trace.protocol),)
+        run = replace(run, protocol=trace.protocol, protocols=protocols)
+        run = replace(run, model=trace.model, data=trace.data)
     if source is not None:
-        run = replace(
-            run,
-            started=source.started,
-            version=_short(source.versions.get("leakaudit") or ""),
-            commit=_commit(source),
-        )
+        version = source.versions.get("leakaudit") or ""
+        run = replace(run, started=source.started, version=version, commit=_commit(source))
     return run
 
 
@@ -434,7 +411,6 @@ def _origin(raw: bytes) -> Provenance | None:
 
 
 def _short(value: object) -> str:
-    """Return a value as one printable line of bounded length."""
     text = str(value)[: 4 * SHOWN]
     # Most texts are clean already, and to look at every character takes most of the time of a list.
     if not (text.isascii() and text.isprintable()) or "  " in text:
@@ -445,7 +421,6 @@ def _short(value: object) -> str:
 
 
 def _several(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the first of several names, each once."""
     found: dict[str, None] = {}
     for name in names:
         found[_short(name)] = None

@@ -1,7 +1,6 @@
 """What a process of its own does for the viewer: render one report, or compare two runs.
 
-A malformed record can cost time and memory, or end the process; it cannot reach the server, which
-receives only text. The fork server imports this module, and with it torch, once.
+A malformed record can cost time and memory, or end the process; it cannot reach the server.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from leakaudit._util.files import resolved
 from leakaudit.core import registry
@@ -32,12 +33,7 @@ ROWS = 1000  # rows of a comparison; a choice
 def work(
     answer: Connection[object, object], job: str, folders: tuple[Path, ...], root: Path
 ) -> None:
-    """Do one job and send the outcome, as JSON: a page or rows, or the reason of a failure.
-
-    Args:
-        job: ``page`` or ``changes``.
-        folders: One folder for a page, two for changes: the later run, then the earlier one.
-    """
+    """Do one job and send the outcome, as JSON: a page or rows, or the reason of a failure."""
     _limit()
     try:
         for folder in folders:
@@ -59,7 +55,6 @@ def work(
 
 
 def _limit() -> None:
-    """Limit time and memory of this process, where the system supports it."""
     for which, most in ((resource.RLIMIT_CPU, SECONDS), (resource.RLIMIT_DATA, MEMORY)):
         with suppress(OSError, ValueError):
             _, hard = resource.getrlimit(which)
@@ -88,7 +83,6 @@ def check(folder: Path, root: Path) -> None:
 
 
 def _named(results: Mapping[str, object]) -> Iterator[str]:
-    """Yield the names of the files that a report may read."""
     record = model.of(results)
     if not isinstance(record, RunRecord):
         return
@@ -102,33 +96,18 @@ def _named(results: Mapping[str, object]) -> Iterator[str]:
 
 
 def page(folder: Path) -> dict[str, object]:
-    """Return the page of a run, and its ``policy``, None for a page without a script."""
+    """Return the page of a run, and its content security policy."""
     shown = record_file.read(folder / RECORD)
     record_file.whole(shown, folder)
-    # Pages with a script state a policy that allows it.
-    allowed = getattr(html, "policy", None)
-    policy = None if allowed is None else allowed()
     render = registry.get("reports", "html")
-    return {"html": render(attachments.attached(shown, folder, "html")), "policy": policy}
+    text = render(attachments.attached(shown, folder, "html"))
+    return {"html": text, "policy": html.policy()}
 
 
 def changes(now: Path, before: Path) -> dict[str, object]:
-    """Compare two runs, check by check.
-
-    Returns:
-        ``summary``, and at most `ROWS` ``rows``, those that changed most first.
-    """
+    """Compare two runs, check by check."""
     new = model.of_run(record_file.read(now / RECORD))
     old = model.of_run(record_file.read(before / RECORD))
     found = comparison.against(new, old, comparison.differences(new, old))
-    rows = []
-    for row in found.rows[:ROWS]:
-        rows.append(
-            {
-                "change": row.change,
-                "name": row.name,
-                "before": row.before or "not examined",
-                "now": row.now or "not examined",
-            }
-        )
-    return {"summary": found.summary, "rows": rows, "more": max(0, len(found.rows) - ROWS)}
+    shown = replace(found, rows=found.rows[:ROWS])
+    return {"against": model.plain(shown), "more": len(found.rows) - len(shown.rows)}

@@ -167,7 +167,7 @@ def _record(path: Path) -> RunRecord | None:
             if file.read(1) != b"{":
                 return None
         values = read_json(path.read_bytes(), record_file.DEEPEST, parse_constant=refuse_constant)
-        own = model.plain(model.of_any(values))
+        own = model.plain(model.of(values))
         record = record_file.validate(own)
     except (OSError, ValueError, KeyError, RecursionError):
         return None  # another program's

@@ -1,23 +1,22 @@
 """Reports as one HTML file each, which requests nothing; every name from a record is escaped.
 
-The only script is `page.js`, which a page contains as it is and whose hash the page's content
-security policy names: no other script can run. Without the script, a page shows everything as well.
+The only script is `page.js`, whose hash the policy of the page names: no other script can run.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from leakaudit.core.verdict import Holds
 from leakaudit.reporting.findings.shown import DisplayRecord
-from leakaudit.reporting.findings.wording import clean
+from leakaudit.reporting.findings.wording import clean, point_of, test_words
 from leakaudit.reporting.rendering.html.content import content
+from leakaudit.reporting.rendering.templates import environment, source_of
 
 _HERE = Path(__file__).parent
 
@@ -34,28 +33,20 @@ def rendered(template: str, values: Mapping[str, object]) -> str:
 
 def policy() -> str:
     """Return the content security policy of every page."""
-    digest = base64.b64encode(hashlib.sha256(_read("page.js").encode()).digest()).decode()
     return (
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
-        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+        f"script-src {source_of(_read('page.js'))}; base-uri 'none'; form-action 'none'"
     )
 
 
 @cache
 def _environment() -> Environment:
-    made = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-        keep_trailing_newline=True,
-    )
+    made = environment(_HERE, _shown)
     made.globals["style"] = Markup(_read("style.css"))
     made.globals["script"] = Markup(_read("page.js"))
     made.globals["policy"] = policy()
-    made.filters |= {"code": _code, "figure": _figure}
+    made.filters |= {"code": _code, "figure": _figure, "counted": _counted}
+    made.filters |= {"point": point_of, "test_words": test_words, "most": _most}
     return made
 
 
@@ -65,7 +56,6 @@ def _read(name: str) -> str:
 
 
 def _code(text: str) -> Markup:
-    """Convert text between backticks to code."""
     parts = []
     for k, part in enumerate(clean(text).split("`")):
         shown = str(escape(part))
@@ -74,12 +64,24 @@ def _code(text: str) -> Markup:
 
 
 def _figure(value: object) -> str:
-    """Return a number of the record as text; the value may also be absent or a word."""
     if value is None:
         return "-"
     if isinstance(value, float | int):
         return f"{value:.4g}"
     return str(value)
+
+
+def _counted(figures: Mapping[str, object]) -> str:
+    """Return what a test counted, such as ``hits 3, trials 20``."""
+    said = []
+    for name, value in figures.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        said.append(f"{name.replace('_', ' ')} {shown}")
+    return ", ".join(said)
+
+
+def _most(holds: str | None) -> str:
+    return Holds.read(holds).says("")
 
 
 def _shown(value: object) -> object:

@@ -9,11 +9,11 @@ from leakaudit.core.evidence import Origin, weakest
 from leakaudit.core.verdict import Holds, Verdict
 from leakaudit.core.version import VERSION
 from leakaudit.reporting.findings import grading
-from leakaudit.reporting.findings.overview import Advice
+from leakaudit.reporting.findings.overview import Advice, Overview
 from leakaudit.reporting.findings.wording import LIMITS
 from leakaudit.reporting.findings.worst_case import who, whom
 from leakaudit.reporting.rendering.html import rendered, topology
-from leakaudit.reporting.rendering.html.first_screen import First
+from leakaudit.reporting.rendering.html.exhibit import Exhibit
 from leakaudit.reporting.results.model import TraceSummary
 from leakaudit.views.accounting.compare import Comparison
 from leakaudit.views.accounting.footnotes import Footnotes
@@ -32,12 +32,7 @@ def page(
     general: str,
     unclear: Sequence[str],
 ) -> str:
-    """Render the views.
-
-    Args:
-        found: The views, at least one.
-        unclear: How a recording contradicts its declaration, or leaves it open; empty if neither.
-    """
+    """Render the views."""
     marked = list(zip(found, notes.marks, strict=True))
     marked.sort(key=lambda one: _severity(one[0]), reverse=True)
     ordered = [one for one, _ in marked]
@@ -45,6 +40,7 @@ def page(
         "title": f"leakaudit: bound of {network.protocol}",
         "source": "leakaudit bound",
         "first": _first(ordered, network, unclear),
+        "exhibit": _exhibit(ordered, network, bool(unclear)),
         "sections": [
             ("views", "Views"),
             ("assumptions", "Assumptions"),
@@ -69,12 +65,11 @@ def page(
 
 
 def _severity(one: Comparison) -> tuple[int, float, bool]:
-    """Refuted and unsupported claims first, then the largest mu, or none at all."""
     level = grading.RANK[grading.VERDICTS[one.verdict.name]] if one.claim else 0
     return level, one.bound.rank, bool(one.bound.leaking)
 
 
-def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence[str]) -> First:
+def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence[str]) -> Overview:
     worst = found[0]
     bound = worst.bound
     adversary = str(bound.adversary)
@@ -127,8 +122,7 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
         if least is not None and least.origin is Origin.CONTRADICTED:
             certainty = "The recording contradicts its declaration"
         certainty += f": {'; '.join(unclear)}."
-    steps, words = _shades(found, str(bound.adversary), bool(unclear))
-    return First(
+    return Overview(
         topic=f"Bound of {network.protocol}: {counted(network.nodes, 'node')}, "
         f"{counted(network.rounds, 'round')}",
         says=says,
@@ -137,24 +131,23 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
         badge=badge,
         advice=_advice(worst),
         facts=_facts(found, worst),
-        network=topology.network(network, str(bound.adversary), steps, words),
-        caption=(
-            f"Thick lines: observed by {someone}. "
-            "Shade of a node: red, sent without noise or refuted; light, bounded."
-        ),
     )
 
 
-def _shades(
-    found: Sequence[Comparison], adversary: str, unclear: bool
-) -> tuple[dict[int, int], dict[int, str]]:
+def _exhibit(found: Sequence[Comparison], network: TraceSummary, unclear: bool) -> Exhibit:
+    adversary = str(found[0].bound.adversary)
     steps: dict[int, int] = {}
     words: dict[int, str] = {}
     for one in found:
-        if str(one.bound.adversary) != adversary:
-            continue
-        steps[one.bound.node], words[one.bound.node] = _shade(one, unclear)
-    return steps, words
+        if str(one.bound.adversary) == adversary:
+            steps[one.bound.node], words[one.bound.node] = _shade(one, unclear)
+    return Exhibit(
+        network=topology.network(network, adversary, steps, words),
+        caption=(
+            f"Thick lines: observed by {whom(adversary)}. "
+            "Shade of a node: red, sent without noise or refuted; light, bounded."
+        ),
+    )
 
 
 def _shade(one: Comparison, unclear: bool) -> tuple[int, str]:
@@ -203,39 +196,40 @@ def _advice(worst: Comparison) -> list[Advice]:
     advice = []
     if worst.bound.leaking:
         advice.append(
-            Advice(
+            (
                 "Add noise to every message: now no epsilon can be claimed, and an attack may "
                 "recover the data.",
                 "leakaudit attack trace.pt",
             )
         )
     if worst.claim is not None and worst.verdict in (Verdict.REFUTED, Verdict.UNSUPPORTED):
-        advice.append(Advice("Do not publish or rely on the claimed epsilon."))
+        advice.append(("Do not publish or rely on the claimed epsilon.", ""))
     if worst.calibration is not None and not worst.bound.leaking:
         advice.append(
-            Advice(
+            (
                 f"For epsilon {worst.calibration.epsilon:g}, use this noise: "
-                f"{worst.calibration.words}."
+                f"{worst.calibration.words}.",
+                "",
             )
         )
     elif worst.verdict is Verdict.INCONCLUSIVE:
-        advice.append(Advice(f"Supply what is missing: {worst.why}."))
+        advice.append((f"Supply what is missing: {worst.why}.", ""))
     elif worst.bound.per_unit:
         advice.append(
-            Advice(
+            (
                 "State by how much one record can change a gradient, and enforce it by clipping.",
                 "leakaudit bound trace.pt --sensitivity 2",
             )
         )
     elif not worst.bound.leaking:
         advice.append(
-            Advice(
+            (
                 "Compute the noise that an epsilon of your choice requires.",
                 "leakaudit bound scenario.toml --epsilon 8",
             )
         )
     advice.append(
-        Advice("Include several curious nodes together.", "leakaudit bound trace.pt --coalitions 2")
+        ("Include several curious nodes together.", "leakaudit bound trace.pt --coalitions 2")
     )
     return advice
 

@@ -9,7 +9,7 @@ from leakaudit._util.plural import listed
 from leakaudit.core.quantities import NEAREST, Quantity
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.measured import best, harm
-from leakaudit.reporting.findings.wording import point_of
+from leakaudit.reporting.findings.wording import point_of, span_of
 from leakaudit.reporting.findings.worst_case import tally
 from leakaudit.reporting.results.model import Finding, given
 
@@ -17,7 +17,7 @@ MOST = 40  # most causes that are listed; a choice
 
 
 @dataclass(frozen=True)
-class FindingCause:
+class _FindingCause:
     """Findings with the same adversary, attack, leak and outcome."""
 
     level: grading.Level  # severity, a CSS class
@@ -31,20 +31,16 @@ class FindingCause:
 
 
 @dataclass(frozen=True)
-class CauseTable:
+class _CauseTable:
     """The table of causes."""
 
-    rows: Sequence[FindingCause]  # the causes, the most severe first
+    rows: Sequence[_FindingCause]  # the causes, the most severe first
     near: str  # heading of the column with the closest record, "" if none was scored
     left_out: int  # number of causes that are not listed
 
 
-def causes(findings: Sequence[Finding]) -> CauseTable | None:
-    """Group findings by cause.
-
-    Returns:
-        The table; None if there are no findings, or if every finding has a cause of its own.
-    """
+def causes(findings: Sequence[Finding]) -> _CauseTable | None:
+    """Group findings by cause."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for one in findings:
         groups.setdefault(_cause(one), []).append(one)
@@ -60,11 +56,10 @@ def causes(findings: Sequence[Finding]) -> CauseTable | None:
             near = metric.text(metric.better(measured))
         rows.append(_row(some, near))
     heading = "" if metric is None else f"closest, {metric.unit or metric.words}"
-    return CauseTable(rows, heading, max(0, len(ordered) - MOST))
+    return _CauseTable(rows, heading, max(0, len(ordered) - MOST))
 
 
 def _values(one: Quantity, findings: Iterable[Finding]) -> list[float]:
-    """Return the closest value of each finding that has one."""
     scored = [finding.scores for finding in findings if finding.scores is not None]
     values = [best(getattr(scores, one.key), one.better) for scores in scored]
     return [value for value in values if value is not None]
@@ -78,7 +73,7 @@ def _cause(one: Finding) -> tuple[str, ...]:
         point,
         one.attack,
         one.leak.kind,
-        f"{one.leak.rounds.first}-{one.leak.rounds.last}",
+        span_of(one),
         grading.level(one),
         one.certificate.name,
     )
@@ -88,24 +83,20 @@ def _severity(some: Sequence[Finding]) -> tuple[int, tuple[float, ...]]:
     return grading.RANK[grading.level(some[0])], max(map(harm, some))
 
 
-def _row(some: Sequence[Finding], near: str) -> FindingCause:
+def _row(some: Sequence[Finding], near: str) -> _FindingCause:
     first = some[0]
-    rounds = first.leak.rounds
-    span = str(rounds.first)
-    if rounds.last != rounds.first:
-        span = f"{rounds.first}-{rounds.last}"
     cell = given(first.cell, None)
     point = "" if cell is None else f", {point_of(cell.epsilon)}"
     nodes: set[int] = set()
     for one in some:
         nodes.update(one.nodes)
     exact, records = tally(some)
-    return FindingCause(
+    return _FindingCause(
         level=grading.level(first),
         outcome=_outcome(first, exact),
         adversary=f"{first.adversary}{point}",
         attack=first.attack,
-        leak=f"{first.leak.kind} {span}",
+        leak=f"{first.leak.kind} {span_of(first)}",
         nodes=listed(sorted(nodes)),
         exact=f"{exact} of {'?' if records is None else records}",
         near=near,

@@ -12,6 +12,7 @@ from leakaudit.core.verdict import Verdict
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.comparison import MEANS, ResultsComparison
 from leakaudit.reporting.findings.measured import harm
+from leakaudit.reporting.findings.overview import overview
 from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.findings.wording import (
     LIMITS,
@@ -25,16 +26,19 @@ from leakaudit.reporting.findings.wording import (
     scopes,
     table,
 )
-from leakaudit.reporting.rendering.html import audited, curves, gated, heat, topology
+from leakaudit.reporting.rendering.html import curves, gated, heat, topology
 from leakaudit.reporting.rendering.html.causes import causes
-from leakaudit.reporting.rendering.html.first_screen import first_screen
+from leakaudit.reporting.rendering.html.exhibit import exhibit
 from leakaudit.reporting.rendering.html.shades import STEPS, NetworkScene, step, worst_steps
 from leakaudit.reporting.rendering.html.threat import threat
 from leakaudit.reporting.results.model import (
     AuditRecord,
     CheckRecord,
+    Extended,
     Finding,
     RunRecord,
+    VerdictEntry,
+    ViewEntry,
     given,
 )
 
@@ -45,6 +49,7 @@ WORST = 10  # rows of the block that precedes those blocks
 CHANGES = 10 * BLOCK  # rows of a comparison
 DRAWN = 4  # adversaries for whom the network is drawn
 NOTES = 40  # notes on nodes
+FEW = 12  # up to this number, all verdicts are expanded
 Row = tuple[str, Sequence[str]]  # level, and cells
 
 
@@ -53,10 +58,12 @@ def content(shown: DisplayRecord) -> dict[str, object]:
     record = shown.record
     headings, rows = table(record.findings)
     scene = gated.scene(record)
+    view = overview(record)
     return {
         "title": f"leakaudit: {record.trace.protocol}",
         "source": "results.json",
-        "first": first_screen(shown),
+        "first": view,
+        "exhibit": exhibit(shown, view),
         "sections": list(_sections(shown)),
         "against": _against(shown.against),
         "threat": threat(record),
@@ -66,10 +73,10 @@ def content(shown: DisplayRecord) -> dict[str, object]:
         "causes": causes(record.findings),
         "blocks": list(_blocks(record.findings, rows)),
         "gate": gated.tables(record),
-        "verdicts": audited.verdicts(record),
+        "verdicts": list(_verdicts(record)),
         "panels": curves.panels(record),
         "refusals": curves.refusals(record),
-        "views": audited.views(record),
+        "views": _views(record),
         "gallery": shown.gallery,
         "passages": shown.passages,
         "methods": _methods(record),
@@ -92,7 +99,6 @@ def content(shown: DisplayRecord) -> dict[str, object]:
 
 
 def _sections(shown: DisplayRecord) -> Iterator[tuple[str, str]]:
-    """Yield the id and the name of every section that the page has."""
     record = shown.record
     audit = isinstance(record, AuditRecord)
     candidates = (
@@ -103,8 +109,8 @@ def _sections(shown: DisplayRecord) -> Iterator[tuple[str, str]]:
         ("pictures", "Images", bool(shown.gallery)),
         ("texts", "Texts", bool(shown.passages)),
         ("who", "Leakage by node", bool(gated.scene(record).shades)),
-        ("curves", "Results by epsilon", audit and bool(curves.panels(record))),
-        ("claims", "Claims", audit and bool(audited.views(record))),
+        ("curves", "Results by epsilon", bool(curves.panels(record))),
+        ("claims", "Claims", bool(_views(record))),
         ("threat", "Scope", True),
         ("limits", "Limits of this report", True),
         ("provenance", "Provenance", True),
@@ -113,6 +119,25 @@ def _sections(shown: DisplayRecord) -> Iterator[tuple[str, str]]:
     for id, name, there in candidates:
         if there:
             yield id, name
+
+
+def _verdicts(
+    record: RunRecord,
+) -> Iterator[tuple[Verdict, grading.Level, bool, Sequence[VerdictEntry]]]:
+    """Yield the verdicts of an audit by kind, the most severe first.
+
+    The third value is whether they are expanded: severe ones are, and all if there are few.
+    """
+    every = record.audit.verdicts if isinstance(record, AuditRecord) else ()
+    for name, level in grading.VERDICTS.items():
+        some = [one for one in every if one.verdict == name]
+        if some:
+            yield Verdict[name], level, level == "error" or len(every) <= FEW, some
+
+
+def _views(record: RunRecord) -> list[tuple[Extended, ViewEntry]]:
+    grid = record.audit.grid if isinstance(record, AuditRecord) else ()
+    return [(point.epsilon, view) for point in grid for view in point.read_views()]
 
 
 def _other_networks(record: RunRecord) -> list[tuple[str, Markup]]:
@@ -151,7 +176,6 @@ def _observed(scene: NetworkScene, where: str) -> Iterator[tuple[str, Markup]]:
 def _blocks(
     findings: Sequence[Finding], rows: Sequence[Sequence[str]]
 ) -> Iterator[Mapping[str, object]]:
-    """Split the table of findings by adversary and grid point, and then into blocks."""
     groups: dict[str, list[int]] = {}
     for k, finding in enumerate(findings):
         groups.setdefault(_group(finding), []).append(k)
@@ -188,7 +212,6 @@ def _blocks(
 
 
 def _certified(findings: Sequence[Finding]) -> str:
-    """The number of findings by certificate, the most frequent first."""
     tally: Counter[str] = Counter()
     for finding in findings:
         tally[finding.certificate.name.lower()] += 1
@@ -208,7 +231,6 @@ def _rows(
 
 
 def _methods(record: RunRecord) -> list[Mapping[str, object]]:
-    """Return every attack that ran, with its source, its inputs and its running time."""
     known = given(record.attacks, {})
     methods: list[Mapping[str, object]] = []
     for name in dict.fromkeys(finding.attack for finding in record.findings):
@@ -220,7 +242,6 @@ def _methods(record: RunRecord) -> list[Mapping[str, object]]:
 
 
 def _against(against: ResultsComparison | None) -> Mapping[str, object] | None:
-    """Return a comparison, with changes separate from what stayed the same."""
     if against is None:
         return None
     changed = against.changed
@@ -233,7 +254,6 @@ def _against(against: ResultsComparison | None) -> Mapping[str, object] | None:
 
 
 def _missing(shown: DisplayRecord) -> Iterator[str]:
-    """Yield what this report lacks, and the command that adds it."""
     record = shown.record
     gate = isinstance(record, CheckRecord)
     if not (gate or isinstance(record, AuditRecord)):

@@ -16,14 +16,14 @@ WIDTH = 340.0  # width of a figure in pixels
 
 
 @dataclass(frozen=True)
-class HeadedFigure:
+class _HeadedFigure:
     """One figure and its heading."""
 
     title: str  # what the figure shows
     picture: Markup  # the figure with its legend
 
 
-def panels(record: RunRecord) -> list[tuple[str, list[HeadedFigure]]]:
+def panels(record: RunRecord) -> list[tuple[str, list[_HeadedFigure]]]:
     """Draw the results of every adversary of an audit."""
     if not isinstance(record, AuditRecord):
         return []
@@ -43,12 +43,7 @@ def panels(record: RunRecord) -> list[tuple[str, list[HeadedFigure]]]:
 
 
 def refusals(record: RunRecord) -> list[str]:
-    """Describe at which grid points attacks of an audit returned nothing for some nodes.
-
-    Returns:
-        How such nodes are counted, then one line per point; empty if every attack returned a
-        result for every node.
-    """
+    """Describe at which grid points attacks of an audit returned nothing for some nodes."""
     said = []
     if isinstance(record, AuditRecord):
         for curve in record.audit.curves:
@@ -61,8 +56,7 @@ def refusals(record: RunRecord) -> list[str]:
 
 def _drawn(
     panel: plots.Panel, legend: Mapping[str, str], looks: Mapping[str, plots.LineLook], name: str
-) -> HeadedFigure:
-    """Draw a panel without its title, which becomes a heading of the page."""
+) -> _HeadedFigure:
     styles = audit_panels.styles([panel])
     rows = [("", [replace(panel, title="")])]
     figure = plots.curves(rows, legend, styles, wide=WIDTH, looks=looks)
@@ -71,11 +65,10 @@ def _drawn(
     for k, line in enumerate(panel.lines):
         if plots.STYLES[line.style].marked:
             titles[f"line{k}"] = _titles(panel, line)
-    return HeadedFigure(panel.title, inline(plots.svg(figure, name), label, titles))
+    return _HeadedFigure(panel.title, inline(plots.svg(figure, name), label, titles))
 
 
 def _titles(panel: plots.Panel, marked: plots.PlotLine) -> list[str]:
-    """The tooltip of each marker: all values with its name at that point."""
     found = []
     name = marked.name
     mine = [line for line in panel.lines if line.name == name]
@@ -92,7 +85,6 @@ def _titles(panel: plots.Panel, marked: plots.PlotLine) -> list[str]:
 
 
 def _said(lines: Sequence[plots.PlotLine]) -> str:
-    """A description of the lines for screen readers."""
     said = []
     for one in lines:
         numbers = ["-" if v is None else f"{v:.3g}" for v in one.values]

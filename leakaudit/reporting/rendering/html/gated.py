@@ -27,7 +27,7 @@ MEANT = {
 }
 
 
-class RuleGroup(TypedDict):
+class _RuleGroup(TypedDict):
     """Rules of some kinds, for the template."""
 
     name: str
@@ -39,11 +39,7 @@ class RuleGroup(TypedDict):
 
 
 def tables(record: RunRecord) -> Mapping[str, object] | None:
-    """Return a gate's rules by kind, and what was accepted.
-
-    Returns:
-        Values for the template; None for a record that does not come from a gate.
-    """
+    """Return a gate's rules by kind, and what was accepted."""
     if not isinstance(record, CheckRecord):
         return None
     from leakaudit.reporting.rendering import (
@@ -65,7 +61,7 @@ def tables(record: RunRecord) -> Mapping[str, object] | None:
     }
 
 
-def _group(name: str, some: list[RuleEntry]) -> RuleGroup:
+def _group(name: str, some: list[RuleEntry]) -> _RuleGroup:
     from leakaudit.reporting.rendering import gate_text
 
     rules: list[Mapping[str, object]] = []
@@ -90,7 +86,7 @@ def _group(name: str, some: list[RuleEntry]) -> RuleGroup:
         else:
             rules.append(row)
     counted = any((r.value, r.limit, r.p) != (None, None, None) for r in some)
-    return RuleGroup(
+    return _RuleGroup(
         name=name, meant=MEANT[name], rules=rules, fine=fine, counted=counted, count=len(some)
     )
 
@@ -109,11 +105,7 @@ def checks(record: CheckRecord) -> Iterator[tuple[str, NetworkScene]]:
 
 
 def scene(record: RunRecord) -> NetworkScene:
-    """Return what was recovered from the nodes.
-
-    Returns:
-        For a gate, the check that the most severe rule belongs to; for other records, everything.
-    """
+    """Return what was recovered from the nodes."""
     if isinstance(record, CheckRecord):
         every = dict(checks(record))
         first = _worst_check(record, every)
@@ -127,7 +119,6 @@ def scene(record: RunRecord) -> NetworkScene:
 
 
 def _worst_check(record: CheckRecord, every: Mapping[str, NetworkScene]) -> str | None:
-    """The check of the first rule; the first check if that rule belongs to none."""
     gate = record.gate
     if gate.rules:
         name = gate.rules[0].cell

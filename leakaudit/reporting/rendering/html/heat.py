@@ -1,7 +1,6 @@
 """Heat maps of leakage by node and round, grid point, or adversary.
 
-They are tables rather than charts: each cell has one of six meanings in words, which a screen
-reader reads with its row and column, and the shades adapt to the dark mode of the page.
+They are tables, so that a screen reader reads each cell with its row and column.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Places = Callable[[Shade], Iterable[int]]  # returns the columns of a shade
 
 
 @dataclass(frozen=True)
-class HeatCell:
+class _HeatCell:
     """Neighbouring places with the same shade."""
 
     shade: str  # CSS class
@@ -34,23 +33,19 @@ class HeatCell:
 
 
 @dataclass(frozen=True)
-class HeatTable:
+class _HeatTable:
     """A heat map as a table that uses the page's colours and is accessible to screen readers."""
 
     label: str  # description for screen readers
     across: str  # what the columns represent
     heads: tuple[tuple[str, int], ...]  # name and number of columns of each heading
-    rows: tuple[tuple[str, tuple[HeatCell, ...]], ...]  # name and cells of each row
+    rows: tuple[tuple[str, tuple[_HeatCell, ...]], ...]  # name and cells of each row
     columns: int  # number of columns
     wide: int  # width of a column in pixels, if the page is wide enough
 
 
-def by_round(scene: NetworkScene) -> HeatTable | None:
-    """Show by node and round what was recovered from leaks that span the round.
-
-    Returns:
-        The table, None if nothing was attacked.
-    """
+def by_round(scene: NetworkScene) -> _HeatTable | None:
+    """Show by node and round what was recovered from leaks that span the round."""
     # Round 0 is the state before the first message.
     first = min([1, *(max(0, one.first) for one in scene.shades)])
     rounds = range(first, max(1, scene.trace.rounds) + 1)
@@ -66,12 +61,8 @@ def by_round(scene: NetworkScene) -> HeatTable | None:
     return _map(scene.shades, columns, places, "round", said)
 
 
-def by_point(scene: NetworkScene) -> HeatTable | None:
-    """Show by node and grid point of an audit what was recovered, with the largest epsilon last.
-
-    Returns:
-        The table, None if there is no grid.
-    """
+def by_point(scene: NetworkScene) -> _HeatTable | None:
+    """Show by node and grid point of an audit what was recovered, with the largest epsilon last."""
     shades = [one for one in scene.shades if one.point]
     points = sorted({one.point[0] for one in shades}, key=_order)[-COLUMNS:]
     columns: list[Span] = []
@@ -100,12 +91,8 @@ def _name(epsilon: Extended) -> str:
     return f"{epsilon:g}"
 
 
-def by_adversary(scene: NetworkScene) -> HeatTable | None:
-    """Show by node and adversary what was recovered.
-
-    Returns:
-        The table, None if there is only one adversary.
-    """
+def by_adversary(scene: NetworkScene) -> _HeatTable | None:
+    """Show by node and adversary what was recovered."""
     names = adversaries(scene)
     if len(names) < 2:
         return None
@@ -131,8 +118,7 @@ def _map(
     across: str,
     label: str,
     wide: int = CELL,
-) -> HeatTable | None:
-    """Build the table, with one row per node or several nodes per row."""
+) -> _HeatTable | None:
     nodes = sorted({one.node for one in shades})
     if not nodes:
         return None
@@ -152,11 +138,10 @@ def _map(
     heads = []
     for x in range(0, len(columns), stride):
         heads.append((columns[x][0], min(stride, len(columns) - x)))
-    return HeatTable(label, across, tuple(heads), tuple(rows), len(columns), wide)
+    return _HeatTable(label, across, tuple(heads), tuple(rows), len(columns), wide)
 
 
 def _stride(columns: int) -> int:
-    """The distance between named columns, so that the names do not overlap."""
     if columns <= 12:
         return 1
     if columns <= 30:
@@ -164,7 +149,7 @@ def _stride(columns: int) -> int:
     return 10
 
 
-def _cells(name: str, values: Sequence[int], columns: Sequence[Span]) -> tuple[HeatCell, ...]:
+def _cells(name: str, values: Sequence[int], columns: Sequence[Span]) -> tuple[_HeatCell, ...]:
     """The cells of a row; neighbours with the same shade are merged. -1 means not examined."""
     cells = []
     x = 0
@@ -176,13 +161,12 @@ def _cells(name: str, values: Sequence[int], columns: Sequence[Span]) -> tuple[H
             said = STEPS[value]
             shade = f"s{value}"
         span = _words((columns[x][0], columns[x + count - 1][1]))
-        cells.append(HeatCell(shade, said, f"{name} {span}: {said}", count))
+        cells.append(_HeatCell(shade, said, f"{name} {span}: {said}", count))
         x += count
     return tuple(cells)
 
 
 def _spans(values: Sequence[int], size: int) -> list[Span]:
-    """First and last of each group of `size` consecutive values."""
     found = []
     for k in range(0, len(values), size):
         some = values[k : k + size]

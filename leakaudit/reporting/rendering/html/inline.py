@@ -28,12 +28,7 @@ _REFERENCE = re.compile(r"#([\w-]+)")
 
 
 def inline(svg: str, label: str, titles: Mapping[str, Sequence[str]]) -> Markup:
-    """Convert a chart to a part of the page.
-
-    Returns:
-        The chart, which shrinks with the page. It contains neither metadata nor styles, which would
-        apply to the whole page, and only those ids that it refers to.
-    """
+    """Convert a chart to a part of the page."""
     root = Tree.fromstring(svg)
     for element in root.iter():
         element.tag = _local(element.tag)
@@ -54,7 +49,6 @@ def inline(svg: str, label: str, titles: Mapping[str, Sequence[str]]) -> Markup:
 
 
 def _local(name: str) -> str:
-    """A name without its namespace, which HTML does not use."""
     return name.rpartition("}")[2]
 
 
@@ -76,14 +70,12 @@ def _rounded(match: re.Match[str]) -> str:
 
 
 def _name_points(line: Tree.Element, titles: Sequence[str]) -> None:
-    """Add a title to each marker of a line."""
     for marker, text in zip(list(line.iter("use")), titles, strict=True):
         title = Tree.SubElement(marker, "title")
         title.text = clean(text)
 
 
 def _strip(root: Tree.Element) -> None:
-    """Remove what a page does not need."""
     used: set[str] = set()
     for element in root.iter():
         for value in (element.get("href", ""), element.get("clip-path", "")):

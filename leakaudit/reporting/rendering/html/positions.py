@@ -25,13 +25,6 @@ def positions(nodes: int, links: Sequence[Edge]) -> Matrix:
     The positions x minimise the stress, sum over i < j of (|x_i - x_j| - d_ij)^2 / d_ij^2, in which
     d_ij is the number of edges between i and j (Kamada, Kawai 1989). From a start by classical
     scaling, majorisation lowers the stress in every step (Gansner, Koren, North 2004, Section 2).
-
-    Args:
-        nodes: Number of nodes n, at least 2.
-        links: Edges (i, j).
-
-    Returns:
-        (n, 2), the same for the same network.
     """
     distance = distances(nodes, links)
     angles = 2 * np.pi * np.arange(nodes) / nodes
@@ -58,14 +51,7 @@ def positions(nodes: int, links: Sequence[Edge]) -> Matrix:
 
 
 def distances(nodes: int, links: Sequence[Edge]) -> Matrix:
-    """Return the number of edges between any two nodes.
-
-    Args:
-        links: Edges (i, j).
-
-    Returns:
-        (n, n); one more than the largest distance for nodes without a path between them.
-    """
+    """Return the number of edges between any two nodes."""
     near: list[list[int]] = [[] for _ in range(nodes)]
     for i, j in links:
         near[i].append(j)

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from leakaudit._util.plural import counted
-from leakaudit.reporting.findings.overview import Advice
+from leakaudit.reporting.findings.overview import Advice, Overview
 from leakaudit.reporting.findings.wording import LIMITS, REFUSED, axis_value
 from leakaudit.reporting.findings.worst_case import FAILURE, who, whom
 from leakaudit.reporting.rendering import sweep_text
-from leakaudit.reporting.rendering.html.first_screen import First
 from leakaudit.reporting.results.model import SweepPart, SweepPoint, SweepRecord
 
 SHOWN = 1000  # most rows of the table; results.json has all
@@ -47,7 +46,7 @@ def content(record: SweepRecord, figure: Markup) -> Mapping[str, object]:
     }
 
 
-def _first(record: SweepRecord) -> First:
+def _first(record: SweepRecord) -> Overview:
     sweep = record.sweep
     worst = max(sweep.points, key=_harm, default=None)
     held = sum(not point.recovered for point in sweep.points)
@@ -67,7 +66,7 @@ def _first(record: SweepRecord) -> First:
         partial = "Some cells have not been run; the results are incomplete."
     recovered = worst is not None and worst.recovered
     exact = worst is not None and worst.exact
-    return First(
+    return Overview(
         topic=f"Sweep over {', '.join(sweep.axes) or 'seeds only'}",
         says=says,
         certainty=(
@@ -103,22 +102,20 @@ def _advice(worst: SweepPoint | None, held: int) -> tuple[Advice, ...]:
     advice = []
     if worst is not None and worst.recovered:
         advice.append(
-            Advice(
+            (
                 "See the images of the worst setting: record it and attack the trace.",
                 f"leakaudit attack trace.pt --attack {worst.attack}",
             )
         )
     if held:
         advice.append(
-            Advice(
+            (
                 "Do not rely on a setting only because these attacks failed: compute what it "
                 "guarantees.",
                 "leakaudit bound scenario.toml",
             )
         )
-    advice.append(
-        Advice("Test the claimed epsilon at the setting that you choose.", "leakaudit audit")
-    )
+    advice.append(("Test the claimed epsilon at the setting that you choose.", "leakaudit audit"))
     return tuple(advice)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leakaudit._util.plural import counted
-from leakaudit.reporting.rendering.html.topology import parsed
+from leakaudit.reporting.findings.worst_case import parsed
 from leakaudit.reporting.results.model import CellEntry, CheckRecord, RunRecord
 
 SHOWN = 8  # most adversaries and cells that are listed; a choice
@@ -86,7 +86,6 @@ def _scope(record: RunRecord, cells: tuple[CellEntry, ...]) -> str:
 
 
 def _observes(who: str) -> str:
-    """Describe what an adversary observes; an outsider cannot read encrypted messages."""
     one = parsed(who)
     if one is None:
         return "as named in the record"

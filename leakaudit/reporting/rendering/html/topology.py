@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from xml.etree import ElementTree as Tree
+from functools import cache
+from pathlib import Path
+from xml.sax.saxutils import escape
 
+from jinja2 import Template
 from markupsafe import Markup
 
 from leakaudit.core.adversary import Adversary
-from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.findings.wording import clean
+from leakaudit.reporting.findings.worst_case import parsed
 from leakaudit.reporting.rendering.html.positions import positions
 from leakaudit.reporting.rendering.html.shades import STEPS
+from leakaudit.reporting.rendering.templates import environment
 from leakaudit.reporting.results.model import TraceSummary, given
 
 MOST = 150  # most nodes that are drawn; more cannot be distinguished on a page
@@ -21,20 +25,7 @@ ROOM = 28.0  # margin around the nodes
 SMALL_NODE = 5.0  # radius of a node without a number
 NODE = 14.0  # radius of a node with a number
 
-Point = tuple[float, float]
 Edge = Sequence[int]
-
-
-def parsed(adversary: str) -> Adversary | None:
-    """Parse the name of an adversary.
-
-    Returns:
-        The adversary; None if the name does not describe one.
-    """
-    try:
-        return Adversary.parse(adversary)
-    except (LeakauditError, ValueError):
-        return None
 
 
 def network(
@@ -44,128 +35,80 @@ def network(
     words: Mapping[int, str] | None = None,
     rounds: Mapping[int, Sequence[tuple[int, int]]] | None = None,
 ) -> Markup | None:
-    """Draw the network as one adversary observes it.
+    """Draw the network as one adversary observes it; None if it is too large or not known.
 
-    Args:
-        steps: The shade of each node, as an index in `shades.STEPS`; absent nodes were not
-            attacked.
-        words: The meaning of each node's shade; by default, that of `shades.STEPS`.
-        rounds: For each node, the last round and the step of each of its leaks, so that the page
-            can replay the rounds; None if it should not.
-
-    Returns:
-        The drawing; None if the network is not completely known, or too large.
+    The shade of each node is an index in `shades.STEPS`, which also explains it unless there are
+    other words. With the last round and the step of each leak of a node, the page replays rounds.
     """
-    if words is None:
-        words = {node: STEPS[step] for node, step in steps.items()}
     links = given(trace.links, ())
     nodes = trace.nodes
     if not links or len(links) < trace.edges or not 1 < nodes <= MOST:
         return None
     if any(len(edge) != 2 or not 0 <= min(edge) <= max(edge) < nodes for edge in links):
         return None
+    if words is None:
+        words = {node: STEPS[step] for node, step in steps.items()}
     who = parsed(adversary)
-    at = _layout(nodes, links)
-    small = nodes > NUMBERED
+    own = frozenset() if who is None else who.corrupt
+    xs, ys = map(_spread, positions(nodes, links).T.tolist())
+    lines = []
+    for i, j in links:
+        look = "unobserved"
+        if _observes(who, (i, j)):
+            # The worse of its two nodes shades an observed edge.
+            look = f"observed s{max(steps.get(i, 0), steps.get(j, 0))}"
+        ends = {"x1": xs[i], "y1": ys[i], "x2": xs[j], "y2": ys[j]}
+        lines.append({**ends, "look": look, "ends": f"{i} {j}"})
+    bodies = []
+    for n in range(nodes):
+        look, ink, title = "unknown", "", "not attacked"
+        if n in own:
+            look, ink, title = "own", " own", "the adversary's own"
+        elif n in steps:
+            look, ink, title = f"s{steps[n]}", f" s{steps[n]}", words.get(n, "")
+        leaks = ""
+        if rounds and n in rounds and n in steps:
+            leaks = " ".join(f"{last}:{step}" for last, step in rounds[n])
+        body = {"number": n, "x": xs[n], "y": ys[n], "own": n in own, "leaks": leaks}
+        bodies.append({**body, "look": look, "ink": ink, "title": f"node {n}: {title}"})
     observed = sum(_observes(who, edge) for edge in links)
     label = (
         f"Network of {nodes} nodes and {len(links)} edges. "
         f"{adversary} observes {observed} of the edges."
     )
-    drawing = Tree.Element(
-        "svg",
-        {
-            "viewBox": f"0 0 {SIDE} {SIDE}",
-            "width": f"{SIDE}",
-            "style": f"max-width:{SIDE}px",
-            "role": "img",
-            "aria-label": clean(label),
-        },
+    numbered = nodes <= NUMBERED
+    drawn = _template().render(
+        side=SIDE,
+        label=clean(label),
+        lines=lines,
+        nodes=bodies,
+        radius=NODE if numbered else SMALL_NODE,
+        numbered=numbered,
     )
-    for edge in links:
-        _edge(drawing, edge, at, who, steps)
-    for n in range(nodes):
-        shape = _node(drawing, n, at[n], who, steps.get(n), words.get(n, ""), small)
-        if rounds and n in rounds and n in steps:
-            shape.set("data-leaks", " ".join(f"{last}:{step}" for last, step in rounds[n]))
-    return Markup(Tree.tostring(drawing, encoding="unicode"))
+    return Markup(drawn)
+
+
+@cache
+def _template() -> Template:
+    made = environment(Path(__file__).parent)
+    made.filters |= {"place": _place, "text": _text}
+    return made.get_template("network.html.j2")
 
 
 def _observes(who: Adversary | None, edge: Edge) -> bool:
-    """Whether the adversary observes messages on this edge."""
     if who is None:
         return False
     i, j = edge
     return who.observes(i, j) or who.observes(j, i)
 
 
-def _edge(
-    drawing: Tree.Element,
-    edge: Edge,
-    at: Sequence[Point],
-    who: Adversary | None,
-    steps: Mapping[int, int],
-) -> None:
-    """Draw an edge; an observed edge is shaded by the worse of its two nodes."""
-    i, j = edge
-    look = "link unobserved"
-    if _observes(who, edge):
-        step = max(steps.get(i, 0), steps.get(j, 0))
-        look = f"link observed s{step}"
-    x1, y1 = at[i]
-    x2, y2 = at[j]
-    ends = {"x1": _place(x1), "y1": _place(y1), "x2": _place(x2), "y2": _place(y2)}
-    Tree.SubElement(drawing, "line", {**ends, "class": look, "data-ends": f"{i} {j}"})
-
-
-def _node(
-    drawing: Tree.Element,
-    n: int,
-    at: Point,
-    who: Adversary | None,
-    step: int | None,
-    words: str,
-    small: bool,
-) -> Tree.Element:
-    """Draw a node: a square for the adversary's own, with its number if there is room."""
-    radius = SMALL_NODE if small else NODE
-    x, y = at
-    if who is not None and n in who.corrupt:
-        ink = "number own"
-        title = f"node {n}: the adversary's own"
-        box = {"x": x - radius, "y": y - radius, "width": 2 * radius, "height": 2 * radius}
-        body = _shape(drawing, "rect", box, "node own")
-    else:
-        look = "unknown"
-        ink = "number"
-        title = f"node {n}: not attacked"
-        if step is not None:
-            look = f"s{step}"
-            ink = f"number s{step}"
-            title = f"node {n}: {words}"
-        body = _shape(drawing, "circle", {"cx": x, "cy": y, "r": radius}, f"node {look}")
-    Tree.SubElement(body, "title").text = title
-    body.set("data-node", str(n))
-    if not small:
-        number = _shape(drawing, "text", {"x": x, "y": y + 4.5}, ink)
-        number.text = str(n)
-        number.set("data-label", str(n))
-    return body
-
-
-def _shape(drawing: Tree.Element, tag: str, places: Mapping[str, float], look: str) -> Tree.Element:
-    attributes = {name: _place(value) for name, value in places.items()}
-    return Tree.SubElement(drawing, tag, {**attributes, "class": look})
+def _text(text: str) -> Markup:
+    """Escape text for XML, in which an apostrophe stays."""
+    return Markup(escape(text, {'"': "&quot;"}))
 
 
 def _place(value: float) -> str:
     return f"{value:.1f}".removesuffix(".0")
-
-
-def _layout(nodes: int, links: Sequence[Edge]) -> list[Point]:
-    """Positions in pixels; deterministic for a given network."""
-    xs, ys = positions(nodes, links).T.tolist()
-    return list(zip(_spread(xs), _spread(ys), strict=True))
 
 
 def _spread(values: Sequence[float]) -> list[float]:

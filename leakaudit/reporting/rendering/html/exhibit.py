@@ -1,4 +1,4 @@
-"""The first screen of a page: what happened, how certain it is, what to do, and the evidence."""
+"""The evidence on the first screen of a page: an image or a text, and the network."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markupsafe import Markup
 from leakaudit._util.plural import named
 from leakaudit.core.verdict import Verdict
 from leakaudit.reporting.findings import grading
-from leakaudit.reporting.findings.overview import Advice, Overview, overview
+from leakaudit.reporting.findings.overview import Overview
 from leakaudit.reporting.findings.shown import DisplayRecord, Passage, Picture
 from leakaudit.reporting.findings.wording import point_of
 from leakaudit.reporting.findings.worst_case import RECOGNISABLE, WorstOutcome, whom
@@ -25,22 +25,14 @@ _UNDECIDED = 2
 
 
 @dataclass(frozen=True)
-class First:
-    """The variables of the first screen."""
+class Exhibit:
+    """What the first screen shows of the worst case."""
 
-    topic: str  # what was examined
-    says: str  # the worst case in one sentence
-    certainty: str  # how certain it is
-    level: grading.Level  # severity, a CSS class
-    badge: str  # the severity in words
-    advice: Sequence[Advice]  # what to do
-    facts: Sequence[tuple[str, str]]  # names and values
-    pair: Picture | None = None  # the image that shows the worst case, None if there is none
+    pair: Picture | None = None  # the image that shows it, None if there is none
     texts: Passage | None = None  # the text that shows it, None if there is none
     # drawing of who leaks to whom, None if the network cannot be drawn
     network: Markup | None = None
     caption: str = ""  # what the drawing shows
-    partial: str = ""  # a remark if the run is incomplete, "" otherwise
 
     @property
     def found_word(self) -> str:
@@ -54,35 +46,18 @@ class First:
         return "reconstruction"
 
 
-def first_screen(shown: DisplayRecord) -> First:
-    """Compose the first screen of an attack, an audit or a gate."""
-    record = shown.record
-    view = overview(record)
-    partial = ""
-    if not record.complete:
-        partial = "The run was interrupted; the results are incomplete."
+def exhibit(shown: DisplayRecord, view: Overview) -> Exhibit:
+    """Choose what shows the worst case of an attack, an audit or a gate."""
     pair = _picture(shown, view.finding)
-    texts = None
-    if pair is None:
-        texts = _passage(shown, view.finding)
-    return First(
-        topic=view.topic,
-        says=view.says,
-        certainty=view.certainty,
-        level=view.level,
-        badge=view.badge,
-        advice=view.advice,
-        facts=view.facts,
+    return Exhibit(
         pair=pair,
-        texts=texts,
-        network=_network(record, view),
-        caption=_caption(record, view),
-        partial=partial,
+        texts=None if pair is not None else _passage(shown, view.finding),
+        network=_network(shown.record, view),
+        caption=_caption(shown.record, view),
     )
 
 
 def _picture(shown: DisplayRecord, finding: Finding | None) -> Picture | None:
-    """The best image of a finding, or of the whole report if the finding shows none."""
     if isinstance(shown.record, CheckRecord):
         # One image for each cell over its limits; the closest one may be a plain one.
         every = [one for section in shown.gallery for one in section.images]
@@ -108,7 +83,6 @@ def _closeness(one: Picture) -> tuple[bool, float]:
 
 
 def _passage(shown: DisplayRecord, finding: Finding | None) -> Passage | None:
-    """The first text that was recovered, certified ones before others."""
     found = [one for one in shown.passages if one.found is not None]
     if finding is not None:
         own = [one for one in found if _same(one.attack, one.adversary, finding)]
@@ -137,7 +111,6 @@ def _network(record: RunRecord, view: Overview) -> Markup | None:
 
 
 def _is_undecided(view: Overview) -> bool:
-    """Whether the headline says that nothing can be concluded."""
     return view.badge == WorstOutcome.CONTRADICTED.value
 
 
@@ -150,7 +123,6 @@ def _rounds(shades: Iterable[Shade]) -> Mapping[int, Sequence[tuple[int, int]]]:
 
 
 def _verdicts(record: AuditRecord, adversary: str) -> tuple[dict[int, int], dict[int, str]]:
-    """The most severe verdict on each node, as a shade and in words."""
     steps: dict[int, int] = {}
     words: dict[int, str] = {}
     for one in record.audit.verdicts:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,50 +13,26 @@ from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import expired, remaining, step
-from leakaudit.judging.gate import controls, linted, record, rules
+from leakaudit.judging.gate import controls, linted, rules
 from leakaudit.judging.gate.baseline import Baseline
 from leakaudit.judging.gate.cells import GateCell, attack_all, empty, held
 from leakaudit.judging.gate.config import Check, Gate
 from leakaudit.judging.gate.fidelity import MOST, Fidelity
-from leakaudit.judging.gate.judgement import GateJudgement
 from leakaudit.judging.gate.judgement import GateOptions as GateOptions  # an argument of `run`
+from leakaudit.judging.gate.judgement import GateResults as GateResults  # what it returns
 from leakaudit.judging.gate.pricing import price_views
 from leakaudit.judging.gate.program import staying
 from leakaudit.judging.gate.rule import CONTROLS, UNSOUND
 from leakaudit.judging.gate.runs import Runner, SeedResults, ready
-from leakaudit.reporting.findings import flat
 from leakaudit.reporting.findings.findings import trained
 from leakaudit.reporting.results import provenance
-from leakaudit.reporting.results.model import RuleKind
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from leakaudit.reporting.results.model import RuleKind, RuleStatus
 
 # Seconds that further recordings of a check may take if its own seeds took less. A choice: this is
 # an acceptable time for a check that otherwise takes a second or two.
 SECONDS = 10.0
 # The same in units of the time of its own seeds: all of `fidelity.MOST`, with the usual 16 seeds.
 LONGER = 3.0
-
-
-class GateResults(GateJudgement):
-    """The results of a run of a gate."""
-
-    def _repr_html_(self) -> str:
-        """The card of its record, for notebooks."""
-        from leakaudit.reporting.rendering import cards
-
-        if self.first is None:
-            return cards.html(self)
-        return cards.html(record.build(self))
-
-    def to_pandas(self, table: str | None = None) -> DataFrame:
-        """Return one table of the results as a data frame.
-
-        Args:
-            table: ``rules`` or ``measures``; None for the first.
-        """
-        return flat.frame(flat.of_gate(record.part(self), table))
 
 
 def validate(gate: Gate) -> None:
@@ -146,7 +121,7 @@ def _close(check: Check, cells: Sequence[GateCell], shown: Fidelity, out: GateRe
     out.rules += [*shown.rules(pitfalls), *rules.attacked(cells)]
     for cell in cells:
         if cell.seeds:
-            out.rules += rules.controls(cell, [controls.negative(cell)])
+            out.rules.append(controls.negative(cell))
         cell.found.clear()
         cell.planted.clear()
 
@@ -160,12 +135,10 @@ def _once(
     for cell in cells:
         nodes = held(cell, made)
         found = [controls.positive(cell, made, nodes)]
-        if found[0].ok and not expired():
-            together = controls.batched(cell, made, nodes, hidden)
-            if together is not None:
-                found.append(together)
+        if found[0].status is RuleStatus.OK and not expired():
+            found += controls.batched(cell, made, nodes, hidden)
         if not expired():
-            out.rules += rules.controls(cell, found)
+            out.rules += found
 
 
 def _again(shown: Fidelity, record: Runner, seeds: range) -> None:
@@ -227,10 +200,8 @@ def _price(
     check: Check, made: SeedResults, shown: Fidelity, out: GateResults, own_code: bool
 ) -> None:
     """Compute epsilon of the declared protocol in every view, for the worst node."""
-    rounds, views = price_views(check, made, shown, own_code=own_code, most=MOST)
-    out.rounds[check.name] = rounds
-    for who, priced in views.items():
-        out.priced[check.name, who] = priced
+    out.rounds[check.name], views = price_views(check, made, shown, own_code=own_code, most=MOST)
+    out.priced |= {(check.name, who): priced for who, priced in views.items()}
 
 
 def conclude(out: GateResults, base: Baseline | None) -> None:

@@ -18,7 +18,7 @@ from leakaudit.core.verdict import Holds
 from leakaudit.judging.gate.baseline import rounded
 from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Acceptance, Check, Gate
-from leakaudit.judging.gate.judgement import GateJudgement
+from leakaudit.judging.gate.judgement import GateResults
 from leakaudit.judging.gate.rule import CANNOT_TELL, FOUND, Rule
 from leakaudit.judging.gate.rules import whom
 from leakaudit.judging.gate.runs import values
@@ -60,7 +60,7 @@ _ORDER = (
 _CODES = {f"P{number:02d}": named for number, named in NAMES.items()}  # code -> name and fix
 
 
-def build(judged: GateJudgement) -> CheckRecord:
+def build(judged: GateResults) -> CheckRecord:
     """Return the record of a run."""
     if judged.first is None:
         raise Interrupted("the run was interrupted before the first recording")
@@ -85,7 +85,7 @@ def build(judged: GateJudgement) -> CheckRecord:
     )
 
 
-def part(judged: GateJudgement) -> GatePart:
+def part(judged: GateResults) -> GatePart:
     """Return what a run measured and how it was judged, which needs no recording."""
     return GatePart(
         code=judged.code,
@@ -128,7 +128,7 @@ def not_tried(gate: Gate) -> Iterator[NotTried]:
             yield NotTried(check=check.name, gradients=check.gradients)
 
 
-def _origin(judged: GateJudgement, trace: Trace) -> Provenance:
+def _origin(judged: GateResults, trace: Trace) -> Provenance:
     """Return what is needed to repeat the run."""
     return provenance.collect(
         trace,
@@ -195,13 +195,13 @@ def _pitfalls(rules: Sequence[Rule]) -> dict[str, PitfallText]:
     return found
 
 
-def _cell(cell: GateCell, judged: GateJudgement) -> CellEntry:
+def _cell(cell: GateCell, judged: GateResults) -> CellEntry:
     priced = judged.priced.get((cell.check.name, cell.who))
     epsilon = None
     holds = Holds.NONE
     if priced is not None and priced.epsilon is not None:
-        epsilon = encoded(priced.epsilon.value)
-        holds = priced.epsilon.holds
+        epsilon = encoded(priced.epsilon)
+        holds = priced.holds
     worst = None
     if cell.worst is not None:
         worst = _finite(cell.worst)
@@ -242,15 +242,4 @@ def _finite(one: NodeBest) -> NodeBest:
 
 
 def _rule(rule: Rule) -> RuleEntry:
-    return RuleEntry(
-        kind=rule.kind,
-        cell=rule.cell,
-        measure=rule.measure,
-        says=rule.says,
-        accepted=rule.accepted,
-        value=encoded(rule.value),
-        limit=encoded(rule.limit),
-        p=encoded(rule.p),
-        status=rule.status,
-        nodes=rule.nodes,
-    )
+    return RuleEntry(**{name: encoded(value) for name, value in vars(rule).items()})

@@ -16,9 +16,8 @@ from leakaudit.judging.gate import baseline, compare, measures
 from leakaudit.judging.gate.baseline import Baseline, CellMeasurements
 from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Acceptance, Budget, Gate
-from leakaudit.judging.gate.controls import BATCH, Control
-from leakaudit.judging.gate.priced import PricedView
-from leakaudit.judging.gate.rule import CANNOT_TELL, FOUND, Rule
+from leakaudit.judging.gate.controls import BATCH
+from leakaudit.judging.gate.rule import CANNOT_TELL, FOUND, PricedView, Rule
 from leakaudit.reporting.findings.wording import figure, measured, reconstructed
 from leakaudit.reporting.results.model import AcceptanceState, ExitCode, RuleKind, RuleStatus
 
@@ -93,23 +92,21 @@ def _measure_budget(cell: GateCell, budget: Budget) -> Rule:
 
 def _epsilon_budget(cell: GateCell, budget: Budget, priced: PricedView) -> Rule:
     """Judge epsilon; if only its doubtful value exceeds the budget, the budget cannot be judged."""
-    if priced.epsilon is None:
-        named = () if priced.node is None else (priced.node,)
-        return _unjudged(cell, budget, priced.why or "the view has no epsilon", named)
-    value = priced.epsilon.value
-    said = priced.epsilon.holds.says(figure("epsilon", value))
-    doubt = priced.doubt
-    if doubt is not None and value <= budget.most < doubt.value:
-        figures = f"{said} as declared, but {doubt.value:.4g} {doubt.why}"
+    value = priced.epsilon
+    if value is None:
+        return _unjudged(cell, budget, priced.why or "the view has no epsilon", priced.nodes)
+    said = priced.holds.says(figure("epsilon", value))
+    doubted = priced.doubted
+    if doubted is not None and value <= budget.most < doubted:
+        figures = f"{said} as declared, but {doubted:.4g} {priced.doubt}"
         says = f"a budget on epsilon cannot be judged: {figures}"
         return _budget_rule(cell, budget, RuleStatus.VOID, says, value)
     says = _limits(budget, said)
     nodes: tuple[int, ...] = ()
     if value > budget.most:
-        node = priced.epsilon.node
-        says = f"{says}: view bound of {cell.adversary} for the data of node {node}"
-        nodes = tuple(sorted({node, *cell.adversary.corrupt}))
-    says = f"{says} (sensitivity {priced.epsilon.sensitivity:g})"
+        says = f"{says}: view bound of {cell.adversary} for the data of {named(priced.nodes)}"
+        nodes = tuple(sorted({*priced.nodes, *cell.adversary.corrupt}))
+    says = f"{says} (sensitivity {priced.sensitivity:g})"
     return _budget_rule(cell, budget, _level(budget, value), says, value, nodes)
 
 
@@ -332,13 +329,7 @@ def _not_comparable(cell: GateCell, measure: str, says: str) -> Rule:
     return Rule(RuleKind.BASELINE, cell.name, measure, RuleStatus.NOT_COMPARABLE, says)
 
 
-# --- controls -------------------------------------------------------------------------------------
-
-
-def controls(cell: GateCell, found: Iterable[Control]) -> list[Rule]:
-    """Return the rules of a cell's controls."""
-    told = {True: RuleStatus.OK, False: RuleStatus.VOID, None: RuleStatus.UNTESTED}
-    return [Rule(one.kind, cell.name, one.about, told[one.ok], one.says) for one in found]
+# --- what was attacked ----------------------------------------------------------------------------
 
 
 def attacked(cells: Iterable[GateCell]) -> list[Rule]:

@@ -231,9 +231,9 @@ def audit(
         LeakauditError: The plan, its data or the folder cannot be used. Nothing is written then.
     """
     from leakaudit._util.jobs import IN_PROCESS
+    from leakaudit.judging.auditing.levels import RunEnvironment
     from leakaudit.judging.auditing.plan import AuditPlan
     from leakaudit.judging.auditing.run import audit as run
-    from leakaudit.judging.auditing.where import RunEnvironment
 
     if not isinstance(plan, AuditPlan):
         plan = AuditPlan.from_toml(Path(plan))

@@ -53,9 +53,9 @@ def run(args: _Options) -> int:
     from dataclasses import replace
 
     from leakaudit.judging.auditing.dry_run import dry
+    from leakaudit.judging.auditing.levels import RunEnvironment
     from leakaudit.judging.auditing.plan import AuditPlan
     from leakaudit.judging.auditing.run import audit
-    from leakaudit.judging.auditing.where import RunEnvironment
     from leakaudit.reporting.rendering import console
     from leakaudit.reporting.results import model
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakaudit._util.seeds import child
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.leak import GradientLeak
 from leakaudit.judging.auditing.evidence import LEAST, PILOT, best_thresholds
@@ -20,8 +21,8 @@ from leakaudit.judging.auditing.replays import (
     unusable,
     whitening,
 )
-from leakaudit.judging.auditing.runs import child, recorded, replayed
-from leakaudit.protocols.recording import Plan
+from leakaudit.judging.auditing.runs import replayed
+from leakaudit.protocols.recording import Plan, record
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.theory.bounds.empirical import Counts
@@ -51,8 +52,7 @@ def pair(ready: Plan, node: int, most: int = MOST) -> tuple[int, int]:
 
 def free_rows(ready: Plan, node: int) -> list[int]:
     """Return the node's first record, then the records that no node holds."""
-    own = int(ready.rows[node, 0])
-    return [own, *_spare(ready)]
+    return [int(ready.rows[node, 0]), *_spare(ready)]
 
 
 def _spare(ready: Plan) -> list[int]:
@@ -151,7 +151,7 @@ def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> Gue
     random = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 4))
     coins = torch.randint(2, (nodes, k), generator=random)
     rows = torch.where(coins.bool(), both[1], both[0])
-    trace = recorded(replayed(ready, rows, child(seed, 5))).trace
+    trace = record(replayed(ready, rows, child(seed, 5)), None).trace
     targets = [n for n in range(nodes) if n not in adversary.corrupt]
     leaks = hearing.deduce(Deduction(trace, adversary), targets, gradients)
     reasons = [*leaks.undetermined.values(), *filter(None, map(unusable, leaks))]

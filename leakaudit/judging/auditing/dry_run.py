@@ -8,10 +8,8 @@ from msgspec import Struct, field
 
 from leakaudit.core import registry
 from leakaudit.core.verdict import Holds
-from leakaudit.judging.auditing.levels import Level, attacked, in_words, levels
+from leakaudit.judging.auditing.levels import Level, RunEnvironment, attacked, in_words, levels
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.judging.auditing.where import RunEnvironment
-from leakaudit.protocols import recording
 from leakaudit.reporting.results.model import Extended, Free, encoded
 from leakaudit.tasks.shared import SharedData
 from leakaudit.views.accounting.compare import Comparison
@@ -21,7 +19,7 @@ from leakaudit.views.accounting.compare import Comparison
 PRICED = 200_000
 
 
-class DryPoint(Struct, frozen=True, kw_only=True):
+class _DryPoint(Struct, frozen=True, kw_only=True):
     """One point of the grid.
 
     If the plan is too large for a dry run to compute epsilon, a point has only its name.
@@ -39,11 +37,11 @@ class DryPoint(Struct, frozen=True, kw_only=True):
     rounds_priced: int = 0  # number of rounds that these epsilons cover
 
 
-class DryRun(Struct, frozen=True, kw_only=True):
+class _DryRun(Struct, frozen=True, kw_only=True):
     """What an audit would do."""
 
     plan: Mapping[str, Free]
-    grid: tuple[DryPoint, ...]
+    grid: tuple[_DryPoint, ...]
     omitted: str  # why the points have no epsilon; empty if they have
     runs: int  # number of recordings
     replays: int  # number of recordings for replays and canaries
@@ -53,16 +51,10 @@ class DryRun(Struct, frozen=True, kw_only=True):
     parameters: int  # size of the model
 
 
-def dry(plan: AuditPlan, where: RunEnvironment) -> DryRun:
+def dry(plan: AuditPlan, where: RunEnvironment) -> _DryRun:
     """Return the grid and the amount of work, without running anything."""
     shared = SharedData()
-    base = recording.plan(
-        plan.scenario,
-        data_root=where.data_root,
-        download=where.download,
-        device=where.device,
-        shared=shared,
-    )
+    base = where.plan(plan.scenario, shared)
     nodes = attacked(plan, base)
     targets = 0
     for adversary in plan.parsed:
@@ -71,12 +63,11 @@ def dry(plan: AuditPlan, where: RunEnvironment) -> DryRun:
     views = points * len(plan.adversaries)
     omitted = _too_large(len(base.graph.arcs) * plan.scenario.rounds * targets * points)
     if omitted:
-        grid = tuple(DryPoint(epsilon=in_words(epsilon)) for epsilon in plan.epsilon or (None,))
+        grid = tuple(_DryPoint(epsilon=in_words(epsilon)) for epsilon in plan.epsilon or (None,))
     else:
-        found = levels(plan, where.data_root, where.download, where.device, shared=shared)
-        grid = tuple(_point(plan, level) for level in found)
+        grid = tuple(_point(plan, level) for level in levels(plan, where, shared=shared))
     costs = {name: registry.get("attacks", name).cost for name in plan.attacks if name != "auto"}
-    return DryRun(
+    return _DryRun(
         plan=plan.to_json(),
         grid=grid,
         omitted=omitted,
@@ -99,7 +90,7 @@ def _too_large(messages: int) -> str:
     )
 
 
-def _point(plan: AuditPlan, level: Level) -> DryPoint:
+def _point(plan: AuditPlan, level: Level) -> _DryPoint:
     """Return one point of the grid, with the worst epsilon of each adversary."""
     record = {}
     holds = {}
@@ -116,7 +107,7 @@ def _point(plan: AuditPlan, level: Level) -> DryPoint:
     rounds = level.ready.scenario.rounds
     if level.views:
         rounds = level.views[0].bound.rounds
-    return DryPoint(
+    return _DryPoint(
         epsilon=level.words,
         constants=dict(level.constants),
         delta=level.delta,

@@ -18,6 +18,7 @@ from scipy.special import ndtr
 from leakaudit._util.bisection import crossing, crossing_integer
 from leakaudit.core.verdict import MOST_TRIALS
 from leakaudit.judging.auditing.promise import Promise
+from leakaudit.reporting.results.model import CanaryFigures, OneRunFigures, SuccessFigures
 from leakaudit.theory.bounds import empirical, gaussian, one_run
 from leakaudit.theory.bounds.empirical import Counts
 from leakaudit.theory.bounds.joint import LARGEST, Floats, JointTest, joint_test, perfect
@@ -73,12 +74,17 @@ class Successes:
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
         """Return the probability that the best attack refutes the guarantee.
 
-        Args:
-            mu: The actual mu of the noise; the best attack succeeds with probability
-                Phi(Phi^-1(kappa) + mu).
+        If the noise has this mu, the best attack succeeds with probability Phi(Phi^-1(kappa) + mu).
         """
         rate = gaussian.power(self.kappa, mu)
         return empirical.detection(self.trials, self.ceiling(promise), rate, alpha)
+
+    def figures(self, promise: Promise | None) -> SuccessFigures:
+        """Return the counts, for programs."""
+        ceiling = None
+        if promise is not None and not promise.empty:
+            ceiling = self.ceiling(promise)
+        return SuccessFigures(**vars(self), ceiling=ceiling)
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,10 @@ class Canary:
         """
         return _canary_power(promise, self.counts.positives, self.counts.negatives, alpha, mu)
 
+    def figures(self, promise: Promise | None) -> CanaryFigures:
+        """Return the counts, for programs."""
+        return CanaryFigures(**vars(self.counts))
+
     def _limit(self, promise: Promise, alpha: float) -> float:
         """Return the lower limit of the parameter that the guarantee bounds, mu or epsilon."""
         if promise.mu is not None:
@@ -202,6 +212,10 @@ class OneRun:
             return 0.0
         least = _least_right(self.canaries, self.guesses, promise, alpha)
         return float(empirical.at_least(least, self.guesses, float(ndtr(mu / 2))))
+
+    def figures(self, promise: Promise | None) -> OneRunFigures:
+        """Return the counts, for programs."""
+        return OneRunFigures(**vars(self))
 
 
 @lru_cache(maxsize=4096)

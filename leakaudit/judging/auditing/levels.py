@@ -44,6 +44,29 @@ REACHED = 1e-6
 
 
 @dataclass(frozen=True)
+class RunEnvironment:
+    """Where an audit finds its data, and where it computes."""
+
+    data_root: Path | None = None  # folder of data sets; None for the default one
+    download: bool = False  # whether missing data may be downloaded
+    device: str = "cpu"  # device on which runs and attacks compute
+    max_seconds: float = 0.0  # time limit for attacks and replays together, 0 for no limit
+
+    def plan(self, scenario: Scenario, shared: SharedData) -> recording.Plan:
+        """Prepare the recording of a scenario."""
+        return recording.plan(
+            scenario,
+            data_root=self.data_root,
+            download=self.download,
+            device=self.device,
+            shared=shared,
+        )
+
+
+HERE = RunEnvironment()
+
+
+@dataclass(frozen=True)
 class Level:
     """One point of the grid."""
 
@@ -70,11 +93,7 @@ class Level:
 
 
 def in_words(epsilon: float | None) -> str:
-    """Return the name of a point in tables and figures.
-
-    Args:
-        epsilon: The requested epsilon; None if the scenario's constants are kept.
-    """
+    """Return the name of a point; None keeps the scenario's constants."""
     if epsilon is None:
         return "as configured"
     return "no noise" if epsilon == math.inf else short(epsilon)
@@ -82,26 +101,13 @@ def in_words(epsilon: float | None) -> str:
 
 def levels(
     plan: AuditPlan,
-    data_root: Path | None = None,
-    download: bool = False,
-    device: str = "cpu",
+    where: RunEnvironment = HERE,
     executor: Pool = IN_PROCESS,
     shared: SharedData | None = None,
 ) -> list[Level]:
-    """Return all points, with their view bounds.
-
-    Args:
-        data_root: Folder of data sets; None for the default one.
-        shared: Data sets and tasks that were loaded before; None if there are none.
-    """
+    """Return all points, with their view bounds; `shared` has what was loaded before."""
     shared = shared or SharedData()
-
-    def ready(scenario: Scenario) -> recording.Plan:
-        return recording.plan(
-            scenario, data_root=data_root, download=download, device=device, shared=shared
-        )
-
-    base = ready(plan.scenario)
+    base = where.plan(plan.scenario, shared)
     nodes = attacked(plan, base)
     points: list[tuple[float | None, Mapping[str, Setting], recording.Plan]] = []
     if not plan.epsilon:
@@ -111,7 +117,7 @@ def levels(
         replaced = ("epsilon", plan.constant)
         kept = {k: v for k, v in plan.scenario.set.items() if k not in replaced}
         scenario = replace(plan.scenario, set={**kept, **constants})
-        points.append((epsilon, constants, ready(scenario)))
+        points.append((epsilon, constants, where.plan(scenario, shared)))
     protocols = [declared(point) for _, _, point in points]
     # The whole grid uses the delta and the sensitivity of the first point that has a claim.
     claiming = next((protocol for protocol in protocols if _claims(protocol)), protocols[0])

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from leakaudit._util.bisection import crossing
 from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.results.model import Figures
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.bounds.approximate import approximate
 from leakaudit.theory.bounds.gaussian import Gdp
@@ -63,6 +64,9 @@ class TrialCounts(Protocol):
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
         """Return the probability that the best attack refutes the guarantee."""
+
+    def figures(self, promise: Promise | None) -> Figures:
+        """Return the counts, for programs."""
 
 
 def detects(evidence: TrialCounts, promise: Promise, alpha: float) -> float | None:

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakaudit._util.seeds import child
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import expired, step
 from leakaudit.core.trace import Trace
-from leakaudit.judging.auditing.runs import child, recorded, replayed
-from leakaudit.protocols.recording import Plan
+from leakaudit.judging.auditing.runs import replayed
+from leakaudit.protocols.recording import Plan, record
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.views.extraction import hearing
@@ -104,7 +105,7 @@ def replay(
             break
         records = ready.rows.clone()
         records[node, 0] = rows[pick]
-        trace = recorded(replayed(ready, records, child(seed, k))).trace
+        trace = record(replayed(ready, records, child(seed, k)), None).trace
         leaks = hearing.deduce(Deduction(trace, adversary), [node], gradients)
         if why := leaks.undetermined.get(node) or unusable(leaks[0]):
             return Replays(drawn[:0], scores[:0], why=why)

@@ -12,12 +12,11 @@ from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.progress import expired, step, watching
 from leakaudit.judging.auditing import record
 from leakaudit.judging.auditing.judge import judge
-from leakaudit.judging.auditing.levels import Level, attacked, levels
+from leakaudit.judging.auditing.levels import Level, RunEnvironment, attacked, levels
 from leakaudit.judging.auditing.measure import ViewMeasurements, cases, measure, static
 from leakaudit.judging.auditing.panels import figure
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.simulate import SimulationResults, simulate
-from leakaudit.judging.auditing.where import RunEnvironment
 from leakaudit.reporting.figures import pictures, plots
 from leakaudit.reporting.results import provenance, record_file
 from leakaudit.reporting.results.model import AuditRecord
@@ -39,7 +38,7 @@ def audit(
     clock = time.perf_counter()
     with writable(folder):
         with watching(seconds=where.max_seconds or None):
-            grid = levels(plan, where.data_root, where.download, where.device, executor)
+            grid = levels(plan, where, executor)
             nodes = attacked(plan, grid[0].ready)
             step("stages", 0, 2)
             simulated = simulate(plan, grid, nodes, where.device, executor)

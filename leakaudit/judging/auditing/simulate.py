@@ -10,6 +10,7 @@ import torch
 
 from leakaudit._util.assignment import match
 from leakaudit._util.jobs import IN_PROCESS, Pool
+from leakaudit._util.seeds import child
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
@@ -20,7 +21,8 @@ from leakaudit.core.trace import Trace, Truth
 from leakaudit.inversion import attacking
 from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.judging.auditing.runs import child, recorded, seeded
+from leakaudit.judging.auditing.runs import seeded
+from leakaudit.protocols.recording import record
 from leakaudit.reporting.results.model import CurveValues
 from leakaudit.scoring import metrics, scoring
 from leakaudit.scoring.scoring import Score
@@ -30,7 +32,7 @@ from leakaudit.views.extraction.deduction import Deduction
 
 
 @dataclass(frozen=True)
-class SimulatedReconstruction:
+class _SimulatedReconstruction:
     """One reconstruction."""
 
     level: int  # index in the grid
@@ -46,7 +48,7 @@ class SimulatedReconstruction:
 
 
 @dataclass(frozen=True)
-class SkippedNode:
+class _SkippedNode:
     """A node for which an attack returned nothing, or for which no leak is determined."""
 
     level: int  # index in the grid
@@ -64,8 +66,8 @@ class SkippedNode:
 class SimulationResults:
     """The results of all attacks."""
 
-    outcomes: tuple[SimulatedReconstruction, ...]
-    skipped: tuple[SkippedNode, ...]  # nodes without a reconstruction
+    outcomes: tuple[_SimulatedReconstruction, ...]
+    skipped: tuple[_SkippedNode, ...]  # nodes without a reconstruction
     trace: Trace  # trace of the first run
     truth: Truth  # truth of the first run
     complete: bool  # false if the time limit or Ctrl-C ended the work
@@ -89,7 +91,7 @@ class SimulationResults:
             mean=fmean(values),
         )
 
-    def made(self, level: int, adversary: Adversary, attack: str) -> list[SimulatedReconstruction]:
+    def made(self, level: int, adversary: Adversary, attack: str) -> list[_SimulatedReconstruction]:
         """Return the reconstructions for the nodes and seeds of a cell."""
         cell = (level, adversary, attack)
         return [o for o in self.outcomes if (o.level, o.adversary, o.attack) == cell]
@@ -101,7 +103,7 @@ class SimulationResults:
 
     def refused(
         self, level: int, adversary: Adversary, attack: str, node: int | None = None
-    ) -> list[SkippedNode]:
+    ) -> list[_SkippedNode]:
         """Return the nodes and seeds of a cell without a result to score.
 
         Args:
@@ -113,7 +115,7 @@ class SimulationResults:
 
 
 @dataclass(frozen=True)
-class RunJob:
+class _RunJob:
     """The job of attacking one run of one point."""
 
     plan: AuditPlan
@@ -123,7 +125,7 @@ class RunJob:
 
     def __call__(
         self, run: tuple[int, int]
-    ) -> tuple[list[SimulatedReconstruction | SkippedNode], bool]:
+    ) -> tuple[list[_SimulatedReconstruction | _SkippedNode], bool]:
         """Attack one run."""
         if expired():
             return [], False
@@ -132,12 +134,12 @@ class RunJob:
     def recorded(self, run: tuple[int, int]) -> tuple[Trace, Truth]:
         """Record one run."""
         level, seed = run
-        recorder = recorded(seeded(self.grid[level].ready, seed))
+        recorder = record(seeded(self.grid[level].ready, seed), None)
         return recorder.trace, recorder.truth_record
 
     def results(
         self, run: tuple[int, int], recording: tuple[Trace, Truth]
-    ) -> Iterator[SimulatedReconstruction | SkippedNode]:
+    ) -> Iterator[_SimulatedReconstruction | _SkippedNode]:
         """Yield the results of one run as they are made."""
         trace, truth = recording
         task = Task.build(trace.task, device=self.device)
@@ -152,10 +154,10 @@ def simulate(
     executor: Pool = IN_PROCESS,
 ) -> SimulationResults:
     """Run the whole grid; Ctrl-C and the time limit end it and keep the results so far."""
-    job = RunJob(plan, grid, nodes, device)
+    job = _RunJob(plan, grid, nodes, device)
     runs = [(k, seed) for k in range(len(grid)) for seed in range(plan.seeds)]
     each = len(plan.adversaries) * len(plan.attacks) * len(nodes)
-    found: dict[tuple[int, int], list[SimulatedReconstruction | SkippedNode]] = {
+    found: dict[tuple[int, int], list[_SimulatedReconstruction | _SkippedNode]] = {
         run: [] for run in runs
     }
     first = job.recorded(runs[0])
@@ -181,8 +183,8 @@ def simulate(
     except KeyboardInterrupt:
         complete = False
     made = [one for run in runs for one in found[run]]
-    outcomes = tuple(one for one in made if isinstance(one, SimulatedReconstruction))
-    skipped = tuple(one for one in made if isinstance(one, SkippedNode))
+    outcomes = tuple(one for one in made if isinstance(one, _SimulatedReconstruction))
+    skipped = tuple(one for one in made if isinstance(one, _SkippedNode))
     return SimulationResults(outcomes, skipped, *first, complete)
 
 
@@ -194,7 +196,7 @@ def _attacks(
     truth: Truth,
     task: Task,
     nodes: Sequence[int],
-) -> Iterator[SimulatedReconstruction | SkippedNode]:
+) -> Iterator[_SimulatedReconstruction | _SkippedNode]:
     """Attack one recording as every adversary observes it."""
     for adversary in plan.parsed:
         observed = Deduction(trace, adversary)
@@ -203,7 +205,7 @@ def _attacks(
         for node, why in leaks.undetermined.items():
             for name in plan.attacks:
                 missed = scoring.nothing(node, name, truth)
-                yield SkippedNode(level, seed, adversary, name, node, why, missed)
+                yield _SkippedNode(level, seed, adversary, name, node, why, missed)
         for leak in leaks:
             for j, name in enumerate(plan.attacks):
                 chosen = child(plan.scenario.seed, seed, leak.node, j)
@@ -213,13 +215,13 @@ def _attacks(
                     found = attacking.attack_one(leak, task, name, random, **settings)
                 except AttackError as error:
                     missed = scoring.nothing(leak.node, name, truth)
-                    yield SkippedNode(level, seed, adversary, name, leak.node, str(error), missed)
+                    yield _SkippedNode(level, seed, adversary, name, leak.node, str(error), missed)
                     continue
                 (score,) = scoring.score([found], truth, own=True)
                 hit, among = identified(found, truth)
                 # From here on, the inputs count for this node only, as its score does.
                 alone = replace(found, others=())
-                yield SimulatedReconstruction(
+                yield _SimulatedReconstruction(
                     level, seed, adversary, name, leak, alone, score, hit, among
                 )
 
@@ -249,7 +251,7 @@ def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
     return bool(rank[0] == 1), len(records)
 
 
-def near(outcome: SimulatedReconstruction, psnr: float) -> bool:
+def near(outcome: _SimulatedReconstruction, psnr: float) -> bool:
     """Return whether the first record was recovered with at least the given PSNR."""
     column = outcome.score.psnr
     if not column or column[0] is None:

@@ -13,7 +13,7 @@ from leakaudit.judging.gate.runs import ready
 
 
 @dataclass(frozen=True)
-class CheckDuration:
+class _CheckDuration:
     """Estimated duration of one check, in seconds."""
 
     check: str
@@ -27,7 +27,7 @@ class CheckDuration:
         return self.recording + self.attacks + self.once
 
 
-def estimate(gate: Gate, seed: int) -> list[CheckDuration]:
+def estimate(gate: Gate, seed: int) -> list[_CheckDuration]:
     """Run one seed of each check, and multiply by the number of seeds."""
     judge.validate(gate)
     costs = []
@@ -44,7 +44,7 @@ def estimate(gate: Gate, seed: int) -> list[CheckDuration]:
             controls.positive(cell, made, held(cell, made))
         end = time.perf_counter()
         costs.append(
-            CheckDuration(
+            _CheckDuration(
                 check=check.name,
                 recording=gate.seeds * (recorded - start),
                 attacks=gate.seeds * (attacked - recorded),

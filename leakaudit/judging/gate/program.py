@@ -49,7 +49,7 @@ ENDED = 77
 NOTHING = "nothing was judged"
 
 
-class OperationOutcome(Enum):
+class _OperationOutcome(Enum):
     """The outcome of an operation in the other process."""
 
     RETURNED = "returned"
@@ -58,7 +58,7 @@ class OperationOutcome(Enum):
 
 
 Order = tuple[int, str]  # a seed, and the path of its recording
-Answer = tuple[OperationOutcome, str]  # outcome and reason
+Answer = tuple[_OperationOutcome, str]  # outcome and reason
 if TYPE_CHECKING:
     Parent = Connection[Order, Answer]  # this process's end of the connection
     Child = Connection[Answer, Order]  # the program's end of the connection
@@ -150,9 +150,9 @@ class CheckedProgram:
             self._process.join(GRACE)
             raise self._silent(when) from None
         word, says = answer
-        if word is OperationOutcome.REFUSED:
+        if word is _OperationOutcome.REFUSED:
             raise LeakauditError(says)
-        if word is OperationOutcome.FAILED:
+        if word is _OperationOutcome.FAILED:
             raise self._error(says)
 
     def _late(self, when: str) -> ProgramError:
@@ -184,9 +184,9 @@ def rehearse(work: Callable[[], object], what: str, check: Check, folder: Path) 
         answer: Answer = ours.recv()
         word, says = answer
         process.join(GRACE)
-        if word is OperationOutcome.REFUSED:
+        if word is _OperationOutcome.REFUSED:
             raise LeakauditError(says)
-        if word is OperationOutcome.FAILED or process.exitcode != ENDED:
+        if word is _OperationOutcome.FAILED or process.exitcode != ENDED:
             why = says or f"{_died(process.exitcode)} when it ended"
             raise _failed(check, f"{what} failed: {why}")
     except EOFError:
@@ -268,7 +268,7 @@ def _serve_function(connection: Child, parents: Parent, function: Function, plac
     parents.close()
     # The threads of a pool do not survive a fork, and a parallel region would wait for them.
     replace(place, threads=1).settle()
-    connection.send((OperationOutcome.RETURNED, ""))
+    connection.send((_OperationOutcome.RETURNED, ""))
     _serve(connection, function)
 
 
@@ -295,17 +295,17 @@ def _outcome(work: Callable[[], object]) -> Answer:
     try:
         work()
     except LeakauditError as error:
-        return OperationOutcome.REFUSED, str(error)
+        return _OperationOutcome.REFUSED, str(error)
     except SystemExit as error:
         called = f"it called sys.exit({error.code!r}) {_where(error)}"
         return (
-            OperationOutcome.FAILED,
+            _OperationOutcome.FAILED,
             f"{called}; return instead, and put scripts under a main guard",
         )
     except Exception as error:
         said = " ".join(str(error).split())
-        return OperationOutcome.FAILED, f"{type(error).__name__} {_where(error)}: {said}"
-    return OperationOutcome.RETURNED, ""
+        return _OperationOutcome.FAILED, f"{type(error).__name__} {_where(error)}: {said}"
+    return _OperationOutcome.RETURNED, ""
 
 
 def imported(run: str, check: str, folder: Path) -> Function:

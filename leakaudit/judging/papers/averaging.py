@@ -25,7 +25,7 @@ FIGURE_4 = 1e-13  # mean squared error that the paper reports after four iterati
 
 
 @dataclass(frozen=True)
-class PeerAverages:
+class _PeerAverages:
     """The vectors that eqs. (4) to (6) compute from the models of the peers."""
 
     z: Tensor  # estimates of the average (I + 1, d), beginning with z^0 = 0
@@ -41,7 +41,7 @@ class PeerAverages:
         return float((self.z[iterations] - self.mean).double().square().mean())
 
 
-def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> PeerAverages:
+def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> _PeerAverages:
     """Average models by eqs. (4) to (6), in the number format of the models.
 
     Args:
@@ -57,7 +57,7 @@ def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> PeerAverages
         lam = lam + rho * (x - z)  # (6)
         estimates.append(z)
         duals.append(lam)
-    return PeerAverages(torch.stack(estimates), torch.stack(duals), w.double().mean(0))
+    return _PeerAverages(torch.stack(estimates), torch.stack(duals), w.double().mean(0))
 
 
 def _models(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,7 @@ PLANTED = (
 Outcome: TypeAlias = Literal["ok", "outside", "too few runs"]
 
 
-class RateEntry(Struct, frozen=True, kw_only=True):
+class _RateEntry(Struct, frozen=True, kw_only=True):
     """An `ErrorRate` as plain values."""
 
     estimator: str  # as in `ErrorRate`, like the next eight
@@ -127,10 +127,10 @@ class ErrorRate:
             outside = lower(self.refuted, self.runs, WRONG) > self.alpha
         return "outside" if outside else "too few runs"
 
-    def entry(self) -> RateEntry:
+    def entry(self) -> _RateEntry:
         """Return plain values."""
         low, high = self.limits
-        return RateEntry(
+        return _RateEntry(
             estimator=self.estimator,
             noise=self.law,
             planted=self.planted or None,

@@ -20,10 +20,7 @@ PRICED = 200_000
 
 
 class _DryPoint(Struct, frozen=True, kw_only=True):
-    """One point of the grid.
-
-    If the plan is too large for a dry run to compute epsilon, a point has only its name.
-    """
+    """One point of the grid; of a plan that is too large, only its name."""
 
     epsilon: str
     constants: Mapping[str, Free] = {}  # constants of the victim that were set for it
@@ -38,8 +35,6 @@ class _DryPoint(Struct, frozen=True, kw_only=True):
 
 
 class _DryRun(Struct, frozen=True, kw_only=True):
-    """What an audit would do."""
-
     plan: Mapping[str, Free]
     grid: tuple[_DryPoint, ...]
     omitted: str  # why the points have no epsilon; empty if they have
@@ -52,7 +47,7 @@ class _DryRun(Struct, frozen=True, kw_only=True):
 
 
 def dry(plan: AuditPlan, where: RunEnvironment) -> _DryRun:
-    """Return the grid and the amount of work, without running anything."""
+    """Return the grid and the amount of work."""
     shared = SharedData()
     base = where.plan(plan.scenario, shared)
     nodes = attacked(plan, base)
@@ -80,7 +75,6 @@ def dry(plan: AuditPlan, where: RunEnvironment) -> _DryRun:
 
 
 def _too_large(messages: int) -> str:
-    """Return why a dry run does not compute epsilon for so many messages; empty if it does."""
     if messages <= PRICED:
         return ""
     return (
@@ -91,7 +85,6 @@ def _too_large(messages: int) -> str:
 
 
 def _point(plan: AuditPlan, level: Level) -> _DryPoint:
-    """Return one point of the grid, with the worst epsilon of each adversary."""
     record = {}
     holds = {}
     node = {}

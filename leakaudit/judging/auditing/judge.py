@@ -40,12 +40,10 @@ class Test:
 
 
 def judge(tests: Sequence[Test], alpha: float) -> list[Test]:
-    """Judge all tests together.
+    """Judge all tests together by Holm's procedure (Holm 1979).
 
     Which tests share alpha depends only on their trials, never on their counts: those in which a
-    perfect attack would refute the guarantee at level alpha. Holm's procedure (Holm 1979) compares
-    the smallest p-value with alpha / K, the next with alpha / (K - 1), and so on, and stops at the
-    first that is larger.
+    perfect attack would refute the guarantee at level alpha.
     """
     places = []
     values = []
@@ -59,7 +57,7 @@ def judge(tests: Sequence[Test], alpha: float) -> list[Test]:
 
 
 def _able(test: Test, alpha: float) -> bool:
-    """Return whether a perfect attack would refute the guarantee at level alpha."""
+    """Return whether a perfect attack would refute the guarantee."""
     if test.evidence is None or test.promise is None or test.promise.empty:
         return False
     return test.evidence.best(test.promise) <= alpha

@@ -1,7 +1,4 @@
-"""From runs to tests: every guarantee of every view is compared with the counts.
-
-Counts come from the attacks of the simulation, from replays, and from canaries.
-"""
+"""From runs to tests: every guarantee of every view against attacks, replays and canaries."""
 
 from __future__ import annotations
 
@@ -75,8 +72,6 @@ def promises(entry: Comparison, delta: float) -> list[Promise]:
 
 @dataclass(frozen=True)
 class _ReplayPart:
-    """A part of the replays of one view."""
-
     level: int  # index in the grid
     adversary: Adversary  # the adversary whose view it is
     kind: str  # `RERO`, `PAIRS` or `ONCE`
@@ -85,19 +80,15 @@ class _ReplayPart:
 
 @dataclass(frozen=True)
 class _ReplayJob:
-    """The job of running a part of the replays."""
-
     plan: AuditPlan
     grid: Sequence[Level]
     # the attacked nodes; the first one that the adversary does not control is replayed
     nodes: Sequence[int]
 
     def node(self, adversary: Adversary) -> int:
-        """Return the node that is replayed."""
         return next(n for n in self.nodes if n not in adversary.corrupt)
 
     def __call__(self, part: _ReplayPart) -> Replays | Guesses:
-        """Run a part."""
         plan = self.plan
         level = self.grid[part.level]
         ready = level.ready
@@ -162,7 +153,7 @@ def measure(
 def _parts(
     plan: AuditPlan, level: int, adversary: Adversary, together: int
 ) -> Iterator[_ReplayPart]:
-    """Yield the parts of the replays of one view, with at most so many replays together."""
+    """Yield the parts of the replays of one view, with at most `together` replays each."""
     for kind, trials in ((RERO, plan.replays), (PAIRS, plan.canary)):
         for first in range(0, max(trials, 1), together):
             yield _ReplayPart(level, adversary, kind, range(first, min(first + together, trials)))
@@ -173,7 +164,6 @@ def _parts(
 def _joined(
     found: Mapping[_ReplayPart, Replays | Guesses], mine: Sequence[_ReplayPart], kind: str
 ) -> Replays:
-    """Return the replays of one kind of one view."""
     made: list[Replays] = []
     counts: list[int] = []
     for part in mine:
@@ -215,8 +205,6 @@ def cases(
 
 
 class _OutcomeCounts(NamedTuple):
-    """The counts of one test."""
-
     test: str
     attack: str  # the attack or method that guessed
     evidence: TrialCounts
@@ -225,10 +213,7 @@ class _OutcomeCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class Blind:
-    """The success of guessing one record without any view.
-
-    The record is drawn from all records that other nodes do not hold.
-    """
+    """The success of guessing, without a view, a record that no other node holds."""
 
     total: int  # number of those records
     samples: int  # records per node
@@ -238,10 +223,7 @@ class Blind:
 
     @classmethod
     def of(cls, ready: Plan, psnr: float) -> Blind:
-        """Return the probabilities for a scenario, regardless of which records are drawn.
-
-        Equal records are interchangeable.
-        """
+        """Return the probabilities for a scenario, whatever records are drawn."""
         scenario = ready.scenario
         x = ready.source.x
         total = len(x) - (scenario.nodes - 1) * scenario.samples
@@ -261,7 +243,6 @@ class Blind:
 def _replayed(
     plan: AuditPlan, one: ViewMeasurements, promise: Promise | None
 ) -> Iterator[_OutcomeCounts]:
-    """Yield the counts of the replays of one view."""
     rero = one.rero
     candidates = len(rero.scores[0]) if len(rero.scores) else plan.candidates
     hits = Successes(rero.hits, len(rero.drawn), kappa_identification(candidates))
@@ -277,11 +258,10 @@ def _replayed(
 def _attacked(
     plan: AuditPlan, blind: Blind, one: ViewMeasurements, simulated: SimulationResults
 ) -> Iterator[_OutcomeCounts]:
-    """Yield the counts of the attacks on one view: its node's first record, once for each seed.
+    """Yield the counts of the attacks on a view: its node's first record, once per seed.
 
-    The images of a batch are matched, so each image that could be the record counts as a guess. A
-    seed for which the attack returned nothing is a failed trial: without such trials, the rate
-    would describe only the easy seeds.
+    Each image of a batch that could be the record counts as a guess. A seed without a result is a
+    failed trial: otherwise the rate would describe only the easy seeds.
     """
     for name in plan.attacks:
         made = simulated.made(one.level, one.adversary, name)
@@ -299,10 +279,7 @@ def _attacked(
 
 
 def static(grid: Sequence[Level], measured: Sequence[ViewMeasurements]) -> list[Test]:
-    """Return the verdicts that need no statistics.
-
-    These are the view bound against the claim, and the sensitivity that both assume.
-    """
+    """Return the verdicts that need no statistics: view bound against claim, and sensitivity."""
     found = []
     for one in measured:
         level = grid[one.level]
@@ -315,7 +292,6 @@ def static(grid: Sequence[Level], measured: Sequence[ViewMeasurements]) -> list[
 
 
 def _against_claim(one: ViewMeasurements, worst: Comparison) -> Test:
-    """Return the verdict of the view bound against the claim."""
     claimed = None
     if worst.claim is not None:
         claimed = worst.claim.epsilon
@@ -341,7 +317,6 @@ def _against_claim(one: ViewMeasurements, worst: Comparison) -> Test:
 
 
 def _sensitivity(one: ViewMeasurements, assumed: float) -> Test:
-    """Return the verdict on the sensitivity that every epsilon assumes."""
     over = one.moved > assumed * (1 + SLACK)
     return Test(
         one.level,

@@ -1,4 +1,4 @@
-"""The record of an audit: findings as for any attack, each with its grid point, and verdicts."""
+"""The record of an audit: findings, each with its grid point, and verdicts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,6 @@ def build(
 def _findings(
     grid: Sequence[Level], simulated: SimulationResults, images: Sequence[StoredImages]
 ) -> tuple[Finding, ...]:
-    """Return the findings, each with its point of the grid."""
     found = []
     for one, stored in zip(simulated.outcomes, images, strict=True):
         cell = GridPoint(epsilon=encoded(grid[one.level].epsilon), seed=one.seed)
@@ -142,7 +141,6 @@ def _verdict(grid: Sequence[Level], test: Test) -> VerdictEntry:
 def _curves(
     plan: AuditPlan, grid: Sequence[Level], simulated: SimulationResults
 ) -> list[CurvePoint]:
-    """Return the metrics of every cell of the grid."""
     found = []
     for k, level in enumerate(grid):
         for adversary in plan.parsed:
@@ -154,7 +152,6 @@ def _curves(
 def _curve(
     simulated: SimulationResults, place: int, level: Level, adversary: Adversary, attack: str
 ) -> CurvePoint:
-    """Return the number of attacked nodes in a cell, and its metrics."""
     measured = {}
     for one in shown(Place.CURVE):
         values = simulated.values(one, place, adversary, attack)

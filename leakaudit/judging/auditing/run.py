@@ -32,7 +32,7 @@ def audit(
 ) -> AuditRecord:
     """Run an audit and write results.json, audit.png, reconstructions.npz and .png and report.md.
 
-    Ctrl-C and max_seconds end the work; the results so far are kept and marked as incomplete.
+    Ctrl-C and max_seconds end the work; the results so far are kept, marked as incomplete.
     """
     started = datetime.now(UTC)
     clock = time.perf_counter()
@@ -78,10 +78,7 @@ def audit(
 def _measured(
     plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int], executor: Pool
 ) -> tuple[list[ViewMeasurements], bool]:
-    """Return the results of the replays, and whether all replays were completed.
-
-    Ctrl-C discards the replays and keeps the attacks.
-    """
+    """Return the replays, and whether they are complete; Ctrl-C keeps only the attacks."""
     try:
         return measure(plan, grid, nodes, executor), not expired()
     except KeyboardInterrupt:
@@ -89,13 +86,7 @@ def _measured(
 
 
 def _picture(grid: Sequence[Level], simulated: SimulationResults, folder: Path) -> str | None:
-    """Draw the reconstructions of the first node in the first run.
-
-    There is one column for each attack at each point of the grid.
-
-    Returns:
-        The file's name; None if there are no reconstructions.
-    """
+    """Draw the first node of the first run, one column per attack and point."""
     first = None
     pairs = []
     for one in simulated.outcomes:

@@ -33,8 +33,6 @@ from leakaudit.views.extraction.deduction import Deduction
 
 @dataclass(frozen=True)
 class _SimulatedReconstruction:
-    """One reconstruction."""
-
     level: int  # index in the grid
     seed: int  # number of the run
     adversary: Adversary  # the adversary whose view was attacked
@@ -49,8 +47,6 @@ class _SimulatedReconstruction:
 
 @dataclass(frozen=True)
 class _SkippedNode:
-    """A node for which an attack returned nothing, or for which no leak is determined."""
-
     level: int  # index in the grid
     seed: int  # number of the run
     adversary: Adversary  # the adversary whose view was attacked
@@ -77,8 +73,7 @@ class SimulationResults:
     ) -> CurveValues | None:
         """Return a quantity over all records of a cell; None if none was attacked or it lacks it.
 
-        Missed records count as blind guesses, including all records of nodes for which the attack
-        returned nothing.
+        Missed records count as blind guesses, also those of nodes without a reconstruction.
         """
         scores = self.scores(level, adversary, attack)
         values = [value for score in scores for value in score.counted(one.key)]
@@ -92,7 +87,7 @@ class SimulationResults:
         )
 
     def made(self, level: int, adversary: Adversary, attack: str) -> list[_SimulatedReconstruction]:
-        """Return the reconstructions for the nodes and seeds of a cell."""
+        """Return the reconstructions of a cell."""
         cell = (level, adversary, attack)
         return [o for o in self.outcomes if (o.level, o.adversary, o.attack) == cell]
 
@@ -104,11 +99,7 @@ class SimulationResults:
     def refused(
         self, level: int, adversary: Adversary, attack: str, node: int | None = None
     ) -> list[_SkippedNode]:
-        """Return the nodes and seeds of a cell without a result to score.
-
-        Args:
-            node: One node of it; None for all.
-        """
+        """Return the nodes and seeds of a cell, or of one of its nodes, without a result."""
         cell = (level, adversary, attack)
         found = [s for s in self.skipped if (s.level, s.adversary, s.attack) == cell]
         return found if node is None else [s for s in found if s.node == node]
@@ -116,8 +107,6 @@ class SimulationResults:
 
 @dataclass(frozen=True)
 class _RunJob:
-    """The job of attacking one run of one point."""
-
     plan: AuditPlan
     grid: Sequence[Level]
     nodes: Sequence[int]
@@ -126,13 +115,11 @@ class _RunJob:
     def __call__(
         self, run: tuple[int, int]
     ) -> tuple[list[_SimulatedReconstruction | _SkippedNode], bool]:
-        """Attack one run."""
         if expired():
             return [], False
         return list(self.results(run, self.recorded(run))), True
 
     def recorded(self, run: tuple[int, int]) -> tuple[Trace, Truth]:
-        """Record one run."""
         level, seed = run
         recorder = record(seeded(self.grid[level].ready, seed), None)
         return recorder.trace, recorder.truth_record
@@ -140,7 +127,6 @@ class _RunJob:
     def results(
         self, run: tuple[int, int], recording: tuple[Trace, Truth]
     ) -> Iterator[_SimulatedReconstruction | _SkippedNode]:
-        """Yield the results of one run as they are made."""
         trace, truth = recording
         task = Task.build(trace.task, device=self.device)
         return _attacks(self.plan, *run, trace, truth, task, self.nodes)
@@ -153,7 +139,7 @@ def simulate(
     device: str = "cpu",
     executor: Pool = IN_PROCESS,
 ) -> SimulationResults:
-    """Run the whole grid; Ctrl-C and the time limit end it and keep the results so far."""
+    """Run the whole grid; Ctrl-C and the time limit keep the results so far."""
     job = _RunJob(plan, grid, nodes, device)
     runs = [(k, seed) for k in range(len(grid)) for seed in range(plan.seeds)]
     each = len(plan.adversaries) * len(plan.attacks) * len(nodes)
@@ -197,7 +183,6 @@ def _attacks(
     task: Task,
     nodes: Sequence[int],
 ) -> Iterator[_SimulatedReconstruction | _SkippedNode]:
-    """Attack one recording as every adversary observes it."""
     for adversary in plan.parsed:
         observed = Deduction(trace, adversary)
         mine = [n for n in nodes if n not in adversary.corrupt]
@@ -227,14 +212,11 @@ def _attacks(
 
 
 def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
-    """Return whether the node's first record is identified by its image.
+    """Return whether the node's first record is identified by its image, and among how many.
 
-    It is identified if it is closest to that image among all records that no other node holds. The
-    images of a batch are matched to its records, which counts as guesses.
-
-    Returns:
-        Whether it is identified, and among how many records. None if there are fewer than two
-        candidates, because the records are then not drawn uniformly.
+    It is if it is the closest of all records that no other node holds. The images of a batch are
+    matched to its records, which counts as guesses. None with fewer than two candidates, which are
+    then not drawn uniformly.
     """
     x, _ = truth.of(*found.nodes)
     records = torch.cat([x, truth.pool.to(x)])
@@ -252,7 +234,7 @@ def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
 
 
 def near(outcome: _SimulatedReconstruction, psnr: float) -> bool:
-    """Return whether the first record was recovered with at least the given PSNR."""
+    """Return whether the first record reached the given PSNR."""
     column = outcome.score.psnr
     if not column or column[0] is None:
         return False

@@ -35,8 +35,6 @@ class CellMeasurements(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Stored(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of the file."""
-
     format: Literal["leakaudit.baseline"]
     version: Literal[1]
     updated: str
@@ -70,7 +68,7 @@ class Baseline:
             file.write(self.text().encode())
 
     def text(self) -> str:
-        """Return the file's text, keys sorted and one line per measure, for readable diffs."""
+        """Return the file's text, sorted and with one line per measure, for readable diffs."""
         entries = {
             "format": _json(FORMAT),
             "version": _json(VERSION),
@@ -130,7 +128,7 @@ def read(path: Path) -> Baseline:
 
 
 def check_samples(seeds: Sequence[int], samples: Mapping[str, Sequence[float]], where: str) -> None:
-    """Reject a cell of a file without one sample per seed, or beyond `SEEDS` or `LARGEST`."""
+    """Reject a cell without one sample per seed, or beyond `SEEDS` or `LARGEST`."""
     count = len(seeds)
     if not 1 <= count <= SEEDS:
         raise LeakauditError(f"{where}: expected from 1 to {SEEDS} seeds, got {count}")
@@ -154,7 +152,7 @@ def block(
 
 
 def rounded(value: float) -> float:
-    """Return a number rounded to the stored number of digits."""
+    """Round to the stored number of digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
@@ -187,7 +185,7 @@ class BaselineChange:
 
 
 def means(base: Baseline) -> dict[str, object]:
-    """Return the means of all cells as plain values."""
+    """Return the means of all cells."""
     cells = {}
     for name, cell in sorted(base.cells.items()):
         found = {measure: averages.mean(samples) for measure, samples in cell.samples.items()}
@@ -214,7 +212,6 @@ def changes(old: Baseline, new: Baseline) -> list[BaselineChange]:
 def _changed_measures(
     name: str, before: CellMeasurements, cell: CellMeasurements
 ) -> Iterator[BaselineChange]:
-    """Yield each measure of a cell that is new or has other samples."""
     for measure, samples in sorted(cell.samples.items()):
         was = before.samples.get(measure)
         if was is None:

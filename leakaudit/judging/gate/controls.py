@@ -52,9 +52,8 @@ MOST = 10
 def positive(cell: GateCell, run: SeedResults, nodes: tuple[int, ...]) -> Rule:
     """Plant noise-free gradients of known records, and test whether the attack recovers each.
 
-    They replace the program's own leak. An attack on inputs gets two records. An attack on labels
-    gets so many records with random labels that guessing succeeds with a probability of at most
-    `GUESSED`. The reconstructions are kept in ``cell.planted`` for `negative`.
+    An attack on inputs gets two records, one on labels so many that guessing succeeds with a
+    probability of at most `GUESSED`. ``cell.planted`` keeps the reconstructions for `negative`.
     """
     says = ""
     for number in range(MOST):
@@ -80,15 +79,11 @@ def positive(cell: GateCell, run: SeedResults, nodes: tuple[int, ...]) -> Rule:
 def batched(
     cell: GateCell, run: SeedResults, nodes: tuple[int, ...], hidden: bool
 ) -> Iterator[Rule]:
-    """Plant a gradient of several records, and test whether the attack comes close to one of them.
+    """Plant a gradient of as many records as the run's own, which the attack must come close to.
 
-    Their number is that of the run's own gradients. There is no control if it is one, which
-    `positive` plants, if the data set is too small, or for an attack on labels only.
-
-    Args:
-        hidden: whether noise is declared, which the recording and the lint verify. Without noise,
-            everything depends on the attack, so the control fails if the attack is too weak for
-            such batches. With noise, its weakness is reported but does not affect the result.
+    There is no control for one record, which `positive` plants, a small data set, or an attack on
+    labels only. If noise is declared (`hidden`), which the recording and the lint verify, a weak
+    attack is reported but does not affect the result; without noise, everything depends on it.
     """
     size = _records(cell.leak, run, nodes[0])
     inputs = any(len(found.x) for found, _ in cell.planted)
@@ -118,7 +113,6 @@ def _attack(cell: GateCell, run: SeedResults, leak: GradientLeak) -> Reconstruct
 
 
 def _records(like: GradientLeak | None, run: SeedResults, node: int) -> int:
-    """Return the number of records in a gradient of the run."""
     if like is not None and like.batch:
         return like.batch
     held_there = int((run.truth.node == node).sum())
@@ -127,7 +121,7 @@ def _records(like: GradientLeak | None, run: SeedResults, node: int) -> int:
 
 
 def _others(run: SeedResults) -> Tensor:
-    """Return records of the data set that no node trained on, or those of the run if none exist."""
+    """Return records that no node trained on, or those of the run if none exist."""
     return run.truth.pool if len(run.truth.pool) else run.truth.x
 
 
@@ -136,9 +130,7 @@ def planted(
 ) -> tuple[GradientLeak, Truth]:
     """Return noise-free gradients of some records, combined like a leak, and their truth.
 
-    Args:
-        like: the leak whose rounds, models and combination are copied; None for single gradients at
-            models close to the first one.
+    Without a leak, they are single gradients at models close to the first one.
     """
     others = _others(run)
     rows = (number + torch.arange(size)) % len(others)
@@ -190,7 +182,6 @@ class _Pattern:
 
 
 def _pattern(like: GradientLeak | None, run: SeedResults) -> _Pattern:
-    """Return the pattern of a leak, or that of single gradients if there is no leak."""
     if like is None:
         return _Pattern(
             rounds=torch.arange(1, ROUNDS + 1),
@@ -215,7 +206,7 @@ def _pattern(like: GradientLeak | None, run: SeedResults) -> _Pattern:
 
 
 def _labels(run: SeedResults, number: int, size: int) -> Tensor:
-    """Return labels of planted records: random classes, or the target of the run's first record."""
+    """Return random classes, or the target of the run's first record."""
     y = run.truth.y[:1].expand(size, *run.truth.y.shape[1:])
     if y.is_floating_point():
         return y
@@ -235,7 +226,6 @@ def _models(run: SeedResults, count: int) -> Tensor:
 
 
 def _solved(found: Reconstruction, truth: Truth) -> tuple[bool, str]:
-    """Return whether a planted record was recovered, and how well, in words."""
     (scored,) = score(found, truth)
     if not len(found.x) and found.y is not None:
         share = scored.labels_found or 0.0
@@ -253,10 +243,7 @@ def _solved(found: Reconstruction, truth: Truth) -> tuple[bool, str]:
 
 
 def negative(cell: GateCell) -> Rule:
-    """Score each reconstruction against another record, which it may match only by chance.
-
-    This includes the reconstructions of planted records and those of the program's own records.
-    """
+    """Score each reconstruction against another record, which it may match only by chance."""
     hits = 0  # records that were identified
     bits = 0  # records that are bit-identical
     trials = 0
@@ -289,7 +276,7 @@ def negative(cell: GateCell) -> Rule:
 def _shuffled(
     pairs: Sequence[tuple[Reconstruction, Truth]],
 ) -> Iterator[tuple[Reconstruction, Truth]]:
-    """Yield each reconstruction with the records of the next one, if these differ from its own."""
+    """Yield each reconstruction with the records of the next one, if they differ from its own."""
     following = [*pairs[1:], *pairs[:1]]
     for (found, truth), (other, their) in zip(pairs, following, strict=True):
         own = truth.of(*found.nodes)[0]

@@ -1,4 +1,4 @@
-"""Estimated duration of a gate, from one seed of each check; nothing is judged or stored."""
+"""Estimated duration of a gate, from one seed of each check."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ class _CheckDuration:
 
     @property
     def total(self) -> float:
-        """Duration of the whole check in seconds."""
         return self.recording + self.attacks + self.once
 
 

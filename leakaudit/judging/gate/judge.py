@@ -36,7 +36,7 @@ LONGER = 3.0
 
 
 def validate(gate: Gate) -> None:
-    """Check that everything that the configuration names exists, without running anything."""
+    """Check that everything that the configuration names exists."""
     for check in gate.checks:
         for attack in check.attacks:
             settings = dict(check.set.get(attack, {}))
@@ -50,11 +50,7 @@ def validate(gate: Gate) -> None:
 
 
 def run(gate: Gate, options: GateOptions, base: Baseline | None) -> GateResults:
-    """Run the gate; Ctrl-C ends it and keeps the results obtained so far.
-
-    Args:
-        base: the baseline for comparison; None for budgets and controls only.
-    """
+    """Run the gate and compare with the baseline, if any; Ctrl-C keeps the results so far."""
     validate(gate)
     out = GateResults(gate, options)
     start = time.perf_counter()
@@ -73,10 +69,8 @@ def run(gate: Gate, options: GateOptions, base: Baseline | None) -> GateResults:
 def _run(check: Check, out: GateResults, before: int) -> None:
     """Record one program with every seed and attack it, until the time limit is reached.
 
-    `before` is the number of runs of the checks before it.
-
-    A control that the time limit interrupted is omitted. The first seed of a gate is always run, so
-    that there is a record of what was tried.
+    The first seed of a gate is always run, so that there is a record of what was tried. `before` is
+    the number of runs of earlier checks.
     """
     cells = empty(check)
     shown = Fidelity(check)
@@ -110,7 +104,6 @@ def _run(check: Check, out: GateResults, before: int) -> None:
 
 
 def _close(check: Check, cells: Sequence[GateCell], shown: Fidelity, out: GateResults) -> None:
-    """Store the results of a check, complete or not, and release its recordings."""
     out.complete = out.complete and not expired()
     out.cells += [cell for cell in cells if cell.seeds]
     pitfalls = {
@@ -142,12 +135,10 @@ def _once(
 
 
 def _again(shown: Fidelity, record: Runner, seeds: range) -> None:
-    """Run a seed in a new process, to compare its noise with that of the previous recordings.
+    """Run the last seed in a new process, and compare its noise with that of the recordings.
 
-    The last seed is used: a correct program draws the same noise as before, whereas noise that
-    starts anew with every process equals that of the first seed, with which the first process
-    began. A check with a single seed has no such seed, so the next seed is run, although the
-    program may not support it.
+    Noise that starts anew with every process equals that of the first seed. A check with a single
+    seed runs the next one, which the program may not support.
     """
     if not shown.noisy or expired():
         return
@@ -173,12 +164,8 @@ def _is_own(check: Check, made: SeedResults | None) -> bool:
 def _more(shown: Fidelity, record: Runner, seeds: range, seconds: float) -> None:
     """Record more seeds while the gradients of the truth cannot be distinguished from others.
 
-    These recordings are not attacked. A program need not support these seeds; if one of them fails,
-    the previous recordings are used. If they do not suffice, the gate is inconclusive.
-
-    Args:
-        seconds: time limit. At most half of the remaining time of the gate is used, so that the
-            measurements are not interrupted.
+    The program may not support these seeds; then the previous recordings are used. At most half of
+    the remaining time is, so that the measurements are not interrupted.
     """
     shown.settles = True
     until = time.monotonic() + min(seconds, remaining() / 2)
@@ -199,17 +186,12 @@ def _asks_for_epsilon(gate: Gate) -> bool:
 def _price(
     check: Check, made: SeedResults, shown: Fidelity, out: GateResults, own_code: bool
 ) -> None:
-    """Compute epsilon of the declared protocol in every view, for the worst node."""
     out.rounds[check.name], views = price_views(check, made, shown, own_code=own_code, most=MOST)
     out.priced |= {(check.name, who): priced for who, priced in views.items()}
 
 
 def conclude(out: GateResults, base: Baseline | None) -> None:
-    """Derive rules and an exit code from the measurements.
-
-    Args:
-        base: the baseline for comparison; None for budgets and controls only.
-    """
+    """Derive rules and an exit code; without a baseline from budgets and controls only."""
     gate = out.gate
     found = list(out.rules)
     for cell in out.cells:
@@ -225,7 +207,7 @@ def conclude(out: GateResults, base: Baseline | None) -> None:
 
 
 def _stale(gate: Gate, base: Baseline) -> list[str]:
-    """Return the cells of a baseline that the checks of the gate no longer have."""
+    """Return the cells of a baseline that its checks no longer have."""
     checks = {check.name for check in gate.checks}
     known = {cell for check in gate.checks for cell in check.cells}
     return sorted(
@@ -234,7 +216,7 @@ def _stale(gate: Gate, base: Baseline) -> list[str]:
 
 
 def sound(judged: GateResults) -> None:
-    """Check that a run can become a baseline; any other run could hide a leak."""
+    """Refuse a run that cannot become a baseline, because it could hide a leak."""
     kinds = (*CONTROLS, RuleKind.LINT)
     for rule in judged.rules:
         if rule.status in UNSOUND and rule.kind in kinds:
@@ -246,7 +228,7 @@ def sound(judged: GateResults) -> None:
 
 
 def update(judged: GateResults, old: Baseline, reason: str) -> Baseline:
-    """Return the baseline updated with the measurements; cells of checks that were not run stay."""
+    """Return the baseline with the new measurements; cells of checks that were not run stay."""
     sound(judged)
     checks = {check.name for check in judged.gate.checks}
     kept = {name: block for name, block in old.cells.items() if block.check not in checks}
@@ -255,7 +237,6 @@ def update(judged: GateResults, old: Baseline, reason: str) -> Baseline:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """Make torch use deterministic algorithms inside the block, and restore its setting."""
     before = torch.get_deterministic_debug_mode()
     # use_deterministic_algorithms would import the compiler, which takes 1.2 s.
     torch.set_deterministic_debug_mode("warn")

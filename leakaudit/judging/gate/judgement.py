@@ -32,7 +32,7 @@ class GateOptions:
 
 @dataclass
 class GateResults:
-    """The results of a run of a gate, as the record of the run stores them."""
+    """The results of a run of a gate."""
 
     gate: Gate
     options: GateOptions

@@ -1,4 +1,4 @@
-"""Epsilon of the declared protocol in every view, and whether the recordings support it."""
+"""Epsilon of the declared protocol in every view, and whether recordings support it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def price_views(
 ) -> tuple[int, dict[str, PricedView]]:
     """Compute epsilon of one record in the view of each adversary of a check.
 
-    Args:
-        own_code: whether the program is one of leakaudit's own victims, whose recordings are not
-            in doubt.
+    Recordings of leakaudit's own victims (`own_code`) are not in doubt.
     """
     protocol = played(made.trace)
     assumed = assumed_sensitivity(protocol, protocol.claims, check.sensitivity)
@@ -102,9 +100,8 @@ def _doubted(
 ) -> PricedView:
     """Add what epsilon may be according to the recordings, if they leave the declaration in doubt.
 
-    Noise that is so large that even `most` recordings could not detect the gradients is not a
-    reason for doubt: no program could remove that doubt, and the rule about the recordings states
-    how imprecise they are.
+    Noise in which even `most` recordings could not detect the gradients is no reason for doubt: no
+    program could remove it, and the rule about the recordings states it.
     """
     if protocol.turns is not None and not shown.compared:
         unordered = replace(protocol, ordered=False)
@@ -132,11 +129,7 @@ def _doubted(
 def _too_small(
     check: Check, made: SeedResults, protocol: Protocol, assumed: AssumedSensitivity
 ) -> str:
-    """Explain that the sensitivity is unknown, or too small for the declared clip.
-
-    Returns "" if neither is the case. `declared.clipped` computes how much exchanging one record
-    changes a gradient: if it is not stated of how many records a gradient is, that of one of them.
-    """
+    """Explain that the sensitivity is unknown or too small for the declared clip; "" if neither."""
     if not assumed.known:
         return (
             "it is not known how much one record changes a gradient, because neither a clip nor a "

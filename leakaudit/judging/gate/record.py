@@ -86,7 +86,7 @@ def build(judged: GateResults) -> CheckRecord:
 
 
 def part(judged: GateResults) -> GatePart:
-    """Return what a run measured and how it was judged, which needs no recording."""
+    """Return what was measured and judged, which needs no recording."""
     return GatePart(
         code=judged.code,
         verdict=WORDS[judged.code],
@@ -102,11 +102,7 @@ def part(judged: GateResults) -> GatePart:
 
 
 def ordered(rules: Sequence[Rule]) -> list[Rule]:
-    """Return rules sorted by severity, the most severe first.
-
-    Args:
-        rules: the rules; those with the same status keep their order.
-    """
+    """Return rules sorted by severity, the most severe first."""
     rank = {status: place for place, status in enumerate(_ORDER)}
     return sorted(rules, key=lambda rule: rank[rule.status])
 
@@ -129,7 +125,6 @@ def not_tried(gate: Gate) -> Iterator[NotTried]:
 
 
 def _origin(judged: GateResults, trace: Trace) -> Provenance:
-    """Return what is needed to repeat the run."""
     return provenance.collect(
         trace,
         settings=settings(judged.gate, judged.options.seed),
@@ -186,7 +181,6 @@ def _acceptance(acceptance: Acceptance) -> dict[str, object]:
 
 
 def _pitfalls(rules: Sequence[Rule]) -> dict[str, PitfallText]:
-    """Return the name and the fix of each pitfall that the lint or a recording revealed."""
     shown = {rule.measure for rule in rules if rule.kind in (RuleKind.LINT, RuleKind.RECORDING)}
     found = {}
     for code in sorted(shown & _CODES.keys()):
@@ -231,7 +225,7 @@ def _column(samples: Sequence[float]) -> SampleColumn:
 
 
 def _finite(one: NodeBest) -> NodeBest:
-    """Return a record's scores with None instead of values that are not finite."""
+    """Replace values that are not finite by None."""
     psnr = one.psnr
     error = one.relative_error
     if psnr is not None:

@@ -231,9 +231,9 @@ def audit(
         LeakauditError: The plan, its data or the folder cannot be used. Nothing is written then.
     """
     from leakaudit._util.jobs import IN_PROCESS
+    from leakaudit.judging.auditing.levels import RunEnvironment
     from leakaudit.judging.auditing.plan import AuditPlan
     from leakaudit.judging.auditing.run import audit as run
-    from leakaudit.judging.auditing.where import RunEnvironment
 
     if not isinstance(plan, AuditPlan):
         plan = AuditPlan.from_toml(Path(plan))
@@ -353,7 +353,7 @@ class ReportOptions(TypedDict, total=False):
     color: bool
     verbose: bool
     table: str | None
-    figure_width: str | float
+    figure_width: str | float | None
 
 
 @overload
@@ -382,7 +382,7 @@ def report(
     color: bool = False,
     verbose: bool = False,
     table: str | None = None,
-    figure_width: str | float = "page",
+    figure_width: str | float | None = None,
 ) -> str | bytes:
     """Render a results file in another format.
 
@@ -399,8 +399,8 @@ def report(
         verbose: Whether "text" lists the rules of a gate that are within their limits, too.
         table: Table of "csv", "latex" and "json", such as "curves" of an audit; by default the
             first of `leakaudit.reporting.findings.flat.NAMES`, and the whole record for "json".
-        figure_width: Width of "pdf", "svg" and "png": "column" (84 mm), "page" (174 mm), or a
-            number of millimetres.
+        figure_width: Width of "pdf", "svg" and "png": "column" (84 mm), "page" (174 mm, the
+            default), or a number of millimetres.
 
     Returns:
         The report; bytes for "pdf" and "png".
@@ -628,7 +628,7 @@ def file_of(results: File) -> Path:
 
 
 def _renderer(
-    name: str, table: str | None, figure_width: str | float
+    name: str, table: str | None, figure_width: str | float | None
 ) -> Callable[..., str | bytes]:
     """Return the function that renders a record in a format, with the options of that format."""
     from leakaudit.core import registry
@@ -637,8 +637,10 @@ def _renderer(
     render: Callable[..., str | bytes] = registry.get("reports", name)
     if table is not None and name not in TABLES:
         raise LeakauditError(f"--table goes with {', '.join(TABLES)}, not with {name}; omit it")
+    if figure_width is not None and name not in FIGURES:
+        raise LeakauditError(f"--width goes with {', '.join(FIGURES)}, not with {name}; omit it")
     if table is not None:
         return partial(render, table=table)
-    if name in FIGURES:
+    if figure_width is not None:
         return partial(render, figure_width=figure_width)
     return render

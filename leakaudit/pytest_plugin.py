@@ -8,10 +8,10 @@ environment with leakaudit, so it imports only pytest until a test requests the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,16 +20,8 @@ if TYPE_CHECKING:
     from leakaudit.judging.gate.judge import GateResults
 
 
-class _Cell(TypedDict):
-    """The entry of a cell in a baseline, in a form that a worker of pytest-xdist can send."""
-
-    check: str
-    digest: str
-    seeds: list[int]
-    samples: dict[str, list[float]]
-
-
-Measured = dict[str, dict[str, _Cell]]  # path of a baseline -> name of a cell -> measurements
+# Path of a baseline -> name of a cell -> its measurements, as a worker of pytest-xdist sends them.
+Measured = dict[str, dict[str, object]]
 
 _MEASURED = pytest.StashKey[Measured]()
 _SENT = "leakaudit_cells"  # key of the data that a worker sends
@@ -149,6 +141,8 @@ class Leakage:
         """Run a gate, and keep its measurements if the baseline is to be updated."""
         from dataclasses import replace
 
+        import msgspec
+
         from leakaudit.judging.gate import files, judge
 
         config = self.request.config
@@ -162,7 +156,7 @@ class Leakage:
         judged = judge.run(gate, options, None)
         judge.sound(judged)
         measured = config.stash[_MEASURED].setdefault(str(gate.baseline_path), {})
-        measured.update(_plain(judged))
+        measured.update(msgspec.to_builtins(judged.blocks))
         return judged
 
 
@@ -198,22 +192,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _write(measured: Measured, reason: str) -> None:
     """Merge the measurements into the baselines."""
+    import msgspec
+
     from leakaudit.judging.gate import baseline
     from leakaudit.reporting.results import provenance
 
     for file, cells in measured.items():
         path = Path(file)
         old = baseline.read(path) if path.is_file() else baseline.Baseline()
-        blocks = {
-            name: baseline.block(cell["check"], cell["digest"], cell["seeds"], cell["samples"])
-            for name, cell in cells.items()
-        }
+        blocks = msgspec.convert(cells, dict[str, baseline.CellMeasurements])
         old.merged(blocks, reason, provenance.versions()).write(path)
-
-
-def _plain(judged: GateResults) -> Iterator[tuple[str, _Cell]]:
-    """Yield the name of each cell and its measurements."""
-    for name, block in judged.blocks.items():
-        samples = {measure: list(values) for measure, values in block.samples.items()}
-        seeds = list(block.seeds)
-        yield name, _Cell(check=block.check, digest=block.digest, seeds=seeds, samples=samples)

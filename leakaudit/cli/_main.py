@@ -53,7 +53,7 @@ RENAMED = {
 atexit.register(gc.freeze)
 
 
-class Version(argparse.Action):
+class _Version(argparse.Action):
     """Print our version and torch's, without importing torch."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
@@ -90,7 +90,7 @@ def parser(only: str | None = None, bare: bool = False) -> Parser:
         ),
     )
     top.add_argument(
-        "--version", action=Version, nargs=0, help="print the versions of leakaudit and torch"
+        "--version", action=_Version, nargs=0, help="print the versions of leakaudit and torch"
     )
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
     top._positionals._group_actions.clear()  # the verbs are listed in groups, before the options

@@ -4,28 +4,54 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from leakaudit._util.settings import resolve, size
-from leakaudit.cli._commands import Options, SharedOptions, option
+from leakaudit.cli._commands import Options, SharedOptions, argument, option
 from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
+    from leakaudit.core.trace import Trace
+    from leakaudit.reporting.rendering.tables import Column
+    from leakaudit.reporting.results.model import Record
     from leakaudit.runs.workers.executor import Executor
 
-BINARY = ("pdf", "png")  # report formats that are not text
-INCONCLUSIVE = 3  # exit code of a result about a recording that is not what it declares
+INCONCLUSIVE = 3  # exit code of a result that proves nothing
+INTERRUPTED = 130  # exit code after Ctrl-C
 LOADING = "leakaudit: loading PyTorch ..."
+BINARY = ("pdf", "png")  # report formats that are not text
+SUFFIXES = {  # suffix of a file -> the formats that it may have, first the one that it stands for
+    ".html": ("html",),
+    ".htm": ("html",),
+    ".md": ("markdown",),
+    ".txt": ("text", "markdown", "json", "junit", "sarif", "github", "csv", "latex"),
+    ".json": ("json", "sarif"),
+    ".xml": ("junit", "svg"),
+    ".sarif": ("sarif",),
+    ".csv": ("csv",),
+    ".tex": ("latex",),
+    ".pdf": ("pdf",),
+    ".svg": ("svg",),
+    ".png": ("png",),
+}
+KNOWN = {name for names in SUFFIXES.values() for name in names}
 
-
-def text_or_json() -> Any:
-    """Declare the option that chooses between text and JSON."""
-    return option("format of the output", "-f", default="text", choices=("text", "json"))
+TRACE = argument("trace file, or folder of shards")
+# The formats of a record that a command prints, besides those of `leakaudit report`.
+PRINTED = option(
+    "format of the output; repeatable (default text)",
+    "-f",
+    choices=("text", "json", "markdown"),
+)
+TEXT_OR_JSON = option("format of the output", "-f", default="text", choices=("text", "json"))
 
 
 def trusting(what: str) -> Any:
@@ -37,11 +63,23 @@ def trusting(what: str) -> Any:
     )
 
 
+def expect_format(name: str, output: Path | None) -> None:
+    """Refuse a file whose suffix stands for another format; formats of plug-ins have any suffix."""
+    if output is None or name not in KNOWN:
+        return
+    fitting = SUFFIXES.get(output.suffix.lower(), KNOWN)
+    if name not in fitting:
+        raise LeakauditError(
+            f"-f {name} does not fit {output}, whose suffix stands for {fitting[0]}; omit -f, or "
+            "change the suffix"
+        )
+
+
 class PageOptions(Options):
     """The options of a command whose result can also be one HTML page."""
 
     format: str | None = option(
-        "format of the output (default: html with -o, otherwise text)",
+        "format of the output (default: that of the suffix of -o, html or json; otherwise text)",
         "-f",
         choices=("text", "json", "html"),
     )
@@ -51,24 +89,63 @@ class PageOptions(Options):
 
     def form(self) -> str:
         """Return the requested format."""
-        if self.format is None:
-            return "text" if self.output is None else "html"
-        if self.format == "text" and self.output is not None:
+        if self.output is None:
+            return self.format or "text"
+        if self.format == "text":
             raise LeakauditError("-o: expected -f html or -f json; text is written to stdout only")
+        if self.format is None:
+            return "json" if self.output.suffix.lower() == ".json" else "html"
+        expect_format(self.format, self.output)
         return self.format
 
     def write(self, text: str, args: SharedOptions) -> None:
         """Write the output of a command, completely or not at all."""
-        page = text.encode("utf-8", "backslashreplace")
-        if self.output is None:
-            sys.stdout.buffer.write(page)
-            return
-        from leakaudit._util.files import expect_page, replacing
+        write_page(text, self.output, args)
 
-        expect_page(self.output)
-        with replacing(self.output) as file:
-            file.write(page)
-        say(f"{self.output}: written", args)
+    def write_json(self, values: Any, args: SharedOptions) -> None:
+        """Write the output of a command as JSON."""
+        self.write(json.dumps(values, indent=2) + "\n", args)
+
+
+def write_page(page: str | bytes, output: Path | None, args: _Addressee, *read: Path) -> None:
+    """Write a page to a file, which must not be one that was read, or to stdout."""
+    if isinstance(page, str):
+        page = page.encode("utf-8", "backslashreplace")
+    if output is None:
+        sys.stdout.buffer.write(page)
+        return
+    from leakaudit._util.files import expect_page, replacing
+
+    expect_page(output, *read)
+    with replacing(output) as file:
+        file.write(page)
+    say(f"{output}: written", args)
+
+
+class FigureOptions(Options):
+    """The option of a command that draws a figure for a paper."""
+
+    figure: Path | None = option(
+        "write the figure for a paper, 174 mm wide, to this .pdf, .svg or .png file", metavar="FILE"
+    )
+
+    def check(self) -> None:
+        """Refuse a file of another kind before any work."""
+        from leakaudit.reporting.figures import plots
+
+        if self.figure is not None:
+            plots.expect_suffix(self.figure, "--figure")
+
+    def draw(self, record: Record, args: SharedOptions) -> None:
+        """Draw the figure, if it was asked for."""
+        if self.figure is None:
+            return
+        from leakaudit.reporting.figures import paper, record_figure
+        from leakaudit.reporting.results import model
+
+        drawn, title = record_figure.of(model.plain(record))
+        paper.save(drawn, self.figure, paper.WIDTHS["page"], title)
+        say(f"{self.figure}: written", args)
 
 
 WORKERS = (
@@ -102,16 +179,46 @@ class ComputeOptions(Options):
         return executor
 
 
-def text_renderer(name: str) -> Callable[..., str]:
-    """Return a report format whose output may go to stdout."""
+def expect_text(name: str) -> None:
+    """Refuse a report format that does not exist, or whose output may not go to stdout."""
     from leakaudit.core import registry
 
-    render: Callable[..., str] = registry.get("reports", name)
+    registry.get("reports", name)
     if name in BINARY:
         raise LeakauditError(
             f"-f: {name} is not text; write it with 'leakaudit report FOLDER -o FILE.{name}'"
         )
-    return render
+
+
+def show_record(results: Mapping[str, Any], name: str) -> None:
+    """Write a record to stdout in one format; text uses the width and colours of a terminal."""
+    from leakaudit.core import registry
+    from leakaudit.reporting.rendering import console
+
+    fit: console.Form = {}
+    if name == "text":
+        fit = console.fit()
+    show(registry.get("reports", name)(results, **fit).rstrip("\n") + "\n")
+
+
+def show_json(value: Any) -> None:
+    """Write values to stdout as indented JSON."""
+    show(json.dumps(value, indent=2) + "\n")
+
+
+def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]]) -> None:
+    """Write a table to stdout, as wide as the terminal."""
+    from leakaudit.reporting.rendering import console, tables
+
+    console.stdout().print(tables.table(columns, rows, console.width()))
+
+
+def size_of(trace: Trace) -> str:
+    """Return the size of a recording in words."""
+    return (
+        f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
+        f"{len(trace)} messages"
+    )
 
 
 def plugins(args: argparse.Namespace) -> None:

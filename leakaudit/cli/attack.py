@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli._commands import SharedOptions, argument, command, option
+from leakaudit.cli._commands import SharedOptions, command, option
 from leakaudit.cli._options import (
     INCONCLUSIVE,
+    INTERRUPTED,
+    TRACE,
     ComputeOptions,
+    expect_text,
     half_of_free,
     memory,
     say,
     settings,
-    text_renderer,
+    show_json,
+    show_record,
     trusting,
 )
 from leakaudit.cli.listen import ListenerOptions
@@ -25,13 +26,11 @@ from leakaudit.cli.record import pairs
 if TYPE_CHECKING:
     from leakaudit.runs.pipeline.attack_options import AttackOptions
 
-INTERRUPTED = 130
-
 
 class _Options(SharedOptions):
     settings = ("seed", "device", "threads", "output", "lpips_weights", "max_seconds")
 
-    trace: Path = argument("trace file, or folder of shards")
+    trace: Path = TRACE
     truth: str = option(
         "truth file for scoring; auto uses the one beside the trace, none skips scoring",
         default="auto",
@@ -92,7 +91,8 @@ def run(args: _Options) -> int:
     from leakaudit.runs.pipeline.attack_run import attack_file
 
     chosen = settings(args)
-    renderers = {name: text_renderer(name) for name in args.format or ["text"]}
+    for name in args.format or ():
+        expect_text(name)
     options = AttackOptions(
         adversary=args.listener.parse(),
         nodes=None if args.node is None else tuple(args.node),
@@ -110,7 +110,7 @@ def run(args: _Options) -> int:
     )
     if args.dry_run:
         plan = _dry(args.trace, options)
-        sys.stdout.write(json.dumps(plan, indent=2) + "\n")
+        show_json(plan)
         return INCONCLUSIVE if plan["not_understood"] else 0
     folder = Path(chosen.output)
     executor = args.computing.executor()
@@ -119,23 +119,13 @@ def run(args: _Options) -> int:
     results = model.plain(done.record)
     shown = passages.with_passages(results, folder)
     for name in args.format or ["text"]:
-        _show(name, renderers[name], shown if name == "text" else results)
+        show_record(shown if name == "text" else results, name)
     picture = f", {done.record.picture}" if done.record.picture else ""
     say(f"{folder}: results.json, report.md{picture}", args)
     say(f"next: leakaudit report {folder} -o {folder / 'report.html'}", args)
     if done.interrupted:
         return INTERRUPTED
     return 0 if worst_case.conclusive(done.record) else INCONCLUSIVE
-
-
-def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> None:
-    """Write the results to stdout in one format; text uses the width and colours of a terminal."""
-    from leakaudit.reporting.rendering import console
-
-    fit: console.Form = {}
-    if name == "text":
-        fit = console.fit()
-    sys.stdout.write(render(results, **fit).rstrip("\n") + "\n")
 
 
 def _dry(path: Path, options: AttackOptions) -> dict[str, Any]:

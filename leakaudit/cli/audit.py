@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 from leakaudit.cli._commands import SharedOptions, argument, command, option
-from leakaudit.cli._options import ComputeOptions, say, settings, show
+from leakaudit.cli._options import (
+    INCONCLUSIVE,
+    INTERRUPTED,
+    PRINTED,
+    ComputeOptions,
+    FigureOptions,
+    say,
+    settings,
+    show_json,
+    show_record,
+)
 
-REFUTED, UNSETTLED, INTERRUPTED = 1, 3, 130
+REFUTED = 1  # exit code
 
 
 class _Options(SharedOptions):
@@ -19,11 +27,7 @@ class _Options(SharedOptions):
         "TOML file with a scenario and a table [audit], which lists the values of epsilon and "
         "the tests"
     )
-    format: list[str] | None = option(
-        "format of the output; repeatable (default text)",
-        "-f",
-        choices=("text", "json", "markdown"),
-    )
+    format: list[str] | None = PRINTED
     dry_run: bool = option(
         "print the settings, the epsilon of each point (exact, or at most) and the cost, "
         "without running"
@@ -32,9 +36,7 @@ class _Options(SharedOptions):
         "exit with code 3 if a claim is INCONCLUSIVE or UNSUPPORTED, or the time did not "
         "suffice to test it"
     )
-    figure: Path | None = option(
-        "write the figure for a paper, 174 mm wide, to this .pdf, .svg or .png file", metavar="FILE"
-    )
+    drawn: FigureOptions
     computing: ComputeOptions
 
 
@@ -51,15 +53,13 @@ def run(args: _Options) -> int:
     from dataclasses import replace
 
     from leakaudit.judging.auditing.dry_run import dry
+    from leakaudit.judging.auditing.levels import RunEnvironment
     from leakaudit.judging.auditing.plan import AuditPlan
     from leakaudit.judging.auditing.run import audit
-    from leakaudit.judging.auditing.where import RunEnvironment
-    from leakaudit.reporting.figures import paper, plots, record_figure
     from leakaudit.reporting.rendering import console
     from leakaudit.reporting.results import model
 
-    if args.figure is not None:
-        plots.expect_suffix(args.figure, "--figure")
+    args.drawn.check()
     chosen = settings(args)
     plan = AuditPlan.from_toml(args.scenario)
     if args.given.seed is not None:
@@ -70,40 +70,21 @@ def run(args: _Options) -> int:
     if args.dry_run:
         with console.shown(chosen.progress):
             planned = dry(plan, where)
-        sys.stdout.write(json.dumps(model.plain(planned), indent=2) + "\n")
+        show_json(model.plain(planned))
         return 0
     folder = Path(chosen.output)
     executor = args.computing.executor()
     with console.shown(chosen.progress, main="stages"):
         found = audit(plan, folder, where, executor)
     for name in args.format or ["text"]:
-        show(_rendered(name, folder))
+        show_record(model.plain(found), name)
     files = ["results.json", "report.md", found.audit.figure, found.picture]
     say(f"{folder}: {', '.join(filter(None, files))}", args)
-    if args.figure is not None:
-        width = paper.WIDTHS["page"]
-        paper.save(record_figure.of_audit(found), args.figure, width, found.summary)
-        say(f"{args.figure}: written", args)
+    args.drawn.draw(found, args)
     if not found.complete and not chosen.max_seconds:
         return INTERRUPTED
     verdicts = {one.verdict for one in found.audit.verdicts}
     if "REFUTED" in verdicts:
         return REFUTED
     unsettled = not found.complete or bool(verdicts & {"INCONCLUSIVE", "UNSUPPORTED"})
-    return UNSETTLED if not verdicts or (args.strict and unsettled) else 0
-
-
-def _rendered(name: str, folder: Path) -> str:
-    """Return the results of an audit in one format, read from its folder."""
-    if name == "markdown":
-        return (folder / "report.md").read_text(encoding="utf-8")
-    if name == "json":
-        return (folder / "results.json").read_text(encoding="utf-8")
-    from leakaudit.core import registry
-    from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.results import record_file
-
-    text: str = registry.get("reports", name)(
-        record_file.read(folder / "results.json"), **console.fit()
-    )
-    return text
+    return INCONCLUSIVE if not verdicts or (args.strict and unsettled) else 0

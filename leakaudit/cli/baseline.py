@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leakaudit._util import averages
 from leakaudit.cli._commands import Options, SharedOptions, option
-from leakaudit.cli._options import say, settings
-from leakaudit.cli._options import show as put
+from leakaudit.cli._options import say, settings, show, show_json, show_table
 from leakaudit.core.errors import LeakauditError, one_line
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ def run(asked: BaselineOptions, names: list[str], form: str, args: SharedOptions
         other = files.from_results(Path(asked.diff or Path(chosen.output) / "results.json"))
         _write(baseline.changes(baseline.read(path), other), form, "no difference")
     elif form == "json":
-        put(json.dumps(baseline.means(baseline.read(path)), indent=2) + "\n")
+        show_json(baseline.means(baseline.read(path)))
     else:
         _table(baseline.read(path))
     return 0
@@ -78,29 +76,25 @@ def _configured() -> tuple[Gate, Path]:
 def _table(base: Baseline) -> None:
     """Print the means of all cells."""
     from leakaudit.reporting.findings import wording
-    from leakaudit.reporting.rendering import console, tables
+    from leakaudit.reporting.rendering.tables import Column
 
-    put(f"{wording.clean(f'updated {base.updated}: {base.reason}')}\n")
+    show(f"{wording.clean(f'updated {base.updated}: {base.reason}')}\n")
     rows = []
     for name, cell in sorted(base.cells.items()):
         means = []
         for measure, samples in sorted(cell.samples.items()):
             means.append(f"{measure} {wording.figure(measure, averages.mean(samples))}")
         rows.append((name, str(len(cell.seeds)), ", ".join(means)))
-    columns = (
-        tables.Column("cell"),
-        tables.Column("seeds", right=True),
-        tables.Column("means", text=True),
-    )
-    console.stdout().print(tables.table(columns, rows, console.width()))
+    columns = (Column("cell"), Column("seeds", right=True), Column("means", text=True))
+    show_table(columns, rows)
 
 
 def _write(found: Sequence[BaselineChange], form: str, nothing: str) -> None:
     """Print what changed between two baselines."""
     if form == "json":
-        put(json.dumps([one.to_json() for one in found], indent=2) + "\n")
+        show_json([one.to_json() for one in found])
         return
     for one in found:
-        put(f"{one_line(one)}\n")
+        show(f"{one_line(one)}\n")
     if not found:
-        put(f"{nothing}\n")
+        show(f"{nothing}\n")

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leakaudit.cli._commands import SharedOptions, argument, command, option
-from leakaudit.cli._options import ComputeOptions, PageOptions, concluded, say, settings
+from leakaudit.cli._options import (
+    ComputeOptions,
+    PageOptions,
+    concluded,
+    say,
+    settings,
+    show_table,
+)
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.verdict import Holds, Verdict
 
@@ -106,8 +112,7 @@ def run(args: _Options) -> int:
     found: list[Comparison] = resting(compared, doubts)
     unclear = [one.detail for one in doubts]
     if form == "json":
-        shown_all = [{**one.to_json(), "unclear": unclear} for one in found]
-        args.page.write(json.dumps(shown_all, indent=2) + "\n", args)
+        args.page.write_json([{**one.to_json(), "unclear": unclear} for one in found], args)
         return concluded(unclear, form)
     if form == "html":
         from leakaudit.reporting.rendering.html import bounded
@@ -170,7 +175,7 @@ def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, beg
     from rich.text import Text
 
     from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.rendering.tables import Column, table
+    from leakaudit.reporting.rendering.tables import Column
     from leakaudit.views.accounting.footnotes import footnotes
 
     out = console.stdout()
@@ -187,7 +192,7 @@ def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, beg
     )
     notes = footnotes(found, begun)
     rows = [_row(one, mark) for one, mark in zip(found, notes.marks, strict=True)]
-    out.print(table(columns, rows, console.width()))
+    show_table(columns, rows)
     if len(found) < views:
         which = "only the worst view of each kind of adversary is shown"
         out.print(Text(f"{which}; {views} views were computed (--all or -f json shows them)"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli import baseline
 from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
-from leakaudit.cli._options import say, settings, show, text_renderer
+from leakaudit.cli._options import INTERRUPTED, expect_text, say, settings, show, show_json
 from leakaudit.cli.baseline import BaselineOptions
 from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.judging.gate.config import Gate
-
-INTERRUPTED = 130
 
 
 class _GateOptions(Options):
@@ -83,17 +80,14 @@ def run(args: _Options) -> int:
         with console.shown(chosen.progress):
             return _dry(gate, chosen.seed, any(name == "json" for name, _ in formats))
     base = files.compared(gate)
-    (Path(chosen.output) / "results.json").unlink(
-        missing_ok=True
-    )  # a run that breaks leaves no verdict of an earlier one
+    output = Path(chosen.output)
+    # A run that breaks leaves no verdict of an earlier one.
+    (output / "results.json").unlink(missing_ok=True)
     with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
         judged = judge.run(gate, options, base)
-    made = files.write(judged, Path(chosen.output))
-    _report(model.plain(made), formats, Path(chosen.output), args)
-    say(
-        (f"{Path(chosen.output) / 'results.json'}: {made.gate.verdict}, {judged.seconds:.1f} s"),
-        args,
-    )
+    made = files.write(judged, output)
+    _report(model.plain(made), formats, output, args)
+    say(f"{output / 'results.json'}: {made.gate.verdict}, {judged.seconds:.1f} s", args)
     return INTERRUPTED if judged.interrupted else judged.code
 
 
@@ -138,12 +132,13 @@ def _untrusted(args: _Options) -> int:
 
 
 def _report(
-    shown: dict[str, Any],
+    shown: Mapping[str, Any],
     formats: list[tuple[str, Path | None]],
     folder: Path,
     args: _Options,
 ) -> None:
     """Print or write a record in all formats that were asked for."""
+    from leakaudit.core import registry
     from leakaudit.reporting.rendering import attachments
 
     for name, file in formats:
@@ -152,7 +147,8 @@ def _report(
             drawn = attachments.with_pictures(shown, folder)
         _show(name, file, drawn, args)
     if args.gate.summary:
-        _append(args.gate.summary, shown)
+        with args.gate.summary.open("a", encoding="utf-8") as summary:
+            summary.write(registry.get("reports", "markdown")(shown))
 
 
 def _prepare() -> None:
@@ -175,12 +171,12 @@ def _format(text: str) -> tuple[str, Path | None]:
     name, equals, file = text.partition("=")
     if equals:
         registry.get("reports", name)
-    else:
-        text_renderer(name)
-    return name, Path(file) if equals else None
+        return name, Path(file)
+    expect_text(name)
+    return name, None
 
 
-def _show(name: str, file: Path | None, made: dict[str, Any], args: _Options) -> None:
+def _show(name: str, file: Path | None, made: Mapping[str, Any], args: _Options) -> None:
     from leakaudit._util.files import replacing
     from leakaudit.core import registry
     from leakaudit.reporting.rendering import console
@@ -211,29 +207,20 @@ def _prefix(folder: Path) -> str:
     return ""
 
 
-def _append(path: Path, made: dict[str, Any]) -> None:
-    from leakaudit.core import registry
-
-    with path.open("a", encoding="utf-8") as file:
-        file.write(registry.get("reports", "markdown")(made))
-
-
 def _dry(gate: Gate, seed: int, as_json: bool) -> int:
     """Print an estimate of the time that each check takes."""
     from leakaudit.judging.gate import cost
 
     found = cost.estimate(gate, seed)
     if as_json:
-        rows = [{**asdict(one), "total": one.total} for one in found]
-        show(json.dumps(rows, indent=2) + "\n")
+        show_json([{**asdict(one), "total": one.total} for one in found])
         return 0
     for one in found:
-        parts = (
-            f"{one.recording:.1f} s to record, {one.attacks:.1f} s to attack, {one.once:.1f} s for "
-            "lint and controls"
+        show(
+            f"{one.check}: {gate.seeds} seeds, {one.recording:.1f} s to record, "
+            f"{one.attacks:.1f} s to attack, {one.once:.1f} s for lint and controls\n"
         )
-        sys.stdout.write(f"{one.check}: {gate.seeds} seeds, {parts}\n")
-    sys.stdout.write(
+    show(
         f"about {sum(one.total for one in found):.0f} s in total, estimated from one seed; nothing "
         "was judged or written\n"
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 from leakaudit._util.settings import SETTINGS, resolve
 from leakaudit.cli import completion
 from leakaudit.cli._commands import SharedOptions, argument, command
-from leakaudit.cli._options import show, text_or_json
+from leakaudit.cli._options import TEXT_OR_JSON, show, show_json, show_table
 from leakaudit.cli.completion import SHELLS
 from leakaudit.core.errors import LeakauditError
 
@@ -29,7 +27,7 @@ class _Options(SharedOptions):
         nargs="?",
         choices=SHELLS,
     )
-    format: str = text_or_json()
+    format: str = TEXT_OR_JSON
 
 
 @command(
@@ -57,46 +55,33 @@ def run(args: _Options) -> int:
     if args.action == "lint":
         return _lint(args.format)
     if args.format == "json":
-        sys.stdout.write(
-            json.dumps({n: {"value": v, "source": s} for n, (v, s) in found.items()}, indent=2)
-            + "\n"
-        )
+        show_json({name: {"value": v, "source": s} for name, (v, s) in found.items()})
         return 0
-    from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.rendering.tables import Column, table
+    from leakaudit.reporting.rendering.tables import Column
 
-    columns = (
-        Column("setting"),
-        Column("value"),
-        Column("source"),
-        Column("meaning", text=True),
-    )
-    rows = [(n, str(v), source, SETTINGS[n].help) for n, (v, source) in found.items()]
-    console.stdout().print(table(columns, rows, console.width()))
+    columns = (Column("setting"), Column("value"), Column("source"), Column("meaning", text=True))
+    show_table(columns, [(n, str(v), s, SETTINGS[n].help) for n, (v, s) in found.items()])
     return 0
 
 
 def _lint(form: str) -> int:
     from leakaudit.judging.gate import tables
 
-    if not tables.present(Path()):
-        if form == "json":
-            found = {"source": None, "checks": 0, "cells": 0, "seeds": 0}
-            show(json.dumps(found, indent=2) + "\n")
-        else:
-            show("all keys are known; no check is configured\n")
-        return 0
-    from leakaudit.judging.gate import judge  # with all that a check runs
+    found: dict[str, str | int | None] = {"source": None, "checks": 0, "cells": 0, "seeds": 0}
+    said = "all keys are known; no check is configured"
+    if tables.present(Path()):
+        from leakaudit.judging.gate import judge  # with all that a check runs
 
-    gate = tables.load(Path())
-    judge.validate(gate)
-    cells = sum(len(check.cells) for check in gate.checks)
+        gate = tables.load(Path())
+        judge.validate(gate)
+        checks = len(gate.checks)
+        cells = sum(len(check.cells) for check in gate.checks)
+        found = {"source": gate.source, "checks": checks, "cells": cells, "seeds": gate.seeds}
+        said = (
+            f"{gate.source}: all keys are known; {checks} checks, {cells} cells, {gate.seeds} seeds"
+        )
     if form == "json":
-        counts = {"checks": len(gate.checks), "cells": cells, "seeds": gate.seeds}
-        show(json.dumps({"source": gate.source, **counts}, indent=2) + "\n")
-        return 0
-    show(
-        f"{gate.source}: all keys are known; {len(gate.checks)} checks, {cells} cells, "
-        f"{gate.seeds} seeds\n"
-    )
+        show_json(found)
+    else:
+        show(f"{said}\n")
     return 0

@@ -7,14 +7,14 @@ from pathlib import Path
 from leakaudit._util.files import private_folder
 from leakaudit.cli import main
 from leakaudit.cli._commands import SharedOptions, command
-from leakaudit.cli._options import say, settings, text_or_json
+from leakaudit.cli._options import TEXT_OR_JSON, say, settings
 from leakaudit.core.errors import LeakauditError
 
 
 class _Options(SharedOptions):
     settings = ("seed", "output")
 
-    format: str = text_or_json()
+    format: str = TEXT_OR_JSON
 
 
 @command(
@@ -36,31 +36,13 @@ def run(args: _Options) -> int:
     trace = folder / "demo.pt"
     common = ["--seed", str(chosen.seed), "--progress", chosen.progress]
     say(
-        (
-            "Ten nodes train a face classifier with differential PDMM. Each node holds one face; "
-            "the initial values z^0 are random and secret."
-        ),
+        "Ten nodes train a face classifier with differential PDMM. Each node holds one face; "
+        "the initial values z^0 are random and secret.",
         args,
     )
-    record = [
-        "record",
-        "pdmm",
-        "-o",
-        str(trace),
-        "--nodes",
-        "10",
-        "--graph",
-        "rgg",
-        "--rounds",
-        "6",
-        "--data",
-        "faces",
-        "--samples",
-        "1",
-        "--model",
-        "mlp",
-    ]
-    code = main([*record, "--set", "hidden=32", "--dtype", "float32", *common])
+    setting = "--nodes 10 --graph rgg --rounds 6 --data faces --samples 1 --model mlp"
+    model = "--set hidden=32 --dtype float32"
+    code = main(["record", "pdmm", "-o", str(trace), *setting.split(), *model.split(), *common])
     observed = "An eavesdropper observes only the transmitted differences"
     say(f"{observed}: no models, no labels and no z^0.", args)
     found = folder / "demo"

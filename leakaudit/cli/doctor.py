@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 from leakaudit.cli import selfcheck
 from leakaudit.cli._commands import SharedOptions, command, option
-from leakaudit.cli._options import settings, text_or_json
+from leakaudit.cli._options import TEXT_OR_JSON, settings, show_json, show_table
 from leakaudit.cli.selfcheck import SelfcheckOptions
+from leakaudit.core.errors import LeakauditError
 
 
 class _Options(SharedOptions):
     settings = ("device", "threads", "lpips_weights", "data_root")
 
-    format: str = text_or_json()
+    format: str = TEXT_OR_JSON
     statistics: bool = option(
         "measure the error rates of the audit's own estimators on mechanisms with a known epsilon: "
         "their false-positive rate and their power"
@@ -42,17 +42,12 @@ def run(args: _Options) -> int:
         return selfcheck.run(args.measured, args.format, chosen.progress)
     rows = [*_libraries(), *_machine(chosen), _weights(chosen.lpips_weights), _faces()]
     if args.format == "json":
-        sys.stdout.write(
-            json.dumps([{"check": c, "ok": ok, "found": text} for c, ok, text in rows], indent=2)
-            + "\n"
-        )
+        show_json([{"check": check, "ok": ok, "found": text} for check, ok, text in rows])
     else:
-        from leakaudit.reporting.rendering import console
-        from leakaudit.reporting.rendering.tables import Column, table
+        from leakaudit.reporting.rendering.tables import Column
 
         columns = (Column("outcome"), Column("check"), Column("found", text=True))
-        cells = [("ok" if ok else "FAIL", check, text) for check, ok, text in rows]
-        console.stdout().print(table(columns, cells, console.width()))
+        show_table(columns, [("ok" if ok else "FAIL", check, text) for check, ok, text in rows])
     return 0 if all(ok for _, ok, _ in rows) else 2
 
 
@@ -61,7 +56,6 @@ def _libraries() -> list[tuple[str, bool, str]]:
 
     import torch
 
-    from leakaudit.core.errors import LeakauditError
     from leakaudit.tasks import _torchvision
 
     rows = [
@@ -100,13 +94,12 @@ def _machine(chosen: argparse.Namespace) -> list[tuple[str, bool, str]]:
 
 
 def _weights(option: str) -> tuple[str, bool, str]:
-    from leakaudit.core.errors import LeakauditError
     from leakaudit.scoring.lpips_weights import find
 
     try:
         _, text = find(option, (3, 224, 224))
-    except LeakauditError as e:
-        return "lpips", False, str(e)
+    except LeakauditError as error:
+        return "lpips", False, str(error)
     return "lpips", True, text
 
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from leakaudit.cli._commands import SharedOptions, argument, command, option
-from leakaudit.cli._options import INCONCLUSIVE, say, settings, trusting
+from leakaudit.cli._commands import SharedOptions, command, option
+from leakaudit.cli._options import INCONCLUSIVE, TRACE, say, settings, show, trusting
 
-OWN = "own:"  # how the name of a protocol without a declaration begins
 FITTED = "fitted"  # name in the file if the protocol of the trace is a bundled one
 
 
 class _Options(SharedOptions):
     settings = ("threads",)
 
-    trace: Path = argument("trace file, or folder of shards")
+    trace: Path = TRACE
     output: Path = option(
         "protocol file to write; replaces an existing one",
         "-o",
@@ -48,14 +47,14 @@ def run(args: _Options) -> int:
     trace = trace_file.load(args.trace)
     task = Task.build(trace.task, dtype=trace.dtype, trusted=args.trust_model)
     name = FITTED
-    if trace.protocol.startswith(OWN) or registry.TEXT in trace.provenance:
+    if trace.protocol.startswith(registry.OWN) or registry.TEXT in trace.provenance:
         name = trace.protocol
     found = propose(trace, task, name)
     if found.text is None:
         sys.stderr.write(f"leakaudit trace equations: {'; '.join(found.said)}\n")
         return INCONCLUSIVE
     for line in (*found.nodes, *found.said):
-        sys.stdout.write(f"{one_line(line)}\n")
+        show(f"{one_line(line)}\n")
     with replacing(args.output) as file:
         file.write(found.text.encode())
     next = f"check them: leakaudit trace lint {args.trace} --plugin {args.output}"

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leakaudit.cli._commands import SharedOptions, argument, command, option
-from leakaudit.cli._options import concluded, say, settings, text_or_json
+from leakaudit.cli._commands import SharedOptions, command, option
+from leakaudit.cli._options import (
+    TEXT_OR_JSON,
+    TRACE,
+    concluded,
+    say,
+    settings,
+    show,
+    show_json,
+    show_table,
+)
 from leakaudit.cli.listen import ListenerOptions
 from leakaudit.core.errors import LeakauditError
 
@@ -27,13 +34,13 @@ LONG = 160  # largest number of characters of a formula in a table
 class _Options(SharedOptions):
     settings = ("threads",)
 
-    trace: Path = argument("trace file, or folder of shards")
+    trace: Path = TRACE
     listener: ListenerOptions
     node: list[int] | None = option(
         "node to explain in detail; repeatable (default: one summary line for every node)"
     )
     gradients: int = option("maximum number of gradients per node", default=16, metavar="N")
-    format: str = text_or_json()
+    format: str = TEXT_OR_JSON
     output: Path | None = option(
         "draw the combinations by round to this .png, .svg or .pdf file", "-o", metavar="FILE"
     )
@@ -80,11 +87,10 @@ def run(args: _Options) -> int:
         plots.save(explanation_chart.combinations(found), args.output)
         say(f"{args.output}: written", args)
     if args.format == "json":
-        shown = [{**one.to_json(), "unclear": unclear} for one in found]
-        sys.stdout.write(json.dumps(shown, indent=2) + "\n")
+        show_json([{**one.to_json(), "unclear": unclear} for one in found])
     elif args.node is None:
         for one in found:
-            sys.stdout.write(f"{one.summary}\n" + (f"  {one.scope}\n" if one.scope else ""))
+            show(f"{one.summary}\n" + (f"  {one.scope}\n" if one.scope else ""))
     else:
         for one in found:
             _table(one)
@@ -114,7 +120,7 @@ def _table(one: Explanation) -> None:
     from rich.text import Text
 
     from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.rendering.tables import Column, table
+    from leakaudit.reporting.rendering.tables import Column
 
     out = console.stdout()
     heading = one.summary
@@ -135,7 +141,7 @@ def _table(one: Explanation) -> None:
     for row in one.rows:
         amplification = f"{row.amplification:.3g}"
         cells.append((row.combination, _noise(row), amplification, _shortened(row.formula)))
-    out.print(table(columns, cells, console.width()))
+    show_table(columns, cells)
     out.print(Text(NOTE, style="dim"))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from leakaudit.cli import tapped
 from leakaudit.cli._commands import SharedOptions, argument, command, option
-from leakaudit.cli._options import INCONCLUSIVE, say, settings, trusting
+from leakaudit.cli._options import INCONCLUSIVE, say, settings, size_of, trusting
 from leakaudit.cli.tapped import TraceOptions
 from leakaudit.core.errors import LeakauditError
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from leakaudit.capture.tap.log.reading import RankLog
     from leakaudit.capture.tap.messages.description import MessageDescription
     from leakaudit.capture.wire.folder import Folder
-
-UNDESCRIBED = 3  # exit code if the messages were read, but could not be interpreted
 
 
 class _Options(SharedOptions):
@@ -66,11 +64,15 @@ def run(args: _Options) -> int:
             guessed = _inferred(messages, logs)
             if guessed.description is None:
                 _ask(args, guessed)
-                return UNDESCRIBED
+                return INCONCLUSIVE
             given = guessed.description
         unclear = _write(args, chosen, messages, logs, given)
         if guessed is not None:
-            _keep_inferred(args, guessed)
+            beside, kept = tapped.keep_inferred(args, guessed)
+            if kept:
+                say(f"{beside}: inferred: {guessed.said}; check it", args)
+            else:
+                say(tapped.DIFFERS.format(beside, guessed.said), args)
     skipped = (*messages.skipped, *extra)
     if skipped:
         say(f"not part of the model, and left out: {', '.join(skipped[:10])}", args)
@@ -95,33 +97,13 @@ def _inferred(messages: Folder, logs: Sequence[RankLog]) -> Guess:
 
 def _ask(args: _Options, found: Guess) -> None:
     """Write an incomplete description beside the trace, and state what to do."""
-    beside = args.written.output.with_suffix(".toml")
+    beside, kept = tapped.keep_inferred(args, found)
     next = f"complete it, and run: leakaudit trace import {args.folder} --describe {beside}"
-    if not _keep(beside, found.toml):
+    if not kept:
         next = f"it exists and was kept; {next}"
     say(f"{beside}: {found.said}; {next}", args)
     if found.advice:
         say(found.advice, args)
-
-
-def _keep_inferred(args: _Options, found: Guess) -> None:
-    """Write the description of a trace beside it."""
-    beside = args.written.output.with_suffix(".toml")
-    if _keep(beside, found.toml):
-        say(f"{beside}: inferred: {found.said}; check it", args)
-    else:
-        say(f"{beside} exists and differs, so it was kept; inferred: {found.said}", args)
-
-
-def _keep(path: Path, text: str) -> bool:
-    """Write a description, unless a different one exists; return whether the file has this text."""
-    from leakaudit._util.files import replacing
-
-    if path.exists():
-        return path.read_bytes() == text.encode()
-    with replacing(path) as file:
-        file.write(text.encode())
-    return True
 
 
 def _write(
@@ -151,11 +133,7 @@ def _write(
         trace = merge.write(
             plan, logs, args.written.output, 0, truth, chosen.max_bytes, provenance.command()
         )
-    size = (
-        f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
-        f"{len(trace)} messages"
-    )
-    say(f"{args.written.output}: {trace.protocol}, {size}", args)
+    say(f"{args.written.output}: {trace.protocol}, {size_of(trace)}", args)
     if confirm.is_proved(used, seen):
         say("recomputed gradients confirm the model and the order of its parameters", args)
     else:

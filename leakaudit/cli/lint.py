@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leakaudit.cli._commands import SharedOptions, argument, command, option
-from leakaudit.cli._options import INCONCLUSIVE, settings, text_or_json
+from leakaudit.cli._commands import SharedOptions, command, option
+from leakaudit.cli._options import INCONCLUSIVE, TEXT_OR_JSON, TRACE, settings, show_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +19,7 @@ NOTE = "A trace cannot show every pitfall: an empty report is not evidence of pr
 class _Options(SharedOptions):
     settings = ("threads",)
 
-    trace: Path = argument("trace file, or folder of shards")
+    trace: Path = TRACE
     truth: Path | None = option(
         "truth file, to also check the norms of records, the noise and its seed (default none)",
         metavar="FILE",
@@ -30,7 +28,7 @@ class _Options(SharedOptions):
         "exit with code 1 if a finding is REFUTED or UNSUPPORTED, and with 3 if one is "
         "INCONCLUSIVE or nothing was examined"
     )
-    format: str = text_or_json()
+    format: str = TEXT_OR_JSON
 
 
 @command(
@@ -62,7 +60,7 @@ def run(args: _Options) -> int:
         found = lint.findings
         examined = bool(found) or lint.examined
     if args.format == "json":
-        sys.stdout.write(json.dumps([p.to_json() for p in found], indent=2) + "\n")
+        show_json([p.to_json() for p in found])
     else:
         _write(found, lint.unexamined, examined)
     if not args.strict:

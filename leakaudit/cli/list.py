@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli._commands import SharedOptions, argument, command, option
-from leakaudit.cli._options import show, text_or_json
+from leakaudit.cli._options import TEXT_OR_JSON, show, show_json, show_table
 from leakaudit.core.errors import LeakauditError, suggest
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class _Options(SharedOptions):
         "describe only this one, with its parameters", nargs="?", metavar="NAME"
     )
     long: bool = option("describe all of them in detail")
-    format: str = text_or_json()
+    format: str = TEXT_OR_JSON
 
 
 @command(
@@ -63,7 +62,7 @@ def run(args: _Options) -> int:
     if args.name is not None:
         rows = [_named(rows, args.what, args.name)]
     if args.format == "json":
-        show(json.dumps(rows, indent=2) + "\n")
+        show_json(rows)
         return 0
     from leakaudit.reporting.rendering import console
 
@@ -86,8 +85,7 @@ def _named(rows: Sequence[dict[str, Any]], what: str, name: str) -> dict[str, An
 
 def _write(what: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print names with a line about each, and their sources."""
-    from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.rendering.tables import Column, table
+    from leakaudit.reporting.rendering.tables import Column
 
     columns = [Column("name"), Column("description", text=True)]
     if what in ("victims", "attacks"):
@@ -98,7 +96,7 @@ def _write(what: str, rows: Sequence[Mapping[str, Any]]) -> None:
         if what in ("victims", "attacks"):
             cells.append(short(row["paper"]))
         lines.append(cells)
-    console.stdout().print(table(columns, lines, console.width()))
+    show_table(columns, lines)
 
 
 def _details(what: str, row: Mapping[str, Any], width: int | None) -> str:

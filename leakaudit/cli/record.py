@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
-from leakaudit.cli._options import plugins, say, settings, trusting
+from leakaudit.cli._options import plugins, say, settings, show, size_of, trusting
 from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -23,28 +22,30 @@ class _Help(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object
     ) -> None:
-        sys.stdout.write(parser.format_help())
+        show(parser.format_help())
         if namespace.victim:
-            from leakaudit._util import declarations
-            from leakaudit.cli.list import parameters, wrapped
-            from leakaudit.reporting.rendering import console
-
             try:
                 plugins(namespace)
-                declared = declarations.of("victims", namespace.victim, ("sends",))
-            except LeakauditError as e:
-                parser.error(str(e))
-            sys.stdout.write(f"\nparameters of {namespace.victim} (--set NAME=VALUE):\n")
-            for text in parameters(declared.parameters):
-                for line in wrapped(text, console.width(), "  "):
-                    sys.stdout.write(f"{line}\n")
-            sends = declared.attributes["sends"]
-            if sends:
-                sys.stdout.write(f"\nkinds of messages of {namespace.victim}:\n")
-            for kind, text in sends.items():
-                for line in wrapped(f"{kind}: {text}", console.width(), "  "):
-                    sys.stdout.write(f"{line}\n")
+                _describe(namespace.victim)
+            except LeakauditError as error:
+                parser.error(str(error))
         parser.exit()
+
+
+def _describe(victim: str) -> None:
+    """Print the parameters of a victim, and the messages that it sends."""
+    from leakaudit._util import declarations
+    from leakaudit.cli.list import parameters, wrapped
+    from leakaudit.reporting.rendering import console
+
+    declared = declarations.of("victims", victim, ("sends",))
+    sends = [f"{kind}: {text}" for kind, text in declared.attributes["sends"].items()]
+    lists = {f"parameters of {victim} (--set NAME=VALUE)": parameters(declared.parameters)}
+    if sends:
+        lists[f"kinds of messages of {victim}"] = sends
+    for heading, texts in lists.items():
+        lines = [line for text in texts for line in wrapped(text, console.width(), "  ")]
+        show("\n".join(["", f"{heading}:", *lines, ""]))
 
 
 class _KeyOptions(Options):
@@ -163,6 +164,7 @@ def run(args: _Options) -> int:
     from leakaudit.reporting.rendering import console
     from leakaudit.reporting.results.provenance import command
     from leakaudit.traces import gaps
+    from leakaudit.traces._storage import shards
     from leakaudit.traces.recorder import human
 
     chosen = settings(args)
@@ -185,7 +187,7 @@ def run(args: _Options) -> int:
     )
     spread = _spread(args, ready)
     if args.dry_run:
-        sys.stdout.write(
+        show(
             f"{scenario.to_toml()}\n# {human(ready.size())}, {len(ready.wires)} channels, "
             f"{ready.task.layout.size} parameters\n"
         )
@@ -196,7 +198,8 @@ def run(args: _Options) -> int:
             "name the trace with -o"
         )
     path = args.output if args.output.endswith("/") else Path(args.output)
-    replaced = ", in place of an earlier one" if Path(args.output).exists() else ""
+    earlier = Path(args.output).is_file() or shards.place(Path(args.output)).is_file()
+    replaced = ", in place of an earlier one" if earlier else ""
     with console.shown(chosen.progress, main="recording"):
         told = {"command": command()}
         if spread is None:
@@ -208,12 +211,8 @@ def run(args: _Options) -> int:
                 ready, path, spread, chosen.max_bytes, told, trusted, args.engine == "threads"
             )
     trace = recorder.trace
-    size = (
-        f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
-        f"{len(trace)} messages"
-    )
     written = human(_bytes(Path(args.output)))
-    say(f"{args.output}: {scenario.victim}, {size}, {written}{replaced}", args)
+    say(f"{args.output}: {scenario.victim}, {size_of(trace)}, {written}{replaced}", args)
     for sentence in premises.sentences(recorder.truth_record):
         say(f"warning: {sentence}", args)
     for sentence in gaps.sentences(trace):

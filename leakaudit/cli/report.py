@@ -10,31 +10,20 @@ from leakaudit.cli._commands import Options, SharedOptions, argument, command, o
 from leakaudit.cli._options import (
     BINARY,
     INCONCLUSIVE,
+    SUFFIXES,
+    expect_format,
+    expect_text,
     load_torch,
     loading,
     say,
     settings,
-    text_renderer,
+    show_record,
+    write_page,
 )
 from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.reporting.results.model import AttackRecord
-
-FORMATS = {  # suffix of the output file -> format
-    ".html": "html",
-    ".htm": "html",
-    ".md": "markdown",
-    ".txt": "text",
-    ".json": "json",
-    ".xml": "junit",
-    ".sarif": "sarif",
-    ".csv": "csv",
-    ".tex": "latex",
-    ".pdf": "pdf",
-    ".svg": "svg",
-    ".png": "png",
-}
 
 
 class _RescoreOptions(Options):
@@ -58,9 +47,9 @@ class _ConvertOptions(Options):
         "or cells of a sweep",
         metavar="NAME",
     )
-    width: str = option(
-        "width of pdf, svg and png: column (84 mm), page (174 mm), or a number of millimetres",
-        default="page",
+    width: str | None = option(
+        "width of pdf, svg and png: column (84 mm), page (174 mm), or a number of millimetres "
+        "(default page)",
         metavar="WIDTH",
     )
     redact: bool = option("remove pictures, labels, notes and paths, and renumber the nodes")
@@ -127,18 +116,16 @@ def run(args: _Options) -> int:
         return _rescore(args)
     args.rescored.refuse("only with --rescore")
     from leakaudit import api
-    from leakaudit._util.files import expect_page, replacing
     from leakaudit.reporting.rendering import console
 
     fit: console.Form = {}
     if args.output is None:
         fit = console.fit()
-    if args.output is not None:
-        expect_page(args.output, api.file_of(args.results))
     name = args.format or _format(args.output)
+    expect_format(name, args.output)
     if name in BINARY and args.output is None and sys.stdout.isatty():
         raise LeakauditError(f"{name} is not text: name a file with -o, or redirect the output")
-    shown = api.report(
+    page = api.report(
         args.results,
         name,
         against=args.converted.against,
@@ -150,15 +137,7 @@ def run(args: _Options) -> int:
         figure_width=args.converted.width,
         **fit,
     )
-    page = shown
-    if isinstance(page, str):
-        page = page.encode("utf-8", "backslashreplace")
-    if args.output is None:
-        sys.stdout.buffer.write(page)
-        return 0
-    with replacing(args.output) as file:
-        file.write(page)
-    say(f"{args.output}: written", args)
+    write_page(page, args.output, args, api.file_of(args.results))
     return 0
 
 
@@ -180,7 +159,7 @@ def _rescore(args: _Options) -> int:
 
     chosen = settings(args)
     form = args.format or "text"
-    render = text_renderer(form)
+    expect_text(form)
     rescoring.check(args.rescored.metric)
     source = file_of(args.results)
     record = rescoring.one_truth(record_file.read(source))
@@ -206,8 +185,7 @@ def _rescore(args: _Options) -> int:
                 f"{lost[0]} could not be computed for any record: {reason}; nothing was written"
             )
         made = output.write(folder, made, found, scores, truth)
-    fit = console.fit() if form == "text" else {}
-    sys.stdout.write(render(model.plain(made), **fit).rstrip("\n") + "\n")
+    show_record(model.plain(made), form)
     say(f"{folder / RECORD}: scored again; no attack was run", args)
     return 0 if worst_case.conclusive(made) else INCONCLUSIVE
 
@@ -231,9 +209,9 @@ def _format(output: Path | None) -> str:
     """Return the format that the name of the output file indicates."""
     if output is None or not output.suffix:
         return "html"
-    if output.suffix.lower() not in FORMATS:
+    if output.suffix.lower() not in SUFFIXES:
         raise LeakauditError(
-            f"{output}: no format has this suffix (known: {', '.join(FORMATS)}); "
+            f"{output}: no format has this suffix (known: {', '.join(SUFFIXES)}); "
             "choose the format with -f"
         )
-    return FORMATS[output.suffix.lower()]
+    return SUFFIXES[output.suffix.lower()][0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from leakaudit.cli._commands import SharedOptions, command, option
@@ -56,7 +55,7 @@ def run(args: _Options) -> int:
     with console.shown(chosen.progress, main="claims"):
         found = list(judge(rows, executor))
     if form == "json":
-        args.page.write(json.dumps([one.to_json() for one in found], indent=2) + "\n", args)
+        args.page.write_json([one.to_json() for one in found], args)
     elif form == "html":
         from leakaudit.judging.papers.page import page
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING
 
 from leakaudit.cli._commands import Options, option
+from leakaudit.cli._options import INCONCLUSIVE, show_json, show_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from leakaudit.judging.selfcheck import ErrorRate
-
-
-TOO_FEW = 3  # exit code, as for other inconclusive results
 
 
 class SelfcheckOptions(Options):
@@ -43,27 +39,25 @@ def run(args: SelfcheckOptions, form: str, progress: str) -> int:
         rows = list(check(args.runs, args.trials, args.alpha, args.seed))
     ok = all(row.ok for row in rows)
     if form == "json":
-        found = {**vars(args), "ok": ok, "rows": [model.plain(row.entry()) for row in rows]}
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        show_json({**vars(args), "ok": ok, "rows": [model.plain(row.entry()) for row in rows]})
     else:
         _write(rows)
     if any(row.outcome == "outside" for row in rows):
         return 1
-    return 0 if ok else TOO_FEW
+    return 0 if ok else INCONCLUSIVE
 
 
 def _write(rows: Sequence[ErrorRate]) -> None:
     from rich.text import Text
 
     from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.rendering.tables import Column, table
+    from leakaudit.reporting.rendering.tables import Column
 
     styled = {
         "ok": Text("ok", style="green"),
         "outside": Text("OUTSIDE", style="bold red"),
         "too few runs": Text("too few runs", style="yellow"),
     }
-    out = console.stdout()
     columns = (
         Column("estimator"),
         Column("claim"),
@@ -88,8 +82,8 @@ def _write(rows: Sequence[ErrorRate]) -> None:
             allowed,
         )
         cells.append((row.estimator, row.planted or "true", *numbers, styled[row.outcome]))
-    out.print(table(columns, cells, console.width()))
-    out.print(Text(_note(rows), style="dim"))
+    show_table(columns, cells)
+    console.stdout().print(Text(_note(rows), style="dim"))
 
 
 def _note(rows: Sequence[ErrorRate]) -> str:

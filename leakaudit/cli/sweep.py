@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leakaudit.cli._commands import SharedOptions, argument, command, option
 from leakaudit.cli._options import (
+    INCONCLUSIVE,
+    INTERRUPTED,
+    PRINTED,
     WORKERS,
     ComputeOptions,
+    FigureOptions,
     load_torch,
     loading,
     say,
     settings,
+    show_json,
+    show_record,
     trusting,
 )
 from leakaudit.core.errors import LeakauditError
@@ -23,7 +27,6 @@ if TYPE_CHECKING:
     from leakaudit.reporting.results.model import SweepRecord
     from leakaudit.runs.sweeping.run import SweepOptions, SweepOutcome
 
-UNSETTLED, INTERRUPTED = 3, 130
 TOLD = 10  # largest number of cells without a result that are listed
 
 
@@ -40,11 +43,7 @@ class _Options(SharedOptions):
         nargs="+",
         metavar="PLAN | merge DIR",
     )
-    format: list[str] | None = option(
-        "format of the output; repeatable (default text)",
-        "-f",
-        choices=("text", "json", "markdown"),
-    )
+    format: list[str] | None = PRINTED
     computing: _CellOptions
     shard: str = option(
         "run only the I-th of N parts, for job arrays; combine the parts with 'leakaudit "
@@ -57,9 +56,7 @@ class _Options(SharedOptions):
         "print the number of cells, how many are done, and an estimate of the time left"
     )
     trust_model: bool | str = trusting("plan")
-    figure: Path | None = option(
-        "write the figure for a paper, 174 mm wide, to this .pdf, .svg or .png file", metavar="FILE"
-    )
+    drawn: FigureOptions
 
 
 @command(
@@ -76,27 +73,23 @@ def run(args: _Options) -> int:
     Returns:
         The exit code: 3 if a cell failed or is missing, 130 after Ctrl-C.
     """
-    if (
-        args.what[0] != "merge"
-        and args.computing.backend == "process"
-        and args.computing.workers != 0
-        and not args.dry_run
-    ):
+    merging = args.what[0] == "merge"
+    computing = args.computing
+    spread = computing.backend == "process" and computing.workers != 0
+    if spread and not (merging or args.dry_run):
         from leakaudit._util import forks
 
         forks.context()  # it imports torch while this process does
     with loading(args.given):
         load_torch()
-    from leakaudit.reporting.figures import plots
     from leakaudit.reporting.rendering import console
     from leakaudit.reporting.results import model
     from leakaudit.runs.sweeping import tables
     from leakaudit.runs.sweeping.dry_run import dry
     from leakaudit.runs.sweeping.run import SweepOptions, sweep
 
-    if args.figure is not None:
-        plots.expect_suffix(args.figure, "--figure")
-    if args.what[0] == "merge":
+    args.drawn.check()
+    if merging:
         return _merge(args)
     if len(args.what) > 1:
         raise LeakauditError(
@@ -106,32 +99,32 @@ def run(args: _Options) -> int:
     chosen = settings(args)
     plan = tables.with_device(tables.load(Path(args.what[0])), str(chosen.device))
     plan = plan if args.given.seed is None else tables.with_seed(plan, chosen.seed)
-    rest = (
-        args.computing.workers,
-        args.computing.backend,
+    options = SweepOptions(
+        computing.workers,
+        computing.backend,
         _shard(args.shard),
         args.retry_failed,
         Path(chosen.data_root),
         chosen.download,
+        args.trust_model,
+        computing.address,
     )
-    options = SweepOptions(*rest, args.trust_model, args.computing.address)
     folder = Path(chosen.output)
-    if args.figure is not None and options.shard[1] > 1:
+    if args.drawn.figure is not None and options.shard[1] > 1:
         raise LeakauditError(
             "--figure: a single part has no figure; use the option with leakaudit sweep merge"
         )
     if args.dry_run:
-        sys.stdout.write(json.dumps(model.plain(dry(plan, folder, options)), indent=2) + "\n")
+        show_json(model.plain(dry(plan, folder, options)))
         return 0
     with console.shown(chosen.progress, chosen.max_seconds, main="cells"):
         swept = sweep(plan, folder, options)
     _tell(swept, folder, options, args)
     if swept.record is not None:
-        _print(swept.record, args)
-        _draw(swept.record, args)
+        _show(swept.record, args)
     if swept.interrupted:
         return INTERRUPTED
-    return UNSETTLED if swept.troubles or swept.left else 0
+    return INCONCLUSIVE if swept.troubles or swept.left else 0
 
 
 def _tell(swept: SweepOutcome, folder: Path, options: SweepOptions, args: _Options) -> None:
@@ -145,10 +138,8 @@ def _tell(swept: SweepOutcome, folder: Path, options: SweepOptions, args: _Optio
         say(f"{swept.left} cells are left; run the same command again to continue", args)
     if options.shard[1] > 1:
         say(
-            (
-                f"part {options.shard[0]} of {options.shard[1]}; when all are complete, run: "
-                "leakaudit sweep merge DIR ... -o results.json"
-            ),
+            f"part {options.shard[0]} of {options.shard[1]}; when all are complete, run: "
+            "leakaudit sweep merge DIR ... -o results.json",
             args,
         )
 
@@ -161,28 +152,14 @@ def _merge(args: _Options) -> int:
     output = args.given.output
     path = merge.beside(Path(settings(args).output if output is None else output))
     found = merge.write([Path(folder) for folder in args.what[1:]], path)
-    _print(found, args)
-    _draw(found, args)
+    _show(found, args)
     say(
-        (
-            f"{path}: {len(found.sweep.cells)} cells, {found.sweep.missing} missing; "
-            f"{merge.FIGURE}, {merge.REPORT}"
-        ),
+        f"{path}: {len(found.sweep.cells)} cells, {found.sweep.missing} missing; "
+        f"{merge.FIGURE}, {merge.REPORT}",
         args,
     )
     failed = any(cell.status != "done" for cell in found.sweep.cells)
-    return UNSETTLED if failed or found.sweep.missing else 0
-
-
-def _draw(found: SweepRecord, args: _Options) -> None:
-    """Draw the figure for a paper to the file that --figure names."""
-    if args.figure is None:
-        return
-    from leakaudit.reporting.figures import paper, record_figure
-
-    width = paper.WIDTHS["page"]
-    paper.save(record_figure.of_sweep(found), args.figure, width, found.summary)
-    say(f"{args.figure}: written", args)
+    return INCONCLUSIVE if failed or found.sweep.missing else 0
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -193,16 +170,10 @@ def _shard(text: str) -> tuple[int, int]:
     return i, n
 
 
-def _print(found: SweepRecord, args: _Options) -> None:
-    from leakaudit.core import registry
-    from leakaudit.reporting.rendering import console
+def _show(found: SweepRecord, args: _Options) -> None:
+    """Print the results in every format, and draw the figure for a paper."""
     from leakaudit.reporting.results import model
 
-    values = model.plain(found)
     for name in args.format or ["text"]:
-        if name == "json":
-            sys.stdout.write(json.dumps(values, indent=2, allow_nan=False) + "\n")
-        elif name == "markdown":
-            sys.stdout.write(registry.get("reports", name)(values))
-        else:
-            sys.stdout.write(registry.get("reports", name)(values, **console.fit()))
+        show_record(model.plain(found), name)
+    args.drawn.draw(found, args)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from leakaudit.cli import tapped
 from leakaudit.cli._commands import SharedOptions, argument, command, option
-from leakaudit.cli._options import say, settings, trusting
+from leakaudit.cli._options import INCONCLUSIVE, say, settings, trusting
 from leakaudit.cli.tapped import TraceOptions
 from leakaudit.core.errors import LeakauditError, NotUnderstood
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from leakaudit.capture.tap.saved import SavedModel
 
 ACTIONS = {"describe": tapped.describe, "merge": tapped.merge}
-UNDESCRIBED = 3  # exit code if the messages were logged, but could not be interpreted
+
 USAGE = """leakaudit tap [options] -- torchrun --nproc-per-node 4 program.py
        leakaudit tap describe LOG [-o tap.toml] [--model NAME --shape 1,25,25 …]
        leakaudit tap merge LOG --describe tap.toml [-o trace.pt]"""
@@ -116,10 +116,9 @@ def run(args: _Options) -> int:
             "start": described.start,
             "names": described.names,
         }
-        _require_layers(layers, described)
+    said = _choice(layers) if described is None else _need(limit, described, layers)
     with launch.owned(folder):
         launch.prepare(folder)
-        said = _choice(layers) if described is None else _need(limit, described, layers)
         say(f"leakaudit tap: at most {human(limit)} of messages are recorded ({why}): {said}", args)
         try:
             code = launch.run(command, folder, **listening)
@@ -157,7 +156,7 @@ def _finish(
         model = _model(args, folder)
         described = described or _guessed(args, folder, model)
         if described is None:
-            return code or UNDESCRIBED
+            return code or INCONCLUSIVE
         tapped.write(args, chosen, folder, described, code)
     except NotUnderstood as error:
         raise NotUnderstood(f"{error}; the log is kept in {folder}") from None
@@ -185,7 +184,6 @@ def _model(args: _Options, folder: Path) -> SavedModel | None:
 
 def _guessed(args: _Options, folder: Path, model: SavedModel | None) -> MessageDescription | None:
     """Infer the description and write it beside the trace; None if it is incomplete."""
-    from leakaudit._util.files import replacing
     from leakaudit.capture.tap.guessing.guess import guess
     from leakaudit.capture.tap.log.reading import read_logs
     from leakaudit.capture.tap.messages import trained
@@ -205,16 +203,12 @@ def _guessed(args: _Options, folder: Path, model: SavedModel | None) -> MessageD
         if found.advice:
             say(f"leakaudit tap: {found.advice}", args)
         return None
-    beside = args.written.output.with_suffix(".toml")
-    if beside.exists() and beside.read_bytes() != found.toml.encode():
-        say(f"{beside} exists and differs, so it was kept; inferred: {found.said}", args)
-        return found.description
-    with replacing(beside) as file:
-        file.write(found.toml.encode())
-    say(
-        f"{beside}: inferred: {found.said}; check it, and pass it with --describe the next time",
-        args,
-    )
+    beside, kept = tapped.keep_inferred(args, found)
+    said = tapped.DIFFERS.format(beside, found.said)
+    if kept:
+        next = "check it, and pass it with --describe the next time"
+        said = f"{beside}: inferred: {found.said}; {next}"
+    say(said, args)
     return found.description
 
 
@@ -257,25 +251,20 @@ def _choice(layers: list[str] | None) -> str:
     )
 
 
-def _require_layers(layers: list[str] | None, described: MessageDescription) -> None:
-    """Reject a choice of parameters that contains none of the described model."""
-    from leakaudit.capture.tap.log.layers import select
-
-    selection = select(described.names, described.sizes[:-1], layers)
-    if selection is not None and not selection.kept:
-        names = ", ".join(described.names[:8])
-        raise LeakauditError(f"--layers: no parameter matches {layers}; the model has {names}")
-
-
 def _need(limit: int, described: MessageDescription, layers: list[str] | None) -> str:
-    """Return what is recorded of a described model, and how many messages fit, in words."""
+    """Return what is recorded of a described model, and how many messages fit, in words.
+
+    Rejects a choice of parameters that contains none of the model.
+    """
     from leakaudit.capture.tap.log import layers as choice
     from leakaudit.traces.recorder import human
 
     whole = described.sizes[-1]
     selection = choice.select(described.names, described.sizes[:-1], layers)
-    numbers = whole if selection is None else selection.numbers
-    size = 4 * numbers
+    if selection is not None and not selection.kept:
+        names = ", ".join(described.names[:8])
+        raise LeakauditError(f"--layers: no parameter matches {layers}; the model has {names}")
+    size = 4 * (whole if selection is None else selection.numbers)
     return (
         f"{choice.described(selection, whole)}; a message takes {human(size)} on the disk "
         f"(float32); {human(limit)} hold {int(limit // size)} of all processes together"

@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
-from leakaudit.cli._options import say, settings, trusting
+from leakaudit.cli._options import say, settings, show, size_of, trusting
 from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
+    from leakaudit.capture.tap.guessing.guess import Guess
     from leakaudit.capture.tap.merge import Truth
     from leakaudit.capture.tap.messages.description import MessageDescription
     from leakaudit.core.trace import Trace
+
+
+# Said of an inferred description if another one exists beside the trace.
+DIFFERS = "{} exists and differs, so it was kept; inferred: {}"
 
 
 class TraceOptions(Options):
@@ -84,7 +89,7 @@ def describe(args: _DescribeOptions) -> int:
         logs = trained.only(logs, task.layout.names)
     found = guess(logs, task)
     if args.output is None:
-        sys.stdout.write(found.toml)
+        show(found.toml)
     else:
         with replacing(args.output) as file:
             file.write(found.toml.encode())
@@ -131,6 +136,22 @@ class _Tracing(Protocol):
     def describe(self) -> Path | None: ...
 
 
+def keep_inferred(args: _Tracing, found: Guess) -> tuple[Path, bool]:
+    """Write an inferred description beside the trace, unless a different one exists.
+
+    Returns the file, and whether it has this description.
+    """
+    from leakaudit._util.files import replacing
+
+    beside = args.written.output.with_suffix(".toml")
+    text = found.toml.encode()
+    if beside.exists():
+        return beside, beside.read_bytes() == text
+    with replacing(beside) as file:
+        file.write(text)
+    return beside, True
+
+
 def write(
     args: _Tracing,
     chosen: argparse.Namespace,
@@ -160,12 +181,8 @@ def write(
     command = provenance.command()
     with console.shown(chosen.progress):
         trace = merge.write(plan, logs, args.written.output, code, truth, chosen.max_bytes, command)
-    size = (
-        f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
-        f"{len(trace)} messages"
-    )
     share = f"the tap took {merge.facts(trace).share:.1%} of the processes' time"
-    say(f"{args.written.output}: {trace.protocol}, {size}; {share}", args)
+    say(f"{args.written.output}: {trace.protocol}, {size_of(trace)}; {share}", args)
     for line in (*merge.warnings(trace), *remarks.of(described.task)):
         say(f"leakaudit tap: {line}", args)
     for reason in unclear(trace, args):
@@ -214,14 +231,7 @@ def _folder(given: Path) -> Path:
 
 
 def numbers(text: str | None, flag: str) -> tuple[int, ...] | None:
-    """Parse whole numbers separated by commas.
-
-    Args:
-        text: The numbers; None if not given.
-
-    Returns:
-        The numbers; None if not given.
-    """
+    """Parse whole numbers separated by commas; None if not given."""
     if text is None:
         return None
     try:

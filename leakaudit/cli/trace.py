@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,15 +10,24 @@ from typing import Any
 from leakaudit._util.settings import resolve
 from leakaudit.cli import curves, equations, imported, lint
 from leakaudit.cli._commands import Command, SharedOptions, argument, command, option
-from leakaudit.cli._options import INCONCLUSIVE, say, settings, text_or_json, trusting
+from leakaudit.cli._options import (
+    INCONCLUSIVE,
+    TEXT_OR_JSON,
+    TRACE,
+    say,
+    settings,
+    show_json,
+    show_table,
+    trusting,
+)
 from leakaudit.cli._parser import described
 
 
 class _InfoOptions(SharedOptions):
     settings = ("threads",)
 
-    trace: Path = argument("trace file, or folder of shards")
-    format: str = text_or_json()
+    trace: Path = TRACE
+    format: str = TEXT_OR_JSON
 
 
 @command(
@@ -41,8 +49,8 @@ def info(args: _InfoOptions) -> int:
 class _VerifyOptions(SharedOptions):
     settings = ("threads",)
 
-    trace: Path = argument("trace file, or folder of shards")
-    format: str = text_or_json()
+    trace: Path = TRACE
+    format: str = TEXT_OR_JSON
     write: bool = option("write the sha256 file if the trace has none")
     relations: bool = option(
         "check the declared relations of the protocol on the private states of the run "
@@ -127,12 +135,11 @@ run = Command(
 def _show(facts: Mapping[str, Any], form: str) -> None:
     """Print the facts as JSON, or one row for each."""
     if form == "json":
-        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+        show_json(facts)
         return
     from leakaudit.core import registry
     from leakaudit.reporting.findings import wording
-    from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.rendering.tables import Column, table
+    from leakaudit.reporting.rendering.tables import Column
 
     rows = []
     for key, value in facts.items():
@@ -142,8 +149,7 @@ def _show(facts: Mapping[str, Any], form: str) -> None:
             rows.append(("protocol file", f"{size} characters (shown by -f json)"))
         said = value if isinstance(value, str) else json.dumps(value)
         rows.append((key, wording.clean(said)))
-    columns = (Column("field"), Column("value", text=True))
-    console.stdout().print(table(columns, rows, console.width()))
+    show_table((Column("field"), Column("value", text=True)), rows)
 
 
 def _relations(path: Path, truth: Path | None, trusted: bool | str) -> dict[str, Any]:

@@ -162,6 +162,24 @@ def test_every_table_of_half_a_sweep_says_that_cells_are_missing(
         assert "are missing" in capsys.readouterr().out
 
 
+def test_a_cell_of_a_sweep_in_which_nothing_was_examined_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the protocol `single`, no messages are sent; the cells of the other protocol pass."""
+    monkeypatch.chdir(tmp_path)
+    plan = '[scenario]\nnodes = 3\nrounds = 2\ndata = "gaussians"\nmodel = "logistic"\n'
+    (tmp_path / "s.toml").write_text(
+        f'{plan}[sweep]\nattacks = ["auto"]\n[sweep.over]\nvictim = ["dpsgd", "single"]\n'
+    )
+    assert main(["sweep", "s.toml", "-o", "out", "--workers", "0"]) == 3
+    assert "nothing was examined: the adversary observes no message" in capsys.readouterr().err
+    cells = json.loads((tmp_path / "out/results.json").read_text())["sweep"]["cells"]
+    assert {cell["at"]["victim"]: cell["status"] for cell in cells} == {
+        "dpsgd": "done",
+        "single": "failed",
+    }
+
+
 def test_an_explanation_of_no_node_is_inconclusive(
     late: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

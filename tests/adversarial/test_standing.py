@@ -22,7 +22,7 @@ from leakaudit.core.verdict import Holds, Verdict
 from leakaudit.judging.gate import rules
 from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Budget, Check
-from leakaudit.judging.gate.priced import Epsilon, PricedView
+from leakaudit.judging.gate.rule import PricedView
 from leakaudit.judging.papers import dpnorm, runs
 from leakaudit.judging.papers.runs import protocol
 from leakaudit.reporting.rendering import cards
@@ -68,7 +68,7 @@ def noisy(tmp_path: Path) -> la.Trace:
 def test_the_budget_line_of_a_gate(holds: Holds) -> None:
     cell = GateCell(Check("ring", "m:f"), "node:1", "analytic", [0])
     for most in (8.0, 1.0):
-        priced = PricedView(Epsilon(3.2, 2, 1.0, holds))
+        priced = PricedView(3.2, (2,), 1.0, holds)
         (rule,) = rules.budgets(cell, [Budget("epsilon", most)], priced)
         assert rule.says.startswith(f"epsilon of one record: {SAYS[holds]}, at most {most:g}")
 

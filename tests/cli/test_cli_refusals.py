@@ -207,11 +207,36 @@ def test_a_page_replaces_no_recording_and_no_results(
     assert "name the trace" in refused(capsys, "record", "dpsgd", "-o", "trace.truth.pt")
     assert main(["attack", "trace.pt", "-o", "out", "-q"]) in (0, 3)
     kept |= {file: file.read_bytes() for file in (recording / "out").iterdir()}
-    for own in ("results.json", "reconstructions.npz"):
+    for own, form in (("results.json", "json"), ("reconstructions.npz", "html")):
         assert "choose another file" in refused(
-            capsys, "report", "out", "-o", f"out/{own}", "-f", "html"
+            capsys, "report", "out", "-o", f"out/{own}", "-f", form
         )
     assert {file: file.read_bytes() for file in kept} == kept
+
+
+def test_a_page_has_the_format_of_its_suffix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RECORD, "-o", "trace.pt"]) == 0
+    for form, name in (("json", "b.html"), ("html", "b.json"), ("html", "b.pdf")):
+        said = refused(capsys, "bound", "trace.pt", "-f", form, "-o", name)
+        assert f"-f {form} does not fit {name}" in said
+    assert main(["bound", "trace.pt", "-o", "b.json", "-q"]) == 0
+    assert Path("b.json").read_text().startswith("[")
+    assert main(["bound", "trace.pt", "-f", "json", "-o", "b.txt", "-q"]) == 0
+
+
+def test_a_recording_replaces_an_earlier_one_only_if_there_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = [word for word in RECORD if word != "-q"]
+    Path("empty").mkdir()
+    for target in ("empty", "new/", "new.pt"):
+        capsys.readouterr()
+        assert main([*record, "-o", target]) == 0
+        assert "in place of an earlier one" not in capsys.readouterr().err
+        assert main([*record, "-o", target]) == 0
+        assert "in place of an earlier one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verb", ["bound", "audit"])

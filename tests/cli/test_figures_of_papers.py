@@ -50,6 +50,12 @@ def test_a_table_and_a_width_are_chosen(results: Path, capsys: pytest.CaptureFix
     assert (results / "a.pdf").read_bytes() != (results / "b.pdf").read_bytes()
 
 
+@pytest.mark.parametrize("options", ["-f json -o a.txt", "-f csv -o a", "-f markdown -o a.docx"])
+def test_a_suffix_that_stands_for_no_other_format_is_kept(results: Path, options: str) -> None:
+    assert main(["report", "results.json", *options.split(), "-q"]) == 0
+    assert (results / options.split()[-1]).stat().st_size
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -57,6 +63,11 @@ def test_a_table_and_a_width_are_chosen(results: Path, capsys: pytest.CaptureFix
         ("-f csv --table points", "expected one of verdicts, curves, views, findings"),
         ("-o a.pdf --width wide", "--width: expected column or page, or a number of millimetres"),
         ("-o a.csv --against results.json", "--against does not apply to csv"),
+        ("-o a.html --width column", "--width goes with pdf, svg, png, not with html; omit it"),
+        ("-f text --width page", "--width goes with pdf, svg, png, not with text; omit it"),
+        ("-f json -o a.html", "-f json does not fit a.html, whose suffix stands for html"),
+        ("-f pdf -o a.txt", "-f pdf does not fit a.txt, whose suffix stands for text"),
+        ("-f csv -o a.TEX", "-f csv does not fit a.TEX, whose suffix stands for latex"),
         ("-o a.docx", "no format has this suffix"),
     ],
 )

@@ -22,8 +22,7 @@ from leakaudit.judging.gate import baseline, compare, files, judge, measures, re
 from leakaudit.judging.gate.baseline import Baseline, CellMeasurements
 from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Acceptance, Budget, Check, Gate
-from leakaudit.judging.gate.priced import Epsilon, PricedView
-from leakaudit.judging.gate.rule import Rule
+from leakaudit.judging.gate.rule import PricedView, Rule
 from leakaudit.reporting.findings.wording import untried
 from leakaudit.reporting.results.model import NodeBest, NotTried, RuleKind, RuleStatus
 from leakaudit.scoring.scoring import Score
@@ -173,7 +172,7 @@ def test_a_budget_that_cannot_be_judged_is_no_pass() -> None:
 
 def test_epsilon_has_a_budget_too() -> None:
     assert [
-        rules.budgets(cell(), [Budget("epsilon", 8.0)], PricedView(Epsilon(e, 3, 1.0)))[0].status
+        rules.budgets(cell(), [Budget("epsilon", 8.0)], PricedView(e, (3,), 1.0))[0].status
         for e in (7.9, 8.1, float("inf"))
     ] == [
         RuleStatus.OK,
@@ -198,7 +197,7 @@ def test_the_nodes_that_a_sentence_names_are_there_as_numbers() -> None:
     unattacked.reasons = {7: "nothing", 4: "no gradient"}
     (found,) = rules.attacked([unattacked])
     assert ("node 4: no gradient" in found.says, found.nodes) == (True, (1, 4))
-    priced = PricedView(Epsilon(9.0, 3, 1.0))
+    priced = PricedView(9.0, (3,), 1.0)
     (found,) = rules.budgets(cell(), [Budget("epsilon", 8.0)], priced)
     assert found.nodes == (1, 3)
 

@@ -22,8 +22,9 @@ from leakaudit.judging.auditing.levels import attacked, declared, levels
 from leakaudit.judging.auditing.measure import Blind, cases, measure, static
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.replays import Replays, models, replay, taken_at, whitening
-from leakaudit.judging.auditing.runs import recorded, replayed, seeded
+from leakaudit.judging.auditing.runs import replayed, seeded
 from leakaudit.judging.auditing.simulate import simulate
+from leakaudit.protocols.recording import record
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
@@ -82,7 +83,7 @@ def verdicts(plan: AuditPlan) -> dict[str, list[Verdict]]:
         *static(grid, measured),
         *judge(cases(plan, grid, simulate(plan, grid, nodes), measured), plan.alpha),
     ]:
-        found.setdefault(one.test.test, []).append(one.verdict)
+        found.setdefault(one.test, []).append(one.verdict)
     return found
 
 
@@ -158,11 +159,11 @@ def test_an_epsilon_that_no_noise_gives_is_refused() -> None:
 
 def test_runs_share_graph_and_schedule_and_nothing_else() -> None:
     (level,) = levels(plan("recal", {"sigma": 0.2}))
-    first, second = (recorded(seeded(level.ready, k)) for k in (0, 1))
+    first, second = (record(seeded(level.ready, k), None) for k in (0, 1))
     assert torch.equal(first.trace.public["active"], second.trace.public["active"])
     assert not torch.equal(first.trace.public["w0"], second.trace.public["w0"])
     assert first.truth_record.index.tolist() != second.truth_record.index.tolist()
-    same = [recorded(replayed(level.ready, level.ready.rows, k)).trace for k in (1, 1, 2)]
+    same = [record(replayed(level.ready, level.ready.rows, k), None).trace for k in (1, 1, 2)]
     assert torch.equal(same[0].public["w0"], same[2].public["w0"])
     payloads = [torch.cat([m.payload for m in t.messages]) for t in same]
     assert torch.equal(payloads[0], payloads[1])
@@ -192,7 +193,7 @@ def test_the_likelihood_is_that_of_the_noise() -> None:
     x, y = ready.source.x[rows][None].double(), ready.source.y[rows][None]
     for k in range(40):
         leak = hearing.deduce(
-            Deduction(recorded(replayed(ready, ready.rows, k)).trace, Adversary()), [0], 8
+            Deduction(record(replayed(ready, ready.rows, k), None).trace, Adversary()), [0], 8
         )[0]
         true = torch.stack(
             [
@@ -305,7 +306,7 @@ def test_an_attack_once_tried_is_inconclusive_and_says_how_often_it_takes() -> N
     measured = measure(audited, grid, [0])
     judged = judge(cases(audited, grid, simulate(audited, grid, [0]), measured), 0.01)
     assert {one.verdict for one in judged} <= {Verdict.INCONCLUSIVE, Verdict.NOT_REFUTED}
-    tried = next(one for one in judged if one.test.attack == "dlg")
+    tried = next(one for one in judged if one.attack == "dlg")
     assert tried.verdict is Verdict.INCONCLUSIVE
     assert tried.needs is not None
     assert tried.needs > 1

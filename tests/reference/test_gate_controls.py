@@ -87,10 +87,10 @@ def test_the_planted_record_is_scored_among_all_records(run: SeedResults) -> Non
 @pytest.mark.parametrize("attack", ["analytic", "exact", "labels"])
 def test_exact_attacks_pass_their_controls(run: SeedResults, attack: str) -> None:
     cell = attacked(run, attack)
-    assert controls.positive(cell, run, (0, 1, 2)).ok
+    assert controls.positive(cell, run, (0, 1, 2)).status is RuleStatus.OK
     tested = controls.negative(cell)
-    assert tested.ok is (
-        None if attack == "labels" else True
+    assert tested.status is (
+        RuleStatus.UNTESTED if attack == "labels" else RuleStatus.OK
     )  # labels alone can be scored against no other record
 
 
@@ -119,7 +119,7 @@ def test_differences_are_planted_where_the_leak_holds_differences() -> None:
     leak, _ = controls.planted(cell.leak, run, 0)
     assert leak.theta is None
     found = controls.positive(cell, run, (0,))
-    assert found.ok, found.says
+    assert found.status is RuleStatus.OK, found.says
 
 
 def test_an_adversary_that_learns_nothing_still_has_its_attack_tested(run: SeedResults) -> None:
@@ -128,7 +128,7 @@ def test_an_adversary_that_learns_nothing_still_has_its_attack_tested(run: SeedR
     assert empty.found == []
     assert set(empty.reasons) == {0, 2}
     assert all(s == [0.0] for s in empty.samples.values())
-    assert controls.positive(empty, run, (0, 2)).ok
+    assert controls.positive(empty, run, (0, 2)).status is RuleStatus.OK
 
 
 def test_a_negative_control_without_a_reconstruction_is_no_pass() -> None:
@@ -161,13 +161,13 @@ def test_where_a_program_gives_nothing_away_planted_reconstructions_are_scored(
     """The negative control of an adversary that learns nothing rests on what was planted, and fails where both plants give one record."""
     empty = GateCell(QUIET.checks[0], "node:1", "analytic")
     attack_all([empty], run)
-    assert controls.negative(empty).ok is None
-    assert controls.positive(empty, run, (0, 2)).ok
+    assert controls.negative(empty).status is RuleStatus.UNTESTED
+    assert controls.positive(empty, run, (0, 2)).status is RuleStatus.OK
     assert (empty.found, len(empty.planted)) == ([], 2)
-    assert controls.negative(empty).ok is True
+    assert controls.negative(empty).status is RuleStatus.OK
     (first, _), (_, truth) = empty.planted
     empty.planted[1] = (replace(first, node=0), truth)
-    assert controls.negative(empty).ok is False
+    assert controls.negative(empty).status is RuleStatus.VOID
 
 
 # --- broken attacks ---------------------------------------------------------------------------------------------------
@@ -282,9 +282,9 @@ def test_matches_by_chance_alone_pass_the_negative_control(run: SeedResults) -> 
             cell.found.append((Reconstruction(0, "a", x, None, Certificate.FAILED, 1.0), truth))
         return cell
 
-    assert controls.negative(guessed(2)).ok
+    assert controls.negative(guessed(2)).status is RuleStatus.OK
     refused = controls.negative(guessed(20))
-    assert not refused.ok
+    assert refused.status is RuleStatus.VOID
     assert "20 of 200 identified (chance level 0.01)" in refused.says
 
 

@@ -1,4 +1,1 @@
-"""The audit: tests of all claims over a grid of epsilons, with one alpha for all of them.
-
-View bounds, reconstruction and canaries are compared with the claims.
-"""
+"""The audit: tests of all claims over a grid of epsilons, with one alpha for all of them."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakaudit._util.seeds import child
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.leak import GradientLeak
 from leakaudit.judging.auditing.evidence import LEAST, PILOT, best_thresholds
@@ -20,8 +21,8 @@ from leakaudit.judging.auditing.replays import (
     unusable,
     whitening,
 )
-from leakaudit.judging.auditing.runs import child, recorded, replayed
-from leakaudit.protocols.recording import Plan
+from leakaudit.judging.auditing.runs import replayed
+from leakaudit.protocols.recording import Plan, record
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.theory.bounds.empirical import Counts
@@ -34,11 +35,7 @@ MOST = 200  # free records that are examined to find a pair: a choice
 
 
 def pair(ready: Plan, node: int, most: int = MOST) -> tuple[int, int]:
-    """Return the node's first record and a free record that is easy to distinguish from it.
-
-    This is the record whose gradient at a start model is farthest from that of the first record. No
-    run is examined.
-    """
+    """Return the node's first record, and the free one whose gradient is farthest from its own."""
     free = free_rows(ready, node)[:most]
     task = Task.build(ready.task.spec, dtype=torch.float64)
     random = torch.Generator().manual_seed(child(ready.scenario.seed, 3))
@@ -51,26 +48,19 @@ def pair(ready: Plan, node: int, most: int = MOST) -> tuple[int, int]:
 
 def free_rows(ready: Plan, node: int) -> list[int]:
     """Return the node's first record, then the records that no node holds."""
-    own = int(ready.rows[node, 0])
-    return [own, *_spare(ready)]
+    return [int(ready.rows[node, 0]), *_spare(ready)]
 
 
 def _spare(ready: Plan) -> list[int]:
-    """Return the records that no node holds."""
     held = set(ready.rows.flatten().tolist())
     return [row for row in range(len(ready.source.x)) if row not in held]
 
 
 def counted(found: Replays, promise: Promise | None, alpha: float) -> Counts:
-    """Return guesses by a threshold on the likelihood ratio.
+    """Return guesses by a threshold on the likelihood ratio, the difference of the two scores.
 
-    The first quarter of the replays, a pilot, chooses the threshold; only the rest is counted, so
-    that the test is fixed before its data.
-
-    Args:
-        found: The replays, with the log-likelihoods of both records in the columns of their scores.
-        promise: The guarantee that the counts will test; it determines the best threshold. None if
-            there is none.
+    A pilot, the first quarter of the replays, chooses the threshold that is best against the
+    promise; only the rest is counted, so that the test is fixed before its data.
     """
     ratio = torch.zeros(0)
     if len(found.scores):
@@ -90,14 +80,9 @@ def _threshold(
 ) -> float:
     """Return the threshold of greatest power for scores with the pilot's means and deviation.
 
-    Under Gaussian noise, the log-likelihood ratio is normal, with one deviation and one mean for
-    each of the two records. The pilot yields these three numbers, and the model yields the error
-    rates at every threshold. The error rates of a pilot itself could not distinguish thresholds
-    with false-positive rates below one count.
-
-    Returns:
-        The threshold; 0, the middle of a likelihood ratio, if the pilot or the rest has too few
-        finite scores.
+    Under Gaussian noise, the log-likelihood ratio is normal, with one deviation and two means.
+    Error rates of the pilot itself could not distinguish thresholds with less than one false
+    positive. With too few finite scores, it is 0, the middle of a likelihood ratio.
     """
     finite = ratio.isfinite()
     sides = [ratio[finite & side].double() for side in (there, ~there)]
@@ -136,7 +121,7 @@ class Guesses(NamedTuple):
 def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> Guesses:
     """Run once with a fair coin between two records at every place, and guess the coins.
 
-    The adversary's own nodes hold no canary. Adjacency: one record is replaced.
+    Adjacency: one record is replaced. The adversary's own nodes hold no canary.
     """
     nodes, k = ready.rows.shape
     needed = nodes * k
@@ -151,7 +136,7 @@ def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> Gue
     random = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 4))
     coins = torch.randint(2, (nodes, k), generator=random)
     rows = torch.where(coins.bool(), both[1], both[0])
-    trace = recorded(replayed(ready, rows, child(seed, 5))).trace
+    trace = record(replayed(ready, rows, child(seed, 5)), None).trace
     targets = [n for n in range(nodes) if n not in adversary.corrupt]
     leaks = hearing.deduce(Deduction(trace, adversary), targets, gradients)
     reasons = [*leaks.undetermined.values(), *filter(None, map(unusable, leaks))]
@@ -170,12 +155,9 @@ def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> Gue
 def _ratios(leak: GradientLeak, task: Task, ready: Plan, both: Tensor) -> Tensor:
     """Return the log-likelihood ratio (k,) of the second record over the first at every place.
 
-    All other places are replaced by their mean: with the combination C, the value V, the whitening
-    W and the gradients A, B of the two records at a place, it is the sum over the leak of
-    W (V - C mean) * W C (B - A) / k.
-
-    Args:
-        both: (2, k) The records of every place, as rows of the data set.
+    All other places have their mean: with the combination C, the value V, the whitening W and the
+    gradients A, B of the two records at a place, it is the sum over the leak of W (V - C mean) * W
+    C (B - A) / k. `both` (2, k) are rows of the data set.
     """
     rows = both.flatten()
     x = ready.source.x[rows][:, None].double()

@@ -8,10 +8,8 @@ from msgspec import Struct, field
 
 from leakaudit.core import registry
 from leakaudit.core.verdict import Holds
-from leakaudit.judging.auditing.levels import Level, attacked, in_words, levels
+from leakaudit.judging.auditing.levels import Level, RunEnvironment, attacked, in_words, levels
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.judging.auditing.where import RunEnvironment
-from leakaudit.protocols import recording
 from leakaudit.reporting.results.model import Extended, Free, encoded
 from leakaudit.tasks.shared import SharedData
 from leakaudit.views.accounting.compare import Comparison
@@ -21,11 +19,8 @@ from leakaudit.views.accounting.compare import Comparison
 PRICED = 200_000
 
 
-class DryPoint(Struct, frozen=True, kw_only=True):
-    """One point of the grid.
-
-    If the plan is too large for a dry run to compute epsilon, a point has only its name.
-    """
+class _DryPoint(Struct, frozen=True, kw_only=True):
+    """One point of the grid; of a plan that is too large, only its name."""
 
     epsilon: str
     constants: Mapping[str, Free] = {}  # constants of the victim that were set for it
@@ -39,11 +34,9 @@ class DryPoint(Struct, frozen=True, kw_only=True):
     rounds_priced: int = 0  # number of rounds that these epsilons cover
 
 
-class DryRun(Struct, frozen=True, kw_only=True):
-    """What an audit would do."""
-
+class _DryRun(Struct, frozen=True, kw_only=True):
     plan: Mapping[str, Free]
-    grid: tuple[DryPoint, ...]
+    grid: tuple[_DryPoint, ...]
     omitted: str  # why the points have no epsilon; empty if they have
     runs: int  # number of recordings
     replays: int  # number of recordings for replays and canaries
@@ -53,16 +46,10 @@ class DryRun(Struct, frozen=True, kw_only=True):
     parameters: int  # size of the model
 
 
-def dry(plan: AuditPlan, where: RunEnvironment) -> DryRun:
-    """Return the grid and the amount of work, without running anything."""
+def dry(plan: AuditPlan, where: RunEnvironment) -> _DryRun:
+    """Return the grid and the amount of work."""
     shared = SharedData()
-    base = recording.plan(
-        plan.scenario,
-        data_root=where.data_root,
-        download=where.download,
-        device=where.device,
-        shared=shared,
-    )
+    base = where.plan(plan.scenario, shared)
     nodes = attacked(plan, base)
     targets = 0
     for adversary in plan.parsed:
@@ -71,12 +58,11 @@ def dry(plan: AuditPlan, where: RunEnvironment) -> DryRun:
     views = points * len(plan.adversaries)
     omitted = _too_large(len(base.graph.arcs) * plan.scenario.rounds * targets * points)
     if omitted:
-        grid = tuple(DryPoint(epsilon=in_words(epsilon)) for epsilon in plan.epsilon or (None,))
+        grid = tuple(_DryPoint(epsilon=in_words(epsilon)) for epsilon in plan.epsilon or (None,))
     else:
-        found = levels(plan, where.data_root, where.download, where.device, shared=shared)
-        grid = tuple(_point(plan, level) for level in found)
+        grid = tuple(_point(plan, level) for level in levels(plan, where, shared=shared))
     costs = {name: registry.get("attacks", name).cost for name in plan.attacks if name != "auto"}
-    return DryRun(
+    return _DryRun(
         plan=plan.to_json(),
         grid=grid,
         omitted=omitted,
@@ -89,7 +75,6 @@ def dry(plan: AuditPlan, where: RunEnvironment) -> DryRun:
 
 
 def _too_large(messages: int) -> str:
-    """Return why a dry run does not compute epsilon for so many messages; empty if it does."""
     if messages <= PRICED:
         return ""
     return (
@@ -99,8 +84,7 @@ def _too_large(messages: int) -> str:
     )
 
 
-def _point(plan: AuditPlan, level: Level) -> DryPoint:
-    """Return one point of the grid, with the worst epsilon of each adversary."""
+def _point(plan: AuditPlan, level: Level) -> _DryPoint:
     record = {}
     holds = {}
     node = {}
@@ -116,7 +100,7 @@ def _point(plan: AuditPlan, level: Level) -> DryPoint:
     rounds = level.ready.scenario.rounds
     if level.views:
         rounds = level.views[0].bound.rounds
-    return DryPoint(
+    return _DryPoint(
         epsilon=level.words,
         constants=dict(level.constants),
         delta=level.delta,

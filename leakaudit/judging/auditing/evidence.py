@@ -1,9 +1,4 @@
-"""The three kinds of counts, and how each tests a guarantee.
-
-Each has a p-value, the smallest p-value that its trials could give, the number of trials that would
-be needed, and its power. All three are valid for every sample size, including zero trials and zero
-errors.
-"""
+"""The three kinds of counts, and how each tests a guarantee, valid for every sample size."""
 
 from __future__ import annotations
 
@@ -18,6 +13,7 @@ from scipy.special import ndtr
 from leakaudit._util.bisection import crossing, crossing_integer
 from leakaudit.core.verdict import MOST_TRIALS
 from leakaudit.judging.auditing.promise import Promise
+from leakaudit.reporting.results.model import CanaryFigures, OneRunFigures, SuccessFigures
 from leakaudit.theory.bounds import empirical, gaussian, one_run
 from leakaudit.theory.bounds.empirical import Counts
 from leakaudit.theory.bounds.joint import LARGEST, Floats, JointTest, joint_test, perfect
@@ -36,8 +32,7 @@ MOST_CANARIES = 1 << 20  # most canaries that are recommended
 class Successes:
     """Reconstruction: how often an attack succeeded, compared with what the guarantee allows.
 
-    The bound is that of `leakaudit.theory.bounds.reconstruction`: if a blind guess succeeds with
-    probability kappa, an attack succeeds with probability at most Phi(Phi^-1(kappa) + mu).
+    The bound is `leakaudit.theory.bounds.reconstruction`: Phi(Phi^-1(kappa) + mu).
     """
 
     hits: int  # number of trials that succeeded
@@ -53,7 +48,7 @@ class Successes:
         return empirical.lower(self.hits, self.trials, alpha)
 
     def p_value(self, promise: Promise) -> float:
-        """Return the probability of at least this number of hits at the ceiling."""
+        """Return the probability of so many hits at the ceiling."""
         return float(empirical.at_least(self.hits, self.trials, self.ceiling(promise)))
 
     def best(self, promise: Promise) -> float:
@@ -61,7 +56,7 @@ class Successes:
         return replace(self, hits=self.trials).p_value(promise)
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
-        """Return how many successful trials refute the guarantee; None if no number does."""
+        """Return how many successful trials refute the guarantee, if any number does."""
         ceiling = self.ceiling(promise)
         if ceiling >= 1:
             return None
@@ -71,30 +66,29 @@ class Successes:
         return max(1, math.ceil(math.log(alpha) / math.log(ceiling)))
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
-        """Return the probability that the best attack refutes the guarantee.
-
-        Args:
-            mu: The actual mu of the noise; the best attack succeeds with probability
-                Phi(Phi^-1(kappa) + mu).
-        """
+        """Return the power of the best attack, with success Phi(Phi^-1(kappa) + mu)."""
         rate = gaussian.power(self.kappa, mu)
         return empirical.detection(self.trials, self.ceiling(promise), rate, alpha)
+
+    def figures(self, promise: Promise | None) -> SuccessFigures:
+        """Return the counts, for programs."""
+        ceiling = None
+        if promise is not None and not promise.empty:
+            ceiling = self.ceiling(promise)
+        return SuccessFigures(**vars(self), ceiling=ceiling)
 
 
 @dataclass(frozen=True)
 class Canary:
-    """Guesses on replays with a record and with another one; both error rates are tested jointly.
-
-    The test is that of `leakaudit.theory.bounds.joint`.
-    """
+    """Guesses on replays with one of two records, tested jointly (`theory.bounds.joint`)."""
 
     counts: Counts  # guesses that the record was present, and trials, on both sides
 
     def p_value(self, promise: Promise) -> float:
-        """Return the p-value of the joint test.
+        """Return the p-value of the joint test, for at most `joint.LARGEST` trials.
 
-        For more than `joint.LARGEST` trials, it is the smallest alpha at which the separate limits
-        of both error rates exceed the guarantee.
+        For more, it is the smallest alpha at which the separate limits of both error rates exceed
+        the guarantee.
         """
         c = self.counts
         if promise.empty or not min(c.positives, c.negatives):
@@ -112,13 +106,9 @@ class Canary:
         return Canary(Counts(c.positives, c.positives, 0, c.negatives)).p_value(promise)
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
-        """Return how many replays without an error refute the guarantee.
+        """Return how many replays without an error, half on each side, refute the guarantee.
 
-        The p-value of n pairs without an error is approximately that of one pair to the power n.
-        This yields the number up to rounding, which the two loops correct.
-
-        Returns:
-            Replays on both sides together, half of them on each; None if no number suffices.
+        The p-value of n pairs is about that of one pair to the power n; two loops correct rounding.
         """
         if promise.empty:
             return None
@@ -134,15 +124,15 @@ class Canary:
         return 2 * number
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
-        """Return the probability that the best attack refutes the guarantee.
-
-        It is the sum over all counts that refute the guarantee, at the thresholds that pilots
-        choose, averaged over `PILOTS` pilots from a fixed generator.
-        """
+        """Return the power at the thresholds that pilots choose, averaged over `PILOTS` pilots."""
         return _canary_power(promise, self.counts.positives, self.counts.negatives, alpha, mu)
 
+    def figures(self, promise: Promise | None) -> CanaryFigures:
+        """Return the counts, for programs."""
+        return CanaryFigures(**vars(self.counts))
+
     def _limit(self, promise: Promise, alpha: float) -> float:
-        """Return the lower limit of the parameter that the guarantee bounds, mu or epsilon."""
+        """Return the lower limit of mu or epsilon, whichever the guarantee bounds."""
         if promise.mu is not None:
             return empirical.mu_lower(self.counts, alpha)
         return empirical.epsilon_lower(self.counts, promise.delta, alpha, both=True)
@@ -157,10 +147,9 @@ class OneRun:
     right: int  # number of correct guesses
 
     def p_value(self, promise: Promise) -> float:
-        """Return the p-value.
+        """Return the p-value of Steinke, Nasr and Jagielski for (epsilon, delta).
 
-        For (epsilon, delta), it is that of Steinke, Nasr and Jagielski; for a Gaussian guarantee,
-        the smallest alpha at which its whole curve is refuted.
+        For a Gaussian guarantee, it is the smallest alpha at which its whole curve is refuted.
         """
         if promise.empty or not self.guesses:
             return 1.0
@@ -178,11 +167,7 @@ class OneRun:
         return replace(self, right=self.guesses).p_value(promise)
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
-        """Return how many canaries refute the promise, if the same share is guessed, all right.
-
-        Returns:
-            The number, to a power of 2; None if it is above `MOST_CANARIES`.
-        """
+        """Return how many canaries refute it, to a power of 2, all guesses being right."""
         share = self.guesses / self.canaries if self.canaries else 1.0
         canaries = 1
         while canaries <= MOST_CANARIES:
@@ -193,28 +178,26 @@ class OneRun:
         return None
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
-        """Return the chance that the best attack refutes the promise: an estimate, not a bound.
-
-        Guesses are taken as right independently, with the chance of the best test at even odds,
-        Phi(mu / 2).
-        """
+        """Estimate the power: guesses are right independently, with probability Phi(mu / 2)."""
         if not self.guesses:
             return 0.0
         least = _least_right(self.canaries, self.guesses, promise, alpha)
         return float(empirical.at_least(least, self.guesses, float(ndtr(mu / 2))))
+
+    def figures(self, promise: Promise | None) -> OneRunFigures:
+        """Return the counts, for programs."""
+        return OneRunFigures(**vars(self))
 
 
 @lru_cache(maxsize=4096)
 def _canary_power(
     promise: Promise, positives: int, negatives: int, alpha: float, mu: float
 ) -> float:
-    """Return the power of canaries.
+    """Return the power of canaries, which depends on the numbers of trials only.
 
-    It depends on the numbers of trials, but not on the counts. The score of a replay is modelled as
-    in `judging.auditing.canary`: normal with deviation 1 and mean mu / 2 with the record, -mu / 2
-    without it. A pilot of the size that an audit uses is drawn `PILOTS` times: its two sample means
-    and its common sample deviation choose a threshold, and the power of the test is that of this
-    threshold under the true model.
+    The score of a replay is normal with deviation 1 and mean mu / 2 with the record, -mu / 2
+    without it. `PILOTS` times, the sample means and deviation of a pilot as large as an audit's
+    choose a threshold, which is evaluated under the true model.
     """
     if promise.empty or not 0 < min(positives, negatives) <= max(positives, negatives) <= LARGEST:
         return 0.0
@@ -233,15 +216,10 @@ def _canary_power(
 
 
 def best_thresholds(test: JointTest, alpha: float, means: Floats, deviations: Floats) -> Floats:
-    """Return the threshold of greatest power for each of several normal models of a score.
+    """Return the threshold (m,) of greatest power for each of several normal models of a score.
 
-    Args:
-        means: (m, 2) Means of the score with the record and without it.
-        deviations: (m,) Its standard deviation, the same on both sides.
-
-    Returns:
-        (m,) The thresholds, on the scale of the score; 0, the middle of a likelihood ratio, if none
-        has any power.
+    `means` (m, 2) are with the record and without it, `deviations` (m,) the same on both sides.
+    Without any power, the threshold is 0, the middle of a likelihood ratio.
     """
     # 0 is tried first, because argmax selects the first of several thresholds of equal power.
     steps = np.linspace(0.0, 1.0, TRIED)
@@ -256,7 +234,7 @@ def best_thresholds(test: JointTest, alpha: float, means: Floats, deviations: Fl
 
 @lru_cache(maxsize=64)
 def _least_right(canaries: int, guesses: int, promise: Promise, alpha: float) -> int:
-    """Return how many correct guesses refute the guarantee; `guesses` + 1 if no number does."""
+    """Return how many correct guesses refute it; `guesses` + 1 if no number does."""
 
     def refuted(right: int) -> bool:
         return OneRun(canaries, guesses, right).p_value(promise) <= alpha
@@ -269,7 +247,7 @@ def _value(promise: Promise) -> float:
 
 
 def _least_alpha(refuted: Callable[[float], bool]) -> float:
-    """Return the smallest alpha, rounded up, at which `refuted` holds; 1 if it never does."""
+    """Return the smallest alpha, rounded up, at which `refuted` holds, at most 1."""
     if not refuted(0.999):
         return 1.0
     if refuted(SMALLEST):

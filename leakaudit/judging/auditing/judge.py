@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from leakaudit._util import holm
 from leakaudit.core.adversary import Adversary
@@ -15,28 +15,19 @@ from leakaudit.reporting.results.model import Figures
 
 @dataclass(frozen=True)
 class Test:
-    """One guarantee and the counts of one test, at one point of the grid."""
+    """One guarantee, the counts of one test at one point of the grid, and the verdict."""
 
     level: int  # index of the point in the grid
     adversary: Adversary  # the adversary whose view was attacked
     node: int
     test: str  # its name (`leakaudit.reporting.results.audit_names`)
     attack: str  # the attack or method that guessed
-    promise: Promise | None  # the guarantee that is tested; None if there is none
-    evidence: TrialCounts | None  # the counts; None if the test was impossible
+    promise: Promise | None = None  # the guarantee that is tested; None if there is none
+    evidence: TrialCounts | None = None  # the counts; None if the test was impossible
     why: str = ""  # why it was impossible, otherwise empty
     figures: Figures | None = None  # the measured figures, for programs; None if there are none
-
-    __test__ = False  # pytest would collect it
-
-
-@dataclass(frozen=True)
-class JudgedTest:
-    """A test with its verdict."""
-
-    test: Test
-    verdict: Verdict
-    says: str  # explanation of the outcome
+    verdict: Verdict = Verdict.INCONCLUSIVE  # until it is judged
+    says: str = ""  # explanation of the outcome
     power: str = ""  # what would have been detected, in words
     p: float | None = None  # p-value of the test; None if it needs no statistics or was impossible
     # level for which the power holds; None under the same conditions as `p`
@@ -45,14 +36,14 @@ class JudgedTest:
     # no number is
     needs: int | None = None
 
+    __test__ = False  # pytest would collect it
 
-def judge(tests: Sequence[Test], alpha: float) -> list[JudgedTest]:
-    """Judge all tests together.
+
+def judge(tests: Sequence[Test], alpha: float) -> list[Test]:
+    """Judge all tests together by Holm's procedure (Holm 1979).
 
     Which tests share alpha depends only on their trials, never on their counts: those in which a
-    perfect attack would refute the guarantee at level alpha. Holm's procedure (Holm 1979) compares
-    the smallest p-value with alpha / K, the next with alpha / (K - 1), and so on, and stops at the
-    first that is larger.
+    perfect attack would refute the guarantee at level alpha.
     """
     places = []
     values = []
@@ -66,33 +57,32 @@ def judge(tests: Sequence[Test], alpha: float) -> list[JudgedTest]:
 
 
 def _able(test: Test, alpha: float) -> bool:
-    """Return whether a perfect attack would refute the guarantee at level alpha."""
+    """Return whether a perfect attack would refute the guarantee."""
     if test.evidence is None or test.promise is None or test.promise.empty:
         return False
     return test.evidence.best(test.promise) <= alpha
 
 
-def _verdict(test: Test, level: float, refuted: bool) -> JudgedTest:
+def _verdict(test: Test, level: float, refuted: bool) -> Test:
     promise = test.promise
     evidence = test.evidence
     if promise is None or promise.empty:
-        says = "there is no guarantee to test"
-        if test.why:
-            says = f"{says}; {test.why}"
-        return JudgedTest(test, Verdict.UNCLAIMED, says)
+        says = "; ".join(filter(None, ["there is no guarantee to test", test.why]))
+        return replace(test, verdict=Verdict.UNCLAIMED, says=says)
     if evidence is None:
-        return JudgedTest(test, Verdict.INCONCLUSIVE, f"not measured: {test.why}")
+        return replace(test, says=f"not measured: {test.why}")
     p = checked(evidence, promise)
-    power = _power(detects(evidence, promise, level))
+    words = f"{promise.name} (epsilon {promise.epsilon:.4g}, delta {promise.delta:g})"
+    test = replace(test, power=_power(detects(evidence, promise, level)), p=p, alpha=level)
     if refuted:
-        says = f"p = {_p(p)}: exceeds what {_words(promise)} allows"
-        return JudgedTest(test, Verdict.REFUTED, says, power, p, level)
+        says = f"p = {_p(p)}: exceeds what {words} allows"
+        return replace(test, verdict=Verdict.REFUTED, says=says)
     if evidence.best(promise) > level:
         needs = evidence.needs(promise, level)
-        says = f"too few samples to test {_words(promise)}: {_needed(needs)}"
-        return JudgedTest(test, Verdict.INCONCLUSIVE, says, power, p, level, needs)
-    says = f"p = {_p(p)}: within what {_words(promise)} allows"
-    return JudgedTest(test, Verdict.NOT_REFUTED, says, power, p, level)
+        says = f"too few samples to test {words}: {_needed(needs)}"
+        return replace(test, says=says, needs=needs)
+    says = f"p = {_p(p)}: within what {words} allows"
+    return replace(test, verdict=Verdict.NOT_REFUTED, says=says)
 
 
 def _needed(needs: int | None) -> str:
@@ -101,10 +91,6 @@ def _needed(needs: int | None) -> str:
     if needs > MOST_TRIALS:
         return "more than ten million trials would be needed"
     return f"about {needs} trials would be needed"
-
-
-def _words(promise: Promise) -> str:
-    return f"{promise.name} (epsilon {promise.epsilon:.4g}, delta {promise.delta:g})"
 
 
 def _power(epsilon: float | None) -> str:

@@ -1,7 +1,4 @@
-"""The points of the epsilon grid.
-
-For each epsilon, the constants of the victim are chosen by the view bound or the paper's formula.
-"""
+"""The points of the epsilon grid, with the victim's constants by view bound or paper's formula."""
 
 from __future__ import annotations
 
@@ -44,6 +41,29 @@ REACHED = 1e-6
 
 
 @dataclass(frozen=True)
+class RunEnvironment:
+    """Where an audit finds its data, and where it computes."""
+
+    data_root: Path | None = None  # folder of data sets; None for the default one
+    download: bool = False  # whether missing data may be downloaded
+    device: str = "cpu"  # device on which runs and attacks compute
+    max_seconds: float = 0.0  # time limit for attacks and replays together, 0 for no limit
+
+    def plan(self, scenario: Scenario, shared: SharedData) -> recording.Plan:
+        """Prepare the recording of a scenario."""
+        return recording.plan(
+            scenario,
+            data_root=self.data_root,
+            download=self.download,
+            device=self.device,
+            shared=shared,
+        )
+
+
+HERE = RunEnvironment()
+
+
+@dataclass(frozen=True)
 class Level:
     """One point of the grid."""
 
@@ -57,7 +77,7 @@ class Level:
 
     @property
     def words(self) -> str:
-        """The name of the point in tables and figures."""
+        """Its name in tables and figures."""
         return in_words(self.epsilon)
 
     def seen_by(self, adversary: Adversary) -> list[Comparison]:
@@ -70,11 +90,7 @@ class Level:
 
 
 def in_words(epsilon: float | None) -> str:
-    """Return the name of a point in tables and figures.
-
-    Args:
-        epsilon: The requested epsilon; None if the scenario's constants are kept.
-    """
+    """Return the name of a point; None keeps the scenario's constants."""
     if epsilon is None:
         return "as configured"
     return "no noise" if epsilon == math.inf else short(epsilon)
@@ -82,26 +98,13 @@ def in_words(epsilon: float | None) -> str:
 
 def levels(
     plan: AuditPlan,
-    data_root: Path | None = None,
-    download: bool = False,
-    device: str = "cpu",
+    where: RunEnvironment = HERE,
     executor: Pool = IN_PROCESS,
     shared: SharedData | None = None,
 ) -> list[Level]:
-    """Return all points, with their view bounds.
-
-    Args:
-        data_root: Folder of data sets; None for the default one.
-        shared: Data sets and tasks that were loaded before; None if there are none.
-    """
+    """Return all points, with their view bounds; `shared` has what was loaded before."""
     shared = shared or SharedData()
-
-    def ready(scenario: Scenario) -> recording.Plan:
-        return recording.plan(
-            scenario, data_root=data_root, download=download, device=device, shared=shared
-        )
-
-    base = ready(plan.scenario)
+    base = where.plan(plan.scenario, shared)
     nodes = attacked(plan, base)
     points: list[tuple[float | None, Mapping[str, Setting], recording.Plan]] = []
     if not plan.epsilon:
@@ -111,7 +114,7 @@ def levels(
         replaced = ("epsilon", plan.constant)
         kept = {k: v for k, v in plan.scenario.set.items() if k not in replaced}
         scenario = replace(plan.scenario, set={**kept, **constants})
-        points.append((epsilon, constants, ready(scenario)))
+        points.append((epsilon, constants, where.plan(scenario, shared)))
     protocols = [declared(point) for _, _, point in points]
     # The whole grid uses the delta and the sensitivity of the first point that has a claim.
     claiming = next((protocol for protocol in protocols if _claims(protocol)), protocols[0])
@@ -158,7 +161,7 @@ def attacked(plan: AuditPlan, ready: recording.Plan) -> Sequence[int]:
 
 
 def declared(ready: recording.Plan) -> Protocol:
-    """Return the protocol of a run, with its schedule."""
+    """Return the protocol of a run with its schedule."""
     random = recording.generators(
         ready.scenario.seed, "data", "split", "graph", "model", "run", "schedule"
     )
@@ -168,10 +171,10 @@ def declared(ready: recording.Plan) -> Protocol:
 
 
 def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, AssumedSensitivity]:
-    """Return delta and sensitivity.
+    """Return delta and sensitivity: of the plan, else of the first claim.
 
-    They come from the plan, otherwise from the first claim, otherwise delta is 1e-5 and the
-    sensitivity is that of the declared clip. Without any, every mu is a multiple of it.
+    Otherwise delta is 1e-5, and the sensitivity that of the declared clip, without which every mu
+    is a multiple of it.
     """
     claims = _claims(made)
     delta = plan.delta or next((c.delta for c in claims if c.delta), DELTA)
@@ -187,7 +190,6 @@ def _claims(made: Protocol) -> list[Claim]:
 def _constants(
     plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]
 ) -> dict[str, Setting]:
-    """Return the victim's constants for one epsilon."""
     known = registry.parameters(type(base.victim))
     if plan.constant not in known:
         raise LeakauditError(
@@ -208,7 +210,6 @@ def _constants(
 
 
 def _with(plan: AuditPlan, base: recording.Plan, noise: float) -> Protocol:
-    """Return the protocol with another value of the noise constant."""
     rest = {k: v for k, v in plan.scenario.set.items() if k != "epsilon"}
     scenario = replace(plan.scenario, set={**rest, plan.constant: noise})
     return declared(replace(base, scenario=scenario, victim=scenario.parts()[0]))
@@ -217,12 +218,9 @@ def _with(plan: AuditPlan, base: recording.Plan, noise: float) -> Protocol:
 def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]) -> float:
     """Return the noise at which the worst view has this epsilon.
 
-    The mu of a view is inversely proportional to the noise if the constant scales all noise.
-    Therefore one view at any noise yields the required noise; the view is computed again at that
-    noise, to check that the constant does scale all noise.
-
-    The epsilon is that of a record; if a view has none, that of the node, which sets a noise level
-    but guarantees nothing about records.
+    Mu is inversely proportional to the noise if the constant scales all noise, so one view yields
+    it; another one at that noise checks that it does. The epsilon is that of a record, else that of
+    the node, which guarantees nothing about records.
     """
     first = float(plan.scenario.set.get(plan.constant, 0)) or 1.0
     delta, moved = _assumed(plan, _with(plan, base, first))
@@ -254,7 +252,6 @@ def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequenc
 
 
 def _unset(one: ViewBound, constant: str) -> str:
-    """Explain why no noise gives a view an epsilon."""
     if one.refused:
         return one.refused
     if one.leaking:
@@ -266,10 +263,7 @@ def _unset(one: ViewBound, constant: str) -> str:
 
 
 def _claimed(plan: AuditPlan, epsilon: float, base: recording.Plan) -> float:
-    """Return the smallest noise for which the paper's strongest claim is this epsilon.
-
-    It is found by bisection of the logarithm of the noise.
-    """
+    """Return the smallest noise for which the paper's strongest claim is this epsilon."""
 
     def claim(noise: float) -> float:
         made = _with(plan, base, noise)

@@ -1,7 +1,4 @@
-"""From runs to tests: every guarantee of every view is compared with the counts.
-
-Counts come from the attacks of the simulation, from replays, and from canaries.
-"""
+"""From runs to tests: every guarantee of every view against attacks, replays and canaries."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from leakaudit.core.verdict import Verdict
 from leakaudit.judging.auditing import canary
 from leakaudit.judging.auditing.canary import Guesses
 from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes
-from leakaudit.judging.auditing.judge import JudgedTest, Test
+from leakaudit.judging.auditing.judge import Test
 from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.promise import Promise, TrialCounts
@@ -25,15 +22,7 @@ from leakaudit.judging.auditing.replays import Replays, joined, replay
 from leakaudit.judging.auditing.simulate import SimulationResults, near
 from leakaudit.protocols.recording import POOL, Plan
 from leakaudit.reporting.results.audit_names import Guesser, TestName, as_near_as, identified_among
-from leakaudit.reporting.results.model import (
-    CanaryFigures,
-    Figures,
-    OneRunFigures,
-    SensitivityFigures,
-    SuccessFigures,
-    ViewFigures,
-    encoded,
-)
+from leakaudit.reporting.results.model import SensitivityFigures, ViewFigures, encoded
 from leakaudit.theory.bounds.gaussian import epsilon
 from leakaudit.theory.bounds.reconstruction import (
     distances,
@@ -82,9 +71,7 @@ def promises(entry: Comparison, delta: float) -> list[Promise]:
 
 
 @dataclass(frozen=True)
-class ReplayPart:
-    """A part of the replays of one view."""
-
+class _ReplayPart:
     level: int  # index in the grid
     adversary: Adversary  # the adversary whose view it is
     kind: str  # `RERO`, `PAIRS` or `ONCE`
@@ -92,20 +79,16 @@ class ReplayPart:
 
 
 @dataclass(frozen=True)
-class ReplayJob:
-    """The job of running a part of the replays."""
-
+class _ReplayJob:
     plan: AuditPlan
     grid: Sequence[Level]
     # the attacked nodes; the first one that the adversary does not control is replayed
     nodes: Sequence[int]
 
     def node(self, adversary: Adversary) -> int:
-        """Return the node that is replayed."""
         return next(n for n in self.nodes if n not in adversary.corrupt)
 
-    def __call__(self, part: ReplayPart) -> Replays | Guesses:
-        """Run a part."""
+    def __call__(self, part: _ReplayPart) -> Replays | Guesses:
         plan = self.plan
         level = self.grid[part.level]
         ready = level.ready
@@ -144,8 +127,8 @@ def measure(
         together = max(plan.replays, plan.canary, 1)
     views = [(k, adversary) for k in range(len(grid)) for adversary in plan.parsed]
     parts = [part for view in views for part in _parts(plan, *view, together)]
-    job = ReplayJob(plan, grid, nodes)
-    found: dict[ReplayPart, Replays | Guesses] = {}
+    job = _ReplayJob(plan, grid, nodes)
+    found: dict[_ReplayPart, Replays | Guesses] = {}
     for part, made in zip(parts, executor.map(job, parts), strict=True):
         found[part] = made
         if not executor.inside:
@@ -169,19 +152,18 @@ def measure(
 
 def _parts(
     plan: AuditPlan, level: int, adversary: Adversary, together: int
-) -> Iterator[ReplayPart]:
-    """Yield the parts of the replays of one view, with at most so many replays together."""
+) -> Iterator[_ReplayPart]:
+    """Yield the parts of the replays of one view, with at most `together` replays each."""
     for kind, trials in ((RERO, plan.replays), (PAIRS, plan.canary)):
         for first in range(0, max(trials, 1), together):
-            yield ReplayPart(level, adversary, kind, range(first, min(first + together, trials)))
+            yield _ReplayPart(level, adversary, kind, range(first, min(first + together, trials)))
     if plan.one_run:
-        yield ReplayPart(level, adversary, ONCE, range(0))
+        yield _ReplayPart(level, adversary, ONCE, range(0))
 
 
 def _joined(
-    found: Mapping[ReplayPart, Replays | Guesses], mine: Sequence[ReplayPart], kind: str
+    found: Mapping[_ReplayPart, Replays | Guesses], mine: Sequence[_ReplayPart], kind: str
 ) -> Replays:
-    """Return the replays of one kind of one view."""
     made: list[Replays] = []
     counts: list[int] = []
     for part in mine:
@@ -216,15 +198,13 @@ def cases(
                     promise,
                     evidence=None if count.why else count.evidence,
                     why=count.why,
-                    figures=_figures(count.evidence, promise),
+                    figures=count.evidence.figures(promise),
                 )
                 found.append(test)
     return found
 
 
-class OutcomeCounts(NamedTuple):
-    """The counts of one test."""
-
+class _OutcomeCounts(NamedTuple):
     test: str
     attack: str  # the attack or method that guessed
     evidence: TrialCounts
@@ -233,10 +213,7 @@ class OutcomeCounts(NamedTuple):
 
 @dataclass(frozen=True)
 class Blind:
-    """The success of guessing one record without any view.
-
-    The record is drawn from all records that other nodes do not hold.
-    """
+    """The success of guessing, without a view, a record that no other node holds."""
 
     total: int  # number of those records
     samples: int  # records per node
@@ -246,10 +223,7 @@ class Blind:
 
     @classmethod
     def of(cls, ready: Plan, psnr: float) -> Blind:
-        """Return the probabilities for a scenario, regardless of which records are drawn.
-
-        Equal records are interchangeable.
-        """
+        """Return the probabilities for a scenario, whatever records are drawn."""
         scenario = ready.scenario
         x = ready.source.x
         total = len(x) - (scenario.nodes - 1) * scenario.samples
@@ -268,28 +242,26 @@ class Blind:
 
 def _replayed(
     plan: AuditPlan, one: ViewMeasurements, promise: Promise | None
-) -> Iterator[OutcomeCounts]:
-    """Yield the counts of the replays of one view."""
+) -> Iterator[_OutcomeCounts]:
     rero = one.rero
     candidates = len(rero.scores[0]) if len(rero.scores) else plan.candidates
     hits = Successes(rero.hits, len(rero.drawn), kappa_identification(candidates))
-    yield OutcomeCounts(TestName.LIKELIHOOD, Guesser.LIKELIHOOD, hits, rero.why)
+    yield _OutcomeCounts(TestName.LIKELIHOOD, Guesser.LIKELIHOOD, hits, rero.why)
     told_apart = Canary(canary.counted(one.pairs, promise, plan.alpha))
-    yield OutcomeCounts(TestName.CANARIES, Guesser.RATIO, told_apart, one.pairs.why)
+    yield _OutcomeCounts(TestName.CANARIES, Guesser.RATIO, told_apart, one.pairs.why)
     if plan.one_run:
         run = one.run
         right = OneRun(run.canaries, run.guesses, run.right)
-        yield OutcomeCounts(TestName.ONE_RUN, Guesser.RATIO, right, run.why)
+        yield _OutcomeCounts(TestName.ONE_RUN, Guesser.RATIO, right, run.why)
 
 
 def _attacked(
     plan: AuditPlan, blind: Blind, one: ViewMeasurements, simulated: SimulationResults
-) -> Iterator[OutcomeCounts]:
-    """Yield the counts of the attacks on one view: its node's first record, once for each seed.
+) -> Iterator[_OutcomeCounts]:
+    """Yield the counts of the attacks on a view: its node's first record, once per seed.
 
-    The images of a batch are matched, so each image that could be the record counts as a guess. A
-    seed for which the attack returned nothing is a failed trial: without such trials, the rate
-    would describe only the easy seeds.
+    Each image of a batch that could be the record counts as a guess. A seed without a result is a
+    failed trial: otherwise the rate would describe only the easy seeds.
     """
     for name in plan.attacks:
         made = simulated.made(one.level, one.adversary, name)
@@ -299,47 +271,15 @@ def _attacked(
         hits = sum(bool(o.identified) for o in mine)
         kappa = min(1.0, blind.samples * blind.identified)
         counts = Successes(hits, trials, kappa)
-        yield OutcomeCounts(identified_among(blind.total), name, counts, blind.why)
+        yield _OutcomeCounts(identified_among(blind.total), name, counts, blind.why)
         if simulated.trace.task.is_image:
             close = sum(near(o, plan.psnr) for o in mine)
             counts = Successes(close, trials, min(1.0, blind.samples * blind.near))
-            yield OutcomeCounts(as_near_as(plan.psnr), name, counts, blind.why)
+            yield _OutcomeCounts(as_near_as(plan.psnr), name, counts, blind.why)
 
 
-def _figures(evidence: TrialCounts, promise: Promise | None) -> Figures | None:
-    """Return the counts, for programs."""
-    if isinstance(evidence, Successes):
-        ceiling = None
-        if promise is not None and not promise.empty:
-            ceiling = evidence.ceiling(promise)
-        return SuccessFigures(
-            hits=evidence.hits,
-            trials=evidence.trials,
-            kappa=evidence.kappa,
-            ceiling=ceiling,
-        )
-    if isinstance(evidence, Canary):
-        counts = evidence.counts
-        return CanaryFigures(
-            true_positives=counts.true_positives,
-            positives=counts.positives,
-            false_positives=counts.false_positives,
-            negatives=counts.negatives,
-        )
-    if isinstance(evidence, OneRun):
-        return OneRunFigures(
-            canaries=evidence.canaries,
-            guesses=evidence.guesses,
-            right=evidence.right,
-        )
-    return None
-
-
-def static(grid: Sequence[Level], measured: Sequence[ViewMeasurements]) -> list[JudgedTest]:
-    """Return the verdicts that need no statistics.
-
-    These are the view bound against the claim, and the sensitivity that both assume.
-    """
+def static(grid: Sequence[Level], measured: Sequence[ViewMeasurements]) -> list[Test]:
+    """Return the verdicts that need no statistics: view bound against claim, and sensitivity."""
     found = []
     for one in measured:
         level = grid[one.level]
@@ -351,8 +291,7 @@ def static(grid: Sequence[Level], measured: Sequence[ViewMeasurements]) -> list[
     return found
 
 
-def _against_claim(one: ViewMeasurements, worst: Comparison) -> JudgedTest:
-    """Return the verdict of the view bound against the claim."""
+def _against_claim(one: ViewMeasurements, worst: Comparison) -> Test:
     claimed = None
     if worst.claim is not None:
         claimed = worst.claim.epsilon
@@ -365,37 +304,30 @@ def _against_claim(one: ViewMeasurements, worst: Comparison) -> JudgedTest:
         ratio=encoded(worst.ratio),
         holds=str(worst.holds),
     )
-    test = Test(
+    return Test(
         one.level,
         one.adversary,
         worst.bound.node,
         TestName.VIEW,
         Guesser.NOBODY,
-        promise=None,
-        evidence=None,
         figures=figures,
+        verdict=worst.verdict,
+        says=worst.why,
     )
-    return JudgedTest(test, worst.verdict, worst.why)
 
 
-def _sensitivity(one: ViewMeasurements, assumed: float) -> JudgedTest:
-    """Return the verdict on the sensitivity that every epsilon assumes."""
-    test = Test(
+def _sensitivity(one: ViewMeasurements, assumed: float) -> Test:
+    over = one.moved > assumed * (1 + SLACK)
+    return Test(
         one.level,
         one.adversary,
         one.node,
         TestName.SENSITIVITY,
         Guesser.NOBODY,
-        promise=None,
-        evidence=None,
         figures=SensitivityFigures(moved=one.moved, assumed=assumed),
+        verdict=Verdict.UNSUPPORTED if over else Verdict.NOT_REFUTED,
+        says=(
+            f"exchanging a record changed a gradient by {one.moved:.4g}; "
+            f"every epsilon of this audit assumes at most {assumed:.4g}"
+        ),
     )
-    over = one.moved > assumed * (1 + SLACK)
-    says = (
-        f"exchanging a record changed a gradient by {one.moved:.4g}; "
-        f"every epsilon of this audit assumes at most {assumed:.4g}"
-    )
-    verdict = Verdict.NOT_REFUTED
-    if over:
-        verdict = Verdict.UNSUPPORTED
-    return JudgedTest(test, verdict, says)

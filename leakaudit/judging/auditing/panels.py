@@ -66,7 +66,6 @@ def figure(
 
 
 def _legend(plan: AuditPlan, grid: Sequence[Level], images: bool) -> dict[str, str]:
-    """Return the meaning of every colour."""
     legend = {name: name for name in plan.attacks}
     legend[RERO] = f"{RERO}: {plan.candidates} candidates, {plan.replays} replays"
     legend[EXACT] = "limit by the view bound"
@@ -89,7 +88,6 @@ def _quality(
     adversary: Adversary,
     one: Quantity,
 ) -> Panel:
-    """Show one quantity of every attack and of the blind guess."""
     lines = []
     for attack in plan.attacks:
         found = [simulated.values(one, k, adversary, attack) for k in order]
@@ -108,7 +106,7 @@ def _identified(
 ) -> Panel:
     """Show how often the first record was identified, with the limits for the same blind chance.
 
-    The share refers to all attacked nodes and seeds; a node without a result is not identified.
+    The share is of all attacked nodes and seeds; those without a result are not identified.
     """
     lines = []
     total = 0  # candidates
@@ -137,7 +135,6 @@ def _likelihood(
     measured: Sequence[ViewMeasurements],
     adversary: Adversary,
 ) -> Panel:
-    """Show how often the target was identified by likelihood, with the limits."""
     by_level = {m.level: m.rero for m in measured if m.adversary == adversary}
     rates: list[float | None] = []
     for k in order:
@@ -155,7 +152,7 @@ def _likelihood(
 def _ceilings(
     grid: Sequence[Level], order: Sequence[int], adversary: Adversary, kappa: float
 ) -> list[PlotLine]:
-    """Return the largest rates that the view bound and the claim allow for a blind chance."""
+    """Return the largest rates that view bound and claim allow for a blind chance."""
     exact: list[float | None] = []
     paper: list[float | None] = []
     for k in order:
@@ -177,10 +174,7 @@ def _ceilings(
 
 
 def _blind(simulated: SimulationResults, one: Quantity) -> float | None:
-    """Return the median of a quantity of images for a blind guess.
-
-    It guesses the mean of the records that no node holds, for every record.
-    """
+    """Return the median of a quantity for a blind guess, the mean of all free records."""
     truth = simulated.truth
     if not len(truth.pool):
         return None

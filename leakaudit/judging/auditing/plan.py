@@ -98,12 +98,7 @@ class AuditPlan:
 
     @classmethod
     def from_toml(cls, path: Path) -> AuditPlan:
-        """Read a file with a scenario and a table ``[audit]``, which may be absent.
-
-        Raises:
-            LeakauditError: A key is unknown (the message suggests the nearest one), or a value is
-                out of range.
-        """
+        """Read a file with a scenario and a table ``[audit]``, which may be absent."""
         file = config.read(path, f"plan {path}")
         asked = file.table("audit")
         scenario = Scenario.of(replace(file, file=f"scenario {path}", name=f"scenario {path}"))
@@ -116,7 +111,6 @@ class AuditPlan:
 
 
 def _check(table: str, name: str, wanted: str, value: object, least: int) -> None:
-    """Raise LeakauditError unless a value is an integer of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise config.InvalidValue(table, f"expected {wanted}, got {value!r}", name)
 

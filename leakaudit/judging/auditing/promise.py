@@ -1,4 +1,4 @@
-"""The guarantee under test, the interface of a test, and the smallest epsilon that it detects."""
+"""The guarantee under test, the interface of a test, and the smallest detectable epsilon."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 
 from leakaudit._util.bisection import crossing
 from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.results.model import Figures
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.bounds.approximate import approximate
 from leakaudit.theory.bounds.gaussian import Gdp
@@ -52,25 +53,20 @@ class TrialCounts(Protocol):
         """Return an upper limit of the probability of these or more extreme counts."""
 
     def best(self, promise: Promise) -> float:
-        """Return the smallest p-value that these trials could give: that of a perfect attack."""
+        """Return the p-value of a perfect attack."""
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
-        """Return how many trials a perfect attack needs to refute the guarantee.
-
-        Returns:
-            The number; None if no number suffices.
-        """
+        """Return how many trials a perfect attack needs; None if no number suffices."""
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
         """Return the probability that the best attack refutes the guarantee."""
 
+    def figures(self, promise: Promise | None) -> Figures:
+        """Return the counts, for programs."""
+
 
 def detects(evidence: TrialCounts, promise: Promise, alpha: float) -> float | None:
-    """Return the smallest epsilon that would have been detected with probability `POWER`.
-
-    Returns:
-        The epsilon at the delta of the guarantee; None if no epsilon would have been detected.
-    """
+    """Return the smallest epsilon that is detected with probability `POWER`, if any."""
     if (
         promise.empty
         or evidence.best(promise) > alpha

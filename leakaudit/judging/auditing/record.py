@@ -1,4 +1,4 @@
-"""The record of an audit: findings as for any attack, each with its grid point, and verdicts."""
+"""The record of an audit: findings, each with its grid point, and verdicts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from msgspec.structs import replace
 
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.quantities import Place, shown
-from leakaudit.judging.auditing.judge import JudgedTest
+from leakaudit.judging.auditing.judge import Test
 from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.judging.auditing.promise import Promise
 from leakaudit.judging.auditing.simulate import SimulationResults
 from leakaudit.reporting.findings import findings
 from leakaudit.reporting.findings.wording import audit_headline
@@ -49,7 +48,7 @@ def build(
     plan: AuditPlan,
     grid: Sequence[Level],
     simulated: SimulationResults,
-    judged: Sequence[JudgedTest],
+    judged: Sequence[Test],
     provenance: Provenance,
     files: Files,
     lpips: str,
@@ -86,7 +85,6 @@ def build(
 def _findings(
     grid: Sequence[Level], simulated: SimulationResults, images: Sequence[StoredImages]
 ) -> tuple[Finding, ...]:
-    """Return the findings, each with its point of the grid."""
     found = []
     for one, stored in zip(simulated.outcomes, images, strict=True):
         cell = GridPoint(epsilon=encoded(grid[one.level].epsilon), seed=one.seed)
@@ -115,43 +113,34 @@ def _point(level: Level) -> AuditPoint:
     )
 
 
-def _verdict(grid: Sequence[Level], one: JudgedTest) -> VerdictEntry:
-    test = one.test
+def _verdict(grid: Sequence[Level], test: Test) -> VerdictEntry:
     figures: Mapping[str, Free] = {}
     if test.figures is not None:
         figures = model.plain(test.figures)
+    promise = None
+    if test.promise is not None:
+        values = {name: encoded(value) for name, value in vars(test.promise).items()}
+        promise = PromiseEntry(**values)
     return VerdictEntry(
         epsilon=encoded(grid[test.level].epsilon),
         adversary=str(test.adversary),
         node=test.node,
         test=str(test.test),
         attack=str(test.attack),
-        promise=_promise(test.promise),
-        verdict=VERDICT_NAMES[one.verdict],
-        says=one.says,
-        power=one.power,
-        p=one.p,
-        level=one.alpha,
-        needs=one.needs,
+        promise=promise,
+        verdict=VERDICT_NAMES[test.verdict],
+        says=test.says,
+        power=test.power,
+        p=test.p,
+        level=test.alpha,
+        needs=test.needs,
         figures=figures,
-    )
-
-
-def _promise(promise: Promise | None) -> PromiseEntry | None:
-    if promise is None:
-        return None
-    return PromiseEntry(
-        name=promise.name,
-        epsilon=encoded(promise.epsilon),
-        delta=promise.delta,
-        mu=promise.mu,
     )
 
 
 def _curves(
     plan: AuditPlan, grid: Sequence[Level], simulated: SimulationResults
 ) -> list[CurvePoint]:
-    """Return the metrics of every cell of the grid."""
     found = []
     for k, level in enumerate(grid):
         for adversary in plan.parsed:
@@ -163,7 +152,6 @@ def _curves(
 def _curve(
     simulated: SimulationResults, place: int, level: Level, adversary: Adversary, attack: str
 ) -> CurvePoint:
-    """Return the number of attacked nodes in a cell, and its metrics."""
     measured = {}
     for one in shown(Place.CURVE):
         values = simulated.values(one, place, adversary, attack)

@@ -1,11 +1,8 @@
-"""Many replays of one run; in each, the target is drawn from known candidates and identified.
+"""Many replays of one run, in each of which the target is drawn from known candidates.
 
-This is the adversary of the bounds: it knows every other record, the start, the schedule and the
-candidates, but neither the target nor the noise. It observes a leak ``combination @ gradients =
-value`` with Gaussian noise of a known covariance. A candidate is therefore judged by the likelihood
-of the noise that would remain if it were the target: the difference between the leaked value and
-the same combination of its own gradients, at the models that the leak reveals. The gradients of all
-candidates are computed together.
+The adversary of the bounds knows every other record, the start, the schedule and the candidates,
+but neither the target nor the noise. It judges a candidate by the likelihood of the noise that
+would remain of a leak ``combination @ gradients = value`` if it were the target.
 """
 
 from __future__ import annotations
@@ -16,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from leakaudit._util.seeds import child
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import expired, step
 from leakaudit.core.trace import Trace
-from leakaudit.judging.auditing.runs import child, recorded, replayed
-from leakaudit.protocols.recording import Plan
+from leakaudit.judging.auditing.runs import replayed
+from leakaudit.protocols.recording import Plan, record
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.views.extraction import hearing
@@ -54,10 +52,7 @@ class Replays:
 
     @property
     def hits(self) -> int:
-        """Number of trials in which the candidate with the largest score was present.
-
-        NaN and ties count as misses.
-        """
+        """Trials in which the present candidate had the largest score, without NaN and ties."""
         if not len(self.drawn):
             return 0
         best, at = self.scores.nan_to_num(nan=-torch.inf).max(1)
@@ -76,12 +71,9 @@ def replay(
     what: str,
     some: range | None = None,
 ) -> Replays:
-    """Run replays with the node's first record drawn uniformly from candidates.
+    """Run replays with fresh noise and the node's first record drawn uniformly from candidates.
 
-    Each replay has fresh noise. The time limit may end the replays early.
-
-    Args:
-        some: The trials to run, of all that were drawn; None for all.
+    The time limit may end them early; `some` are the trials to run of all that were drawn.
     """
     others = set(ready.rows.flatten().tolist()) - {int(ready.rows[node, 0])}
     if taken := others & set(rows):
@@ -104,7 +96,7 @@ def replay(
             break
         records = ready.rows.clone()
         records[node, 0] = rows[pick]
-        trace = recorded(replayed(ready, records, child(seed, k))).trace
+        trace = record(replayed(ready, records, child(seed, k)), None).trace
         leaks = hearing.deduce(Deduction(trace, adversary), [node], gradients)
         if why := leaks.undetermined.get(node) or unusable(leaks[0]):
             return Replays(drawn[:0], scores[:0], why=why)
@@ -121,12 +113,7 @@ def replay(
 
 
 def joined(parts: Sequence[Replays], counts: Sequence[int]) -> Replays:
-    """Join the trials of several calls of `replay`.
-
-    Args:
-        parts: What the calls returned, in the order of their trials.
-        counts: Number of trials of each. Those after a part that ended early are left out.
-    """
+    """Join the trials of calls of `replay`, up to the first with fewer than its count."""
     used: list[Replays] = []
     for part, count in zip(parts, counts, strict=True):
         if part.why:
@@ -158,16 +145,10 @@ def unusable(leak: GradientLeak) -> str:
 
 
 def likelihood(leak: GradientLeak, taken: Tensor) -> Tensor:
-    """Return the log-likelihood of candidates, up to a constant.
+    """Return the log-likelihood (m,) of candidates, up to a constant, in float64.
 
-    With the combination C (r, T), the value V (r, c), a candidate's gradients G (T, c) and the
-    whitening W, it is -|W (C G - V)|^2 / 2.
-
-    Args:
-        taken: (m, T, c) Gradients of each candidate at the leak's models.
-
-    Returns:
-        (m,) float64.
+    With the combination C (r, T), the value V (r, c), the whitening W and a candidate's gradients
+    G, of `taken` (m, T, c), it is -|W (C G - V)|^2 / 2.
     """
     white = whitening(leak)
     combined = torch.einsum("rt,mtd->mrd", leak.combination.double(), taken)
@@ -178,15 +159,9 @@ def likelihood(leak: GradientLeak, taken: Tensor) -> Tensor:
 
 
 def taken_at(leak: GradientLeak, task: Task, x: Tensor, y: Tensor, clip: float) -> Tensor:
-    """Return gradients of batches at the leak's models, evaluated as in the protocol.
+    """Return gradients (m, T, c) of batches x (m, b, *shape), y (m, b) at the leak's models.
 
-    Args:
-        x: (m, b, *shape) Batches of inputs.
-        y: (m, b) Their labels.
-        clip: Norm to which the gradient of a record is clipped, 0 for none.
-
-    Returns:
-        (m, T, c) in the columns of the leak.
+    The norm of a record's gradient is clipped, if `clip` is not 0.
     """
     columns = slice(*leak.columns)
     each = [
@@ -204,18 +179,15 @@ def models(leak: GradientLeak) -> Tensor:
 
 
 def clipped_at(ready: Plan) -> float:
-    """Return the norm to which a victim clips the gradient of a record, 0 for none."""
+    """Return the norm to which a victim clips gradients of records, 0 for none."""
     return float(getattr(ready.victim, "clip", 0.0) or 0.0)
 
 
 def whitening(leak: GradientLeak) -> Tensor:
-    """Return the matrix that makes the errors of a leak's rows independent with deviation 1.
+    """Return the matrix (r, r) that makes the errors of a leak's rows independent with deviation 1.
 
-    It is the inverse of the Cholesky factor of their covariance. Rounding of the value itself is
-    added to the covariance as independent noise, because rows without noise would make it singular.
-
-    Returns:
-        (r, r) float64, lower triangular.
+    It is the inverse Cholesky factor of their covariance, to which rounding of the value is added,
+    because rows without noise would make it singular.
     """
     noise = (leak.noise if leak.noise is not None else leak.std.diag()).double()
     rounding = torch.finfo(leak.value.dtype).eps * leak.value.double().square().mean().sqrt()

@@ -12,12 +12,11 @@ from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.progress import expired, step, watching
 from leakaudit.judging.auditing import record
 from leakaudit.judging.auditing.judge import judge
-from leakaudit.judging.auditing.levels import Level, attacked, levels
+from leakaudit.judging.auditing.levels import Level, RunEnvironment, attacked, levels
 from leakaudit.judging.auditing.measure import ViewMeasurements, cases, measure, static
 from leakaudit.judging.auditing.panels import figure
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.simulate import SimulationResults, simulate
-from leakaudit.judging.auditing.where import RunEnvironment
 from leakaudit.reporting.figures import pictures, plots
 from leakaudit.reporting.results import provenance, record_file
 from leakaudit.reporting.results.model import AuditRecord
@@ -33,13 +32,13 @@ def audit(
 ) -> AuditRecord:
     """Run an audit and write results.json, audit.png, reconstructions.npz and .png and report.md.
 
-    Ctrl-C and max_seconds end the work; the results so far are kept and marked as incomplete.
+    Ctrl-C and max_seconds end the work; the results so far are kept, marked as incomplete.
     """
     started = datetime.now(UTC)
     clock = time.perf_counter()
     with writable(folder):
         with watching(seconds=where.max_seconds or None):
-            grid = levels(plan, where.data_root, where.download, where.device, executor)
+            grid = levels(plan, where, executor)
             nodes = attacked(plan, grid[0].ready)
             step("stages", 0, 2)
             simulated = simulate(plan, grid, nodes, where.device, executor)
@@ -79,10 +78,7 @@ def audit(
 def _measured(
     plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int], executor: Pool
 ) -> tuple[list[ViewMeasurements], bool]:
-    """Return the results of the replays, and whether all replays were completed.
-
-    Ctrl-C discards the replays and keeps the attacks.
-    """
+    """Return the replays, and whether they are complete; Ctrl-C keeps only the attacks."""
     try:
         return measure(plan, grid, nodes, executor), not expired()
     except KeyboardInterrupt:
@@ -90,13 +86,7 @@ def _measured(
 
 
 def _picture(grid: Sequence[Level], simulated: SimulationResults, folder: Path) -> str | None:
-    """Draw the reconstructions of the first node in the first run.
-
-    There is one column for each attack at each point of the grid.
-
-    Returns:
-        The file's name; None if there are no reconstructions.
-    """
+    """Draw the first node of the first run, one column per attack and point."""
     first = None
     pairs = []
     for one in simulated.outcomes:

@@ -10,6 +10,7 @@ import torch
 
 from leakaudit._util.assignment import match
 from leakaudit._util.jobs import IN_PROCESS, Pool
+from leakaudit._util.seeds import child
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
@@ -20,7 +21,8 @@ from leakaudit.core.trace import Trace, Truth
 from leakaudit.inversion import attacking
 from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.judging.auditing.runs import child, recorded, seeded
+from leakaudit.judging.auditing.runs import seeded
+from leakaudit.protocols.recording import record
 from leakaudit.reporting.results.model import CurveValues
 from leakaudit.scoring import metrics, scoring
 from leakaudit.scoring.scoring import Score
@@ -30,9 +32,7 @@ from leakaudit.views.extraction.deduction import Deduction
 
 
 @dataclass(frozen=True)
-class SimulatedReconstruction:
-    """One reconstruction."""
-
+class _SimulatedReconstruction:
     level: int  # index in the grid
     seed: int  # number of the run
     adversary: Adversary  # the adversary whose view was attacked
@@ -46,9 +46,7 @@ class SimulatedReconstruction:
 
 
 @dataclass(frozen=True)
-class SkippedNode:
-    """A node for which an attack returned nothing, or for which no leak is determined."""
-
+class _SkippedNode:
     level: int  # index in the grid
     seed: int  # number of the run
     adversary: Adversary  # the adversary whose view was attacked
@@ -64,8 +62,8 @@ class SkippedNode:
 class SimulationResults:
     """The results of all attacks."""
 
-    outcomes: tuple[SimulatedReconstruction, ...]
-    skipped: tuple[SkippedNode, ...]  # nodes without a reconstruction
+    outcomes: tuple[_SimulatedReconstruction, ...]
+    skipped: tuple[_SkippedNode, ...]  # nodes without a reconstruction
     trace: Trace  # trace of the first run
     truth: Truth  # truth of the first run
     complete: bool  # false if the time limit or Ctrl-C ended the work
@@ -75,8 +73,7 @@ class SimulationResults:
     ) -> CurveValues | None:
         """Return a quantity over all records of a cell; None if none was attacked or it lacks it.
 
-        Missed records count as blind guesses, including all records of nodes for which the attack
-        returned nothing.
+        Missed records count as blind guesses, also those of nodes without a reconstruction.
         """
         scores = self.scores(level, adversary, attack)
         values = [value for score in scores for value in score.counted(one.key)]
@@ -89,8 +86,8 @@ class SimulationResults:
             mean=fmean(values),
         )
 
-    def made(self, level: int, adversary: Adversary, attack: str) -> list[SimulatedReconstruction]:
-        """Return the reconstructions for the nodes and seeds of a cell."""
+    def made(self, level: int, adversary: Adversary, attack: str) -> list[_SimulatedReconstruction]:
+        """Return the reconstructions of a cell."""
         cell = (level, adversary, attack)
         return [o for o in self.outcomes if (o.level, o.adversary, o.attack) == cell]
 
@@ -101,21 +98,15 @@ class SimulationResults:
 
     def refused(
         self, level: int, adversary: Adversary, attack: str, node: int | None = None
-    ) -> list[SkippedNode]:
-        """Return the nodes and seeds of a cell without a result to score.
-
-        Args:
-            node: One node of it; None for all.
-        """
+    ) -> list[_SkippedNode]:
+        """Return the nodes and seeds of a cell, or of one of its nodes, without a result."""
         cell = (level, adversary, attack)
         found = [s for s in self.skipped if (s.level, s.adversary, s.attack) == cell]
         return found if node is None else [s for s in found if s.node == node]
 
 
 @dataclass(frozen=True)
-class RunJob:
-    """The job of attacking one run of one point."""
-
+class _RunJob:
     plan: AuditPlan
     grid: Sequence[Level]
     nodes: Sequence[int]
@@ -123,22 +114,19 @@ class RunJob:
 
     def __call__(
         self, run: tuple[int, int]
-    ) -> tuple[list[SimulatedReconstruction | SkippedNode], bool]:
-        """Attack one run."""
+    ) -> tuple[list[_SimulatedReconstruction | _SkippedNode], bool]:
         if expired():
             return [], False
         return list(self.results(run, self.recorded(run))), True
 
     def recorded(self, run: tuple[int, int]) -> tuple[Trace, Truth]:
-        """Record one run."""
         level, seed = run
-        recorder = recorded(seeded(self.grid[level].ready, seed))
+        recorder = record(seeded(self.grid[level].ready, seed), None)
         return recorder.trace, recorder.truth_record
 
     def results(
         self, run: tuple[int, int], recording: tuple[Trace, Truth]
-    ) -> Iterator[SimulatedReconstruction | SkippedNode]:
-        """Yield the results of one run as they are made."""
+    ) -> Iterator[_SimulatedReconstruction | _SkippedNode]:
         trace, truth = recording
         task = Task.build(trace.task, device=self.device)
         return _attacks(self.plan, *run, trace, truth, task, self.nodes)
@@ -151,11 +139,11 @@ def simulate(
     device: str = "cpu",
     executor: Pool = IN_PROCESS,
 ) -> SimulationResults:
-    """Run the whole grid; Ctrl-C and the time limit end it and keep the results so far."""
-    job = RunJob(plan, grid, nodes, device)
+    """Run the whole grid; Ctrl-C and the time limit keep the results so far."""
+    job = _RunJob(plan, grid, nodes, device)
     runs = [(k, seed) for k in range(len(grid)) for seed in range(plan.seeds)]
     each = len(plan.adversaries) * len(plan.attacks) * len(nodes)
-    found: dict[tuple[int, int], list[SimulatedReconstruction | SkippedNode]] = {
+    found: dict[tuple[int, int], list[_SimulatedReconstruction | _SkippedNode]] = {
         run: [] for run in runs
     }
     first = job.recorded(runs[0])
@@ -181,8 +169,8 @@ def simulate(
     except KeyboardInterrupt:
         complete = False
     made = [one for run in runs for one in found[run]]
-    outcomes = tuple(one for one in made if isinstance(one, SimulatedReconstruction))
-    skipped = tuple(one for one in made if isinstance(one, SkippedNode))
+    outcomes = tuple(one for one in made if isinstance(one, _SimulatedReconstruction))
+    skipped = tuple(one for one in made if isinstance(one, _SkippedNode))
     return SimulationResults(outcomes, skipped, *first, complete)
 
 
@@ -194,8 +182,7 @@ def _attacks(
     truth: Truth,
     task: Task,
     nodes: Sequence[int],
-) -> Iterator[SimulatedReconstruction | SkippedNode]:
-    """Attack one recording as every adversary observes it."""
+) -> Iterator[_SimulatedReconstruction | _SkippedNode]:
     for adversary in plan.parsed:
         observed = Deduction(trace, adversary)
         mine = [n for n in nodes if n not in adversary.corrupt]
@@ -203,7 +190,7 @@ def _attacks(
         for node, why in leaks.undetermined.items():
             for name in plan.attacks:
                 missed = scoring.nothing(node, name, truth)
-                yield SkippedNode(level, seed, adversary, name, node, why, missed)
+                yield _SkippedNode(level, seed, adversary, name, node, why, missed)
         for leak in leaks:
             for j, name in enumerate(plan.attacks):
                 chosen = child(plan.scenario.seed, seed, leak.node, j)
@@ -213,26 +200,23 @@ def _attacks(
                     found = attacking.attack_one(leak, task, name, random, **settings)
                 except AttackError as error:
                     missed = scoring.nothing(leak.node, name, truth)
-                    yield SkippedNode(level, seed, adversary, name, leak.node, str(error), missed)
+                    yield _SkippedNode(level, seed, adversary, name, leak.node, str(error), missed)
                     continue
                 (score,) = scoring.score([found], truth, own=True)
                 hit, among = identified(found, truth)
                 # From here on, the inputs count for this node only, as its score does.
                 alone = replace(found, others=())
-                yield SimulatedReconstruction(
+                yield _SimulatedReconstruction(
                     level, seed, adversary, name, leak, alone, score, hit, among
                 )
 
 
 def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
-    """Return whether the node's first record is identified by its image.
+    """Return whether the node's first record is identified by its image, and among how many.
 
-    It is identified if it is closest to that image among all records that no other node holds. The
-    images of a batch are matched to its records, which counts as guesses.
-
-    Returns:
-        Whether it is identified, and among how many records. None if there are fewer than two
-        candidates, because the records are then not drawn uniformly.
+    It is if it is the closest of all records that no other node holds. The images of a batch are
+    matched to its records, which counts as guesses. None with fewer than two candidates, which are
+    then not drawn uniformly.
     """
     x, _ = truth.of(*found.nodes)
     records = torch.cat([x, truth.pool.to(x)])
@@ -249,8 +233,8 @@ def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
     return bool(rank[0] == 1), len(records)
 
 
-def near(outcome: SimulatedReconstruction, psnr: float) -> bool:
-    """Return whether the first record was recovered with at least the given PSNR."""
+def near(outcome: _SimulatedReconstruction, psnr: float) -> bool:
+    """Return whether the first record reached the given PSNR."""
     column = outcome.score.psnr
     if not column or column[0] is None:
         return False

@@ -1,1 +1,1 @@
-"""The gate of a CI run: budgets on what attacks recover, a baseline, and controls in every run."""
+"""The gate of a CI run: budgets, a baseline, and controls in every run."""

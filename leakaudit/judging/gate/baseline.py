@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -25,43 +25,29 @@ LARGEST = 1e300  # a sample; sums of larger ones are beyond all floats
 SEEDS = 10_000  # most seeds of a cell; a choice, a comparison of so many takes seconds
 
 
-@dataclass(frozen=True)
-class CellMeasurements:
-    """The measurements of one cell."""
+class CellMeasurements(Struct, frozen=True, forbid_unknown_fields=True):
+    """The measurements of one cell, in memory and in the file."""
 
     check: str
-    digest: str  # SHA-256 of how it was measured
+    digest: Sha256  # of how it was measured
     seeds: tuple[int, ...]
-    samples: Mapping[str, tuple[float, ...]]  # measure -> one number per seed
-
-
-class _StoredCell(Struct, frozen=True, forbid_unknown_fields=True):
-    """A cell in the file, stored under its name."""
-
-    check: str
-    digest: Sha256
-    seeds: tuple[int, ...]
-    samples: dict[str, tuple[float, ...]]
+    samples: dict[str, tuple[float, ...]]  # measure -> one number per seed
 
 
 class _Stored(Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of the file."""
-
     format: Literal["leakaudit.baseline"]
     version: Literal[1]
     updated: str
     reason: str
     versions: dict[str, str | None]
-    cells: dict[str, _StoredCell]
+    cells: dict[str, CellMeasurements]
 
 
 @dataclass(frozen=True)
 class Baseline:
     """All cells, and their last change."""
 
-    cells: Mapping[str, CellMeasurements] = field(
-        default_factory=dict
-    )  # name of a cell -> its measurements
+    cells: Mapping[str, CellMeasurements] = field(default_factory=dict)  # by name
     reason: str = ""  # reason of the last change
     updated: str = ""  # time of the last change, in ISO format
     # package -> version used for the measurements, None if it was not installed
@@ -82,7 +68,7 @@ class Baseline:
             file.write(self.text().encode())
 
     def text(self) -> str:
-        """Return the file's text, keys sorted and one line per measure, for readable diffs."""
+        """Return the file's text, sorted and with one line per measure, for readable diffs."""
         entries = {
             "format": _json(FORMAT),
             "version": _json(VERSION),
@@ -136,20 +122,13 @@ def read(path: Path) -> Baseline:
         raise LeakauditError(
             f"baseline {path}: {error}; restore it from version control, or update it"
         ) from None
-    cells = {}
     for name, cell in stored.cells.items():
         check_samples(cell.seeds, cell.samples, f"baseline {path}: {name}")
-        cells[name] = CellMeasurements(cell.check, cell.digest, cell.seeds, cell.samples)
-    return Baseline(cells, stored.reason, stored.updated, stored.versions)
+    return Baseline(stored.cells, stored.reason, stored.updated, stored.versions)
 
 
 def check_samples(seeds: Sequence[int], samples: Mapping[str, Sequence[float]], where: str) -> None:
-    """Reject a cell of a file without one sample per seed.
-
-    Raises:
-        LeakauditError: there are no seeds, more than `SEEDS`, another number of samples, or one
-            beyond `LARGEST`.
-    """
+    """Reject a cell without one sample per seed, or beyond `SEEDS` or `LARGEST`."""
     count = len(seeds)
     if not 1 <= count <= SEEDS:
         raise LeakauditError(f"{where}: expected from 1 to {SEEDS} seeds, got {count}")
@@ -167,17 +146,13 @@ def _unreadable(path: Path, why: str) -> LeakauditError:
 def block(
     check: str, digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[float]]
 ) -> CellMeasurements:
-    """Return a cell in the form in which it is stored.
-
-    Args:
-        digest: SHA-256 of how it was measured.
-    """
+    """Return a cell in the form in which it is stored, with rounded samples."""
     stored = {measure: tuple(map(rounded, values)) for measure, values in samples.items()}
     return CellMeasurements(check, digest, tuple(seeds), stored)
 
 
 def rounded(value: float) -> float:
-    """Return a number rounded to the stored number of digits."""
+    """Round to the stored number of digits."""
     return float(f"{value:.{DIGITS}g}")
 
 
@@ -185,7 +160,6 @@ def rounded(value: float) -> float:
 class BaselineChange:
     """One difference between two baselines."""
 
-    # `removed`, `added`, `changed` or `not comparable`
     kind: Literal["removed", "added", "changed", "not comparable"]
     cell: str
     measure: str | None = None  # that changed; None for the whole cell
@@ -206,18 +180,12 @@ class BaselineChange:
 
     def to_json(self) -> dict[str, str | float | bool | None]:
         """Return plain values."""
-        return {
-            "change": self.kind,
-            "cell": self.cell,
-            "measure": self.measure,
-            "before": self.before,
-            "after": self.after,
-            "other_seeds": self.other_seeds,
-        }
+        values = asdict(self)
+        return {"change": values.pop("kind"), **values}
 
 
 def means(base: Baseline) -> dict[str, object]:
-    """Return the means of all cells as plain values."""
+    """Return the means of all cells."""
     cells = {}
     for name, cell in sorted(base.cells.items()):
         found = {measure: averages.mean(samples) for measure, samples in cell.samples.items()}
@@ -244,7 +212,6 @@ def changes(old: Baseline, new: Baseline) -> list[BaselineChange]:
 def _changed_measures(
     name: str, before: CellMeasurements, cell: CellMeasurements
 ) -> Iterator[BaselineChange]:
-    """Yield each measure of a cell that is new or has other samples."""
     for measure, samples in sorted(cell.samples.items()):
         was = before.samples.get(measure)
         if was is None:

@@ -59,7 +59,7 @@ class GateCell:
 
     @property
     def name(self) -> str:
-        """Name of the cell, ``check/adversary/attack``, as in the configuration."""
+        """``check/adversary/attack``, as in the configuration."""
         return cell_name(self.check.name, self.who, self.attack)
 
     @property
@@ -73,11 +73,7 @@ class GateCell:
         return dict(self.check.set.get(self.attack, {}))
 
     def digest(self) -> str:
-        """Return a SHA-256 of how the cell is measured.
-
-        A baseline that was measured differently is not comparable. The digest depends on the attack
-        with all its hyper-parameters, the adversary, the nodes, and the version of the measures.
-        """
+        """Return a SHA-256 of how the cell is measured; other measurements are not comparable."""
         settings = self.settings
         if self.attack != "auto":
             configured = registry.configure(registry.get("attacks", self.attack), settings)
@@ -94,7 +90,7 @@ class GateCell:
         )
 
     def attack_one(self, run: SeedResults, leak: GradientLeak) -> None:
-        """Attack one node of a run, and keep the result until `close`."""
+        """Attack one node, and keep the result until `close`."""
         start = time.perf_counter()
         self.leak = self.leak or leak
         random = generator(run.seed, leak.node)
@@ -112,7 +108,7 @@ class GateCell:
         self.seconds += time.perf_counter() - start
 
     def close(self, run: SeedResults, nodes: Sequence[int]) -> None:
-        """Compute one number per measure from the results of a run."""
+        """Compute one number per measure."""
         columns = [measures.values(run.guess(node), self._scores.get(node)) for node in nodes]
         for name in columns[0]:
             records = [value for column in columns for value in column[name]]
@@ -126,8 +122,7 @@ class GateCell:
     ) -> None:
         """Keep the record that was recovered best, for this node and for all nodes.
 
-        Records are ranked by PSNR if the data has one, otherwise by relative error. Labels only
-        break ties, because any recovered input is more informative than labels.
+        Labels only break ties, because any recovered input is more informative than labels.
         """
         gains = _gains(scored)
         at = gains.index(max(gains))
@@ -156,7 +151,7 @@ class GateCell:
 
 
 def _gains(scored: Score) -> list[float]:
-    """Return the quality of each record: its PSNR, otherwise minus its relative error."""
+    """Return the PSNR of each record, otherwise minus its relative error."""
     gains = []
     if scored.psnr is not None:
         for psnr in scored.psnr:
@@ -174,16 +169,12 @@ def _at(column: Sequence[float | None] | None, place: int) -> float | None:
 
 
 def empty(check: Check) -> list[GateCell]:
-    """Return the cells of a check before anything is measured."""
+    """Return the cells of a check, without measurements."""
     return [GateCell(check, who, attack) for who in check.adversaries for attack in check.attacks]
 
 
 def attack_all(cells: Sequence[GateCell], made: SeedResults) -> None:
-    """Attack one run with all cells of its check.
-
-    The leaks of a node are deduced once for all attacks of an adversary, and kept in memory for one
-    node at a time.
-    """
+    """Attack one run with all cells; the attacks of an adversary share its leaks."""
     for who in dict.fromkeys(cell.who for cell in cells):
         mine = [cell for cell in cells if cell.who == who]
         heard = Deduction(made.trace, mine[0].adversary)
@@ -200,12 +191,7 @@ def attack_all(cells: Sequence[GateCell], made: SeedResults) -> None:
 
 
 def held(cell: GateCell, made: SeedResults) -> tuple[int, ...]:
-    """Return the nodes to attack.
-
-    Returns:
-        The nodes that the check names; otherwise all nodes that hold data and do not belong to the
-        adversary.
-    """
+    """Return the nodes that the check names; otherwise all honest ones with data."""
     if cell.check.nodes is not None:
         return cell.check.nodes
     own = set(made.truth.node.tolist())

@@ -1,15 +1,10 @@
 """One-sided permutation tests, with a tolerance, of whether a measure grew over the baseline.
 
-Under the null hypothesis, the labels "new" and "old" are exchangeable once the tolerance is
-subtracted. The observed growth is therefore ranked among the growths of all relabellings, and the
-p-value is the share of relabellings that reach it.
-
-`scipy.stats.permutation_test` computes the same tests, and our tests compare with it. It is not
-used here for two reasons. First, its exact paired test of 16 seeds takes 0.33 s instead of 0.01 s,
-and a run makes one test for each measure of each cell. Second, it treats sums as equal within 1e-14
-of their size, which is less than the rounding error of summing 16 numbers in another order: on 300
-pairs of samples with values of one or two decimals, as stored in a baseline, its p-value differed
-in 5 by whole ties.
+If nothing grew, the labels "new" and "old" are exchangeable once the tolerance is subtracted, so
+the p-value is the share of relabellings whose growth reaches the observed one.
+`scipy.stats.permutation_test` computes the same, and our tests compare with it, but an exact paired
+test of 16 seeds takes it 0.33 s instead of 0.01 s, and its p-values miss ties: it treats sums as
+equal within 1e-14 of their size, less than the rounding error of 16 summed numbers.
 """
 
 from __future__ import annotations
@@ -38,14 +33,10 @@ _SLACK = 1e-12
 
 
 def paired(new: Sequence[float], old: Sequence[float], tolerance: float) -> float:
-    """Return the p-value of "samples of the same seeds grew by no more than the tolerance".
+    """Return the p-value of "samples of the same seeds, in this order, grew by no more than this".
 
-    The signs of new - old - tolerance are flipped in all 2^k ways (Fisher 1935), so the smallest
-    p-value is 2^-k. The test is valid if these differences are symmetric about their centre under
-    the null hypothesis.
-
-    Args:
-        old: samples of the same seeds in the same order.
+    The signs of new - old - tolerance are flipped in all 2^k ways (Fisher 1935), which is valid if
+    these differences are symmetric about their centre under the null hypothesis.
     """
     differences = np.asarray(new, float) - np.asarray(old, float) - tolerance
     count = len(differences)
@@ -64,10 +55,7 @@ def paired(new: Sequence[float], old: Sequence[float], tolerance: float) -> floa
 
 
 def unpaired(new: Sequence[float], old: Sequence[float], tolerance: float) -> float:
-    """Return the same p-value for samples of different seeds.
-
-    The samples are exchanged between the sides in all ways (Pitman 1937).
-    """
+    """Return the same for different seeds: samples change sides in all ways (Pitman 1937)."""
     pool = np.concatenate([np.asarray(new, float) - tolerance, np.asarray(old, float)])
     count = len(new)
     size = len(pool)
@@ -91,10 +79,9 @@ def _blocks(draws: int, count: int) -> Iterator[int]:
 
 
 def chance(new: tuple[int, int], old: tuple[int, int]) -> float:
-    """Return the probability of at least so many new successes, if the rate did not change.
+    """Return the probability of so many new successes at an unchanged rate (Fisher's exact test).
 
-    Given the number of all successes, those among the new trials are hypergeometric, whatever the
-    rate is (Fisher's exact test of two binomial samples).
+    Given the number of all successes, those among the new trials are hypergeometric.
     """
     found, trials = new
     successes, others = found + old[0], trials + old[1]
@@ -106,7 +93,7 @@ def chance(new: tuple[int, int], old: tuple[int, int]) -> float:
 
 
 def least(new: int, old: int, same: bool) -> float:
-    """Return the smallest p-value that is possible with given numbers of samples."""
+    """Return the smallest possible p-value of so many samples."""
     ways = math.comb(new + old, new)
     draws = _DRAWN_UNPAIRED
     if same:
@@ -116,11 +103,7 @@ def least(new: int, old: int, same: bool) -> float:
 
 
 def seeds_for(alpha: float, comparisons: int) -> int:
-    """Return how many paired samples are needed for the first of several significant comparisons.
-
-    Returns:
-        The smallest k with 2^-k * comparisons <= alpha: the first step of Holm's procedure.
-    """
+    """Return the smallest k with 2^-k * comparisons <= alpha, Holm's first step."""
     k = 0
     while max(1, comparisons) > math.ldexp(alpha, k):
         k += 1
@@ -130,8 +113,8 @@ def seeds_for(alpha: float, comparisons: int) -> int:
 def _share(sums: Floats, observed: float, *, drawn: bool) -> float:
     """Return the share of sums that reach the observed one.
 
-    If the relabellings were drawn, the observed one counts as a further draw; otherwise, the
-    p-value could be 0, and the rate of false alarms would exceed alpha.
+    If relabellings were drawn, the observed one counts as a further draw: a p-value of 0 would
+    exceed the rate of false alarms alpha.
     """
     reached = int((sums >= observed - _SLACK * (1 + abs(observed))).sum())
     return (reached + drawn) / (len(sums) + drawn)

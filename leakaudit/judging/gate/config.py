@@ -105,7 +105,6 @@ class Check:
                 raise InvalidValue(where, expected, "set", attack)
 
     def _check_numbers(self, where: str) -> None:
-        """Reject values for which epsilon would be meaningless, or nothing would be attacked."""
         if self.sensitivity is not None and not 0 < self.sensitivity < math.inf:
             raise InvalidValue(
                 where, f"expected a number > 0, got {self.sensitivity:g}", "sensitivity"
@@ -126,7 +125,6 @@ class Check:
             raise InvalidValue(where, expected, "nodes")
 
     def _check_program(self, where: str) -> None:
-        """Require one program, either a function or a scenario."""
         if bool(self.run) == bool(self.scenario):
             expected = "expected either run = 'module:function' or scenario = 'file.toml'"
             raise InvalidValue(where, expected)
@@ -138,7 +136,7 @@ class Check:
 
     @property
     def cells(self) -> list[str]:
-        """Names of the cells, ``check/adversary/attack``."""
+        """Names of the cells."""
         return [
             cell_name(self.name, adversary, attack)
             for adversary in self.adversaries
@@ -147,16 +145,7 @@ class Check:
 
 
 def cell_name(check: str, adversary: str, attack: str) -> str:
-    """Return the name of a cell in the configuration, the baseline and the record.
-
-    Args:
-        check: its name, without "/".
-        adversary: as written in the configuration.
-        attack: its name.
-
-    Returns:
-        ``check/adversary/attack``.
-    """
+    """Return the name of a cell, ``check/adversary/attack``."""
     return f"{check}/{adversary}/{attack}"
 
 
@@ -266,11 +255,7 @@ class Gate:
 
     @property
     def baseline_path(self) -> Path | None:
-        """Path of the baseline, None for none.
-
-        Raises:
-            LeakauditError: it is outside the folder of the configuration.
-        """
+        """Path of the baseline, inside the folder of the configuration; None for none."""
         if not self.baseline:
             return None
         if not inside(self.folder, self.baseline):
@@ -279,14 +264,7 @@ class Gate:
         return self.folder / self.baseline
 
     def only(self, names: Iterable[str]) -> Gate:
-        """Return the gate restricted to some of its checks.
-
-        Args:
-            names: names of the checks to keep; if empty, all are kept.
-
-        Raises:
-            LeakauditError: a check does not exist.
-        """
+        """Return the gate restricted to the named checks; if none is named, all."""
         wanted = list(names)
         known = [check.name for check in self.checks]
         for name in wanted:

@@ -16,9 +16,10 @@ from leakaudit.core.trace import Truth
 from leakaudit.inversion import attacking
 from leakaudit.judging.gate import measures
 from leakaudit.judging.gate.cells import GateCell
+from leakaudit.judging.gate.rule import Rule
 from leakaudit.judging.gate.runs import SeedResults
 from leakaudit.protocols.declared import constant
-from leakaudit.reporting.results.model import RuleKind
+from leakaudit.reporting.results.model import RuleKind, RuleStatus
 from leakaudit.scoring.scoring import score
 from leakaudit.theory.bounds.empirical import at_least
 
@@ -45,25 +46,14 @@ TWO = 2  # records planted for an attack on inputs: two different records need t
 MOST = 10
 
 
-@dataclass(frozen=True)
-class Control:
-    """The outcome of one control."""
-
-    kind: RuleKind  # kind of the resulting rule
-    ok: bool | None  # whether it passed; None if there was nothing to test
-    says: str  # the expected and the actual outcome, in words
-    about: str = ""  # distinguishes several controls of the same kind
-
-
 # --- planted leaks --------------------------------------------------------------------------------
 
 
-def positive(cell: GateCell, run: SeedResults, nodes: tuple[int, ...]) -> Control:
+def positive(cell: GateCell, run: SeedResults, nodes: tuple[int, ...]) -> Rule:
     """Plant noise-free gradients of known records, and test whether the attack recovers each.
 
-    They replace the program's own leak. An attack on inputs gets two records. An attack on labels
-    gets so many records with random labels that guessing succeeds with a probability of at most
-    `GUESSED`. The reconstructions are kept in ``cell.planted`` for `negative`.
+    An attack on inputs gets two records, one on labels so many that guessing succeeds with a
+    probability of at most `GUESSED`. ``cell.planted`` keeps the reconstructions for `negative`.
     """
     says = ""
     for number in range(MOST):
@@ -72,54 +62,49 @@ def positive(cell: GateCell, run: SeedResults, nodes: tuple[int, ...]) -> Contro
             found = _attack(cell, run, leak)
         except AttackError as error:
             says = f"{cell.attack} cannot use this leak, so its failure proves nothing: {error}"
-            return Control(RuleKind.POSITIVE, False, says)
+            return Rule(RuleKind.POSITIVE, cell.name, "", RuleStatus.VOID, says)
         ok, says = _solved(found, truth)
         if not ok:
-            what = f"{cell.attack} on noise-free gradients of a planted record"
-            return Control(RuleKind.POSITIVE, False, f"{what}: {says}")
+            says = f"{cell.attack} on noise-free gradients of a planted record: {says}"
+            return Rule(RuleKind.POSITIVE, cell.name, "", RuleStatus.VOID, says)
         cell.planted.append((found, truth))
         guessed = run.trace.task.classes ** -(number + 1.0)  # probability of guessing all labels
         if number + 1 >= TWO and (len(found.x) or guessed <= GUESSED):
             break
     solved = f"{cell.attack} solves {len(cell.planted)} planted noise-free leaks"
-    return Control(RuleKind.POSITIVE, True, f"{solved}; the last one: {says}")
+    says = f"{solved}; the last one: {says}"
+    return Rule(RuleKind.POSITIVE, cell.name, "", RuleStatus.OK, says)
 
 
 def batched(
     cell: GateCell, run: SeedResults, nodes: tuple[int, ...], hidden: bool
-) -> Control | None:
-    """Plant a gradient of several records, and test whether the attack comes close to one of them.
+) -> Iterator[Rule]:
+    """Plant a gradient of as many records as the run's own, which the attack must come close to.
 
-    The number of records is that of the run's own gradients.
-
-    Args:
-        hidden: whether noise is declared, which the recording and the lint verify. Without noise,
-            everything depends on the attack, so the control fails if the attack is too weak for
-            such batches. With noise, its weakness is reported but does not affect the result.
-
-    Returns:
-        The control. None if the gradients are of one record, which `positive` plants, if the data
-        set is too small, or for an attack on labels only.
+    There is no control for one record, which `positive` plants, a small data set, or an attack on
+    labels only. If noise is declared (`hidden`), which the recording and the lint verify, a weak
+    attack is reported but does not affect the result; without noise, everything depends on it.
     """
     size = _records(cell.leak, run, nodes[0])
     inputs = any(len(found.x) for found, _ in cell.planted)
     if size < TWO or len(_others(run)) <= size or not inputs:
-        return None
+        return
     leak, truth = planted(cell.leak, run, nodes[0], size=size)
     what = (
         f"{cell.attack} on the noise-free gradient of {size} planted records, "
         "the batch size of the program's own gradients"
     )
-    weak = None if hidden else False
+    status = RuleStatus.UNTESTED if hidden else RuleStatus.VOID
     try:
         found = _attack(cell, run, leak)
+        guess = SeedResults(run.seed, run.trace, truth, run.task).guess(leak.node)
+        gain = max(measures.values(guess, score(found, truth)[0])["gain"])
+        says = f"{gain:.1f} dB closer to the best one than a guess, expected {GAIN:g} dB"
+        if gain >= GAIN:
+            status = RuleStatus.OK
     except AttackError as error:
-        says = f"{what}: it cannot use this leak, so its failure proves nothing: {error}"
-        return Control(RuleKind.POSITIVE, weak, says, BATCH)
-    guess = SeedResults(run.seed, run.trace, truth, run.task).guess(leak.node)
-    gain = max(measures.values(guess, score(found, truth)[0])["gain"])
-    says = f"{what}: {gain:.1f} dB closer to the best one than a guess, expected {GAIN:g} dB"
-    return Control(RuleKind.POSITIVE, True if gain >= GAIN else weak, says, BATCH)
+        says = f"it cannot use this leak, so its failure proves nothing: {error}"
+    yield Rule(RuleKind.POSITIVE, cell.name, BATCH, status, f"{what}: {says}")
 
 
 def _attack(cell: GateCell, run: SeedResults, leak: GradientLeak) -> Reconstruction:
@@ -128,7 +113,6 @@ def _attack(cell: GateCell, run: SeedResults, leak: GradientLeak) -> Reconstruct
 
 
 def _records(like: GradientLeak | None, run: SeedResults, node: int) -> int:
-    """Return the number of records in a gradient of the run."""
     if like is not None and like.batch:
         return like.batch
     held_there = int((run.truth.node == node).sum())
@@ -137,7 +121,7 @@ def _records(like: GradientLeak | None, run: SeedResults, node: int) -> int:
 
 
 def _others(run: SeedResults) -> Tensor:
-    """Return records of the data set that no node trained on, or those of the run if none exist."""
+    """Return records that no node trained on, or those of the run if none exist."""
     return run.truth.pool if len(run.truth.pool) else run.truth.x
 
 
@@ -146,9 +130,7 @@ def planted(
 ) -> tuple[GradientLeak, Truth]:
     """Return noise-free gradients of some records, combined like a leak, and their truth.
 
-    Args:
-        like: the leak whose rounds, models and combination are copied; None for single gradients at
-            models close to the first one.
+    Without a leak, they are single gradients at models close to the first one.
     """
     others = _others(run)
     rows = (number + torch.arange(size)) % len(others)
@@ -200,7 +182,6 @@ class _Pattern:
 
 
 def _pattern(like: GradientLeak | None, run: SeedResults) -> _Pattern:
-    """Return the pattern of a leak, or that of single gradients if there is no leak."""
     if like is None:
         return _Pattern(
             rounds=torch.arange(1, ROUNDS + 1),
@@ -225,7 +206,7 @@ def _pattern(like: GradientLeak | None, run: SeedResults) -> _Pattern:
 
 
 def _labels(run: SeedResults, number: int, size: int) -> Tensor:
-    """Return labels of planted records: random classes, or the target of the run's first record."""
+    """Return random classes, or the target of the run's first record."""
     y = run.truth.y[:1].expand(size, *run.truth.y.shape[1:])
     if y.is_floating_point():
         return y
@@ -245,7 +226,6 @@ def _models(run: SeedResults, count: int) -> Tensor:
 
 
 def _solved(found: Reconstruction, truth: Truth) -> tuple[bool, str]:
-    """Return whether a planted record was recovered, and how well, in words."""
     (scored,) = score(found, truth)
     if not len(found.x) and found.y is not None:
         share = scored.labels_found or 0.0
@@ -262,11 +242,8 @@ def _solved(found: Reconstruction, truth: Truth) -> tuple[bool, str]:
 # --- records of others ----------------------------------------------------------------------------
 
 
-def negative(cell: GateCell) -> Control:
-    """Score each reconstruction against another record, which it may match only by chance.
-
-    This includes the reconstructions of planted records and those of the program's own records.
-    """
+def negative(cell: GateCell) -> Rule:
+    """Score each reconstruction against another record, which it may match only by chance."""
     hits = 0  # records that were identified
     bits = 0  # records that are bit-identical
     trials = 0
@@ -279,25 +256,27 @@ def negative(cell: GateCell) -> Control:
             hits += rank == 1
             bits += bool(match)
             chance = max(chance, scored.chance or 0.0)
-    if not trials:
-        says = "nothing to score against the records of other nodes"
-        return Control(RuleKind.NEGATIVE, None, f"{says}: {cell.attack} reconstructed no input")
-    # The probability of at least this number of matches, if each had the largest chance.
-    likely = float(at_least(hits, trials, chance)) >= CHANCE
+    status = RuleStatus.OK
     says = (
         f"against the records of other nodes, {hits} of {trials} identified "
         f"(chance level {chance:.2g}) and {bits} identical"
     )
-    if bits == 0 and likely:
-        return Control(RuleKind.NEGATIVE, True, says)
-    why = "expected the chance level: the attack or the scores do not depend on the leak"
-    return Control(RuleKind.NEGATIVE, False, f"{says}; {why}")
+    if not trials:
+        status = RuleStatus.UNTESTED
+        says = "nothing to score against the records of other nodes"
+        says = f"{says}: {cell.attack} reconstructed no input"
+    # The probability of at least this number of matches, if each had the largest chance.
+    elif bits or float(at_least(hits, trials, chance)) < CHANCE:
+        status = RuleStatus.VOID
+        why = "expected the chance level: the attack or the scores do not depend on the leak"
+        says = f"{says}; {why}"
+    return Rule(RuleKind.NEGATIVE, cell.name, "", status, says)
 
 
 def _shuffled(
     pairs: Sequence[tuple[Reconstruction, Truth]],
 ) -> Iterator[tuple[Reconstruction, Truth]]:
-    """Yield each reconstruction with the records of the next one, if these differ from its own."""
+    """Yield each reconstruction with the records of the next one, if they differ from its own."""
     following = [*pairs[1:], *pairs[:1]]
     for (found, truth), (other, their) in zip(pairs, following, strict=True):
         own = truth.of(*found.nodes)[0]

@@ -1,4 +1,4 @@
-"""Estimated duration of a gate, from one seed of each check; nothing is judged or stored."""
+"""Estimated duration of a gate, from one seed of each check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leakaudit.judging.gate.runs import ready
 
 
 @dataclass(frozen=True)
-class CheckDuration:
+class _CheckDuration:
     """Estimated duration of one check, in seconds."""
 
     check: str
@@ -23,11 +23,10 @@ class CheckDuration:
 
     @property
     def total(self) -> float:
-        """Duration of the whole check in seconds."""
         return self.recording + self.attacks + self.once
 
 
-def estimate(gate: Gate, seed: int) -> list[CheckDuration]:
+def estimate(gate: Gate, seed: int) -> list[_CheckDuration]:
     """Run one seed of each check, and multiply by the number of seeds."""
     judge.validate(gate)
     costs = []
@@ -44,7 +43,7 @@ def estimate(gate: Gate, seed: int) -> list[CheckDuration]:
             controls.positive(cell, made, held(cell, made))
         end = time.perf_counter()
         costs.append(
-            CheckDuration(
+            _CheckDuration(
                 check=check.name,
                 recording=gate.seeds * (recorded - start),
                 attacks=gate.seeds * (attacked - recorded),

@@ -30,11 +30,7 @@ def configured(folder: Path) -> Gate:
 
 
 def compared(gate: Gate) -> Baseline | None:
-    """Return the baseline of a gate.
-
-    Returns:
-        None if the gate has no baseline, an empty one if the file does not exist.
-    """
+    """Return the baseline; None if the gate has none, empty if its file does not exist."""
     path = gate.baseline_path
     if path is None:
         return None
@@ -52,7 +48,6 @@ def write(judged: GateResults, folder: Path) -> CheckRecord:
 
 
 def _pairs(judged: GateResults) -> dict[str, Pair]:
-    """Return the worst record of each cell that exceeds a limit, and its reconstruction."""
     over = {rule.cell for rule in judged.rules if rule.status in LEAKED}
     pairs = {}
     for cell in judged.cells:
@@ -62,12 +57,7 @@ def _pairs(judged: GateResults) -> dict[str, Pair]:
 
 
 def update(gate: Gate, options: GateOptions, reason: str) -> tuple[GateResults, Baseline, Baseline]:
-    """Run the gate and write its measurements to the baseline.
-
-    Raises:
-        LeakauditError: a control failed, the run was cut short by its time limit, or no reason is
-            given; the file is not changed.
-    """
+    """Run the gate and, if it is sound, write its measurements to the baseline."""
     path = gate.baseline_path
     if path is None:
         raise LeakauditError(
@@ -102,7 +92,7 @@ def from_results(path: Path) -> Baseline:
 
 
 def _is_baseline(path: Path) -> bool:
-    """Return whether a file names the format of a baseline, even if it is damaged."""
+    """Return whether a file names the format, even if it is damaged."""
     if not path.is_file():
         return False
     return f'"{baseline.FORMAT}"' in path.read_text(errors="replace")
@@ -117,7 +107,7 @@ def starter(path: Path, text: str) -> None:
 
 
 def schema(path: Path) -> bool:
-    """Write the JSON schema of leakaudit.toml, which editors use for completion and validation."""
+    """Write the JSON schema of leakaudit.toml; return whether the file has it."""
     ours = SCHEMA.read_bytes()
     if path.exists():
         return path.read_bytes() == ours

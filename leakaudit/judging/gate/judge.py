@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,24 +13,20 @@ from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import expired, remaining, step
-from leakaudit.judging.gate import controls, linted, record, rules
+from leakaudit.judging.gate import controls, linted, rules
 from leakaudit.judging.gate.baseline import Baseline
 from leakaudit.judging.gate.cells import GateCell, attack_all, empty, held
 from leakaudit.judging.gate.config import Check, Gate
 from leakaudit.judging.gate.fidelity import MOST, Fidelity
-from leakaudit.judging.gate.judgement import GateJudgement
 from leakaudit.judging.gate.judgement import GateOptions as GateOptions  # an argument of `run`
+from leakaudit.judging.gate.judgement import GateResults as GateResults  # what it returns
 from leakaudit.judging.gate.pricing import price_views
 from leakaudit.judging.gate.program import staying
 from leakaudit.judging.gate.rule import CONTROLS, UNSOUND
 from leakaudit.judging.gate.runs import Runner, SeedResults, ready
-from leakaudit.reporting.findings import flat
 from leakaudit.reporting.findings.findings import trained
 from leakaudit.reporting.results import provenance
-from leakaudit.reporting.results.model import RuleKind
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from leakaudit.reporting.results.model import RuleKind, RuleStatus
 
 # Seconds that further recordings of a check may take if its own seeds took less. A choice: this is
 # an acceptable time for a check that otherwise takes a second or two.
@@ -40,28 +35,8 @@ SECONDS = 10.0
 LONGER = 3.0
 
 
-class GateResults(GateJudgement):
-    """The results of a run of a gate."""
-
-    def _repr_html_(self) -> str:
-        """The card of its record, for notebooks."""
-        from leakaudit.reporting.rendering import cards
-
-        if self.first is None:
-            return cards.html(self)
-        return cards.html(record.build(self))
-
-    def to_pandas(self, table: str | None = None) -> DataFrame:
-        """Return one table of the results as a data frame.
-
-        Args:
-            table: ``rules`` or ``measures``; None for the first.
-        """
-        return flat.frame(flat.of_gate(record.part(self), table))
-
-
 def validate(gate: Gate) -> None:
-    """Check that everything that the configuration names exists, without running anything."""
+    """Check that everything that the configuration names exists."""
     for check in gate.checks:
         for attack in check.attacks:
             settings = dict(check.set.get(attack, {}))
@@ -75,11 +50,7 @@ def validate(gate: Gate) -> None:
 
 
 def run(gate: Gate, options: GateOptions, base: Baseline | None) -> GateResults:
-    """Run the gate; Ctrl-C ends it and keeps the results obtained so far.
-
-    Args:
-        base: the baseline for comparison; None for budgets and controls only.
-    """
+    """Run the gate and compare with the baseline, if any; Ctrl-C keeps the results so far."""
     validate(gate)
     out = GateResults(gate, options)
     start = time.perf_counter()
@@ -98,10 +69,8 @@ def run(gate: Gate, options: GateOptions, base: Baseline | None) -> GateResults:
 def _run(check: Check, out: GateResults, before: int) -> None:
     """Record one program with every seed and attack it, until the time limit is reached.
 
-    `before` is the number of runs of the checks before it.
-
-    A control that the time limit interrupted is omitted. The first seed of a gate is always run, so
-    that there is a record of what was tried.
+    The first seed of a gate is always run, so that there is a record of what was tried. `before` is
+    the number of runs of earlier checks.
     """
     cells = empty(check)
     shown = Fidelity(check)
@@ -135,7 +104,6 @@ def _run(check: Check, out: GateResults, before: int) -> None:
 
 
 def _close(check: Check, cells: Sequence[GateCell], shown: Fidelity, out: GateResults) -> None:
-    """Store the results of a check, complete or not, and release its recordings."""
     out.complete = out.complete and not expired()
     out.cells += [cell for cell in cells if cell.seeds]
     pitfalls = {
@@ -146,7 +114,7 @@ def _close(check: Check, cells: Sequence[GateCell], shown: Fidelity, out: GateRe
     out.rules += [*shown.rules(pitfalls), *rules.attacked(cells)]
     for cell in cells:
         if cell.seeds:
-            out.rules += rules.controls(cell, [controls.negative(cell)])
+            out.rules.append(controls.negative(cell))
         cell.found.clear()
         cell.planted.clear()
 
@@ -160,21 +128,17 @@ def _once(
     for cell in cells:
         nodes = held(cell, made)
         found = [controls.positive(cell, made, nodes)]
-        if found[0].ok and not expired():
-            together = controls.batched(cell, made, nodes, hidden)
-            if together is not None:
-                found.append(together)
+        if found[0].status is RuleStatus.OK and not expired():
+            found += controls.batched(cell, made, nodes, hidden)
         if not expired():
-            out.rules += rules.controls(cell, found)
+            out.rules += found
 
 
 def _again(shown: Fidelity, record: Runner, seeds: range) -> None:
-    """Run a seed in a new process, to compare its noise with that of the previous recordings.
+    """Run the last seed in a new process, and compare its noise with that of the recordings.
 
-    The last seed is used: a correct program draws the same noise as before, whereas noise that
-    starts anew with every process equals that of the first seed, with which the first process
-    began. A check with a single seed has no such seed, so the next seed is run, although the
-    program may not support it.
+    Noise that starts anew with every process equals that of the first seed. A check with a single
+    seed runs the next one, which the program may not support.
     """
     if not shown.noisy or expired():
         return
@@ -200,12 +164,8 @@ def _is_own(check: Check, made: SeedResults | None) -> bool:
 def _more(shown: Fidelity, record: Runner, seeds: range, seconds: float) -> None:
     """Record more seeds while the gradients of the truth cannot be distinguished from others.
 
-    These recordings are not attacked. A program need not support these seeds; if one of them fails,
-    the previous recordings are used. If they do not suffice, the gate is inconclusive.
-
-    Args:
-        seconds: time limit. At most half of the remaining time of the gate is used, so that the
-            measurements are not interrupted.
+    The program may not support these seeds; then the previous recordings are used. At most half of
+    the remaining time is, so that the measurements are not interrupted.
     """
     shown.settles = True
     until = time.monotonic() + min(seconds, remaining() / 2)
@@ -226,19 +186,12 @@ def _asks_for_epsilon(gate: Gate) -> bool:
 def _price(
     check: Check, made: SeedResults, shown: Fidelity, out: GateResults, own_code: bool
 ) -> None:
-    """Compute epsilon of the declared protocol in every view, for the worst node."""
-    rounds, views = price_views(check, made, shown, own_code=own_code, most=MOST)
-    out.rounds[check.name] = rounds
-    for who, priced in views.items():
-        out.priced[check.name, who] = priced
+    out.rounds[check.name], views = price_views(check, made, shown, own_code=own_code, most=MOST)
+    out.priced |= {(check.name, who): priced for who, priced in views.items()}
 
 
 def conclude(out: GateResults, base: Baseline | None) -> None:
-    """Derive rules and an exit code from the measurements.
-
-    Args:
-        base: the baseline for comparison; None for budgets and controls only.
-    """
+    """Derive rules and an exit code; without a baseline from budgets and controls only."""
     gate = out.gate
     found = list(out.rules)
     for cell in out.cells:
@@ -254,7 +207,7 @@ def conclude(out: GateResults, base: Baseline | None) -> None:
 
 
 def _stale(gate: Gate, base: Baseline) -> list[str]:
-    """Return the cells of a baseline that the checks of the gate no longer have."""
+    """Return the cells of a baseline that its checks no longer have."""
     checks = {check.name for check in gate.checks}
     known = {cell for check in gate.checks for cell in check.cells}
     return sorted(
@@ -263,7 +216,7 @@ def _stale(gate: Gate, base: Baseline) -> list[str]:
 
 
 def sound(judged: GateResults) -> None:
-    """Check that a run can become a baseline; any other run could hide a leak."""
+    """Refuse a run that cannot become a baseline, because it could hide a leak."""
     kinds = (*CONTROLS, RuleKind.LINT)
     for rule in judged.rules:
         if rule.status in UNSOUND and rule.kind in kinds:
@@ -275,7 +228,7 @@ def sound(judged: GateResults) -> None:
 
 
 def update(judged: GateResults, old: Baseline, reason: str) -> Baseline:
-    """Return the baseline updated with the measurements; cells of checks that were not run stay."""
+    """Return the baseline with the new measurements; cells of checks that were not run stay."""
     sound(judged)
     checks = {check.name for check in judged.gate.checks}
     kept = {name: block for name, block in old.cells.items() if block.check not in checks}
@@ -284,7 +237,6 @@ def update(judged: GateResults, old: Baseline, reason: str) -> Baseline:
 
 @contextmanager
 def _deterministic() -> Iterator[None]:
-    """Make torch use deterministic algorithms inside the block, and restore its setting."""
     before = torch.get_deterministic_debug_mode()
     # use_deterministic_algorithms would import the compiler, which takes 1.2 s.
     torch.set_deterministic_debug_mode("warn")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING
 
 from leakaudit.judging.gate import baseline
 from leakaudit.judging.gate.baseline import CellMeasurements
 from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Gate
-from leakaudit.judging.gate.priced import PricedView
-from leakaudit.judging.gate.rule import Rule
+from leakaudit.judging.gate.rule import PricedView, Rule
 from leakaudit.judging.gate.runs import SeedResults
 from leakaudit.reporting.results.model import AcceptanceState, ExitCode, TraceSummary
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 View = tuple[str, str]  # name of a check, and an adversary in the words of the configuration
 
@@ -28,8 +31,8 @@ class GateOptions:
 
 
 @dataclass
-class GateJudgement:
-    """The results of a run of a gate, as the record of the run stores them."""
+class GateResults:
+    """The results of a run of a gate."""
 
     gate: Gate
     options: GateOptions
@@ -57,10 +60,22 @@ class GateJudgement:
 
     def __repr__(self) -> str:
         """The exit code and how much was judged."""
-        cut = ""
-        if not self.complete:
-            cut = ", not complete"
+        cut = "" if self.complete else ", not complete"
         return f"Judged(code {self.code}, {len(self.rules)} rules, {len(self.cells)} cells{cut})"
+
+    def _repr_html_(self) -> str:
+        """The card of its record, for notebooks."""
+        from leakaudit.judging.gate import record
+        from leakaudit.reporting.rendering import cards
+
+        return cards.html(self if self.first is None else record.build(self))
+
+    def to_pandas(self, table: str | None = None) -> DataFrame:
+        """Return a table of the results as a data frame: ``rules`` (default) or ``measures``."""
+        from leakaudit.judging.gate import record
+        from leakaudit.reporting.findings import flat
+
+        return flat.frame(flat.of_gate(record.part(self), table))
 
     @property
     def blocks(self) -> dict[str, CellMeasurements]:

@@ -19,12 +19,7 @@ LEFT_OUT = (SEEDS, conformance.NUMBER)
 
 
 def rules(check: Check, made: SeedResults) -> list[Rule]:
-    """Lint a recording and its truth.
-
-    Returns:
-        A rule for each pitfall that is refuted or unsupported; if there are none, a single rule
-        that states this.
-    """
+    """Return a rule for each refuted or unsupported pitfall, or one if there are none."""
     if check.lint == "off":
         return []
     cell = f"{check.name}/lint"

@@ -21,13 +21,9 @@ CAP = 200.0
 
 
 def values(guess: Score, found: Score | None) -> dict[str, list[float]]:
-    """Return each measure of every record of a node.
+    """Return one value per record of a node, by measure; absent are those that the data lack.
 
-    Args:
-        found: score of the reconstruction; None if there is none.
-
-    Returns:
-        Measure -> one value per record. Measures that this kind of data does not have are omitted.
+    `found` is the score of the reconstruction; None if there is none.
     """
     size = len(guess.matched)
     of_best = [name for name in QUANTITIES if QUANTITIES[name].tolerance]
@@ -53,7 +49,7 @@ def values(guess: Score, found: Score | None) -> dict[str, list[float]]:
 
 
 def _if_nearer(column: Sequence[float], gains: Sequence[float]) -> list[float]:
-    """Return values of at least 0, and 0 for records that are not closer than a guess."""
+    """Return 0 for records that are not closer than a guess, and values of at least 0."""
     return [max(0.0, value) * (gain > 0) for value, gain in zip(column, gains, strict=True)]
 
 
@@ -67,7 +63,7 @@ def _gain(guess: float | None, found: float | None) -> float:
 
 
 def sample(name: str, records: Sequence[float]) -> float:
-    """Return the number of one run: the share of its records, or the value of the worst one."""
+    """Return the share of a run's records, or the value of the worst one."""
     if not records:
         expected = "expected at least one record of an attacked node in the truth, got none"
         raise LeakauditError(f"{name}: {expected}")
@@ -77,12 +73,7 @@ def sample(name: str, records: Sequence[float]) -> float:
 
 
 def aggregate(how: str, samples: Sequence[float]) -> float:
-    """Return one number for all seeds.
-
-    Args:
-        how: ``worst``, ``mean``, or ``p95``, the smallest sample that 95 % of all samples do not
-            exceed.
-    """
+    """Combine the seeds; ``p95`` is the value that 95 % of the samples do not exceed."""
     ordered = sorted(samples)
     if how == "mean":
         return averages.mean(ordered)

@@ -1,4 +1,4 @@
-"""Epsilon of the declared protocol in every view, and whether the recordings support it."""
+"""Epsilon of the declared protocol in every view, and whether recordings support it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from leakaudit.core.adversary import Adversary
-from leakaudit.judging.gate.priced import Epsilon, LargerEpsilon, PricedView
+from leakaudit.judging.gate.rule import PricedView
 from leakaudit.protocols.declared import Protocol, clipped, constant, played
 from leakaudit.views.accounting.basis import PrivacyUnit
 from leakaudit.views.accounting.compare import AssumedSensitivity, assumed_sensitivity, standing
@@ -35,9 +35,7 @@ def price_views(
 ) -> tuple[int, dict[str, PricedView]]:
     """Compute epsilon of one record in the view of each adversary of a check.
 
-    Args:
-        own_code: whether the program is one of leakaudit's own victims, whose recordings are not
-            in doubt.
+    Recordings of leakaudit's own victims (`own_code`) are not in doubt.
     """
     protocol = played(made.trace)
     assumed = assumed_sensitivity(protocol, protocol.claims, check.sensitivity)
@@ -52,18 +50,21 @@ def price_views(
         prices = _prices(check, protocol, adversary, nodes, assumed.value)
         missing = next((one for one in prices if one.epsilon is None), None)
         if missing is not None:
-            views[who] = PricedView(why=_unpriced(missing, check), node=missing.node)
+            views[who] = PricedView(why=_unpriced(missing, check), nodes=(missing.node,))
         elif prices:
             worst = max(prices, key=lambda one: (_epsilon(one), one.node))
             inputs = rests_on(
                 protocol, worst, assumed.evidence, asked=check.sensitivity is not None
             )
-            doubt = None
+            priced = PricedView(
+                epsilon=_epsilon(worst),
+                nodes=(worst.node,),
+                sensitivity=assumed.value,
+                holds=standing(worst, inputs),
+            )
+            views[who] = priced
             if not own_code:
-                doubt = _doubt(check, protocol, adversary, nodes, shown, most, assumed.value)
-            holds = standing(worst, inputs)
-            epsilon = Epsilon(_epsilon(worst), worst.node, assumed.value, holds)
-            views[who] = PricedView(epsilon=epsilon, doubt=doubt)
+                views[who] = _doubted(priced, check, protocol, adversary, nodes, shown, most)
     return protocol.rounds, views
 
 
@@ -88,20 +89,19 @@ def _largest(prices: Iterable[ViewBound]) -> float:
     return max(map(_epsilon, prices), default=math.inf)
 
 
-def _doubt(
+def _doubted(
+    priced: PricedView,
     check: Check,
     protocol: Protocol,
     adversary: Adversary,
     nodes: Sequence[int],
     shown: Fidelity,
     most: int,
-    sensitivity: float,
-) -> LargerEpsilon | None:
-    """Return what epsilon may be according to the recordings; None if they support the declaration.
+) -> PricedView:
+    """Add what epsilon may be according to the recordings, if they leave the declaration in doubt.
 
-    Noise that is so large that even `most` recordings could not detect the gradients is not a
-    reason for doubt: no program could remove that doubt, and the rule about the recordings states
-    how imprecise they are.
+    Noise in which even `most` recordings could not detect the gradients is no reason for doubt: no
+    program could remove it, and the rule about the recordings states it.
     """
     if protocol.turns is not None and not shown.compared:
         unordered = replace(protocol, ordered=False)
@@ -109,32 +109,27 @@ def _doubt(
             "if the order of records in mini-batches differs from the declared one, "
             "which a recording cannot show"
         )
-        return LargerEpsilon(
-            _largest(_prices(check, unordered, adversary, nodes, sensitivity)), why
-        )
+        larger = _prices(check, unordered, adversary, nodes, priced.sensitivity)
+        return replace(priced, doubted=_largest(larger), doubt=why)
     fit = shown.fit
     # The standard error falls with the square root of the number of recordings.
     needed = math.ceil(len(shown.seeds) * (fit.error / BLUNT) ** 2)
     if fit.error <= BLUNT or needed > most:
-        return None
+        return priced
     times = max(1.0, 1 + fit.shift + LIMIT * fit.error)
     why = (
         f"if the messages contain {times:.2g} times the declared gradients, which "
         f"{len(shown.seeds)} recordings cannot exclude because of noise; set seeds = {needed}"
     )
     # If gradients are larger by this factor, one record changes them by as much more.
-    larger = _prices(check, protocol, adversary, nodes, sensitivity * times)
-    return LargerEpsilon(_largest(larger), why)
+    larger = _prices(check, protocol, adversary, nodes, priced.sensitivity * times)
+    return replace(priced, doubted=_largest(larger), doubt=why)
 
 
 def _too_small(
     check: Check, made: SeedResults, protocol: Protocol, assumed: AssumedSensitivity
 ) -> str:
-    """Explain that the sensitivity is unknown, or too small for the declared clip.
-
-    Returns "" if neither is the case. `declared.clipped` computes how much exchanging one record
-    changes a gradient: if it is not stated of how many records a gradient is, that of one of them.
-    """
+    """Explain that the sensitivity is unknown or too small for the declared clip; "" if neither."""
     if not assumed.known:
         return (
             "it is not known how much one record changes a gradient, because neither a clip nor a "

@@ -1,13 +1,8 @@
-"""The program under test, in a separate process.
+"""The program under test, in a process of its own, so that no way in which it ends is a verdict.
 
-This way, every way in which it can end is detected, and none of them is mistaken for a verdict.
-
-Other user code (a model's factory, a plugin) is rehearsed in such a process, or prevented from
-ending this one.
-
-A run counts only if the function returns and leaves a complete recording. Anything else (an
-exception, sys.exit, os._exit, a signal, a timeout) is a `ProgramError`, which ends the gate with
-code 4. The program's output goes to stderr.
+A run counts only if the function returns and leaves a complete recording; anything else (an
+exception, sys.exit, a signal, a timeout) is a `ProgramError`, which ends the gate with code 4.
+Other user code (a model's factory, a plugin) is rehearsed in such a process.
 """
 
 from __future__ import annotations
@@ -49,16 +44,14 @@ ENDED = 77
 NOTHING = "nothing was judged"
 
 
-class OperationOutcome(Enum):
-    """The outcome of an operation in the other process."""
-
+class _OperationOutcome(Enum):
     RETURNED = "returned"
     REFUSED = "refused"  # leakaudit itself raised an error
     FAILED = "failed"
 
 
 Order = tuple[int, str]  # a seed, and the path of its recording
-Answer = tuple[OperationOutcome, str]  # outcome and reason
+Answer = tuple[_OperationOutcome, str]  # outcome and reason
 if TYPE_CHECKING:
     Parent = Connection[Order, Answer]  # this process's end of the connection
     Child = Connection[Answer, Order]  # the program's end of the connection
@@ -75,11 +68,10 @@ class _Place:
 
     @classmethod
     def here(cls, folder: Path) -> _Place:
-        """Return the environment of this process."""
         return cls(str(folder.resolve()), os.getcwd(), dict(os.environ), torch.get_num_threads())
 
     def settle(self) -> None:
-        """Apply directory, environment and threads to this process; redirect stdout to stderr."""
+        """Apply it to this process, and redirect stdout to stderr."""
         os.dup2(2, 1)  # a program's own output must not mix with a report on stdout
         os.environ.clear()
         os.environ.update(self.environment)
@@ -90,9 +82,8 @@ class _Place:
 class CheckedProgram:
     """The function of a check in its own process, called with one seed after another.
 
-    A function that is given by name, ``module:function``, is imported by a process that inherits
-    only torch from this one. A function object, which only a test can provide, runs in a fork of
-    this process.
+    A function that is named, ``module:function``, is imported by a process that inherits only torch
+    from this one. A function object, which only a test can provide, runs in a fork.
     """
 
     def __init__(self, check: Check, folder: Path) -> None:
@@ -120,12 +111,7 @@ class CheckedProgram:
             raise
 
     def __call__(self, seed: int, path: Path) -> None:
-        """Call the function, and wait until it returns.
-
-        Raises:
-            LeakauditError: leakaudit rejected something that the program did, such as a message of
-                an unknown kind.
-        """
+        """Call the function, and wait until it returns."""
         self._ours.send((seed, str(path)))
         self._answer(f"with seed {seed}")
 
@@ -134,7 +120,6 @@ class CheckedProgram:
         self._close()
 
     def _answer(self, when: str) -> None:
-        """Wait for the outcome of the last operation."""
         limit = time.monotonic() + self._check.timeout
         while not self._ours.poll():
             left = limit - time.monotonic()
@@ -150,9 +135,9 @@ class CheckedProgram:
             self._process.join(GRACE)
             raise self._silent(when) from None
         word, says = answer
-        if word is OperationOutcome.REFUSED:
+        if word is _OperationOutcome.REFUSED:
             raise LeakauditError(says)
-        if word is OperationOutcome.FAILED:
+        if word is _OperationOutcome.FAILED:
             raise self._error(says)
 
     def _late(self, when: str) -> ProgramError:
@@ -168,10 +153,7 @@ class CheckedProgram:
 
 
 def rehearse(work: Callable[[], object], what: str, check: Check, folder: Path) -> None:
-    """Run an operation that calls user code in a separate process, before running it in this one.
-
-    Code that ends its process, immediately or at exit, would otherwise end the gate.
-    """
+    """Run user code in another process first: code that ends its process would end the gate."""
     context = forks.context()
     ours, theirs = context.Pipe()
     process = context.Process(target=_rehearse, args=(theirs, work, _Place.here(folder)))
@@ -184,9 +166,9 @@ def rehearse(work: Callable[[], object], what: str, check: Check, folder: Path) 
         answer: Answer = ours.recv()
         word, says = answer
         process.join(GRACE)
-        if word is OperationOutcome.REFUSED:
+        if word is _OperationOutcome.REFUSED:
             raise LeakauditError(says)
-        if word is OperationOutcome.FAILED or process.exitcode != ENDED:
+        if word is _OperationOutcome.FAILED or process.exitcode != ENDED:
             why = says or f"{_died(process.exitcode)} when it ended"
             raise _failed(check, f"{what} failed: {why}")
     except EOFError:
@@ -202,7 +184,7 @@ class _Ended(BaseException):
 
 @contextmanager
 def staying() -> Iterator[None]:
-    """Convert a call of `os._exit` in this process, which would go unnoticed, to an error."""
+    """Convert a call of `os._exit` in this process to an error."""
     end = os._exit
     own = os.getpid()
 
@@ -228,14 +210,13 @@ def _failed(check: Check, says: str) -> ProgramError:
 
 
 def _died(code: int | None) -> str:
-    """Describe how a process that did not answer ended."""
     if code is not None and code < 0:
         return f"its process was killed by {signal.Signals(-code).name}"
     return f"its process ended with code {code}"
 
 
 def _end(process: BaseProcess, connection: Parent) -> None:
-    """Close the connection, which makes the process end; kill it if it does not."""
+    """Close the connection, which ends the process; kill it if it does not."""
     connection.close()
     process.join(GRACE)
     if process.is_alive():
@@ -247,7 +228,7 @@ def _end(process: BaseProcess, connection: Parent) -> None:
 
 
 def _serve_named(connection: Child, run: str, check: str, place: _Place) -> None:
-    """Import a function, then call it with every seed received, until the parent has ended."""
+    """Import a function, then call it with every seed, until the parent has ended."""
     place.settle()
     # The program under test may draw its noise from numpy's global generator, which every new
     # process initialises from the system's entropy. A fork would inherit its state instead, so that
@@ -264,11 +245,10 @@ def _serve_named(connection: Child, run: str, check: str, place: _Place) -> None
 
 
 def _serve_function(connection: Child, parents: Parent, function: Function, place: _Place) -> None:
-    """Call a function object with every seed received."""
     parents.close()
     # The threads of a pool do not survive a fork, and a parallel region would wait for them.
     replace(place, threads=1).settle()
-    connection.send((OperationOutcome.RETURNED, ""))
+    connection.send((_OperationOutcome.RETURNED, ""))
     _serve(connection, function)
 
 
@@ -282,7 +262,7 @@ def _serve(connection: Child, function: Function) -> None:
 
 
 def _rehearse(connection: Child, work: Callable[[], object], place: _Place) -> None:
-    """Run the operation as `_serve_named` would, then exit as Python does, with code `ENDED`."""
+    """Run the operation, then exit as Python does, with code `ENDED`."""
     place.settle()
     with own_code.importable(place.folder):
         connection.send(_outcome(work))
@@ -291,32 +271,24 @@ def _rehearse(connection: Child, work: Callable[[], object], place: _Place) -> N
 
 
 def _outcome(work: Callable[[], object]) -> Answer:
-    """Run an operation, and return its outcome in a form that can be sent to the parent."""
     try:
         work()
     except LeakauditError as error:
-        return OperationOutcome.REFUSED, str(error)
+        return _OperationOutcome.REFUSED, str(error)
     except SystemExit as error:
         called = f"it called sys.exit({error.code!r}) {_where(error)}"
         return (
-            OperationOutcome.FAILED,
+            _OperationOutcome.FAILED,
             f"{called}; return instead, and put scripts under a main guard",
         )
     except Exception as error:
         said = " ".join(str(error).split())
-        return OperationOutcome.FAILED, f"{type(error).__name__} {_where(error)}: {said}"
-    return OperationOutcome.RETURNED, ""
+        return _OperationOutcome.FAILED, f"{type(error).__name__} {_where(error)}: {said}"
+    return _OperationOutcome.RETURNED, ""
 
 
 def imported(run: str, check: str, folder: Path) -> Function:
-    """Return the function that ``module:function`` names.
-
-    Args:
-        run: the name; the function may be nested, ``module:object.method``.
-
-    Raises:
-        LeakauditError: there is no such module or function, or it does not take a seed and a path.
-    """
+    """Return the function of (seed, path) that ``module:function`` names, which may be nested."""
     module, _, name = run.partition(":")
     place = str(folder)
     if place not in sys.path:
@@ -337,7 +309,6 @@ def imported(run: str, check: str, folder: Path) -> Function:
 
 
 def _checked(function: object, check: str) -> Function:
-    """Require a function of a seed and a path."""
     expected = f"check {check}: run: expected a function of (seed, path), got {function!r:.80}"
     if not callable(function):
         raise LeakauditError(expected)
@@ -349,7 +320,7 @@ def _checked(function: object, check: str) -> Function:
 
 
 def _where(error: BaseException) -> str:
-    """Return the place in the program under test, even if a library that it called failed."""
+    """Return the place in the program under test, even if a library failed."""
     frames = traceback.extract_tb(error.__traceback__)
     own = (
         frame

@@ -18,7 +18,7 @@ from leakaudit.core.verdict import Holds
 from leakaudit.judging.gate.baseline import rounded
 from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Acceptance, Check, Gate
-from leakaudit.judging.gate.judgement import GateJudgement
+from leakaudit.judging.gate.judgement import GateResults
 from leakaudit.judging.gate.rule import CANNOT_TELL, FOUND, Rule
 from leakaudit.judging.gate.rules import whom
 from leakaudit.judging.gate.runs import values
@@ -60,7 +60,7 @@ _ORDER = (
 _CODES = {f"P{number:02d}": named for number, named in NAMES.items()}  # code -> name and fix
 
 
-def build(judged: GateJudgement) -> CheckRecord:
+def build(judged: GateResults) -> CheckRecord:
     """Return the record of a run."""
     if judged.first is None:
         raise Interrupted("the run was interrupted before the first recording")
@@ -85,8 +85,8 @@ def build(judged: GateJudgement) -> CheckRecord:
     )
 
 
-def part(judged: GateJudgement) -> GatePart:
-    """Return what a run measured and how it was judged, which needs no recording."""
+def part(judged: GateResults) -> GatePart:
+    """Return what was measured and judged, which needs no recording."""
     return GatePart(
         code=judged.code,
         verdict=WORDS[judged.code],
@@ -102,11 +102,7 @@ def part(judged: GateJudgement) -> GatePart:
 
 
 def ordered(rules: Sequence[Rule]) -> list[Rule]:
-    """Return rules sorted by severity, the most severe first.
-
-    Args:
-        rules: the rules; those with the same status keep their order.
-    """
+    """Return rules sorted by severity, the most severe first."""
     rank = {status: place for place, status in enumerate(_ORDER)}
     return sorted(rules, key=lambda rule: rank[rule.status])
 
@@ -128,8 +124,7 @@ def not_tried(gate: Gate) -> Iterator[NotTried]:
             yield NotTried(check=check.name, gradients=check.gradients)
 
 
-def _origin(judged: GateJudgement, trace: Trace) -> Provenance:
-    """Return what is needed to repeat the run."""
+def _origin(judged: GateResults, trace: Trace) -> Provenance:
     return provenance.collect(
         trace,
         settings=settings(judged.gate, judged.options.seed),
@@ -186,7 +181,6 @@ def _acceptance(acceptance: Acceptance) -> dict[str, object]:
 
 
 def _pitfalls(rules: Sequence[Rule]) -> dict[str, PitfallText]:
-    """Return the name and the fix of each pitfall that the lint or a recording revealed."""
     shown = {rule.measure for rule in rules if rule.kind in (RuleKind.LINT, RuleKind.RECORDING)}
     found = {}
     for code in sorted(shown & _CODES.keys()):
@@ -195,13 +189,13 @@ def _pitfalls(rules: Sequence[Rule]) -> dict[str, PitfallText]:
     return found
 
 
-def _cell(cell: GateCell, judged: GateJudgement) -> CellEntry:
+def _cell(cell: GateCell, judged: GateResults) -> CellEntry:
     priced = judged.priced.get((cell.check.name, cell.who))
     epsilon = None
     holds = Holds.NONE
     if priced is not None and priced.epsilon is not None:
-        epsilon = encoded(priced.epsilon.value)
-        holds = priced.epsilon.holds
+        epsilon = encoded(priced.epsilon)
+        holds = priced.holds
     worst = None
     if cell.worst is not None:
         worst = _finite(cell.worst)
@@ -231,7 +225,7 @@ def _column(samples: Sequence[float]) -> SampleColumn:
 
 
 def _finite(one: NodeBest) -> NodeBest:
-    """Return a record's scores with None instead of values that are not finite."""
+    """Replace values that are not finite by None."""
     psnr = one.psnr
     error = one.relative_error
     if psnr is not None:
@@ -242,15 +236,4 @@ def _finite(one: NodeBest) -> NodeBest:
 
 
 def _rule(rule: Rule) -> RuleEntry:
-    return RuleEntry(
-        kind=rule.kind,
-        cell=rule.cell,
-        measure=rule.measure,
-        says=rule.says,
-        accepted=rule.accepted,
-        value=encoded(rule.value),
-        limit=encoded(rule.limit),
-        p=encoded(rule.p),
-        status=rule.status,
-        nodes=rule.nodes,
-    )
+    return RuleEntry(**{name: encoded(value) for name, value in vars(rule).items()})

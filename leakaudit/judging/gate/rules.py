@@ -16,9 +16,8 @@ from leakaudit.judging.gate import baseline, compare, measures
 from leakaudit.judging.gate.baseline import Baseline, CellMeasurements
 from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Acceptance, Budget, Gate
-from leakaudit.judging.gate.controls import BATCH, Control
-from leakaudit.judging.gate.priced import PricedView
-from leakaudit.judging.gate.rule import CANNOT_TELL, FOUND, Rule
+from leakaudit.judging.gate.controls import BATCH
+from leakaudit.judging.gate.rule import CANNOT_TELL, FOUND, PricedView, Rule
 from leakaudit.reporting.findings.wording import figure, measured, reconstructed
 from leakaudit.reporting.results.model import AcceptanceState, ExitCode, RuleKind, RuleStatus
 
@@ -40,12 +39,12 @@ _UPDATE = "measure it again with 'leakaudit check --update --reason TEXT'"
 
 
 def whom(cell: GateCell) -> str:
-    """Return a sentence on the worst leak of a cell: what leaked, from which node and to whom."""
+    """Return what leaked at worst in a cell, from which node and to whom."""
     return reconstructed(cell.worst, str(cell.adversary), cell.attack)
 
 
 def _named(cell: GateCell) -> tuple[int, ...]:
-    """Return the nodes that `whom` names: the adversary's own, and the owner of the record."""
+    """Return the nodes that `whom` names."""
     own = set(cell.adversary.corrupt)
     if cell.worst is not None:
         own.add(cell.worst.node)
@@ -58,11 +57,7 @@ def _named(cell: GateCell) -> tuple[int, ...]:
 def budgets(
     cell: GateCell, budgets: Sequence[Budget], priced: PricedView | None = None
 ) -> list[Rule]:
-    """Judge the budgets that match a cell; for each measure, the last matching budget applies.
-
-    Args:
-        priced: epsilon of one record in this adversary's view; None if none was computed.
-    """
+    """Judge the budgets that match a cell; for each measure, the last matching one applies."""
     last = {one.measure: one for one in budgets if fnmatchcase(cell.name, one.cells)}
     found = []
     for name, budget in last.items():
@@ -92,24 +87,22 @@ def _measure_budget(cell: GateCell, budget: Budget) -> Rule:
 
 
 def _epsilon_budget(cell: GateCell, budget: Budget, priced: PricedView) -> Rule:
-    """Judge epsilon; if only its doubtful value exceeds the budget, the budget cannot be judged."""
-    if priced.epsilon is None:
-        named = () if priced.node is None else (priced.node,)
-        return _unjudged(cell, budget, priced.why or "the view has no epsilon", named)
-    value = priced.epsilon.value
-    said = priced.epsilon.holds.says(figure("epsilon", value))
-    doubt = priced.doubt
-    if doubt is not None and value <= budget.most < doubt.value:
-        figures = f"{said} as declared, but {doubt.value:.4g} {doubt.why}"
+    """Judge epsilon; if only its doubtful value exceeds the budget, it cannot be judged."""
+    value = priced.epsilon
+    if value is None:
+        return _unjudged(cell, budget, priced.why or "the view has no epsilon", priced.nodes)
+    said = priced.holds.says(figure("epsilon", value))
+    doubted = priced.doubted
+    if doubted is not None and value <= budget.most < doubted:
+        figures = f"{said} as declared, but {doubted:.4g} {priced.doubt}"
         says = f"a budget on epsilon cannot be judged: {figures}"
         return _budget_rule(cell, budget, RuleStatus.VOID, says, value)
     says = _limits(budget, said)
     nodes: tuple[int, ...] = ()
     if value > budget.most:
-        node = priced.epsilon.node
-        says = f"{says}: view bound of {cell.adversary} for the data of node {node}"
-        nodes = tuple(sorted({node, *cell.adversary.corrupt}))
-    says = f"{says} (sensitivity {priced.epsilon.sensitivity:g})"
+        says = f"{says}: view bound of {cell.adversary} for the data of {named(priced.nodes)}"
+        nodes = tuple(sorted({*priced.nodes, *cell.adversary.corrupt}))
+    says = f"{says} (sensitivity {priced.sensitivity:g})"
     return _budget_rule(cell, budget, _level(budget, value), says, value, nodes)
 
 
@@ -178,7 +171,7 @@ class _Comparison:
 
     @classmethod
     def of(cls, cell: GateCell, measure: str, block: CellMeasurements, gate: Gate) -> _Comparison:
-        """Pair the samples of common seeds; compare all samples if no seeds are common."""
+        """Pair the samples of common seeds; compare all if there are none."""
         new = dict(zip(cell.seeds, cell.samples[measure], strict=True))
         old = dict(zip(block.seeds, block.samples[measure], strict=True))
         both = [seed for seed in new if seed in old]
@@ -199,15 +192,14 @@ class _Comparison:
             return test(self.new, self.old, self.ignored)
 
     def least(self) -> float:
-        """Return the smallest p-value that so many samples allow, whatever they are."""
+        """Return the smallest p-value that so many samples allow."""
         return compare.least(len(self.new), len(self.old), self.paired)
 
     def explained(self, level: float) -> str:
         """Return why chance explains the growth at this level; empty if it does not.
 
-        It does not if no measurement could exclude that: so few seeds cannot tell. Results of the
-        same seeds do not differ by chance, unless they are guesses, and an input is never recovered
-        bit for bit by chance.
+        Results of the same seeds do not differ by chance, unless they are guesses, and no input is
+        recovered bit for bit by chance.
         """
         if self.records and self._is_guessed(level):
             return "guesses that are right as often as before explain it"
@@ -267,7 +259,6 @@ class _Comparison:
         return f"{change} (tolerance {tolerance}, p = {p:.2g}, {how})"
 
     def _needs(self, status: RuleStatus, count: int, alpha: float) -> str:
-        """Return how many seeds are needed to detect growth."""
         if status is RuleStatus.INCONCLUSIVE:
             return "use more seeds to decide"
         seeds = compare.seeds_for(alpha, count)
@@ -304,7 +295,6 @@ def few_seeds(cells: Sequence[GateCell], base: Baseline, gate: Gate) -> list[str
 def _compared(
     cells: Sequence[GateCell], base: Baseline, gate: Gate
 ) -> tuple[list[Rule], list[_Comparison]]:
-    """Return a rule for everything that cannot be compared, and the comparisons."""
     out: list[Rule] = []
     comparisons: list[_Comparison] = []
     for cell in cells:
@@ -332,21 +322,14 @@ def _not_comparable(cell: GateCell, measure: str, says: str) -> Rule:
     return Rule(RuleKind.BASELINE, cell.name, measure, RuleStatus.NOT_COMPARABLE, says)
 
 
-# --- controls -------------------------------------------------------------------------------------
-
-
-def controls(cell: GateCell, found: Iterable[Control]) -> list[Rule]:
-    """Return the rules of a cell's controls."""
-    told = {True: RuleStatus.OK, False: RuleStatus.VOID, None: RuleStatus.UNTESTED}
-    return [Rule(one.kind, cell.name, one.about, told[one.ok], one.says) for one in found]
+# --- what was attacked ----------------------------------------------------------------------------
 
 
 def attacked(cells: Iterable[GateCell]) -> list[Rule]:
     """Return a rule for every cell in which a node was not attacked.
 
-    If no node was, the cell stays within every limit only because nothing was examined. It is
-    excused if the check expects that the protocol determines nothing for its adversary; it then
-    does not affect the result. Nothing excuses messages that are not understood.
+    A cell in which none was stays within every limit only because nothing was examined. It is
+    excused if the check expects that nothing is determined, unless messages are not understood.
     """
     found = []
     for cell in cells:
@@ -394,11 +377,7 @@ def _unattacked(cell: GateCell) -> Rule:
 def accept(
     rules: Sequence[Rule], accepted: Sequence[Acceptance], today: date
 ) -> tuple[list[Rule], dict[str, AcceptanceState]]:
-    """Apply acceptances to findings.
-
-    Returns:
-        The rules, and id -> ``used``, ``unused`` or ``expired`` for each acceptance.
-    """
+    """Apply acceptances to findings; return the rules, and which acceptances were used."""
     state: dict[str, AcceptanceState] = {}
     for one in accepted:
         state[one.id] = "unused"
@@ -421,7 +400,6 @@ def accept(
 
 
 def _cover(rule: Rule, accepted: Sequence[Acceptance]) -> Acceptance | None:
-    """Return the first acceptance that covers a finding."""
     if rule.status not in FOUND:
         return None
     return next((one for one in accepted if _covers(one, rule)), None)
@@ -434,14 +412,9 @@ def _covers(one: Acceptance, rule: Rule) -> bool:
 
 
 def code(rules: Sequence[Rule], complete: bool, strict: bool) -> ExitCode:
-    """Return the exit code of a gate.
+    """Return 1 for a finding in a cell whose controls passed, 3 if inconclusive, otherwise 0.
 
-    Args:
-        strict: whether an increase that is not significant leads to code 3.
-
-    Returns:
-        1 if something was found in a cell whose controls passed, 3 if the gate is inconclusive,
-        otherwise 0.
+    If `strict`, an increase that is not significant is inconclusive.
     """
     distrusted = set(_distrusted(rules))
     if any(rule.status in FOUND and rule.cell not in distrusted for rule in rules):
@@ -454,10 +427,7 @@ def code(rules: Sequence[Rule], complete: bool, strict: bool) -> ExitCode:
 
 
 def _distrusted(rules: Sequence[Rule]) -> Iterator[str]:
-    """Yield the cells whose attack or scores failed a control.
-
-    The findings of an attack that is too weak for planted batches are still trusted.
-    """
+    """Yield the cells whose attack or scores failed a control, except for planted batches."""
     for rule in rules:
         control = rule.kind in (RuleKind.POSITIVE, RuleKind.NEGATIVE) and rule.measure != BATCH
         if control and rule.status is RuleStatus.VOID:

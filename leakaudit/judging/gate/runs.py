@@ -41,7 +41,7 @@ class SeedResults:
     guesses: dict[int, Score] = field(default_factory=dict)
 
     def guess(self, node: int) -> Score:
-        """Score a blind guess of a node's records: the mean of all other records."""
+        """Score a blind guess of a node's records, the mean of all others."""
         if node not in self.guesses:
             mean = self.truth.blind_guess(node)
             count = int((self.truth.node == node).sum())
@@ -52,17 +52,13 @@ class SeedResults:
 
 
 class Runner(Protocol):
-    """Runs the program of a check with one seed after another; call `close` after the last one."""
+    """Runs the program of a check with one seed after another."""
 
     def __call__(self, seed: int) -> SeedResults:
         """Return the recording of a seed."""
 
     def anew(self, seed: int) -> SeedResults | None:
-        """Return the recording of a seed by a process in which nothing was run before.
-
-        Returns:
-            The recording; None if there is no such process.
-        """
+        """Return the recording of a seed by a new process; None if there is none."""
 
     def close(self) -> None:
         """Release the resources of the runner."""
@@ -80,13 +76,13 @@ def ready(check: Check, folder: Path) -> Runner:
 
 
 def _is_factory(model: str) -> bool:
-    """Return whether a model is built by a user's function, ``module:function``."""
+    """Return whether a user's function, ``module:function``, builds a model."""
     return ":" in model
 
 
 @dataclass(frozen=True)
 class _Scenario:
-    """Records a scenario in this process; its program is one of leakaudit's own victims."""
+    """Records one of leakaudit's own victims, in this process."""
 
     scenario: Scenario
     folder: Path
@@ -97,7 +93,6 @@ class _Scenario:
         return SeedResults(seed, done.trace, done.truth_record, planned.task)
 
     def planned(self, seed: int) -> Plan:
-        """Return the scenario prepared with a seed."""
         scenario = replace(self.scenario, seed=seed)
         with own_code.importable(str(self.folder)):
             return plan(scenario, data_root=self.folder / "data", trusted=True)
@@ -127,14 +122,10 @@ class _Function:
         self._rehearsed: list[TaskSpec] = []  # user's models that were built in another process
 
     def __call__(self, seed: int) -> SeedResults:
-        """Return the recording of a seed."""
         return self._recorded(self._program, seed, self._seen)
 
     def anew(self, seed: int) -> SeedResults | None:
-        """Return the recording of a seed by another process.
-
-        None for a function object, because no process imports its module again.
-        """
+        """Record by another process; a function object has none, as no process imports it again."""
         if not isinstance(self._check.run, str):
             return None
         program = CheckedProgram(self._check, self._folder)
@@ -156,7 +147,6 @@ class _Function:
             return SeedResults(seed, trace, truth, self._task(trace))
 
     def _load(self, path: Path) -> tuple[Trace, Truth]:
-        """Read the files that a call wrote."""
         if not path.exists():
             raise self._error("run wrote no trace; record with leakaudit.Recorder(path, …)")
         truth_path = trace_file.truth_path(path)
@@ -180,7 +170,7 @@ class _Function:
         return trace, truth
 
     def _task(self, trace: Trace) -> Task:
-        """Build the training task; a user's model is first built in another process."""
+        """Build the training task; a user's model first in another process."""
         build = partial(Task.build, trace.task, trusted=True)
         model = trace.task.model
         if _is_factory(model) and trace.task not in self._rehearsed:
@@ -192,13 +182,12 @@ class _Function:
         return task
 
     def close(self) -> None:
-        """End the program's process."""
         self._program.close()
 
     def _require_fresh(
         self, trace: Trace, seed: int, began: datetime, seen: dict[str, int]
     ) -> None:
-        """Reject a recording from another call, because it shows an earlier program."""
+        """Reject a recording of another call, which shows an earlier program."""
         if trace.id in seen:
             raise self._error(
                 f"the recordings of seeds {seen[trace.id]} and {seed} have the same id; "

@@ -1,7 +1,7 @@
 """A gate from the tables of leakaudit.toml, or of ``[tool.leakaudit]``.
 
-The classes in `judging.gate.config` define the schema: msgspec decodes each value of a table as
-the type of its field. ``schema.json`` beside this file, for editors, is generated from these types.
+The classes in `judging.gate.config` define the schema; ``schema.json``, for editors, is generated
+from them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,7 @@ ACCEPTANCE = form(Acceptance)
 
 
 def load(folder: Path) -> Gate:
-    """Read the gate of a folder, from leakaudit.toml if it has tables, otherwise pyproject.toml.
-
-    Raises:
-        LeakauditError: no check is configured, a key is unknown (the message suggests the nearest
-            one), or a value has the wrong type.
-    """
+    """Read the gate of a folder, from leakaudit.toml if it has tables, otherwise pyproject.toml."""
     for name in FILES:
         found = _tables(folder / name)
         if found.values:
@@ -80,7 +75,6 @@ def parse(file: config.ConfigTable, folder: Path) -> Gate:
 
 
 def _tables(path: Path) -> config.ConfigTable:
-    """Return the gate's tables in a file; empty if the file does not exist."""
     if not path.is_file():
         return config.ConfigTable({}, path.name, path.name)
     file = config.read(path, path.name)
@@ -90,7 +84,6 @@ def _tables(path: Path) -> config.ConfigTable:
 
 
 def _checks(file: config.ConfigTable) -> tuple[Check, ...]:
-    """Read the tables ``[check.NAME]``."""
     found = file.table("check").values
     if not found:
         raise file.error("expected at least one table [check.NAME]")
@@ -105,7 +98,7 @@ def _checks(file: config.ConfigTable) -> tuple[Check, ...]:
 
 
 def _fits(pattern: str, cells: list[str], table: config.ConfigTable) -> None:
-    """Reject a glob that matches no cell, because its budget would never be tested."""
+    """Reject a glob that matches no cell: its budget would never be tested."""
     if any(fnmatchcase(cell, pattern) for cell in cells):
         return
     near = difflib.get_close_matches(pattern, cells, n=1, cutoff=0.5)

@@ -1,9 +1,7 @@
 """The gate for code of strangers, in a process without network, secrets and files of others.
 
-The program under test, models, plug-ins and the configuration of a pull request can contain any
-code. `check` runs all of it in an isolated process, takes over nothing but the record and its
-pictures, and believes an exit code only if the record states the same. The isolation protects the
-machine and its secrets; a program that is run can still falsify what is measured of itself.
+It can contain any code, so `check` takes over nothing but the record and its pictures, and believes
+an exit code only if the record states it. A program can still falsify what is measured of itself.
 """
 
 from __future__ import annotations
@@ -95,7 +93,7 @@ def check(words: Sequence[str], project: Path, output: Path, dry: bool = False) 
 
 
 def _run(place: Path, dry: bool) -> int:
-    """Run the isolated process, and show what it says; return its exit code."""
+    """Run the isolated process, relay what it says, and return its exit code."""
     with subprocess.Popen(
         [sys.executable, "-P", "-c", START, str(place / TOLD)],
         env=_environment(place),
@@ -136,7 +134,7 @@ def _plain(allowed: sandbox.Permissions) -> dict[str, object]:
 
 
 def _allowed(project: Path, place: Path) -> sandbox.Permissions:
-    """Return what the isolated process may use: Python, the project without .git, and `place`."""
+    """Return what the process may use: Python, the project without .git, and `place`."""
     project = project.resolve()
     listed, read = _without_git(project)
     for path in _python():
@@ -154,10 +152,7 @@ def _allowed(project: Path, place: Path) -> sandbox.Permissions:
 
 
 def _python() -> list[Path]:
-    """Return the folders of Python and its packages, without those that `SYSTEM` contains.
-
-    A folder that contains the home folder is none of them, even if it is on Python's path.
-    """
+    """Return the folders of Python and its packages outside `SYSTEM`, none with the home folder."""
     given = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix, *sys.path}
     given |= {site.getusersitepackages(), *_packages()}
     home = Path.home().resolve()
@@ -171,10 +166,10 @@ def _python() -> list[Path]:
 
 
 def _without_git(top: Path) -> tuple[list[Path], list[Path]]:
-    """Return the folders to list, and what to read below one: all but .git, at any depth.
+    """Return the folders to list, and what to read: all but .git, at any depth.
 
-    A .git may hold the token with which the repository was fetched. Links are left out, because
-    they would allow what they lead to; what they lead to inside the folder is found anyway.
+    A .git may hold the token with which the repository was fetched. Links would allow what they
+    lead to, so they are left out.
     """
     entries: dict[Path, list[os.DirEntry[str]]] = {}  # by folder
     holding: set[Path] = set()  # folders with a .git somewhere below them
@@ -214,7 +209,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _packages() -> set[str]:
-    """Return the folders of leakaudit, which are not on Python's path if it is a checkout."""
+    """Return the folders of leakaudit; those of a checkout are not on Python's path."""
     found = set()
     for name in ("leakaudit", "leakaudit.attacks", "leakaudit.victims", "leakaudit.reports"):
         spec = find_spec(name)
@@ -241,7 +236,7 @@ def _environment(place: Path) -> dict[str, str]:
 def _relay(process: subprocess.Popen[bytes]) -> None:
     """Copy the output of the process, so that it cannot command a terminal or a CI.
 
-    Programs that outlive the process, and hold its output, are not waited for.
+    Programs that outlive the process and hold its output are not waited for.
     """
     streams = {process.stderr: sys.stderr, process.stdout: sys.stdout}
     targets = {source.fileno(): target for source, target in streams.items() if source}
@@ -266,7 +261,7 @@ def _relay(process: subprocess.Popen[bytes]) -> None:
 
 
 def _show(lines: Sequence[bytes], target: TextIO) -> None:
-    """Write lines that contain nothing but text, and that no CI takes for commands."""
+    """Write lines that no CI takes for commands."""
     from leakaudit.reporting.findings.wording import clean
 
     for line in lines:
@@ -275,10 +270,7 @@ def _show(lines: Sequence[bytes], target: TextIO) -> None:
 
 
 def _take(folder: int, name: str, taken: Path) -> None:
-    """Copy a regular file of moderate size from an open folder; whatever else is there is left.
-
-    A file with a second name may be that of somebody else.
-    """
+    """Copy a regular file of moderate size; one with a second name may be somebody else's."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         handle = os.open(name, flags, dir_fd=folder)
@@ -291,7 +283,6 @@ def _take(folder: int, name: str, taken: Path) -> None:
 
 
 def _keep(taken: Path, output: Path) -> None:
-    """Move what was taken over to the output folder."""
     private_folder(output)
     for name in TAKEN:
         if (taken / name).is_file():
@@ -300,7 +291,6 @@ def _keep(taken: Path, output: Path) -> None:
 
 
 def _code(folder: Path) -> int | None:
-    """Return the exit code that a record states; None without a record."""
     from leakaudit.reporting.results import model, record_file
     from leakaudit.reporting.results.model import CheckRecord
 

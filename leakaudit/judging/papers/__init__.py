@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import step
-from leakaudit.judging.papers import (
+from leakaudit.judging.papers import (  # noqa: F401 - they register the functions of their claims
     averaging,
     defences,
     dkm,
@@ -22,7 +22,14 @@ from leakaudit.judging.papers import (
     secured,
     tabletwo,
 )
-from leakaudit.judging.papers.row import JudgedClaim, Judgement, PublishedClaim, Quality, Quote
+from leakaudit.judging.papers.row import (
+    JudgedClaim,
+    Judgement,
+    PublishedClaim,
+    Quality,
+    Quote,
+    published,
+)
 
 __all__ = [
     "PAPERS",
@@ -36,24 +43,9 @@ __all__ = [
     "select",
 ]
 
-FILES = (
-    dpnorm,
-    tabletwo,
-    ecl,
-    recal,
-    relay,
-    dkm,
-    dkmtheory,
-    secured,
-    averaging,
-    pdmm,
-    defences,
-    others,
-)
-ROWS: tuple[PublishedClaim, ...] = tuple(
-    sorted((row for file in FILES for row in file.ROWS), key=lambda row: row.number)
-)
-PAPERS = tuple(dict.fromkeys(row.paper for file in FILES for row in file.ROWS))
+# In the file they are grouped by paper.
+PAPERS = tuple(dict.fromkeys(row.paper for row in published()))
+ROWS = tuple(sorted(published(), key=lambda row: row.number))
 # Earlier versions used these numbers for the papers; they are still accepted.
 NUMBERS = {
     "000": "dp-norm",
@@ -74,19 +66,11 @@ def select(
         wanted.append(NUMBERS.get(name, name))
     _refuse_unknown("paper", wanted, PAPERS)
     _refuse_unknown("row", numbers, [row.number for row in ROWS])
-    chosen = []
-    for row in ROWS:
-        if wanted and row.paper not in wanted:
-            continue
-        if numbers and row.number not in numbers:
-            continue
-        chosen.append(row)
-    return tuple(chosen)
+    of_papers = [row for row in ROWS if row.paper in wanted or not wanted]
+    return tuple(row for row in of_papers if row.number in numbers or not numbers)
 
 
-def _refuse_unknown(
-    name: str, asked: Collection[str] | Collection[int], known: Collection[str] | Collection[int]
-) -> None:
+def _refuse_unknown(name: str, asked: Collection[object], known: Collection[object]) -> None:
     for one in asked:
         if one not in known:
             raise LeakauditError(
@@ -105,5 +89,5 @@ def judge(rows: Sequence[PublishedClaim], executor: Pool = IN_PROCESS) -> Iterat
 def _evaluated(row: PublishedClaim) -> JudgedClaim:
     """Evaluate one row: the job of `judge`."""
     start = time.perf_counter()
-    findings = row.judge()
+    findings = tuple(row.judge())
     return JudgedClaim(row, findings, time.perf_counter() - start)

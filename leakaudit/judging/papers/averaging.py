@@ -5,6 +5,7 @@ The groups do not matter for this: eqs. (4) to (6) hold for any groups.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,9 +14,8 @@ from torch import Tensor
 
 from leakaudit._util.plain import Figures
 from leakaudit.core.verdict import Verdict, against
-from leakaudit.judging.papers.row import Judgement, Quote
+from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import fresh
-from leakaudit.judging.papers.sources import secured_row
 
 PEERS = 9
 SIZE = 2_000
@@ -25,7 +25,7 @@ FIGURE_4 = 1e-13  # mean squared error that the paper reports after four iterati
 
 
 @dataclass(frozen=True)
-class PeerAverages:
+class _PeerAverages:
     """The vectors that eqs. (4) to (6) compute from the models of the peers."""
 
     z: Tensor  # estimates of the average (I + 1, d), beginning with z^0 = 0
@@ -41,7 +41,7 @@ class PeerAverages:
         return float((self.z[iterations] - self.mean).double().square().mean())
 
 
-def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> PeerAverages:
+def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> _PeerAverages:
     """Average models by eqs. (4) to (6), in the number format of the models.
 
     Args:
@@ -57,7 +57,7 @@ def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> PeerAverages
         lam = lam + rho * (x - z)  # (6)
         estimates.append(z)
         duals.append(lam)
-    return PeerAverages(torch.stack(estimates), torch.stack(duals), w.double().mean(0))
+    return _PeerAverages(torch.stack(estimates), torch.stack(duals), w.double().mean(0))
 
 
 def _models(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -68,51 +68,47 @@ def _models(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     return w.to(dtype), lam.to(dtype)
 
 
-def _sums() -> tuple[Judgement, ...]:
+@judges(32)
+def _sums() -> Iterator[Judgement]:
     made = average(*_models(), rho=0.5, iterations=20)
     sums = made.lam.sum(1).abs().amax(1)
     start = float(sums[0])
     later = float(sums[1:].max())
-    says = (
+    yield Judgement(
+        "from the first iteration on",
+        against(later > ROUNDING),
         f"with {PEERS} peers and duals drawn from [0, 1), the largest entry of the sum is at most "
-        f"{later:.1e} from iteration 1 on, and {start:.1f} at the start"
-    )
-    return (
-        Judgement(
-            "from the first iteration on",
-            against(later > ROUNDING),
-            says,
-            {"start": start, "later": later},
-        ),
+        f"{later:.1e} from iteration 1 on, and {start:.1f} at the start",
+        {"start": start, "later": later},
     )
 
 
-def _linear_rate() -> tuple[Judgement, ...]:
+@judges(33)
+def _linear_rate() -> Iterator[Judgement]:
     rho = 0.5
     rate = rho / (rho + 2)
     off = average(*_models(), rho=rho, iterations=12).off()
     ratios = [later / earlier for earlier, later in pairwise(off)]
     worst = max(ratios[1:])
     figures: Figures = {"rate": rate, "ratios": ratios}
-    return (
-        Judgement(
-            "from the second iteration on",
-            against(worst > rate * (1 + ROUNDING)),
-            f"rho = {rho:g}: each iteration multiplies the error by at most {worst:.9f}; "
-            f"rho / (rho + 2) = {rate:g}",
-            figures,
-        ),
-        Judgement(
-            "the first iteration, which the proof includes",
-            against(ratios[0] > rate * (1 + ROUNDING)),
-            f"the error of z^1 is {ratios[0]:.1f} times that of z^0: the proof applies Lemma II.1 "
-            "to lam^0, but lam^0 is drawn from [0, 1) and does not add up to zero",
-            figures,
-        ),
+    yield Judgement(
+        "from the second iteration on",
+        against(worst > rate * (1 + ROUNDING)),
+        f"rho = {rho:g}: each iteration multiplies the error by at most {worst:.9f}; "
+        f"rho / (rho + 2) = {rate:g}",
+        figures,
+    )
+    yield Judgement(
+        "the first iteration, which the proof includes",
+        against(ratios[0] > rate * (1 + ROUNDING)),
+        f"the error of z^1 is {ratios[0]:.1f} times that of z^0: the proof applies Lemma II.1 "
+        "to lam^0, but lam^0 is drawn from [0, 1) and does not add up to zero",
+        figures,
     )
 
 
-def _figure_4() -> tuple[Judgement, ...]:
+@judges(35)
+def _figure_4() -> Iterator[Judgement]:
     found = {}
     for name, dtype in (("float64", torch.float64), ("float32", torch.float32)):
         found[name] = {
@@ -120,21 +116,24 @@ def _figure_4() -> tuple[Judgement, ...]:
         }
     small = [rho for rho in PENALTIES if found["float64"][rho] < FIGURE_4]
     best = min(found["float32"].values())
-    says = (
+    figures: Figures = {}
+    for name, errors in found.items():
+        figures[name] = {f"{rho:g}": error for rho, error in errors.items()}
+    yield Judgement(
+        "mean squared error after 4 iterations",
+        Verdict.UNSUPPORTED,
         "the paper prints neither rho nor the number format. With duals from [0, 1), an error "
         f"below {FIGURE_4:g} requires a rho of at most about {max(small):g} in float64; in "
         "float32, in which 1 / rho amplifies rounding errors, the smallest error of "
         f"{len(PENALTIES)} values of rho is {best:.1e}"
         if small
-        else "none of the values of rho that were tried gives such a small error"
+        else "none of the values of rho that were tried gives such a small error",
+        figures,
     )
-    figures: Figures = {}
-    for name, errors in found.items():
-        figures[name] = {f"{rho:g}": error for rho, error in errors.items()}
-    return (Judgement("mean squared error after 4 iterations", Verdict.UNSUPPORTED, says, figures),)
 
 
-def _two_iterations() -> tuple[Judgement, ...]:
+@judges(36)
+def _two_iterations() -> Iterator[Judgement]:
     shifts = {}
     better = True
     for rho in PENALTIES:
@@ -143,87 +142,17 @@ def _two_iterations() -> tuple[Judgement, ...]:
         better &= off[2] < off[1]
         shifts[f"{rho:g}"] = float((made.z[2] - made.mean).mean())
     listed = ", ".join(f"{shift:.3f} at rho = {rho}" for rho, shift in shifts.items())
-    return (
-        Judgement(
-            "test accuracy after training with 2 iterations",
-            Verdict.INCONCLUSIVE,
-            "no model is trained on FEMNIST here, and the paper does not print rho. Since duals "
-            "from [0, 1) have mean 1/2, every coordinate of z^2 exceeds the average by about "
-            f"1 / (2 + rho)^2: {listed}",
-            {"shift": shifts},
-        ),
-        Judgement(
-            "2 iterations come closer to the average than 1",
-            against(not better),
-            f"compared for each of {len(PENALTIES)} values of rho; Lemma II.2 predicts an error "
-            "that is smaller by the factor rho / (rho + 2)",
-        ),
+    yield Judgement(
+        "test accuracy after training with 2 iterations",
+        Verdict.INCONCLUSIVE,
+        "no model is trained on FEMNIST here, and the paper does not print rho. Since duals "
+        "from [0, 1) have mean 1/2, every coordinate of z^2 exceeds the average by about "
+        f"1 / (2 + rho)^2: {listed}",
+        {"shift": shifts},
     )
-
-
-DUALS = "lam^0 is drawn from [0, 1), as in the paper's experiments"
-
-ROWS = (
-    secured_row(
-        number=32,
-        source="SecureD-FL, Lemma II.1",
-        claim="the duals add up to zero from the first iteration on",
-        quotes=(
-            Quote(
-                "section II-B",
-                "Lemma II.1 shows that, after the first iteration of Algorithm 1, the "
-                "summation of the all the dual variables becomes a zero vector.",
-            ),
-        ),
-        assumes=(DUALS, "exact arithmetic"),
-        judge=_sums,
-    ),
-    secured_row(
-        number=33,
-        source="SecureD-FL, Lemma II.2",
-        claim="the estimate converges to the average linearly at the rate rho / (rho + 2)",
-        quotes=(
-            Quote(
-                "Lemma II.2",
-                "The consensus variable converges to the average linearly at a rate of "
-                "$\\frac{\\rho}{\\rho+2}$ .",
-            ),
-            Quote(
-                "section VI-A",
-                "For secure aggregation, peers initialize $\\lambda$ by sampling from a "
-                "uniform distribution on $[0, 1)$ .",
-            ),
-        ),
-        assumes=(DUALS,),
-        judge=_linear_rate,
-    ),
-    secured_row(
-        number=35,
-        source="SecureD-FL, section VI-C, Figure 4",
-        claim="after 4 iterations the mean squared error is below 1e-13",
-        quotes=(Quote("section VI-C", "After 4 iterations, the error drops below $10^{-13}$ ."),),
-        assumes=(DUALS, "models with entries of about .05 instead of the paper's FEMNIST models"),
-        judge=_figure_4,
-    ),
-    secured_row(
-        number=36,
-        source="SecureD-FL, sections VI-A and VI-C",
-        claim="2 iterations suffice: the estimation error does not hurt the test accuracy",
-        quotes=(
-            Quote(
-                "section VI-A",
-                "We set the maximum ADMM iteration to 2, which not only preserves privacy "
-                "( $\\leq 7$ and $\\leq 9$ ) but also makes the algorithm practical by "
-                "minimizing the communication overhead while offering the estimation "
-                "closer to true average.",
-            ),
-            Quote(
-                "section VI-C",
-                "For ADMM iterations greater than 1, the estimation error due to early "
-                "termination does not adversely affect the test accuracy.",
-            ),
-        ),
-        assumes=(DUALS, "models with entries of about .05"),
-        judge=_two_iterations,
-    ),
-)
+    yield Judgement(
+        "2 iterations come closer to the average than 1",
+        against(not better),
+        f"compared for each of {len(PENALTIES)} values of rho; Lemma II.2 predicts an error "
+        "that is smaller by the factor rho / (rho + 2)",
+    )

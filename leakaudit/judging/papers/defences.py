@@ -5,17 +5,17 @@ Another row examines when its quadratic approximation, QA-PDMM, converges.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from leakaudit._util.plain import Figures
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Graph
 from leakaudit.core.verdict import Verdict, against
-from leakaudit.judging.papers.pdmm import EXACT, EXAMPLE, LISTENS, PLANE, THESIS, input_error
-from leakaudit.judging.papers.row import Judgement, Quote
+from leakaudit.judging.papers.pdmm import EXACT, THESIS, input_error
+from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import FinishedRun, fresh, planned, protocol, run
-from leakaudit.judging.papers.sources import pdmm_row
 from leakaudit.theory.relations import determined, is_determined, know
 from leakaudit.views.extraction import hearing
 
@@ -46,15 +46,18 @@ def _inputs(done: FinishedRun) -> float:
     return input_error(done, list(hearing.leaks(done.trace, nodes=ATTACKED, rounds=6)))
 
 
-def _quantisation() -> tuple[Judgement, ...]:
+@judges(37)
+def _quantisation() -> Iterator[Judgement]:
     found = {f"{cell:g}": _inputs(_trained(HEARD, quantize=cell)) for cell in CELLS}
     listed = ", ".join(f"{error:.2g} with cells of {cell}" for cell, error in found.items())
-    says = (
+    yield Judgement(
+        "error of the inputs",
+        Verdict.UNSUPPORTED,
         "the outcome depends on the width of the cells, which is not in our copy: one-step "
         f"differences of the first {HEARD} rounds give the inputs with a median error of "
-        f"{listed}. Small cells leave little for further rounds to improve"
+        f"{listed}. Small cells leave little for further rounds to improve",
+        {"error": found},
     )
-    return (Judgement("error of the inputs", Verdict.UNSUPPORTED, says, {"error": found}),)
 
 
 def _told(steps: int) -> dict[str, bool]:
@@ -62,8 +65,7 @@ def _told(steps: int) -> dict[str, bool]:
 
     The first of the `steps` gradients of a round is evaluated at the end of the round before.
     """
-    settings = {"z0": 1.0, "k_max": steps}
-    made = protocol(nodes=8, graph="ring", rounds=7, set=settings, **PLANE).whole
+    made = protocol(nodes=8, graph="ring", rounds=7, set={"z0": 1.0, "k_max": steps}).whole
     view = know(made, Adversary())
     index = None if steps == 1 else 1
     ends = [made.find("g", 0, t, index) for t in (3, 4, 5)]
@@ -73,32 +75,28 @@ def _told(steps: int) -> dict[str, bool]:
     }
 
 
-def _inexact() -> tuple[Judgement, ...]:
+@judges(38)
+def _inexact() -> Iterator[Judgement]:
     told = {str(steps): _told(steps) for steps in (1, *STEPS)}
     hidden = [str(steps) for steps in STEPS]
     found = {str(steps): _inputs(_trained(HEARD, k_max=steps)) for steps in STEPS}
     listed = ", ".join(f"{error:.1e} at k_max = {steps}" for steps, error in found.items())
-    says = (
+    where = f"at k_max = {' and '.join(hidden)}"
+    yield Judgement(
+        "errors in the difference of gradients",
+        against(any(told[steps]["two"] or told[steps]["one"] for steps in hidden)),
+        f"on a ring of 8 nodes, an eavesdropper that knows all constants determines neither "
+        f"the two-step nor the one-step difference of the gradients at the ends of rounds "
+        f"{where}; at k_max = 1 it determines both",
+        {"determined": told},
+    )
+    yield Judgement(
+        "that it protects inputs",
+        against(max(found.values()) < EXACT),
         f"median error of the inputs of an adversary that knows k_max and the step size: {listed}. "
         "The messages give a weighted sum of the gradients of the inner steps, and with one "
-        "sample, each of these gradients is a multiple of the same input"
-    )
-    where = f"at k_max = {' and '.join(hidden)}"
-    return (
-        Judgement(
-            "errors in the difference of gradients",
-            against(any(told[steps]["two"] or told[steps]["one"] for steps in hidden)),
-            f"on a ring of 8 nodes, an eavesdropper that knows all constants determines neither "
-            f"the two-step nor the one-step difference of the gradients at the ends of rounds "
-            f"{where}; at k_max = 1 it determines both",
-            {"determined": told},
-        ),
-        Judgement(
-            "that it protects inputs",
-            against(max(found.values()) < EXACT),
-            says,
-            {"error": found},
-        ),
+        "sample, each of these gradients is a multiple of the same input",
+        {"error": found},
     )
 
 
@@ -110,7 +108,8 @@ def _accuracy(done: FinishedRun) -> float:
     return sum(done.plan.task.accuracy(model, x, y) for model in models) / len(models)
 
 
-def _unaffected() -> tuple[Judgement, ...]:
+@judges(39)
+def _unaffected() -> Iterator[Judgement]:
     whole = _accuracy(_trained(200))
     cells = {f"{cell:g}": _accuracy(_trained(200, quantize=cell)) for cell in CELLS}
     steps = {str(count): _accuracy(_trained(200, k_max=count)) for count in STEPS}
@@ -119,54 +118,50 @@ def _unaffected() -> tuple[Judgement, ...]:
     def listed(accuracies: dict[str, float]) -> str:
         return ", ".join(f"{accuracy:.3f} at {value}" for value, accuracy in accuracies.items())
 
-    figures: Figures = {"undefended": whole, "cells": cells, "k_max": steps, "t_max": stops}
-    return (
-        Judgement(
-            "quantisation and inexact updates",
-            against(min([*cells.values(), *steps.values()]) < whole - LOST),
-            f"the training accuracy is {whole:.3f} without them; depending on the width of the "
-            f"cells, it is {listed(cells)}; depending on k_max, it is {listed(steps)}",
-            figures,
-        ),
-        Judgement(
-            "early stopping",
-            Verdict.UNSUPPORTED,
-            f"the thesis does not state t_max; the accuracy is {listed(stops)} rounds",
-            {"t_max": stops},
-        ),
+    yield Judgement(
+        "quantisation and inexact updates",
+        against(min([*cells.values(), *steps.values()]) < whole - LOST),
+        f"the training accuracy is {whole:.3f} without them; depending on the width of the "
+        f"cells, it is {listed(cells)}; depending on k_max, it is {listed(steps)}",
+        {"undefended": whole, "cells": cells, "k_max": steps, "t_max": stops},
+    )
+    yield Judgement(
+        "early stopping",
+        Verdict.UNSUPPORTED,
+        f"the thesis does not state t_max; the accuracy is {listed(stops)} rounds",
+        {"t_max": stops},
     )
 
 
-def _against_a_server() -> tuple[Judgement, ...]:
+@judges(40)
+def _against_a_server() -> Iterator[Judgement]:
     rounds = 6
-    server = protocol(victim="fedsgd", nodes=5, graph="star", rounds=rounds, **PLANE)
+    server = protocol(victim="fedsgd", nodes=5, graph="star", rounds=rounds)
     heard = know(server.whole, Adversary())
     central = len(
         determined(heard, [g for g in server.whole.gradients(0) if g.vector not in heard.known])
     )
     central += sum(g.vector in heard.known for g in server.whole.gradients(0))
-    mesh = protocol(nodes=8, graph="ring", rounds=rounds + 1, set={"z0": 1.0}, **PLANE)
+    mesh = protocol(nodes=8, graph="ring", rounds=rounds + 1, set={"z0": 1.0})
     gradients = mesh.whole.gradients(0)[:rounds]
     told = determined(know(mesh.whole, Adversary()), gradients)
     differences = all(sum(combination.terms.values()) == 0 for combination in told)
     own = len(told)
     error = _inputs(_trained(HEARD))
-    return (
-        Judgement(
-            "no more information than with a server (Corollary 1)",
-            against(own > central or not differences),
-            f"of {rounds} gradients of a node, an eavesdropper determines {central} combinations "
-            f"with a server, and with PDMM {own} combinations that are all differences; "
-            "differences can be computed from gradients, so they reveal no more",
-            {"server": central, "pdmm": own},
-        ),
-        Judgement(
-            "strictly less in any practical case",
-            against(error < EXACT),
-            "logistic regression with one sample per node: differences already give the inputs "
-            f"with a median error of {error:.1e}, so gradients reveal nothing more about them",
-            {"error": error},
-        ),
+    yield Judgement(
+        "no more information than with a server (Corollary 1)",
+        against(own > central or not differences),
+        f"of {rounds} gradients of a node, an eavesdropper determines {central} combinations "
+        f"with a server, and with PDMM {own} combinations that are all differences; "
+        "differences can be computed from gradients, so they reveal no more",
+        {"server": central, "pdmm": own},
+    )
+    yield Judgement(
+        "strictly less in any practical case",
+        against(error < EXACT),
+        "logistic regression with one sample per node: differences already give the inputs "
+        f"with a median error of {error:.1e}, so gradients reveal nothing more about them",
+        {"error": error},
     )
 
 
@@ -203,8 +198,9 @@ def contracts(graph: Graph, curvatures: Tensor, mu: float, rho: float) -> float:
     return float(step[: graph.nodes].abs().max())
 
 
-def _quadratic_condition() -> tuple[Judgement, ...]:
-    graph = planned(nodes=8, graph="ring", rounds=1, **PLANE).graph
+@judges(41)
+def _quadratic_condition() -> Iterator[Judgement]:
+    graph = planned(nodes=8, graph="ring", rounds=1).graph
     random = fresh()
     above = {}
     below = {}
@@ -225,128 +221,18 @@ def _quadratic_condition() -> tuple[Judgement, ...]:
             below[f"{condition:g}"] = max(early)
     shown = ", ".join(f"{left:.0e} at beta / m = {condition}" for condition, left in above.items())
     worst = max(below, key=float)
-    return (
-        Judgement(
-            "sufficient: it converges if mu is above beta^2 / (2 m) (Theorem 2)",
-            against(not max(above.values()) < VANISHED),
-            f"on a ring of 8 nodes, with {TRIALS} sets of quadratics for each beta / m and mu "
-            f"1 % above the limit, the share of an error that remains after 2^{SQUARINGS} rounds "
-            f"is at most {shown}",
-            {"left": above},
-        ),
-        Judgement(
-            "necessary: mu must be above that limit (section 4.3)",
-            against(below[worst] < VANISHED),
-            f"at beta / m = {worst} the limit is {float(worst) ** 2 / 2:g} m, but mu = beta = "
-            f"{worst} m converges, too: the share of an error that remains is {below[worst]:.0e}",
-            {"left": below},
-        ),
+    yield Judgement(
+        "sufficient: it converges if mu is above beta^2 / (2 m) (Theorem 2)",
+        against(not max(above.values()) < VANISHED),
+        f"on a ring of 8 nodes, with {TRIALS} sets of quadratics for each beta / m and mu "
+        f"1 % above the limit, the share of an error that remains after 2^{SQUARINGS} rounds "
+        f"is at most {shown}",
+        {"left": above},
     )
-
-
-ROWS = (
-    pdmm_row(
-        number=37,
-        source="Yu 2023, sections 6.2 and 6.3",
-        claim="quantisation keeps reconstructions from improving",
-        quotes=(
-            Quote(
-                "section 6.3",
-                "The results show that as the variation in $z_{i|j}$ tends to level off "
-                "with convergence, the quantizer can effectively prevent the improvement "
-                "of reconstruction accuracy.",
-            ),
-        ),
-        assumes=(LISTENS, EXAMPLE, "cells of a fixed width, which only the figure shows"),
-        judge=_quantisation,
-    ),
-    pdmm_row(
-        number=38,
-        source="Yu 2023, sections 5.1.2 and 6.2",
-        claim="with 1 < k_max < infinity, an adversary's difference of gradients has errors",
-        quotes=(
-            Quote(
-                "section 5.1.2",
-                "In other cases, inevitable noises are introduced in the estimation of privacy "
-                "bound, thus only an approximation of the difference of gradients can be obtained.",
-            ),
-            Quote(
-                "section 6.2",
-                "Another case is $k_{\\rm max}>1$, its intermediate state in training is "
-                "unknowable to the adversary and therefore the introduction of errors is "
-                "inevitable.",
-            ),
-        ),
-        assumes=(
-            LISTENS,
-            "the thesis' adversary does not know the level of inaccuracy (section 6.3); ours does, "
-            "which can only help it",
-            EXAMPLE,
-        ),
-        judge=_inexact,
-    ),
-    pdmm_row(
-        number=39,
-        source="Yu 2023, abstract and section 7.1",
-        claim="early stopping, inexact updates and quantisation do not affect the accuracy",
-        quotes=(
-            Quote(
-                "abstract",
-                "The main advantage of these approaches is that they introduce "
-                "error/noise/distortion into decentralized federated learning for "
-                "protecting private information from being revealed to others without "
-                "affecting the training accuracy.",
-            ),
-        ),
-        assumes=(
-            EXAMPLE,
-            "the accuracy counts as unaffected if it is lower by at most 3 of the 60 samples",
-        ),
-        judge=_unaffected,
-    ),
-    pdmm_row(
-        number=40,
-        source="Yu 2023, section 7.1 and Corollary 1 of the appendix",
-        claim="decentralised learning leaks less than centralised learning",
-        quotes=(
-            Quote(
-                "section 7.1",
-                "The results show that the optimization-based decentralized FL "
-                "outperforms the average consensus-based FL in the centralized topology "
-                "from the privacy-preserving point of view.",
-            ),
-            Quote(
-                "appendix, after Corollary 1",
-                "As a consequence, we will have strict inequality in any practical case, "
-                "showing that decentralized FL outperforms centralized FL when privacy is "
-                "concerned.",
-            ),
-        ),
-        assumes=(LISTENS, "z^0 is random and not observed", EXAMPLE),
-        judge=_against_a_server,
-    ),
-    pdmm_row(
-        number=41,
-        source="Yu 2023, section 4.2, Theorem 2, and section 4.3",
-        claim="QA-PDMM converges if and only if mu > beta^2 / (2 m)",
-        quotes=(
-            Quote(
-                "Theorem 2",
-                "Assume f(w) is m-strongly convex and β -smooth, then as long as $\\mu > "
-                "\\frac{\\beta^2}{2m}$, we have $$\\boldsymbol{w}^{(t)} \\rightarrow "
-                "\\boldsymbol{w}^*$$ .",
-            ),
-            Quote(
-                "section 4.3",
-                "A smaller value of μ could accelerate convergence but must satisfy $\\mu "
-                "> \\frac{\\beta^2}{2m}$.",
-            ),
-        ),
-        assumes=(
-            "m-strongly convex and beta-smooth losses: scalar quadratics with curvatures from m "
-            "to beta",
-            "theta = 1, rho = .4 m",
-        ),
-        judge=_quadratic_condition,
-    ),
-)
+    yield Judgement(
+        "necessary: mu must be above that limit (section 4.3)",
+        against(below[worst] < VANISHED),
+        f"at beta / m = {worst} the limit is {float(worst) ** 2 / 2:g} m, but mu = beta = "
+        f"{worst} m converges, too: the share of an error that remains is {below[worst]:.0e}",
+        {"left": below},
+    )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 
 from leakaudit._util.bisection import crossing, geometric
-from leakaudit._util.plain import Figures
 from leakaudit.core.verdict import Verdict, against
-from leakaudit.judging.papers.row import Judgement, Quote
+from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import finish, fresh, planned, run
-from leakaudit.judging.papers.sources import dkm_row
 from leakaudit.protocols import recording
 from leakaudit.protocols.mixing import matrix, metropolis
 from leakaudit.theory.bounds.empirical import lower, upper
@@ -55,21 +54,18 @@ def _measured(epsilon: float, delta: float) -> float:
 
     The event is z <= 0 for one data set, and z + 1 <= 0 for the other.
     """
-    settings = {
-        "mechanism": "truncated_gaussian",
-        "epsilon": epsilon,
-        "delta": delta,
-        "sensitivity": 1.0,
-    }
     done = run(
         victim="dkm",
         nodes=10,
         graph="ring",
         rounds=700,
-        data="gaussians",
-        model="logistic",
         wires="none",
-        set=settings,
+        set={
+            "mechanism": "truncated_gaussian",
+            "epsilon": epsilon,
+            "delta": delta,
+            "sensitivity": 1.0,
+        },
     )
     z = done.truth.states["n"][1:].flatten()
     mine = z[::2]
@@ -81,7 +77,8 @@ def _measured(epsilon: float, delta: float) -> float:
     )
 
 
-def _truncated_gaussian() -> tuple[Judgement, ...]:
+@judges(2)
+def _truncated_gaussian() -> Iterator[Judgement]:
     table = []
     for epsilon, delta in SETTINGS:
         noise = _theorem_6(epsilon, delta)
@@ -98,16 +95,15 @@ def _truncated_gaussian() -> tuple[Judgement, ...]:
         )
     first = table[0]
     measured = _measured(*SETTINGS[0])
-    says = (
+    beyond = all(t["true_delta"] > t["delta"] for t in table)
+    yield Judgement(
+        "one coordinate",
+        against(beyond and measured > SETTINGS[0][1]),
         f"at a claimed (.5, .001), the true delta is {first['true_delta']:.3f}, by integration; "
         f"the noise of a run shows at least {measured:.3f} at confidence {1 - ALPHA:g}. The ratio "
         "of the densities stays below e^epsilon only if A <= Delta, but the theorem's A is "
-        f"{first['A']:.2f} Delta; {first['needed_variance']:.1f} times the variance would suffice"
-    )
-    beyond = all(t["true_delta"] > t["delta"] for t in table)
-    figures: Figures = {"table": table, "measured_delta": measured}
-    return (
-        Judgement("one coordinate", against(beyond and measured > SETTINGS[0][1]), says, figures),
+        f"{first['A']:.2f} Delta; {first['needed_variance']:.1f} times the variance would suffice",
+        {"table": table, "measured_delta": measured},
     )
 
 
@@ -130,7 +126,8 @@ def _vector_delta(noise: Additive, epsilon: float, size: int) -> tuple[float, fl
     return total / DRAWS, total / DRAWS - math.sqrt(math.log(len(SIZES) / ALPHA) / (2 * DRAWS))
 
 
-def _truncated_laplace() -> tuple[Judgement, ...]:
+@judges(3)
+def _truncated_laplace() -> Iterator[Judgement]:
     epsilon = 0.5
     delta = 1e-3
     noise = truncated_laplace(epsilon, delta, 1.0)
@@ -139,48 +136,40 @@ def _truncated_laplace() -> tuple[Judgement, ...]:
     support = noise.escape([1.0] * 1000)
     listed = ", ".join(f"{found[size][0]:.3f} for {size}" for size in SIZES)
     limits = ", ".join(f"{found[size][1]:.3f}" for size in SIZES)
-    vectors = (
+    yield Judgement(
+        "vectors with a Euclidean bound",
+        against(min(v[1] for v in found.values()) > delta),
         f"the claimed delta is {delta:g} at epsilon {epsilon:g}; for a shift of Euclidean length "
         f"1, it is {listed} coordinates (at least {limits} at confidence {1 - ALPHA:g}), and for a "
-        f"shift of 1 in each of 1000 coordinates, it is {support:.3f}"
+        f"shift of 1 in each of 1000 coordinates, it is {support:.3f}",
+        {
+            "delta": {str(k): v[0] for k, v in found.items()},
+            "lower": {str(k): v[1] for k, v in found.items()},
+            "support": support,
+        },
     )
-    figures: Figures = {
-        "delta": {str(k): v[0] for k, v in found.items()},
-        "lower": {str(k): v[1] for k, v in found.items()},
-        "support": support,
-    }
-    one = (
+    yield Judgement(
+        "one coordinate",
+        against(single > delta * (1 + 1e-9)),
         f"the true delta is {single:.6f} at a claimed {delta:g}; the claim also holds for vectors "
-        "if Delta is their L1 sensitivity"
-    )
-    return (
-        Judgement(
-            "vectors with a Euclidean bound",
-            against(min(v[1] for v in found.values()) > delta),
-            vectors,
-            figures,
-        ),
-        Judgement(
-            "one coordinate", against(single > delta * (1 + 1e-9)), one, {"true_delta": single}
-        ),
+        "if Delta is their L1 sensitivity",
+        {"true_delta": single},
     )
 
 
-def _sensitivity() -> tuple[Judgement, ...]:
+@judges(12)
+def _sensitivity() -> Iterator[Judgement]:
     rounds = 40
     alpha = 0.1
     records = 20
-    settings = {"alpha": alpha, "gamma": 0.1, "records": records}
     plan = planned(
         victim="dkm",
         nodes=5,
         graph="ring",
         rounds=rounds,
-        data="gaussians",
         samples=records,
-        model="logistic",
         states=True,
-        set=settings,
+        set={"alpha": alpha, "gamma": 0.1, "records": records},
     )
     rows = plan.rows.clone()
     rows[0, 0] = next(
@@ -214,109 +203,24 @@ def _sensitivity() -> tuple[Judgement, ...]:
     moved = float((w[-1].mean(0) - other[-1].mean(0)).norm())
     trivial = 2 * bound * total
     shown = float((w[1:] - other[1:]).norm(dim=2).max())
-    figures: Figures = {
-        "theorem": theorem,
-        "trivial": trivial,
-        "measured": moved,
-        "broadcast": shown,
-        "B": bound,
-    }
-    says = (
+    yield Judgement(
+        "the final average",
+        against(moved > theorem),
         f"replacing one record moved it by {moved:.2e}; the theorem allows {theorem:.3f}, and the "
-        f"trivial bound 2 B sum alpha is {trivial:.3f}"
+        f"trivial bound 2 B sum alpha is {trivial:.3f}: the theorem's bound is "
+        f"{theorem / trivial:.1f} times as large",
+        {
+            "theorem": theorem,
+            "trivial": trivial,
+            "measured": moved,
+            "broadcast": shown,
+            "B": bound,
+        },
     )
-    about = (
+    yield Judgement(
+        "the broadcasts",
+        Verdict.UNCLAIMED,
         f"the same record moved one broadcast by {shown:.2e}, {shown / moved:.1f} times as far; "
-        "the theorem does not concern broadcasts"
+        "the theorem does not concern broadcasts",
+        {"broadcast": shown},
     )
-    return (
-        Judgement(
-            "the final average",
-            against(moved > theorem),
-            f"{says}: the theorem's bound is {theorem / trivial:.1f} times as large",
-            figures,
-        ),
-        Judgement("the broadcasts", Verdict.UNCLAIMED, about, {"broadcast": shown}),
-    )
-
-
-ROWS = (
-    dkm_row(
-        number=2,
-        source="DP-dKM, Theorem 6",
-        claim=(
-            "truncated Gaussian noise with sigma^2 >= Delta^2 / epsilon is (epsilon, delta)-private"
-        ),
-        quotes=(
-            Quote(
-                "Theorem 6",
-                "The truncated Gaussian distribution $p_{nor}(z)$ with $p = 2$ in formula "
-                "(3) preserves (ε, δ) -differential privacy, where $\\sigma^2 \\geq "
-                "\\varepsilon^{-1}\\Delta^2$, the constants C_{nor} and A are determined "
-                "by $\\int_{-A}^A p_{nor}(z)dz = 1$ satisfying the equation, $$C_{nor} "
-                "\\cdot \\sum_{l=0}^{\\infty} (-1)^l \\cdot \\frac{A^{2l+1}}{\\sigma^{2l} "
-                "l! (2l+1)} = \\frac{1}{2}, \\quad C_{nor} \\cdot \\sum_{l=0}^{\\infty} "
-                "(-1)^l \\frac{A^{2l+1} - (A-\\Delta)^{2l+1}}{\\sigma^{2l} l! (2l+1)} = "
-                "\\delta.$$",
-            ),
-        ),
-        assumes=(
-            "one coordinate changes by Delta",
-            "sigma is the smallest that the theorem allows; A and C solve its two equations",
-        ),
-        judge=_truncated_gaussian,
-    ),
-    dkm_row(
-        number=3,
-        source="DP-dKM, Definition 6 and section 3",
-        claim=(
-            "truncated Laplace noise is (epsilon, delta)-private for vectors of bounded Euclidean "
-            "sensitivity"
-        ),
-        quotes=(
-            Quote(
-                "Definition 6",
-                "Given the privacy parameters, $0 < \\delta < \\frac{1}{2}$, "
-                "$\\varepsilon > 0$, and iterates sensitivity $\\Delta > 0$, the "
-                "truncated Laplacian distribution with $p = 1$ in formula (3) preserves "
-                "(ε, δ) -differential privacy when taking $\\lambda := "
-                "\\frac{\\Delta}{\\varepsilon}$, $C_{Lap} := \\left(2\\lambda \\left(1 - "
-                "e^{-\\frac{A}{\\lambda}}\\right)\\right)^{-1}$, $A := "
-                "\\frac{\\Delta}{\\varepsilon} \\log\\left(1 + \\frac{e^\\varepsilon - "
-                "1}{2\\delta}\\right)$.",
-            ),
-            Quote(
-                "section 3",
-                "In this section, we estimate the ℓ_2 norm sensitivity of the stochastic "
-                "dKM, laying the foundation for noise addition in the truncated "
-                "generalized Gaussian mechanisms in Section 5.",
-            ),
-        ),
-        assumes=(
-            "the noise is independent in all coordinates of a vector, and Delta is the Euclidean "
-            "sensitivity",
-        ),
-        judge=_truncated_laplace,
-    ),
-    dkm_row(
-        number=12,
-        source="DP-dKM, Theorem 1",
-        claim="replacing one record moves the final average by at most its bound",
-        quotes=(
-            Quote(
-                "Theorem 1",
-                "With Assumption (1) satisfied, given relaxed parameter, "
-                "$\\{\\alpha_k\\}_{k=0}^K \\in (0, 1]$, the Δ_K -sensitivity of the dKM "
-                "algorithm has the upper bound, $$\\mathbb{E}\\Delta_K \\leq \\frac{2B "
-                "\\sum_{k=0}^{K-1} \\alpha_k}{NM} + 4B \\sum_{k=0}^{K-1} (1 + 2\\alpha_k) "
-                "\\sum_{j=0}^{k-1} \\alpha_j \\lambda^{k-1-j}.$$",
-            ),
-        ),
-        assumes=(
-            "all agents start at the same X^0 (the paper: at zero)",
-            "B is the largest step that the run takes",
-            "full gradients, one replaced record",
-        ),
-        judge=_sensitivity,
-    ),
-)

@@ -6,15 +6,14 @@ Theorems 2 and 3 concern generalisation, Theorem 4 composition, and Theorem 5 th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from leakaudit._util.plain import Figures
 from leakaudit.core.verdict import against
-from leakaudit.judging.papers.row import Judgement, Quote
+from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import planned
-from leakaudit.judging.papers.sources import dkm_row
 from leakaudit.protocols.mixing import matrix, metropolis
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.bounds.approximate import approximate
@@ -50,7 +49,8 @@ def memorised(delta: float, loss: float, items: int, records: int) -> float:
     return delta * loss * math.exp(records * math.log1p(-1 / items))
 
 
-def _generalisation() -> tuple[Judgement, ...]:
+@judges(28)
+def _generalisation() -> Iterator[Judgement]:
     gap = memorised(DELTA, LOSS, ITEMS, AGENTS * RECORDS)
     allowed = bound(0.0, DELTA, AGENTS, LOSS)
     repaired = LOSS * DELTA  # R delta in place of M delta, at epsilon = 0
@@ -59,34 +59,33 @@ def _generalisation() -> tuple[Judgement, ...]:
     farthest = LOSS * (math.expm1(EPSILON) + 2 * DELTA) / (math.exp(EPSILON) + 1)
     usual = bound(EPSILON, DELTA, AGENTS, LOSS)
     until = -math.log1p(-(gap - allowed) / (LOSS - allowed))  # the epsilon of equal bound and gap
-    return (
-        Judgement(
-            "as printed, for losses up to R, which exceeds the number of agents M",
-            against(gap > allowed * SURE),
-            f"M = {AGENTS}, N = {RECORDS}, delta = {DELTA:g}, R = {LOSS:g}: memorising with "
-            f"probability delta is (0, delta)-private and has a gap of {gap:.5f}, but the bound "
-            f"tends to {allowed:.5f} as epsilon falls to 0. The term M delta does not scale with "
-            f"R; this example exceeds the bound only if epsilon is below about {until:.1e}",
-            {"gap": gap, "allowed": allowed, "below_epsilon": until},
-        ),
-        Judgement(
-            "with R delta in place of M delta",
-            against(gap > repaired * SURE),
-            f"the gap is again {gap:.5f}, and the bound is {repaired:.5f}",
-            {"gap": gap, "allowed": repaired},
-        ),
-        Judgement(
-            "at the paper's epsilon and delta",
-            against(farthest > usual * SURE),
-            f"at ({EPSILON:g}, {DELTA:g}), no algorithm has a gap above "
-            f"R (e^epsilon - 1 + 2 delta) / (e^epsilon + 1) = {farthest:.2f}, and the bound is "
-            f"{usual:.2f}",
-            {"farthest": farthest, "allowed": usual},
-        ),
+    yield Judgement(
+        "as printed, for losses up to R, which exceeds the number of agents M",
+        against(gap > allowed * SURE),
+        f"M = {AGENTS}, N = {RECORDS}, delta = {DELTA:g}, R = {LOSS:g}: memorising with "
+        f"probability delta is (0, delta)-private and has a gap of {gap:.5f}, but the bound "
+        f"tends to {allowed:.5f} as epsilon falls to 0. The term M delta does not scale with "
+        f"R; this example exceeds the bound only if epsilon is below about {until:.1e}",
+        {"gap": gap, "allowed": allowed, "below_epsilon": until},
+    )
+    yield Judgement(
+        "with R delta in place of M delta",
+        against(gap > repaired * SURE),
+        f"the gap is again {gap:.5f}, and the bound is {repaired:.5f}",
+        {"gap": gap, "allowed": repaired},
+    )
+    yield Judgement(
+        "at the paper's epsilon and delta",
+        against(farthest > usual * SURE),
+        f"at ({EPSILON:g}, {DELTA:g}), no algorithm has a gap above "
+        f"R (e^epsilon - 1 + 2 delta) / (e^epsilon + 1) = {farthest:.2f}, and the bound is "
+        f"{usual:.2f}",
+        {"farthest": farthest, "allowed": usual},
     )
 
 
-def _finite_sample() -> tuple[Judgement, ...]:
+@judges(29)
+def _finite_sample() -> Iterator[Judgement]:
     def margin(delta: float, loss: float) -> tuple[float, float]:
         """Return P[L <= empirical L + a] and what Theorem 3 claims it to be, at the worst a."""
         largest = loss * math.exp(
@@ -101,21 +100,19 @@ def _finite_sample() -> tuple[Judgement, ...]:
     usual = [margin(delta, LOSS) for delta in (DELTA, 0.1, 0.5)]
     shown = ", ".join(f"{true:.3f} ({said:.3f} claimed)" for true, said in usual)
     true, said = margin(0.9, 20 * LOSS)
-    return (
-        Judgement(
-            "delta up to 1/2",
-            against(any(true < said for true, said in usual)),
-            f"if an algorithm memorises with probability {DELTA:g}, .1 or .5, its true loss is at "
-            f"most a above the empirical one, for the worst a, with probability {shown}",
-            {"true": [true for true, _ in usual], "promised": [said for _, said in usual]},
-        ),
-        Judgement(
-            "delta above 1/2, as printed for any delta",
-            against(true * SURE < said),
-            f"delta = .9, R = {20 * LOSS:g}: the probability is {true:.2f}, but {said:.2f} is "
-            "claimed, because of the same term M delta as in Theorem 2",
-            {"true": true, "promised": said},
-        ),
+    yield Judgement(
+        "delta up to 1/2",
+        against(any(true < said for true, said in usual)),
+        f"if an algorithm memorises with probability {DELTA:g}, .1 or .5, its true loss is at "
+        f"most a above the empirical one, for the worst a, with probability {shown}",
+        {"true": [true for true, _ in usual], "promised": [said for _, said in usual]},
+    )
+    yield Judgement(
+        "delta above 1/2, as printed for any delta",
+        against(true * SURE < said),
+        f"delta = .9, R = {20 * LOSS:g}: the probability is {true:.2f}, but {said:.2f} is "
+        "claimed, because of the same term M delta as in Theorem 2",
+        {"true": true, "promised": said},
     )
 
 
@@ -185,36 +182,30 @@ def _two_agents() -> Judgement:
     return Judgement("two iterating agents", against(true > promised * SURE), says, figures)
 
 
-def _composition() -> tuple[Judgement, ...]:
+@judges(30)
+def _composition() -> Iterator[Judgement]:
     total, promised = composed([EPSILON] * AGENTS, [DELTA] * AGENTS)
     released = [approximate(EPSILON, DELTA, Adjacency.REPLACE)] * AGENTS
     # Kairouz, Oh, Viswanath 2015: randomised response that leaks with probability delta attains
     # the optimal composition.
     true = compose(released).delta(total)
     alone, single = composed([EPSILON], [DELTA])
-    says = (
+    yield _two_agents()
+    yield Judgement(
+        "independent releases",
+        against(true > promised * SURE and single < DELTA),
         f"{AGENTS} independent ({EPSILON:g}, {DELTA:g})-private releases of one record reach "
         f"delta {true:.6f} at epsilon {total:g}, but the theorem allows at most {promised:.6f}; "
         f"for one agent it claims ({alone:g}, {single:.6f}), which is less than the "
-        f"({EPSILON:g}, {DELTA:g}) that it assumes"
-    )
-    figures: Figures = {"true_delta": true, "claimed_delta": promised, "claimed_of_one": single}
-    return (
-        _two_agents(),
-        Judgement(
-            "independent releases",
-            against(true > promised * SURE and single < DELTA),
-            says,
-            figures,
-        ),
+        f"({EPSILON:g}, {DELTA:g}) that it assumes",
+        {"true_delta": true, "claimed_delta": promised, "claimed_of_one": single},
     )
 
 
-def _mixed_noise() -> tuple[Judgement, ...]:
+@judges(31)
+def _mixed_noise() -> Iterator[Judgement]:
     size = 10
-    plan = planned(
-        victim="dkm", nodes=AGENTS, graph="ring", rounds=1, data="gaussians", model="logistic"
-    )
+    plan = planned(victim="dkm", nodes=AGENTS, graph="ring", rounds=1)
     mixing = matrix(metropolis(plan.graph), torch.zeros(0, dtype=torch.float64))
     eigenvalues = torch.linalg.eigvalsh(mixing)
     second = float(eigenvalues[:-1].abs().max())
@@ -229,109 +220,17 @@ def _mixed_noise() -> tuple[Judgement, ...]:
 
     moved, allowed = norms(1.0, 1.0)
     centred, enough = norms(1.0, 0.0)
-    return (
-        Judgement(
-            "noise with a mean, as printed",
-            against(moved > allowed * SURE),
-            f"on a ring of {AGENTS} in {size} dimensions, with mean 1 and variance 1, the noise "
-            f"contributes {moved:.2f}, and the bound is {allowed:.2f}. W does not damp a mean that "
-            "all agents share",
-            {"exact": moved, "bound": allowed, "lambda": second},
-        ),
-        Judgement(
-            "noise of mean zero, as it is used",
-            against(centred > enough * SURE),
-            f"the noise contributes {centred:.2f}, and the bound is {enough:.2f}",
-            {"exact": centred, "bound": enough},
-        ),
+    yield Judgement(
+        "noise with a mean, as printed",
+        against(moved > allowed * SURE),
+        f"on a ring of {AGENTS} in {size} dimensions, with mean 1 and variance 1, the noise "
+        f"contributes {moved:.2f}, and the bound is {allowed:.2f}. W does not damp a mean that "
+        "all agents share",
+        {"exact": moved, "bound": allowed, "lambda": second},
     )
-
-
-ROWS = (
-    dkm_row(
-        number=28,
-        source="DP-dKM, Theorem 2",
-        claim=(
-            "the generalisation error of a private algorithm is at most (1 - e^-epsilon) R + "
-            "e^-epsilon M delta"
-        ),
-        quotes=(
-            Quote(
-                "Theorem 2",
-                "Under Assumption (2), we have that,* $$\\left| \\mathbb{E}_{\\Xi \\sim "
-                "\\mathbb{P}^{MN}, \\mathcal{B}(\\Xi)} [L(\\mathcal{B}(\\Xi)) - "
-                "\\widehat{L}(\\mathcal{B}(\\Xi))] \\right| \\leq (1 - e^{-\\epsilon})R + "
-                "e^{-\\epsilon}M\\delta.$$",
-            ),
-        ),
-        assumes=(
-            "(2) the loss lies in [0, R], for some R > 0",
-            "the algorithm is (epsilon, delta)-private over all M N records",
-        ),
-        judge=_generalisation,
-    ),
-    dkm_row(
-        number=29,
-        source="DP-dKM, Theorem 3",
-        claim=(
-            "the true loss exceeds the empirical one by more than a with at most the printed "
-            "probability"
-        ),
-        quotes=(
-            Quote(
-                "Theorem 3",
-                "Under the Assumption of Theorem 2, we have,* "
-                "$$\\mathbb{P}(L(\\mathcal{B}(\\Xi)) \\leq "
-                "\\widehat{L}(\\mathcal{B}(\\Xi)) + \\epsilon) \\geq \\frac{\\epsilon - "
-                "(1 - e^{-\\epsilon})R - e^{-\\epsilon}M\\delta}{\\epsilon + R}, \\text{ "
-                "for any } \\epsilon > 0.$$",
-            ),
-        ),
-        assumes=(
-            "the assumptions of Theorem 2",
-            "its epsilon denotes two numbers, which the print does not distinguish: the privacy "
-            "parameter and the accuracy a",
-        ),
-        judge=_finite_sample,
-    ),
-    dkm_row(
-        number=30,
-        source="DP-dKM, Theorem 4",
-        claim=(
-            "agents that are (epsilon_m, delta_m)-private are together (epsilon', delta')-private"
-        ),
-        quotes=(
-            Quote(
-                "Theorem 4",
-                "Define iterates, which is similar to the output in Definition 2, "
-                "generated by the specific stochastic algorithm with K steps as "
-                "$\\{x^k\\}_{k=1}^K$.",
-            ),
-        ),
-        assumes=(
-            "the guarantee of an agent concerns its own iterates",
-            "delta' is the largest that any a_m allows, and epsilon' is epsilon_1",
-        ),
-        judge=_composition,
-    ),
-    dkm_row(
-        number=31,
-        source="DP-dKM, Theorem 5",
-        claim=(
-            "Gaussian noise of mean mu contributes at most p (sigma^2 + mu^2) ((M - 1) lambda^2 + "
-            "1) to the next iterate"
-        ),
-        quotes=(
-            Quote(
-                "Theorem 5",
-                "Given a data set Ξ , assume an iterative independently noise-adding "
-                "mechanism $\\tilde{\\mathcal{A}}$ releases the output "
-                "$\\tilde{\\mathcal{A}}(x^k; \\Xi) := x^k + d$ corrupted by an additive "
-                "random noise d , where d follows a Gaussian distribution with mean μ and "
-                "variance σ^2 .",
-            ),
-        ),
-        assumes=("every agent and coordinate draws its noise independently",),
-        judge=_mixed_noise,
-    ),
-)
+    yield Judgement(
+        "noise of mean zero, as it is used",
+        against(centred > enough * SURE),
+        f"the noise contributes {centred:.2f}, and the bound is {enough:.2f}",
+        {"exact": centred, "bound": enough},
+    )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from leakaudit._util.plain import Figures
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.verdict import Holds, Verdict, against
-from leakaudit.judging.papers.row import Judgement, Quote
+from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import protocol
-from leakaudit.judging.papers.sources import dpnorm_row
 from leakaudit.protocols.declared import Protocol
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.relations import Knowledge, drift, know
@@ -23,7 +21,7 @@ BATCH = 2000
 STEP = 0.03
 ALPHA = 0.2
 DELTA = 1e-3
-RING = {"nodes": 6, "graph": "ring", "data": "gaussians", "model": "logistic"}
+RING = {"nodes": 6, "graph": "ring"}
 NOMINAL = (1.0, 0.5, 0.4, 0.25, 0.1, 0.05, 0.02)
 
 
@@ -33,20 +31,19 @@ def setting(epsilon: float) -> Protocol:
     Args:
         epsilon: The nominal epsilon, which determines the noise by Theorem 1.
     """
-    settings = {
-        "mu": STEP,
-        "inner": LOCAL,
-        "alpha": ALPHA,
-        "epsilon": epsilon,
-        "delta": DELTA,
-        "batch": BATCH,
-        "records": RECORDS,
-    }
     return protocol(
         victim="dpnorm",
         rounds=ROUNDS,
         samples=RECORDS,
-        set=settings,
+        set={
+            "mu": STEP,
+            "inner": LOCAL,
+            "alpha": ALPHA,
+            "epsilon": epsilon,
+            "delta": DELTA,
+            "batch": BATCH,
+            "records": RECORDS,
+        },
         **{**RING, "data": f"gaussians:{6 * RECORDS}"},
     )
 
@@ -73,7 +70,8 @@ def _levels(nominal: float) -> dict[str, float]:
     return {claim.variant: (claim.std or 0.0) / _sensitivity() for claim in claims}
 
 
-def _theorem_1() -> tuple[Judgement, ...]:
+@judges(7)
+def _theorem_1() -> Iterator[Judgement]:
     levels = {nominal: _levels(nominal) for nominal in NOMINAL}
     true = {}
     for form in ("printed", "eq8"):
@@ -83,23 +81,21 @@ def _theorem_1() -> tuple[Judgement, ...]:
     least = math.sqrt(ROUNDS) / gaussian.least_mu(1.0, DELTA)
     share = levels[1.0]["eq8"] / least
     used = max(true["eq8"][n] / n for n in NOMINAL)
-    return (
-        Judgement(
-            "in the form of its proof, eq. (8), with Lemma 1's sensitivity",
-            against(used > 1),
-            f"the true epsilon is at most {used:.2f} times the nominal one; at epsilon = 1 the "
-            f"noise is {share:.2f} times what exact composition of {ROUNDS} rounds requires",
-            {"noise": levels[1.0]["eq8"], "needed": least, "times": share},
-        ),
-        Judgement(
-            "as printed in our copy, with Lemma 1's sensitivity",
-            against(any(true["printed"][n] > n for n in NOMINAL)),
-            f"by nominal epsilon, the true one is {low}; our copy, a text extraction, has epsilon "
-            "under the root",
-            {"epsilon": _named(true["printed"])},
-        ),
-        _in_a_run({n: levels[n]["printed"] for n in NOMINAL}, levels[1.0]["eq8"]),
+    yield Judgement(
+        "in the form of its proof, eq. (8), with Lemma 1's sensitivity",
+        against(used > 1),
+        f"the true epsilon is at most {used:.2f} times the nominal one; at epsilon = 1 the "
+        f"noise is {share:.2f} times what exact composition of {ROUNDS} rounds requires",
+        {"noise": levels[1.0]["eq8"], "needed": least, "times": share},
     )
+    yield Judgement(
+        "as printed in our copy, with Lemma 1's sensitivity",
+        against(any(true["printed"][n] > n for n in NOMINAL)),
+        f"by nominal epsilon, the true one is {low}; our copy, a text extraction, has epsilon "
+        "under the root",
+        {"epsilon": _named(true["printed"])},
+    )
+    yield _in_a_run({n: levels[n]["printed"] for n in NOMINAL}, levels[1.0]["eq8"])
 
 
 def _in_a_run(printed: Mapping[float, float], declared: float) -> Judgement:
@@ -138,7 +134,8 @@ def record(view: Knowledge, every: int) -> float:
     return drift(view, steps, moves, smoothest()).mu
 
 
-def _claimed_one() -> tuple[Judgement, ...]:
+@judges(15)
+def _claimed_one() -> Iterator[Judgement]:
     view = view_of_a_node(setting(1.0))
     limit = smoothest()
     steps = view.declared.gradients(0)
@@ -148,68 +145,15 @@ def _claimed_one() -> tuple[Judgement, ...]:
         f"{Holds.AT_MOST.says(f'{epsilon:.3f}')} for a record in {name}"
         for name, epsilon in found.items()
     )
-    says = (
-        f"the claimed epsilon is 1; over {len(steps)} gradients, the view bound is {listed}, for "
-        f"gradients with a Lipschitz constant of at most {limit:.3f}, which is the theorem's own "
-        "condition on the step; without this condition, only changes of the entire node are bounded"
-    )
-    figures: Figures = {"epsilon": found, "smoothness": limit, "gradients": len(steps)}
     verdict = Verdict.NOT_REFUTED
     if max(found.values()) > 1:  # an upper bound refutes nothing
         verdict = Verdict.INCONCLUSIVE
-    return (Judgement("records", verdict, says, figures),)
-
-
-A1 = "(A1) the gradient of a record has a norm of at most G = 1"
-PERMUTED = "each record is in K B / d_i batches of a round (random permutation)"
-
-ROWS = (
-    dpnorm_row(
-        number=7,
-        source="DP-Norm, Theorem 1",
-        claim="its noise suffices for every epsilon",
-        quotes=(
-            Quote(
-                "Theorem 1",
-                "For any privacy level (ε, δ) , noise level σ_i that guarantees (ε, δ) "
-                "-DP in the DP-Norm is given by $$\\sigma_i \\geq \\max \\left\\{ "
-                "\\sqrt{\\frac{2hR \\log \\left(e + "
-                "\\frac{\\varepsilon}{\\sqrt{2h\\delta}} \\right)}{\\varepsilon}}, "
-                "\\sqrt{\\frac{R}{2\\varepsilon}} \\right\\} \\Delta_2 := J_{R, "
-                "\\varepsilon, \\delta} \\Delta_2,$$ where, e denotes Napier's constant, "
-                "$h := (1 + \\sqrt{1 + \\varepsilon/l(\\varepsilon, \\delta)})^2/4 < (1 + "
-                "\\sqrt{1 + \\varepsilon})^2/4$ and $l(\\varepsilon, \\delta) := \\log(e "
-                "+ (\\sqrt{2\\varepsilon})/((1 + \\sqrt{1 + \\varepsilon})\\delta))$.",
-            ),
-            Quote(
-                "before eq. (8)",
-                "Furthermore, for obtaining a tighter bound for σ_i than [24], we "
-                "introduce a parameter $h \\in (0, (1 + \\sqrt{1 + \\varepsilon})^2/4)$ "
-                "and describe σ_i^2 as a function of h : $$\\sigma_i^2 := "
-                "(2hR\\Delta_2^2/\\varepsilon^2)\\log(e + "
-                "\\varepsilon/(\\sqrt{2h\\delta})).",
-            ),
-        ),
-        assumes=(
-            A1,
-            "(A2) L-smooth losses with mu <= 1 / (c K L)",
-            "Lemma 1 bounds how much a record changes a message",
-            "R = 2000, delta = 0.001",
-        ),
-        judge=_theorem_1,
-    ),
-    dpnorm_row(
-        number=15,
-        source="DP-Norm, section VI-A",
-        claim="2000 rounds of 10 steps with the noise for epsilon = 1 are (1, .001)-private",
-        quotes=(
-            Quote("section VI-A", "Following Table II, the smallest noise level is selected."),
-        ),
-        assumes=(
-            A1,
-            "the Lipschitz constant of gradients satisfies the theorem's condition on the step",
-            PERMUTED,
-        ),
-        judge=_claimed_one,
-    ),
-)
+    yield Judgement(
+        "records",
+        verdict,
+        f"the claimed epsilon is 1; over {len(steps)} gradients, the view bound is {listed}, for "
+        f"gradients with a Lipschitz constant of at most {limit:.3f}, which is the theorem's own "
+        "condition on the step; without this condition, only changes of the entire node are "
+        "bounded",
+        {"epsilon": found, "smoothness": limit, "gradients": len(steps)},
+    )

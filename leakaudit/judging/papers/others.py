@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
 
-from leakaudit._util.plain import Figures
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import TaskSpec
 from leakaudit.core.verdict import Verdict, against
-from leakaudit.judging.papers.row import Judgement
+from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import attained_mu, fresh, protocol
-from leakaudit.judging.papers.sources import other_row
 from leakaudit.protocols.prox import prox
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations import determined, know
@@ -25,20 +24,18 @@ LOSS = 1.0
 TRIALS = 400
 
 
-def _pairwise() -> tuple[Judgement, ...]:
+@judges(14)
+def _pairwise() -> Iterator[Judgement]:
     gossips = 4
     clip = 1.0
     sigma = 1.0
     lr = 0.5
-    settings = {"lr": lr, "clip": clip, "sigma": sigma, "gossips": gossips}
     made = protocol(
         victim="muffliato",
         nodes=8,
         graph="ring",
         rounds=gossips,
-        data="gaussians",
-        model="logistic",
-        set=settings,
+        set={"lr": lr, "clip": clip, "sigma": sigma, "gossips": gossips},
     )
     said = (
         2 * torch.from_numpy(cast(Any, made.victim).pairwise(made.graph, gossips))[0]
@@ -53,45 +50,39 @@ def _pairwise() -> tuple[Judgement, ...]:
     mean = sum(exact) / 8
     total = float(said.sum()) / 8
     others = float(said[1:].sum()) / 8
-    figures: Figures = {"said": said[1:].tolist(), "exact": exact, "determined_up_to_noise": far}
-    return (
-        Judgement(
-            "one pair",
-            against(exact[3] > float(said[4]) * (1 + 1e-9)),
-            f"mu^2 on a ring of eight, {gossips} exchanges: {listed}. All messages share one draw "
-            "of noise; the restriction in the proof may differ from the formula of the public code",
-            figures,
-        ),
-        Judgement(
-            "the mean over senders",
-            against(mean > total * (1 + 1e-9)),
-            f"the exact mu^2 is {mean:.3f}, and the theorem's T d_v / n is {total:.3f}; without "
-            f"the term of the node itself, which is not a sender, the formula gives {others:.3f}",
-            {"exact": mean, "said": total, "said_of_others": others},
-        ),
+    yield Judgement(
+        "one pair",
+        against(exact[3] > float(said[4]) * (1 + 1e-9)),
+        f"mu^2 on a ring of eight, {gossips} exchanges: {listed}. All messages share one draw "
+        "of noise; the restriction in the proof may differ from the formula of the public code",
+        {"said": said[1:].tolist(), "exact": exact, "determined_up_to_noise": far},
+    )
+    yield Judgement(
+        "the mean over senders",
+        against(mean > total * (1 + 1e-9)),
+        f"the exact mu^2 is {mean:.3f}, and the theorem's T d_v / n is {total:.3f}; without "
+        f"the term of the node itself, which is not a sender, the formula gives {others:.3f}",
+        {"exact": mean, "said": total, "said_of_others": others},
     )
 
 
 def _rate() -> float:
     """Return xi of exp(-xi |q|), the density of the registered protocol's noise on a ring."""
-    settings = {
-        "eta": ETA,
-        "perturb": "primal",
-        "alpha": LOSS,
-        "records": RECORDS,
-        "convexity": RHO,
-        "l2": RHO,
-        "bias": "false",
-    }
     made = protocol(
         victim="pvpadmm",
         nodes=4,
         graph="ring",
         rounds=1,
         samples=RECORDS,
-        data="gaussians",
-        model="logistic",
-        set=settings,
+        set={
+            "eta": ETA,
+            "perturb": "primal",
+            "alpha": LOSS,
+            "records": RECORDS,
+            "convexity": RHO,
+            "l2": RHO,
+            "bias": "false",
+        },
     )
     size = torch.zeros(2, dtype=torch.float64)
     p = made.victim.relations(made.graph, 1, {"w0": size})
@@ -130,60 +121,35 @@ def _farthest() -> float:
     return float((ends[0] - ends[1]).norm(dim=1).max())
 
 
-def _primal() -> tuple[Judgement, ...]:
+@judges(16)
+def _primal() -> Iterator[Judgement]:
     rate = _rate()
     moved = _farthest()
     degree = 2
     rounds = 100
     most = 2 / (RECORDS * (RHO + 2 * ETA * degree))
     times = (RHO + 2 * ETA * degree) / RHO
-    says = (
-        f"the claimed privacy loss is {LOSS:g} per iteration; replacing a record moves an exact "
-        f"update by at most {most:.4f} (measured: {moved:.4f}), so the loss is at most "
-        f"{rate * most:.3f} (measured: {rate * moved:.3f}): the noise is {times:.3g} = "
-        "(rho + 2 eta N) / rho times what is needed"
-    )
-    figures: Figures = {
-        "claimed": LOSS,
-        "bound": rate * most,
-        "measured": rate * moved,
-        "times": times,
-    }
     total = (
         f"the paper does not compose iterations: the losses of {rounds} iterations add up to "
         f"{rounds * LOSS:g} by its figure, and to {rounds * rate * most:.3g} by the bound above"
     )
-    return (
-        Judgement("one iteration", against(rate * moved > LOSS), says, figures),
-        Judgement(
-            "all iterations",
-            Verdict.UNCLAIMED,
-            total,
-            {"rounds": rounds, "sum": rounds * rate * most},
-        ),
+    yield Judgement(
+        "one iteration",
+        against(rate * moved > LOSS),
+        f"the claimed privacy loss is {LOSS:g} per iteration; replacing a record moves an exact "
+        f"update by at most {most:.4f} (measured: {moved:.4f}), so the loss is at most "
+        f"{rate * most:.3f} (measured: {rate * moved:.3f}): the noise is {times:.3g} = "
+        "(rho + 2 eta N) / rho times what is needed",
+        {
+            "claimed": LOSS,
+            "bound": rate * most,
+            "measured": rate * moved,
+            "times": times,
+        },
     )
-
-
-ROWS = (
-    other_row(
-        number=14,
-        source="Cyffers et al. 2022 (Muffliato), formula of the public code",
-        claim="distance in the graph protects a pair of nodes",
-        assumes=(
-            "the authors' public code was read, but not their paper, whose proof may restrict the "
-            "formula",
-            "one draw of noise per node",
-        ),
-        judge=_pairwise,
-    ),
-    other_row(
-        number=16,
-        source="Zhang and Zhu 2017, PVP",
-        claim="its noise limits the privacy loss of each iteration to alpha",
-        assumes=(
-            "the density exp(-xi |q|) with xi = rho B alpha / (2 C) is from memory",
-            "|x| <= 1, |loss'| <= 1, exact updates",
-        ),
-        judge=_primal,
-    ),
-)
+    yield Judgement(
+        "all iterations",
+        Verdict.UNCLAIMED,
+        total,
+        {"rounds": rounds, "sum": rounds * rate * most},
+    )

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
 
 import torch
 
 from leakaudit._util.plain import Figures, encoded
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.verdict import Verdict, against
-from leakaudit.judging.papers.row import Judgement, Quote
+from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import attained_mu, protocol, run
-from leakaudit.judging.papers.sources import recal_row
 from leakaudit.protocols.declared import Protocol
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.relations import know
@@ -39,8 +39,6 @@ def _declared(**settings: object) -> Protocol:
         nodes=NODES,
         graph="ring",
         rounds=ROUNDS,
-        data="gaussians",
-        model="logistic",
         set=noise,
     )
 
@@ -87,15 +85,12 @@ def _recovered() -> float:
 
     The error is relative to the largest entry of the gradients of the node.
     """
-    settings = {"sigma": 0.5, "noise_on": "lam"}
     done = run(
         victim="recal",
         nodes=NODES,
         graph="ring",
         rounds=ROUNDS,
-        data="gaussians",
-        model="logistic",
-        set=settings,
+        set={"sigma": 0.5, "noise_on": "lam"},
     )
     node = int(torch.bincount(done.trace.public["active"][:-1]).argmax())
     leak = hearing.leaks(done.trace, nodes=[node])[0]
@@ -112,22 +107,22 @@ def _recovered() -> float:
     return float(error.abs().max() / true.abs().max()) if len(exact) else 1.0
 
 
-def _theorem_4() -> tuple[Judgement, ...]:
+@judges(10)
+def _theorem_4() -> Iterator[Judgement]:
     error = _recovered()
     active = _against_claim("noise on lam", noise_on="lam")
     full = _against_claim("noise on lam", noise_on="lam", baton="full")
-    says = (
-        f"{active.says}; in a run with noise of .5, the gradients are recovered with an error of "
-        f"{error:.1e}"
-    )
-    figures: Figures = {**active.figures, "relative_error": error}
     reading = "if the noise were on lam"
-    return (
-        _against_claim("noise on x, the reading under which the sensitivity is tau_i C"),
-        Judgement(reading, _unless(active), says, figures),
-        Judgement(
-            f"{reading}, and the baton added up s_i x_i", _unless(full), full.says, full.figures
-        ),
+    yield _against_claim("noise on x, the reading under which the sensitivity is tau_i C")
+    yield Judgement(
+        reading,
+        _unless(active),
+        f"{active.says}; in a run with noise of .5, the gradients are recovered with an error of "
+        f"{error:.1e}",
+        {**active.figures, "relative_error": error},
+    )
+    yield Judgement(
+        f"{reading}, and the baton added up s_i x_i", _unless(full), full.says, full.figures
     )
 
 
@@ -139,7 +134,8 @@ def _unless(variant: Judgement) -> Verdict:
     return Verdict.UNSUPPORTED if variant.verdict is Verdict.REFUTED else variant.verdict
 
 
-def _theorem_1() -> tuple[Judgement, ...]:
+@judges(22)
+def _theorem_1() -> Iterator[Judgement]:
     made = _declared()
     counts = torch.bincount(made.public["active"][:-1], minlength=NODES)
     view = know(made.whole, Adversary())
@@ -153,25 +149,24 @@ def _theorem_1() -> tuple[Judgement, ...]:
     order = sorted(range(NODES), key=lambda node: (int(counts[node]), exact[node]))
     rising = all(exact[a] <= exact[b] * (1 + 1e-8) for a, b in itertools.pairwise(order))
     listed = ", ".join(f"{exact[node]:.2f} for {int(counts[node])}" for node in order)
-    return (
-        Judgement(
-            "the budget is the largest sum over an agent's activations",
-            against(exceeded),
-            f"a ring of {NODES}, {ROUNDS} activations: in zCDP, the exact view has a rho of at "
-            f"most {max(exact):.4f}, and the sums are at most {max(said):.4f}",
-            {"exact": exact, "said": said},
-        ),
-        Judgement(
-            "fewer activations, a lower budget",
-            against(not rising),
-            f"rho by number of activations: {listed}; here all agents have the same step size and "
-            "the same noise",
-            {"activations": list(map(int, counts))},
-        ),
+    yield Judgement(
+        "the budget is the largest sum over an agent's activations",
+        against(exceeded),
+        f"a ring of {NODES}, {ROUNDS} activations: in zCDP, the exact view has a rho of at "
+        f"most {max(exact):.4f}, and the sums are at most {max(said):.4f}",
+        {"exact": exact, "said": said},
+    )
+    yield Judgement(
+        "fewer activations, a lower budget",
+        against(not rising),
+        f"rho by number of activations: {listed}; here all agents have the same step size and "
+        "the same noise",
+        {"activations": list(map(int, counts))},
     )
 
 
-def _second_message() -> tuple[Judgement, ...]:
+@judges(27)
+def _second_message() -> Iterator[Judgement]:
     def exact(**settings: object) -> tuple[float, float]:
         """Return mu of the busiest node for both messages, and mu for only its noisy states."""
         made = _declared(**settings)
@@ -181,33 +176,28 @@ def _second_message() -> tuple[Judgement, ...]:
 
     both, alone = exact()
     other, _ = exact(noise_on="lam")
-    return (
-        Judgement(
-            "noise on x",
-            against(both > alone * (1 + 1e-8)),
-            f"both messages together have mu = {both:.4f}, and the noisy states by themselves "
-            f"have {alone:.4f}: the second message adds nothing",
-            {"both": both, "alone": alone},
-        ),
-        Judgement(
-            "if the noise were on lam",
-            Verdict.UNSUPPORTED if other > alone * (1 + 1e-8) else Verdict.NOT_REFUTED,
-            f"both messages together have mu = {other:.4f}: the other one contains x without noise",
-            {"both": encoded(other)},
-        ),
+    yield Judgement(
+        "noise on x",
+        against(both > alone * (1 + 1e-8)),
+        f"both messages together have mu = {both:.4f}, and the noisy states by themselves "
+        f"have {alone:.4f}: the second message adds nothing",
+        {"both": both, "alone": alone},
+    )
+    yield Judgement(
+        "if the noise were on lam",
+        Verdict.UNSUPPORTED if other > alone * (1 + 1e-8) else Verdict.NOT_REFUTED,
+        f"both messages together have mu = {other:.4f}: the other one contains x without noise",
+        {"both": encoded(other)},
     )
 
 
 def _schedule(activation: str, graph: str, rounds: int) -> list[int]:
-    settings = {"activation": activation}
     made = protocol(
         victim="recal",
         nodes=NODES,
         graph=graph,
         rounds=rounds,
-        data="gaussians",
-        model="logistic",
-        set=settings,
+        set={"activation": activation},
     )
     active: list[int] = made.public["active"].tolist()
     return active
@@ -218,7 +208,8 @@ def _far(active: list[int]) -> int:
     return sum((b - a) % NODES not in (1, NODES - 1) for a, b in itertools.pairwise(active))
 
 
-def _activation() -> tuple[Judgement, ...]:
+@judges(11)
+def _activation() -> Iterator[Judgement]:
     rounds = 400
     share = (NODES - 2) / NODES
     walk = _far(_schedule("walk", "ring", rounds))
@@ -226,116 +217,21 @@ def _activation() -> tuple[Judgement, ...]:
     log_chance = rounds * math.log10(1 - share)
     spread = math.sqrt(rounds * share * (1 - share))
     independent = walk > 0 or log_chance > math.log10(ALPHA)
-    says = (
+    yield Judgement(
+        "a walk to neighbours",
+        Verdict.NOT_REFUTED if independent else Verdict.UNSUPPORTED,
         f"of {rounds} moves of a walk on a ring of {NODES}, {walk} lead to a node that is not a "
         f"neighbour. With independent draws, about {rounds * share:.0f} would, and none would with "
         f"probability 1e{log_chance:.0f}. Given the last active agent, most agents cannot be "
         "active next, so results for independent draws do not apply; the evidence for "
-        "convergence is empirical"
+        "convergence is empirical",
+        {"moves": walk, "log10_chance": log_chance},
     )
-    about = (
+    yield Judgement(
+        "independent draws on a complete graph",
+        against(abs(free - rounds * share) > 4 * spread),
         f"{free} of {rounds} moves lead to a node that is not a neighbour on the ring, which is "
         f"{abs(free - rounds * share) / spread:.1f} standard deviations from the expected "
-        f"{rounds * share:.0f}"
+        f"{rounds * share:.0f}",
+        {"moves": free},
     )
-    return (
-        Judgement(
-            "a walk to neighbours",
-            Verdict.NOT_REFUTED if independent else Verdict.UNSUPPORTED,
-            says,
-            {"moves": walk, "log10_chance": log_chance},
-        ),
-        Judgement(
-            "independent draws on a complete graph",
-            against(abs(free - rounds * share) > 4 * spread),
-            about,
-            {"moves": free},
-        ),
-    )
-
-
-LOST = f"the protocol is reconstructed: noise on x, tau = {TAU:g}, sigma = {SIGMA:g}, R = {DECAY:g}"
-RECORD = "a record changes a gradient by at most C"
-
-ROWS = (
-    recal_row(
-        number=10,
-        source="DP-RECAL, Theorem 4",
-        claim="(epsilon, delta) follows from the largest number of activations of a node (PLF)",
-        quotes=(
-            Quote(
-                "Remark 2",
-                "Theorem 4 reveals the quantitative relationship between the privacy "
-                "budget and PLF for DP-RECAL.",
-            ),
-        ),
-        assumes=(LOST, RECORD, "the order of activations is public"),
-        judge=_theorem_4,
-    ),
-    recal_row(
-        number=11,
-        source="DP-RECAL, Lemmas 1 and 2",
-        claim="passing the baton is a randomised block-coordinate method",
-        quotes=(
-            Quote(
-                "after Lemma 2",
-                "Therefore, Lemmas 1 and 2 indicate that the relay mechanism can be taken "
-                "as a special example of the randomized block-coordinate method [34, 35].",
-            ),
-            Quote(
-                "section III-B",
-                "In addition, this process can be considered as a Markov chain, since the "
-                "baton passing of each iteration is controlled by only one agent and "
-                "independent of past information.",
-            ),
-        ),
-        assumes=(
-            "the cited method (recalled) draws blocks independently of the past",
-            "Assumption 2: the next agent is uniform among the neighbours",
-        ),
-        judge=_activation,
-    ),
-    recal_row(
-        number=22,
-        source="DP-RECAL, Theorem 1",
-        claim=(
-            "the budget is the largest sum of an agent's budgets; a lower PLF means a lower budget"
-        ),
-        quotes=(
-            Quote(
-                "section II-D",
-                "It is clear from Proposition 1 and 2 that the less PLF the "
-                "differentially private algorithm has, the less privacy is compromised.",
-            ),
-            Quote(
-                "abstract",
-                "To further improve the algorithm security from the design perspective of "
-                "decentralized optimization algorithms, we introduce a new measure: "
-                "Privacy Leakage Frequency (PLF), which reveals the relationship between "
-                "communication and privacy leakage of algorithms, showing that lower PLF "
-                "corresponds to lower privacy budgets.",
-            ),
-        ),
-        assumes=(
-            LOST,
-            RECORD,
-            "budgets are zCDP, as in section V",
-            "agents with equal activation counts have equal budgets",
-        ),
-        judge=_theorem_1,
-    ),
-    recal_row(
-        number=27,
-        source="DP-RECAL, section III-D",
-        claim="with noise on one of the passed variables, the other message needs no protection",
-        quotes=(
-            Quote(
-                "section III-D",
-                "It is obvious that Gaussian noise is coupled into the update of when is "
-                "perturbed, so no additional protection is required for the passing of .",
-            ),
-        ),
-        assumes=(LOST, RECORD, "no regulariser", "the names of both variables are lost"),
-        judge=_second_message,
-    ),
-)

@@ -7,17 +7,16 @@ the docstring of the protocol describes how.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
 from leakaudit.core.verdict import Verdict, against
-from leakaudit.judging.papers.row import Judgement, Quote
-from leakaudit.judging.papers.runs import optimum, planned, protocol, run
-from leakaudit.judging.papers.sources import recal_row
+from leakaudit.judging.papers.row import Judgement, judges
+from leakaudit.judging.papers.runs import declared, optimum, planned, run
 
 NODES = 8
-RING = {"graph": "ring", "data": "gaussians", "model": "logistic", "samples": 10, "wires": "none"}
+RING = {"graph": "ring", "samples": 10, "wires": "none"}
 ACTIVATIONS = 4000
 CLOSE = 1e-6
 DECAY = 0.9
@@ -36,22 +35,22 @@ def _errors(at: tuple[int, ...], **settings: float) -> list[float]:
     return [float((models[k] - best).abs().max()) for k in at]
 
 
-def _convergence() -> tuple[Judgement, ...]:
+@judges(23)
+def _convergence() -> Iterator[Judgement]:
     at = (0, 1000, ACTIVATIONS)
     errors = _errors(at, sigma=0.1, decay=DECAY)
     listed = ", ".join(f"{error:.1e} after {k}" for k, error in zip(at, errors, strict=True))
-    return (
-        Judgement(
-            "noise that decays",
-            against(errors[-1] > CLOSE),
-            f"on a ring of {NODES}, with a variance of R = {DECAY:g} times the previous one, the "
-            f"models differ from the optimum by {listed} activations",
-            {"errors": errors},
-        ),
+    yield Judgement(
+        "noise that decays",
+        against(errors[-1] > CLOSE),
+        f"on a ring of {NODES}, with a variance of R = {DECAY:g} times the previous one, the "
+        f"models differ from the optimum by {listed} activations",
+        {"errors": errors},
     )
 
 
-def _linear() -> tuple[Judgement, ...]:
+@judges(24)
+def _linear() -> Iterator[Judgement]:
     # Linear convergence has about the same slope in each interval. The walk is random, so half of
     # the first slope is enough.
     at = (500, 1000, 2000, 3000)
@@ -62,133 +61,56 @@ def _linear() -> tuple[Judgement, ...]:
     ]
     slowing = any(later > 0.5 * slopes[0] for later in slopes[1:])
     listed = ", ".join(f"{slope:.4f}" for slope in slopes)
-    return (
-        Judgement(
-            "without noise",
-            against(slowing),
-            f"on a ring of {NODES}, the logarithm of the error changes by {listed} per activation "
-            f"between {', '.join(map(str, at))} activations",
-            {"errors": errors, "slopes": slopes},
-        ),
+    yield Judgement(
+        "without noise",
+        against(slowing),
+        f"on a ring of {NODES}, the logarithm of the error changes by {listed} per activation "
+        f"between {', '.join(map(str, at))} activations",
+        {"errors": errors, "slopes": slopes},
     )
 
 
-def _orders() -> tuple[Judgement, ...]:
-    says = (
+@judges(25)
+def _orders() -> Iterator[Judgement]:
+    yield Judgement(
+        "lower PLF and fewer communications than other methods",
+        Verdict.UNSUPPORTED,
         "the entries of Tables I to III are lost in our copy of the text. They are orders of "
         "growth whose constants depend on step sizes and conditioning, so no run on one "
-        "network could refute them"
-    )
-    return (
-        Judgement(
-            "lower PLF and fewer communications than other methods", Verdict.UNSUPPORTED, says
-        ),
+        "network could refute them",
     )
 
 
-def _communications() -> tuple[Judgement, ...]:
-    shape: dict[str, Any] = {"victim": "recal", "nodes": NODES, "rounds": 8 * PLF, "graph": "ring"}
-    task: dict[str, Any] = {"data": "gaussians", "model": "logistic"}
-    plan = planned(**shape, **task)
-    made = protocol(**shape, **task)
+@judges(26)
+def _communications() -> Iterator[Judgement]:
+    plan = planned(victim="recal", nodes=NODES, rounds=8 * PLF, graph="ring")
+    made = declared(plan)
     active = made.public["active"][:-1]
     counts = torch.nn.functional.one_hot(active, NODES).cumsum(0)
     busiest = counts.amax(1)
     moves = int((busiest < PLF).sum()) + 1  # activations until a node has been active PLF times
-    gossip = planned(
-        victim="nids", nodes=NODES, rounds=PLF, graph="ring", data="gaussians", model="logistic"
-    )
+    gossip = planned(victim="nids", nodes=NODES, rounds=PLF, graph="ring")
     broadcasts = gossip.victim.messages(gossip.graph, PLF, gossip.graph.edges)
     vectors = moves * (plan.victim.messages(plan.graph, 8 * PLF, plan.graph.edges) // (8 * PLF))
     most = int(busiest[-1])
-    return (
-        Judgement(
-            "better accuracy at the same budget",
-            Verdict.INCONCLUSIVE,
-            "the budget, the noise and the step sizes of Tables IV and V are lost, and no models "
-            "are trained on their four data sets here",
-        ),
-        Judgement(
-            "fewer communications at PLF 300",
-            against(moves >= broadcasts),
-            f"a walk on a ring of {NODES} passes the baton {moves} times until a node has been "
-            f"active {PLF} times; NIDS sends {broadcasts} messages in {PLF} rounds. The baton "
-            f"consists of two vectors, so {vectors} vectors are sent",
-            {"passes": moves, "vectors": vectors, "nids": broadcasts},
-        ),
-        Judgement(
-            "2400 communications at PLF 300",
-            Verdict.UNSUPPORTED,
-            f"this requires all {NODES} nodes to be active equally often; 2400 activations of this "
-            f"walk have a PLF of {most}",
-            {"plf": most},
-        ),
+    yield Judgement(
+        "better accuracy at the same budget",
+        Verdict.INCONCLUSIVE,
+        "the budget, the noise and the step sizes of Tables IV and V are lost, and no models "
+        "are trained on their four data sets here",
     )
-
-
-LOST = "the protocol is reconstructed; the step sizes are tau = .2, s = .5 on every node"
-STRONG = "judged on logistic regression with l2 = .1, which is smooth and strongly convex"
-TABLE = Quote(
-    "section VII-A",
-    "This table reveals that at the same security level, DP-RECAL holds not "
-    "only better convergence accuracy but also less communication complexity "
-    "compared to other algorithms.",
-)
-
-ROWS = (
-    recal_row(
-        number=23,
-        source="DP-RECAL, Theorem 2",
-        claim="it converges in spite of the noise",
-        quotes=(
-            Quote(
-                "section IV-B",
-                "In this subsection, we prove that DP-RECAL is convergent globally by "
-                "establishing a quasi-Fejér monotone sequence.",
-            ),
-        ),
-        assumes=(LOST, STRONG, "the noise is summable: R < 1"),
-        judge=_convergence,
-    ),
-    recal_row(
-        number=24,
-        source="DP-RECAL, Theorem 3",
-        claim="it converges linearly under metric subregularity",
-        quotes=(
-            Quote(
-                "section IV-C",
-                "In this subsection, we establish the global linear convergence of "
-                "DP-RECAL under metric subregularity [38], i.e., Definition 3.",
-            ),
-        ),
-        assumes=(LOST, STRONG, "judged without noise"),
-        judge=_linear,
-    ),
-    recal_row(
-        number=25,
-        source="DP-RECAL, Tables I to III",
-        claim=(
-            "lower PLF and fewer communications than ADMM, EXTRA, NIDS and RW-ADMM on most networks"
-        ),
-        quotes=(
-            Quote(
-                "section VI",
-                "In Table III, we can confirm that in whatever network topology, DP-RECAL "
-                "exhibits superior communication efficiency and better security than any "
-                "compared algorithms.",
-            ),
-        ),
-        assumes=("the entries of the tables are lost",),
-        judge=_orders,
-    ),
-    recal_row(
-        number=26,
-        source="DP-RECAL, Tables IV and V",
-        claim="better accuracy and fewer communications at the same budget",
-        quotes=(TABLE,),
-        assumes=(
-            "headings and budgets of the tables are lost; the columns were matched by their order",
-        ),
-        judge=_communications,
-    ),
-)
+    yield Judgement(
+        "fewer communications at PLF 300",
+        against(moves >= broadcasts),
+        f"a walk on a ring of {NODES} passes the baton {moves} times until a node has been "
+        f"active {PLF} times; NIDS sends {broadcasts} messages in {PLF} rounds. The baton "
+        f"consists of two vectors, so {vectors} vectors are sent",
+        {"passes": moves, "vectors": vectors, "nids": broadcasts},
+    )
+    yield Judgement(
+        "2400 communications at PLF 300",
+        Verdict.UNSUPPORTED,
+        f"this requires all {NODES} nodes to be active equally often; 2400 activations of this "
+        f"walk have a PLF of {most}",
+        {"plf": most},
+    )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
+from typing import TypeAlias
 
 from leakaudit.core.trace import Json
 from leakaudit.core.verdict import Verdict
+
+CLAIMS = Path(__file__).with_name("claims.toml")
 
 
 class Quality(Enum):
@@ -24,10 +29,6 @@ class Quote:
 
     place: str  # section, theorem or equation
     text: str  # the quoted words
-
-    def to_json(self) -> dict[str, Json]:
-        """Return plain values."""
-        return {"place": self.place, "text": self.text}
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,21 @@ class Judgement:
         }
 
 
+# Computes the findings; the first concerns the claim as published, the others its variants.
+Judge: TypeAlias = Callable[[], Iterator[Judgement]]
+_JUDGES: dict[int, Judge] = {}  # by number of the claim
+
+
+def judges(number: int) -> Callable[[Judge], Judge]:
+    """Mark the function that evaluates a claim of ``claims.toml``."""
+
+    def marked(judge: Judge) -> Judge:
+        _JUDGES[number] = judge
+        return judge
+
+    return marked
+
+
 @dataclass(frozen=True, kw_only=True)
 class PublishedClaim:
     """A published claim."""
@@ -60,13 +76,21 @@ class PublishedClaim:
     quality: Quality  # how the claim is known
     quotes: tuple[Quote, ...] = ()  # the paper's own words, empty if the paper was not available
     assumes: tuple[str, ...]  # assumptions of the paper, and those that the evaluation adds
-    # computes the findings; the first concerns the claim as published, the others its variants
-    judge: Callable[[], tuple[Judgement, ...]]
+    judge: Judge
 
     @property
     def command(self) -> str:
         """The command that reproduces this row."""
         return f"leakaudit reproduce --claims --row {self.number}"
+
+
+def published() -> Iterator[PublishedClaim]:
+    """Yield the claims of ``claims.toml``, of which every function must have been imported."""
+    for entry in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]:
+        entry["quality"] = Quality[entry["quality"].upper()]
+        entry["quotes"] = tuple(Quote(**quote) for quote in entry.get("quotes", ()))
+        entry["assumes"] = tuple(entry["assumes"])
+        yield PublishedClaim(judge=_JUDGES[entry["number"]], **entry)
 
 
 @dataclass(frozen=True)
@@ -102,7 +126,7 @@ class JudgedClaim:
             "source": self.row.source,
             "claim": self.row.claim,
             "quality": self.row.quality.name.lower(),
-            "quotes": list(map(Quote.to_json, self.row.quotes)),
+            "quotes": [asdict(quote) for quote in self.row.quotes],
             "assumes": list(self.row.assumes),
             "verdict": self.verdict.name,
             "findings": list(map(Judgement.to_json, self.findings)),

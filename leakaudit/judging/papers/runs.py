@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,17 +33,28 @@ class FinishedRun:
     @property
     def problem(self) -> Problem:
         """The task with the records of all nodes, x (N, n, …)."""
-        return problem(self.plan)
+        task = self.plan.task
+        source = self.plan.source
+        rows = self.plan.rows
+        return Problem(task, source.x[rows].to(task.dtype), source.y[rows])
+
+
+# Logistic regression in the plane, which most rows train.
+PLANE: Mapping[str, Any] = {"dtype": "float64", "data": "gaussians", "model": "logistic"}
 
 
 def planned(**changes: Any) -> Plan:
-    """Prepare a scenario, in float64 unless the changes specify another dtype."""
-    return recording.plan(Scenario(**{"dtype": "float64", **changes}))
+    """Prepare a scenario: logistic regression in float64, unless the changes say otherwise."""
+    return recording.plan(Scenario(**{**PLANE, **changes}))
 
 
 def protocol(**changes: Any) -> Protocol:
     """Return the protocol of a scenario with its schedule, without running it."""
-    plan = planned(**changes)
+    return declared(planned(**changes))
+
+
+def declared(plan: Plan) -> Protocol:
+    """Return the protocol of a plan with its schedule."""
     rounds = plan.scenario.rounds
     return Protocol(
         plan.victim,
@@ -69,7 +80,7 @@ def attained_mu(
 
 
 def run(**changes: Any) -> FinishedRun:
-    """Run a scenario, in float64 unless the changes specify another dtype."""
+    """Run a scenario, as `planned` prepares it."""
     return finish(planned(**{"states": True, **changes}))
 
 
@@ -77,13 +88,6 @@ def finish(plan: Plan) -> FinishedRun:
     """Run a plan."""
     recorder = recording.record(plan, None)
     return FinishedRun(plan, recorder.trace, recorder.truth_record)
-
-
-def problem(plan: Plan) -> Problem:
-    """Return what the nodes of a plan train on."""
-    return Problem(
-        plan.task, plan.source.x[plan.rows].to(plan.task.dtype), plan.source.y[plan.rows]
-    )
 
 
 def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:

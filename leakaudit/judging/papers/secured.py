@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.verdict import Verdict, against
-from leakaudit.judging.papers.row import Judgement, Quote
+from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import protocol, run
-from leakaudit.judging.papers.sources import secured_row
 from leakaudit.protocols.declared import Protocol
 from leakaudit.theory.relations import Knowledge, determined_each, know
 from leakaudit.views.extraction import hearing
@@ -57,10 +56,13 @@ def _case(peers: int, partitions: int) -> dict[str, int]:
     Only a sample of coalitions is examined.
     """
     last = 2 * partitions - 1
-    settings = {"rho": 0.8, "iterations": last, "partitions": partitions, "local_steps": 1}
-    network = {"nodes": peers, "graph": "complete", "data": "gaussians", "model": "logistic"}
+    network = {"nodes": peers, "graph": "complete"}
     made = protocol(
-        victim="secured", rounds=last, seed=1, set=settings, **network
+        victim="secured",
+        rounds=last,
+        seed=1,
+        set={"rho": 0.8, "iterations": last, "partitions": partitions, "local_steps": 1},
+        **network,
     )  # seed 1 finds seven partitions of fifteen peers
     found = {"peers": peers, "partitions": partitions, "claimed_safe": last}
     for size, word in ((1, "one"), (2, "two")):
@@ -79,16 +81,13 @@ def _recovered(iterations: int) -> tuple[float, int]:
 
     Also return how many of them it computes exactly.
     """
-    settings = {"rho": 0.8, "iterations": iterations, "partitions": 4, "local_steps": 3}
     done = run(
         victim="secured",
         nodes=9,
         graph="complete",
         rounds=iterations,
-        data="gaussians",
         samples=3,
-        model="logistic",
-        set=settings,
+        set={"rho": 0.8, "iterations": iterations, "partitions": 4, "local_steps": 3},
     )
     start = done.trace.public["w0"].double()
     lr = 0.1
@@ -100,105 +99,46 @@ def _recovered(iterations: int) -> tuple[float, int]:
     return max(errors, default=1.0), len(errors)
 
 
-def _theorem_3_2() -> tuple[Judgement, ...]:
+@judges(1)
+def _theorem_3_2() -> Iterator[Judgement]:
     cases = [_case(*case) for case in CASES]
     error, count = _recovered(6)
     nine = cases[0]
     broken = error < EXACT and all(c["alone_first"] <= c["claimed_safe"] for c in cases)
-    says = (
+    two = f"they know a first model at iteration {nine['two_first']} and all at {nine['two_all']}"
+    yield Judgement(
+        "one curious peer",
+        against(broken),
         f"nine peers, four partitions: {nine['claimed_safe']} iterations are claimed to be safe; "
         "one curious peer that also uses the group sums knows a first model at iteration "
         f"{nine['one_first']} and all at {nine['one_all']}, and without the sums a first one at "
         f"{nine['alone_first']}; from a run, it computes {count} of 8 models with a relative error "
-        f"of at most {error:.1e}"
+        f"of at most {error:.1e}",
+        {"cases": cases, "iteration": nine["one_first"], "relative_error": error},
     )
-    two = f"they know a first model at iteration {nine['two_first']} and all at {nine['two_all']}"
-    return (
-        Judgement(
-            "one curious peer",
-            against(broken),
-            says,
-            {"cases": cases, "iteration": nine["one_first"], "relative_error": error},
-        ),
-        Judgement(
-            "two curious peers",
-            Verdict.UNCLAIMED,
-            f"{two}; the theorem concerns only one",
-            {"iteration": nine["two_first"]},
-        ),
+    yield Judgement(
+        "two curious peers",
+        Verdict.UNCLAIMED,
+        f"{two}; the theorem concerns only one",
+        {"iteration": nine["two_first"]},
     )
 
 
-def _lemma_3_1() -> tuple[Judgement, ...]:
-    settings = {"rho": 0.8, "iterations": 3, "partitions": 1, "group_size": 9, "local_steps": 1}
+@judges(34)
+def _lemma_3_1() -> Iterator[Judgement]:
     made = protocol(
         victim="secured",
         nodes=9,
         graph="complete",
         rounds=3,
-        data="gaussians",
-        model="logistic",
-        set=settings,
+        set={"rho": 0.8, "iterations": 3, "partitions": 1, "group_size": 9, "local_steps": 1},
     )
     first = _first(made, (0,), 3)
     told = set(first.values()) == {2} and len(first) == 8
-    says = (
+    yield Judgement(
+        "two consecutive iterations",
+        against(not told),
         f"nine peers in one group: one curious peer determines {len(first)} of 8 models, the "
-        f"first at iteration {min(first.values())}"
+        f"first at iteration {min(first.values())}",
+        {"peers": 9, "iteration": first.get(1)},
     )
-    return (
-        Judgement(
-            "two consecutive iterations",
-            against(not told),
-            says,
-            {"peers": 9, "iteration": first.get(1)},
-        ),
-    )
-
-
-HONEST = "honest-but-curious peers that know rho"
-
-ROWS = (
-    secured_row(
-        number=1,
-        source="SecureD-FL, Theorem III.2",
-        claim="2 t_g - 1 iterations of the averaging reveal nothing about a peer's model",
-        quotes=(
-            Quote(
-                "section I",
-                "In that case, ADMM can run for at most $2k - 1$ iterations without "
-                "revealing private local model parameters.",
-            ),
-            Quote(
-                "proof of Theorem III.2",
-                "Assuming $s > \\frac{t_g}{t_g - 1}$ , the intermediate equations can be "
-                "discarded from the attacker's point of view.",
-            ),
-        ),
-        assumes=(
-            HONEST,
-            "one curious peer",
-            "groups of s = 3 > t_g / (t_g - 1)",
-            "lam^0 is random and not observed",
-        ),
-        judge=_theorem_3_2,
-    ),
-    secured_row(
-        number=34,
-        source="SecureD-FL, Lemma III.1",
-        claim=(
-            "if all peers talk to all, two consecutive iterations reveal every model to a curious "
-            "peer"
-        ),
-        quotes=(
-            Quote(
-                "Lemma III.1",
-                "In all-to-all communication, any honest-but-curious participant "
-                "following Algorithm 1 can retrieve the privacy-sensitive data (i.e., $w$ "
-                ") when it collects messages for at least two consecutive iterations.",
-            ),
-        ),
-        assumes=(HONEST, "lam^0 is random and not observed"),
-        judge=_lemma_3_1,
-    ),
-)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from leakaudit._util.plain import Figures
 from leakaudit.core import registry
 from leakaudit.core.verdict import Verdict, against
 from leakaudit.judging.papers.dpnorm import (
@@ -24,9 +24,8 @@ from leakaudit.judging.papers.dpnorm import (
     view_of_a_node,
 )
 from leakaudit.judging.papers.dpnorm import setting as dpnorm_setting
-from leakaudit.judging.papers.row import Judgement, Quote
+from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import attained_mu, protocol
-from leakaudit.judging.papers.sources import dpnorm_row
 from leakaudit.theory.bounds import gaussian
 
 NOMINAL = 1.0
@@ -87,15 +86,20 @@ def reached(
 
 def _sgd_noise() -> float:
     """Return Table II's sigma of DP-SGD at (1, .001) in the paper's setting."""
-    settings = {
-        "alpha": STEP,
-        "steps": LOCAL,
-        "noise": "step",
-        "epsilon": NOMINAL,
-        "delta": DELTA,
-        "horizon": ROUNDS,
-    }
-    victim = cast(Any, registry.configure(registry.get("victims", "dpsgd"), settings))
+    victim = cast(
+        Any,
+        registry.configure(
+            registry.get("victims", "dpsgd"),
+            {
+                "alpha": STEP,
+                "steps": LOCAL,
+                "noise": "step",
+                "epsilon": NOMINAL,
+                "delta": DELTA,
+                "horizon": ROUNDS,
+            },
+        ),
+    )
     return float(victim.std(RECORDS))
 
 
@@ -104,16 +108,21 @@ def _admm_noise() -> float:
 
     In these units, eta and D cancel.
     """
-    settings = {
-        "rho": PENALTY,
-        "eta": 1 / STEP,
-        "steps": LOCAL,
-        "epsilon": NOMINAL,
-        "delta": DELTA,
-        "horizon": ROUNDS,
-        "records": RECORDS,
-    }
-    victim = cast(Any, registry.configure(registry.get("victims", "dpadmm"), settings))
+    victim = cast(
+        Any,
+        registry.configure(
+            registry.get("victims", "dpadmm"),
+            {
+                "rho": PENALTY,
+                "eta": 1 / STEP,
+                "steps": LOCAL,
+                "epsilon": NOMINAL,
+                "delta": DELTA,
+                "horizon": ROUNDS,
+                "records": RECORDS,
+            },
+        ),
+    )
     return float(victim.noise)
 
 
@@ -123,16 +132,22 @@ def _public_batches() -> dict[str, float]:
     The sampling is then not credited.
     """
     rounds = 20
-    settings = {
-        "alpha": STEP,
-        "order": "adapt",
-        "noise": "step",
-        "epsilon": NOMINAL,
-        "delta": DELTA,
-        "horizon": rounds,
-    }
     made = protocol(
-        victim="dpsgd", rounds=rounds, samples=1, set={**settings, "samples": RECORDS}, **RING
+        victim="dpsgd",
+        rounds=rounds,
+        samples=1,
+        set={
+            **{
+                "alpha": STEP,
+                "order": "adapt",
+                "noise": "step",
+                "epsilon": NOMINAL,
+                "delta": DELTA,
+                "horizon": rounds,
+            },
+            "samples": RECORDS,
+        },
+        **RING,
     )
     view = view_of_a_node(made)
     steps = view.declared.gradients(0)
@@ -143,7 +158,8 @@ def _public_batches() -> dict[str, float]:
     return found
 
 
-def _sgd_row() -> tuple[Judgement, ...]:
+@judges(8)
+def _sgd_row() -> Iterator[Judgement]:
     noise = (
         _sgd_noise() * BATCH / STEP
     )  # in units of mu G / B, by which a record with a gradient of norm G moves a step
@@ -155,48 +171,42 @@ def _sgd_row() -> tuple[Judgement, ...]:
     public = _public_batches()
     listed = " and ".join(f"{epsilon:.2f} ({name})" for name, epsilon in public.items())
     common = f"with secret batches of {BATCH} of {RECORDS} records and {STEPS} steps"
-    return (
-        Judgement(
-            "one record is replaced (section II-B)",
-            against(replaced > NOMINAL),
-            f"linear losses reach an epsilon of {replaced:.2f} at a nominal {NOMINAL:g}, delta "
-            f"{DELTA:g}, {common}",
-            {"epsilon": replaced, "nominal": NOMINAL, "steps": STEPS, "rate": SHARE},
-        ),
-        Judgement(
-            "one record is added or removed (as in the cited DP-SGD)",
-            against(joined > NOMINAL),
-            f"linear losses reach an epsilon of {joined:.3f}, {common}; a training of {SHORT} "
-            f"steps with its own noise reaches {short:.3f}",
-            {"epsilon": joined, "short": short},
-        ),
-        Judgement(
-            "public batches",
-            Verdict.UNCLAIMED,
-            f"epsilon is {listed} for a record in every second batch; the table relies on secret "
-            "sampling",
-            {"epsilon": public},
-        ),
+    yield Judgement(
+        "one record is replaced (section II-B)",
+        against(replaced > NOMINAL),
+        f"linear losses reach an epsilon of {replaced:.2f} at a nominal {NOMINAL:g}, delta "
+        f"{DELTA:g}, {common}",
+        {"epsilon": replaced, "nominal": NOMINAL, "steps": STEPS, "rate": SHARE},
+    )
+    yield Judgement(
+        "one record is added or removed (as in the cited DP-SGD)",
+        against(joined > NOMINAL),
+        f"linear losses reach an epsilon of {joined:.3f}, {common}; a training of {SHORT} "
+        f"steps with its own noise reaches {short:.3f}",
+        {"epsilon": joined, "short": short},
+    )
+    yield Judgement(
+        "public batches",
+        Verdict.UNCLAIMED,
+        f"epsilon is {listed} for a record in every second batch; the table relies on secret "
+        "sampling",
+        {"epsilon": public},
     )
 
 
-def _admm_row() -> tuple[Judgement, ...]:
+@judges(21)
+def _admm_row() -> Iterator[Judgement]:
     noise = _admm_noise() * BATCH  # in units of G / B
     secret = reached(STEPS, SHARE, noise, REPLACED, DELTA)
     public = gaussian.epsilon(DELTA, 2 * math.sqrt(STEPS * SHARE) / noise)
-    says = (
+    yield Judgement(
+        "the printed noise",
+        against(secret > NOMINAL or public > NOMINAL),
         f"if one record is replaced, linear losses reach an epsilon of {secret:.3f} with secret "
         f"batches; exact composition gives {public:.3f} for a record in every second of the "
         f"batches if they are public and all {STEPS} steps are observed. In units of the gradient, "
-        f"the noise depends on neither rho nor eta^{{k,r}}"
-    )
-    return (
-        Judgement(
-            "the printed noise",
-            against(secret > NOMINAL or public > NOMINAL),
-            says,
-            {"secret": secret, "public": public},
-        ),
+        f"the noise depends on neither rho nor eta^{{k,r}}",
+        {"secret": secret, "public": public},
     )
 
 
@@ -206,7 +216,8 @@ def _larger(least: dict[str, float]) -> str:
     return " and ".join(f"those of {name}" for name in names) or "no others"
 
 
-def _total_noise() -> tuple[Judgement, ...]:
+@judges(18)
+def _total_noise() -> Iterator[Judgement]:
     made = dpnorm_setting(NOMINAL)
     claims = made.victim.claims(made.graph, ROUNDS)
     own = next(claim.std or 0.0 for claim in claims if claim.variant == "eq8")
@@ -221,7 +232,6 @@ def _total_noise() -> tuple[Judgement, ...]:
         name: min(sums["DP-Norm"] / sums[name], squares["DP-Norm"] / squares[name])
         for name in others
     }
-    figures: Figures = {"sigma": {"DP-Norm": own, **others}, "sums": sums, "squares": squares}
     needed = gaussian.least_mu(NOMINAL, DELTA)
     exact = own * record(view_of_a_node(made), 2) / needed
     sgd = reached(STEPS, SHARE, others["DP-SGD"] * BATCH / STEP, REPLACED, DELTA)
@@ -233,141 +243,42 @@ def _total_noise() -> tuple[Judgement, ...]:
         "DP-SGD": [STEPS * same, STEPS * same**2],
     }
     levels = ", ".join(f"{name} {std:.4f}" for name, std in {"DP-Norm": own, **others}.items())
-    return (
-        Judgement(
-            "fewer draws, the paper's own reason (section V-D)",
-            against(ROUNDS >= STEPS),
-            f"DP-Norm draws noise {ROUNDS} times, the other methods draw it {STEPS} times",
-            {"DP-Norm": ROUNDS, "others": STEPS},
-        ),
-        Judgement(
-            "less sigma_i in total (section VI-B): sums of sigma_i and of sigma_i^2",
-            Verdict.UNSUPPORTED,
-            f"in the paper's setting, Table II gives these sigma_i: {levels}; over all draws of a "
-            f"node, these are the sums: {listed}. DP-Norm's are larger than "
-            f"{_larger(least)}, but DP-Norm adds its noise to dual variables and the others "
-            "add theirs to models: numbers on different scales, whose sums are not comparable",
-            figures,
-        ),
-        Judgement(
-            "if both had an epsilon of at most 1",
-            Verdict.UNCLAIMED,
-            f"the sums are {equal['DP-Norm'][0]:.0f} and {equal['DP-Norm'][1]:.2g} for DP-Norm, by "
-            "the upper bound of row 15 for a record in every second batch, and "
-            f"{equal['DP-SGD'][0]:.0f} and {equal['DP-SGD'][1]:.2g} for DP-SGD: they disagree "
-            "about which method adds less noise",
-            equal,
-        ),
+    yield Judgement(
+        "fewer draws, the paper's own reason (section V-D)",
+        against(ROUNDS >= STEPS),
+        f"DP-Norm draws noise {ROUNDS} times, the other methods draw it {STEPS} times",
+        {"DP-Norm": ROUNDS, "others": STEPS},
+    )
+    yield Judgement(
+        "less sigma_i in total (section VI-B): sums of sigma_i and of sigma_i^2",
+        Verdict.UNSUPPORTED,
+        f"in the paper's setting, Table II gives these sigma_i: {levels}; over all draws of a "
+        f"node, these are the sums: {listed}. DP-Norm's are larger than "
+        f"{_larger(least)}, but DP-Norm adds its noise to dual variables and the others "
+        "add theirs to models: numbers on different scales, whose sums are not comparable",
+        {"sigma": {"DP-Norm": own, **others}, "sums": sums, "squares": squares},
+    )
+    yield Judgement(
+        "if both had an epsilon of at most 1",
+        Verdict.UNCLAIMED,
+        f"the sums are {equal['DP-Norm'][0]:.0f} and {equal['DP-Norm'][1]:.2g} for DP-Norm, by "
+        "the upper bound of row 15 for a record in every second batch, and "
+        f"{equal['DP-SGD'][0]:.0f} and {equal['DP-SGD'][1]:.2g} for DP-SGD: they disagree "
+        "about which method adds less noise",
+        equal,
     )
 
 
-def _ranking() -> tuple[Judgement, ...]:
+@judges(19)
+def _ranking() -> Iterator[Judgement]:
     sgd = reached(STEPS, SHARE, _sgd_noise() * BATCH / STEP, REPLACED, DELTA)
     admm = reached(STEPS, SHARE, _admm_noise() * BATCH, REPLACED, DELTA)
-    says = (
+    yield Judgement(
+        "test accuracy at equal epsilon",
+        Verdict.INCONCLUSIVE,
         f"the five methods are not trained here on Fashion-MNIST for {ROUNDS} rounds of {LOCAL} "
         "steps, and the paper does not print the weight of the regulariser. The nominal epsilon "
         f"{NOMINAL:g} is not an equal basis either: if a record is replaced, epsilon reaches "
-        f"{sgd:.2f} with the printed noise of DP-SGD and {admm:.2f} with that of DP-ADMM"
+        f"{sgd:.2f} with the printed noise of DP-SGD and {admm:.2f} with that of DP-ADMM",
+        {"dpsgd": sgd, "dpadmm": admm},
     )
-    return (
-        Judgement(
-            "test accuracy at equal epsilon",
-            Verdict.INCONCLUSIVE,
-            says,
-            {"dpsgd": sgd, "dpadmm": admm},
-        ),
-    )
-
-
-A1 = "(A1) the gradient of a record has a norm of at most G = 1"
-SETTING = (
-    f"the paper's setting: R = {ROUNDS}, K = {LOCAL}, d_i = {RECORDS}, B = {BATCH}, delta = "
-    f"{DELTA:g}"
-)
-FRESH = "each step draws a new batch without replacement, and the batches are secret"
-LEVEL = Quote("Table II", "Minimal noise level to guarantee")
-
-ROWS = (
-    dpnorm_row(
-        number=8,
-        source="DP-Norm, Table II, row DP-SGD",
-        claim="its noise makes DP-SGD (epsilon, delta)-private",
-        quotes=(
-            LEVEL,
-            Quote(
-                "caption of Table II",
-                "Sampling without replacement means that each local node does not use a data "
-                "sample of the local subset more than once in the mini-batch.",
-            ),
-            Quote(
-                "section II-B",
-                "For an algorithm \\mathcal{M} and two adjacent data subsets "
-                "$\\{\\mathbf{x}_i, \\mathbf{x}'_i\\}$ where one data sample is different "
-                "from the other, (ϵ, δ) -DP can be guaranteed when \\mathcal{M} satisfies "
-                "$$\\Pr[\\mathcal{M}(\\mathbf{x}_i)] \\leq e^\\epsilon "
-                "\\Pr[\\mathcal{M}(\\mathbf{x}'_i)] + \\delta, \\quad (1)$$ where "
-                "$\\epsilon > 0$ denotes the distinguishable bound of all outputs on two "
-                "adjacent data subsets and $\\delta \\in (0, 1)$ represents the "
-                "probability of information leakage.",
-            ),
-        ),
-        assumes=(A1, FRESH, SETTING),
-        judge=_sgd_row,
-    ),
-    dpnorm_row(
-        number=18,
-        source="DP-Norm, sections V-D and VI-B",
-        claim="DP-Norm needs less noise in total than DP-SGD and DP-ADMM",
-        quotes=(
-            Quote(
-                "section V-D",
-                "Associated with Theorem 1, we found that DP-Norm can guarantee DP with "
-                "less noise in total since the DP diffusion process to add noise on a "
-                "dual variable is performed once an outer round as in Alg. 1, while "
-                "DP-SGD and DP-ADMM perform it for every inner iteration (K times for a "
-                "round).",
-            ),
-            Quote(
-                "section VI-B",
-                "As discussed in Subsec. V-D, DP-Norm can guarantee (ε, δ) -DP with less "
-                "noise σ_i in total than that in other methods (DP-SGD and DP-ADMM).",
-            ),
-        ),
-        assumes=(
-            SETTING,
-            "each method uses the noise that Table II prints for it",
-            "DP-ADMM has eta = 1 / mu and rho = 1e-4",
-        ),
-        judge=_total_noise,
-    ),
-    dpnorm_row(
-        number=19,
-        source="DP-Norm, section VI-B, Figure 2",
-        claim="DP-Norm is more accurate than DP-SGD and DP-ADMM at equal epsilon",
-        quotes=(
-            Quote(
-                "appendix A-C",
-                "However, the test accuracy of our DP-Norm in Fig. 2 exceeds 72% for any "
-                "privacy levels, and the test accuracy of DP-SGD is lower than that of "
-                "DP-Norm in all cases.",
-            ),
-        ),
-        assumes=("Fashion-MNIST, on a ring of 6 nodes with 6 of 10 classes each", SETTING),
-        judge=_ranking,
-    ),
-    dpnorm_row(
-        number=21,
-        source="DP-Norm, Table II, row DP-ADMM",
-        claim="its noise makes DP-ADMM (epsilon, delta)-private",
-        quotes=(
-            LEVEL,
-            Quote(
-                "Table II",
-                "Add \\mathbf{n}_i to update \\mathbf{w}_i for each inner-loop iteration",
-            ),
-        ),
-        assumes=(A1, FRESH, SETTING),
-        judge=_admm_row,
-    ),
-)

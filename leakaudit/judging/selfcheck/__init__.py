@@ -1,10 +1,9 @@
 """Audit the auditor: error rates of the estimators on mechanisms with known privacy.
 
-A true claim must be refuted in at most a fraction alpha of the runs, and a claim that a planted
-mistake makes false in at least nine of ten. Both rates have Clopper-Pearson limits. A rate is
-"ok" if the worse limit shows that it is within its own, with some slack, and "outside" if the
-better limit shows that it is not, which happens to a right estimator in less than one check of
-1,000. In between there are too few runs to tell.
+A true claim must be refuted in at most a fraction alpha of the runs, and one that a planted mistake
+makes false in nine of ten. A rate is "ok" if the worse of its Clopper-Pearson limits is within its
+own, with some slack, and "outside" if the better one is not, which befalls a right estimator in
+less than one check of 1,000.
 """
 
 from __future__ import annotations
@@ -56,9 +55,7 @@ PLANTED = (
 Outcome: TypeAlias = Literal["ok", "outside", "too few runs"]
 
 
-class RateEntry(Struct, frozen=True, kw_only=True):
-    """An `ErrorRate` as plain values."""
-
+class _RateEntry(Struct, frozen=True, kw_only=True):
     estimator: str  # as in `ErrorRate`, like the next eight
     noise: Law
     planted: str | None  # none if the claim is true
@@ -91,19 +88,19 @@ class ErrorRate:
 
     @property
     def rate(self) -> float:
-        """Fraction of the runs that refute the claim: the false-positive rate, or the power."""
+        """The false-positive rate, or the power."""
         return self.refuted / self.runs
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Lower and upper limit of the rate, each at confidence .95."""
+        """Limits of the rate, each at confidence .95."""
         low = lower(self.refuted, self.runs, MISS)
         high = upper(self.refuted, self.runs, MISS)
         return low, high
 
     @property
     def allowed(self) -> float:
-        """The smallest allowed power, or the largest allowed false-positive rate."""
+        """Smallest allowed power, or largest allowed false-positive rate."""
         if self.planted:
             return POWER
         return SLACK * self.alpha
@@ -118,7 +115,7 @@ class ErrorRate:
 
     @property
     def outcome(self) -> Outcome:
-        """What the runs show about the rate, whose limit is alpha for a true claim."""
+        """What the runs show about the rate."""
         if self.ok:
             return "ok"
         if self.planted:
@@ -127,10 +124,10 @@ class ErrorRate:
             outside = lower(self.refuted, self.runs, WRONG) > self.alpha
         return "outside" if outside else "too few runs"
 
-    def entry(self) -> RateEntry:
+    def entry(self) -> _RateEntry:
         """Return plain values."""
         low, high = self.limits
-        return RateEntry(
+        return _RateEntry(
             estimator=self.estimator,
             noise=self.law,
             planted=self.planted or None,
@@ -150,8 +147,6 @@ class ErrorRate:
 
 @dataclass(frozen=True)
 class _Trial:
-    """One estimator on one mechanism, before it is run."""
-
     estimator: Estimator
     planted: str  # the mistake; empty if the claim is true
     mechanism: Mechanism  # what is tested
@@ -165,11 +160,7 @@ def check(
     seed: int = 0,
     estimators: Sequence[Estimator] = ESTIMATORS,
 ) -> Iterator[ErrorRate]:
-    """Yield the rates of every estimator: true claims first, then planted mistakes.
-
-    Args:
-        alpha: level of the estimators, between 0 and 1.
-    """
+    """Yield the rates of every estimator: true claims first, then planted mistakes."""
     if not (runs >= 1 and trials >= 1 and 0 < alpha < 1):
         raise LeakauditError(
             f"expected runs, trials >= 1 and 0 < alpha < 1, got {runs}, {trials} and {alpha}"
@@ -196,7 +187,6 @@ def check(
 
 
 def _true(estimators: Sequence[Estimator]) -> Iterator[_Trial]:
-    """Yield every estimator on true claims."""
     for estimator in estimators:
         for signal, rounds in TRUE:
             honest = Mechanism(estimator.law, signal, rounds)
@@ -204,7 +194,6 @@ def _true(estimators: Sequence[Estimator]) -> Iterator[_Trial]:
 
 
 def _planted(estimators: Sequence[Estimator]) -> Iterator[_Trial]:
-    """Yield every estimator on planted mistakes."""
     for estimator in estimators:
         for planted in PLANTED:
             mechanism, claimed = planting(planted, estimator.law)

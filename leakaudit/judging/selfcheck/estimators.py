@@ -1,7 +1,4 @@
-"""The estimators of `leakaudit.theory.bounds`, each as a test of one claim at level alpha.
-
-They are those of `joint`, `one_run` and `reconstruction`.
-"""
+"""The estimators of `leakaudit.theory.bounds`, each as a test of one claim at level alpha."""
 
 from __future__ import annotations
 
@@ -67,8 +64,8 @@ def _counts(
 ) -> Outcomes:
     """Return true and false positives of equally many trials with and without the record.
 
-    The threshold is fixed beforehand: in the middle for Gaussian noise; at the record's own value
-    for Laplace noise, beyond which the likelihood ratio is the largest, e^epsilon.
+    The threshold is fixed: in the middle for Gaussian noise; at the record's own value for Laplace
+    noise, beyond which the likelihood ratio is the largest, e^epsilon.
     """
     absent, present = mechanism.ends
     if mechanism.law == "gaussian":
@@ -85,10 +82,7 @@ def _counts(
 def _guesses(
     mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator
 ) -> Outcomes:
-    """Return the number of correct guesses on the most certain half of the canaries of one run.
-
-    Each of `trials` canaries is included by its own fair coin.
-    """
+    """Return correct guesses on the most certain half of `trials` canaries of one run."""
     there = generator.random((runs, trials)) < 0.5
     middle = sum(mechanism.ends) / 2
     far = mechanism.scores(there, generator) - middle
@@ -99,7 +93,6 @@ def _guesses(
 
 
 def _guessed(trials: int) -> int:
-    """Return the number of canaries that are guessed."""
     return max(1, trials // 2)
 
 

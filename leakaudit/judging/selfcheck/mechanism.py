@@ -15,10 +15,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Mechanism:
-    """One coordinate, released in every round under noise of scale 1.
-
-    In round t the record moves the coordinate by (-1)^t signal.
-    """
+    """One coordinate, released in every round t under noise of scale 1, moved by (-1)^t signal."""
 
     law: Law
     signal: float  # mu of one round under Gaussian noise, epsilon under Laplace noise

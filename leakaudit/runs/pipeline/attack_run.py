@@ -40,7 +40,7 @@ HASHED = 4 << 30  # bytes; larger traces are not hashed, a choice
 
 
 @dataclass(frozen=True)
-class AttackOutcome:
+class _AttackOutcome:
     """The outcome of a run."""
 
     record: AttackRecord  # as results.json contains it
@@ -49,7 +49,7 @@ class AttackOutcome:
 
 def attack_file(
     path: Path, folder: Path, options: AttackOptions, executor: Pool = IN_PROCESS
-) -> AttackOutcome:
+) -> _AttackOutcome:
     """Attack a trace and write the results into a folder.
 
     These are results.json, reconstructions.npz and .png, originals.npz and report.md. Ctrl-C ends
@@ -75,7 +75,7 @@ def attack_file(
         record = output.write(folder, _build(run, found, scores, origin), made, scores, run.truth)
         if record.complete:
             kept.clear()
-    return AttackOutcome(record, found.interrupted)
+    return _AttackOutcome(record, found.interrupted)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class GroupLeaks:
 
 
 @dataclass(frozen=True)
-class AttackedGroup:
+class _AttackedGroup:
     """One group that was attacked."""
 
     heard: GroupLeaks
@@ -128,23 +128,23 @@ class GroupJob:
         options = self.options
         return Task.build(self.trace.task, device=options.device, trusted=options.trusted)
 
-    def __call__(self, group: NodeGroup) -> AttackedGroup:
+    def __call__(self, group: NodeGroup) -> _AttackedGroup:
         """Attack one group."""
         with sharing(self.rounds):
             heard = listen(self.deduction, group, self.options.rounds)
             left = [leak for leak in heard.leaks if leak.node not in group.done]
             settled = tuple(settle(left, self.task, self.options))
         light = tuple(map(_without_values, heard.leaks))
-        return AttackedGroup(replace(heard, leaks=light), settled)
+        return _AttackedGroup(replace(heard, leaks=light), settled)
 
 
 def attack(
     job: GroupJob, groups: Sequence[NodeGroup], executor: Pool
-) -> Iterator[tuple[int, AttackedGroup]]:
+) -> Iterator[tuple[int, _AttackedGroup]]:
     """Attack groups on an executor; yield each with its place, in order."""
     covered: frozenset[int] = frozenset()
     todo = list(groups)
-    kept: dict[int, AttackedGroup] = {}
+    kept: dict[int, _AttackedGroup] = {}
     due = 0
     while due < len(todo):
         places = [place for place in range(due, len(todo)) if place not in kept]

@@ -42,7 +42,7 @@ PAGES = (b"<!doctype html", b"<html")
 
 
 @dataclass(frozen=True)
-class Removal:
+class _Removal:
     """One thing to be done."""
 
     path: Path
@@ -63,7 +63,7 @@ class Removal:
             raise LeakauditError(f"cannot delete {self.path}: {error.strerror}") from None
 
 
-def planned(folder: Path) -> list[Removal]:
+def planned(folder: Path) -> list[_Removal]:
     """Return what `purge` would do in a folder and all folders below it.
 
     Records come last, so that a purge that was interrupted is completed by another one.
@@ -73,12 +73,12 @@ def planned(folder: Path) -> list[Removal]:
     files = []
     for place, _, names in os.walk(folder):  # it does not follow links
         files += [Path(place) / name for name in sorted(names)]
-    deleted: dict[Path, Removal] = {}
+    deleted: dict[Path, _Removal] = {}
     changed = []
     for path in filter(_is_regular, files):
         what = _what(path)
         if what is not None:
-            deleted[path] = Removal(path, what)
+            deleted[path] = _Removal(path, what)
             continue
         for one in _of_record(path):
             if one.record is None:
@@ -146,7 +146,7 @@ def _tensors(path: Path) -> str | None:
 # ---------------------------------------------------------------------------------------------
 
 
-def _of_record(path: Path) -> Iterator[Removal]:
+def _of_record(path: Path) -> Iterator[_Removal]:
     """Yield the record without images and labels, and the images beside it that have no mark."""
     record = _record(path)
     if record is None:
@@ -154,10 +154,10 @@ def _of_record(path: Path) -> Iterator[Removal]:
     for name, sha256 in given(record.files, {}).items():
         image = path.with_name(name)
         if name in IMAGES and _is_regular(image) and _is_image(image, sha256):
-            yield Removal(image, "images or texts")
+            yield _Removal(image, "images or texts")
     purged = _purged(record)
     if purged != record:
-        yield Removal(path, "labels and names of images; its scores stay", model.plain(purged))
+        yield _Removal(path, "labels and names of images; its scores stay", model.plain(purged))
 
 
 def _record(path: Path) -> RunRecord | None:

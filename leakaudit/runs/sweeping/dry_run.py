@@ -20,7 +20,7 @@ from leakaudit.runs.sweeping.store import Store, StoredPlan
 from leakaudit.traces.recorder import human
 
 
-class DryCells(Struct, frozen=True, kw_only=True):
+class _DryCells(Struct, frozen=True, kw_only=True):
     """The cells of one victim and attack."""
 
     victim: str
@@ -32,7 +32,7 @@ class DryCells(Struct, frozen=True, kw_only=True):
     seconds_a_cell: float | None = field(name="seconds a cell")
 
 
-class DrySweep(Struct, frozen=True, kw_only=True):
+class _DrySweep(Struct, frozen=True, kw_only=True):
     """What a sweep would do."""
 
     cells: int
@@ -41,7 +41,7 @@ class DrySweep(Struct, frozen=True, kw_only=True):
     attacks: tuple[str, ...]
     adversaries: tuple[str, ...]
     seeds: tuple[int, ...]
-    grid: tuple[DryCells, ...]  # the cells by victim and attack
+    grid: tuple[_DryCells, ...]  # the cells by victim and attack
     parameters: int  # size of the model
     recording: str  # size of a recording, in words
     workers: int  # number of processes
@@ -49,7 +49,7 @@ class DrySweep(Struct, frozen=True, kw_only=True):
     hours_left: float | None = field(name="hours left")
 
 
-def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> DrySweep:
+def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> _DrySweep:
     """Return the number of cells, how many have a result, and the cost of the others.
 
     The cost is estimated from the timings of this folder's cells.
@@ -65,7 +65,7 @@ def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> DrySweep:
     hours = None
     if total is not None:
         hours = round(total / workers / 3600, 4)
-    return DrySweep(
+    return _DrySweep(
         cells=len(mine),
         done=list(known.values()).count(DONE),
         axes=dict(plan.axes),
@@ -100,7 +100,7 @@ def _costs(
     mine: Iterable[PlannedCell],
     left: Iterable[PlannedCell],
     times: Mapping[tuple[str, str], float],
-) -> tuple[list[DryCells], float | None]:
+) -> tuple[list[_DryCells], float | None]:
     """Return one row per victim and attack, and the total remaining seconds, None if unknown."""
     waiting = Counter(map(_kind, left))
     rows = []
@@ -119,7 +119,7 @@ def _costs(
         if attack != "auto":
             cost = registry.get("attacks", attack).cost
         rows.append(
-            DryCells(
+            _DryCells(
                 victim=victim,
                 attack=attack,
                 cells=count,

@@ -19,7 +19,7 @@ Values = Mapping[str, tuple[Setting, ...]]
 
 
 @dataclass(frozen=True)
-class OwnAxis:
+class _OwnAxis:
     """A hyper-parameter of one attack, or a constant of one victim, that varies."""
 
     of: str  # name of the attack or the victim
@@ -102,12 +102,12 @@ class SweepPlan:
         return shared
 
     @property
-    def own_axes(self) -> list[OwnAxis]:
+    def own_axes(self) -> list[_OwnAxis]:
         """What varies in the cells of one attack or victim."""
         found = []
         for of, table in self.own.items():
             for key, values in table.items():
-                found.append(OwnAxis(of, key, values))
+                found.append(_OwnAxis(of, key, values))
         return found
 
     @property

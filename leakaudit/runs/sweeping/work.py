@@ -85,6 +85,8 @@ class Job:
         if leaks.not_understood:
             node = min(leaks.not_understood)
             raise LeakauditError(f"node {node}: {leaks.undetermined[node]}")
+        if not len(leaks) and (unexamined := heard.unexamined(mine)):
+            raise LeakauditError("; ".join(unexamined))
         fit, unusable = _usable(cell, list(hearing.each_sum_once(leaks)), task)
         made = _attacked(cell, fit, task)
         scores = score([one.found for one in made], truth)
@@ -116,10 +118,11 @@ class Job:
                 shared=SHARED,
             )
             return made, {}
-        from leakaudit.judging.auditing.levels import levels  # loads scipy, which few sweeps need
+        # They load scipy, which few sweeps need.
+        from leakaudit.judging.auditing.levels import RunEnvironment, levels
 
         noises = plan.noises(cell.scenario, cell.epsilon)
-        (level,) = levels(noises, self.data_root, self.download, plan.device)
+        (level,) = levels(noises, RunEnvironment(self.data_root, self.download, plan.device))
         return level.ready, level.constants
 
 

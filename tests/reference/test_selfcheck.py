@@ -166,7 +166,6 @@ def test_every_outcome_is_decided(estimator: Estimator) -> None:
         lambda: empirical.trials_for(-1.0, 1e-5, 0.05),
         lambda: empirical.detection(10, 0.1, 0.2, math.nan),
         lambda: empirical.detection(-1, 0.1, 0.2, 0.05),
-        lambda: empirical.trials_to_detect(0.1, 0.2, math.nan),
     ],
 )
 def test_questions_that_mean_nothing_are_refused(wrong: Callable[[], float]) -> None:

@@ -253,38 +253,6 @@ def detection(trials: int, bound: float, rate: float, alpha: float) -> float:
     return float(at_least(critical, trials, rate))
 
 
-def trials_to_detect(bound: float, rate: float, alpha: float, power: float = 0.8) -> int:
-    """Return the approximate number of trials for which `detection` reaches a power.
-
-    It is approximate because counts are integers: the power drops slightly whenever the critical
-    count increases.
-
-    Args:
-        bound: The claimed bound of the success rate.
-        rate: The attack's true success rate, above the bound.
-        alpha: Chance of a false alarm.
-        power: Above 0 and below 1.
-
-    Raises:
-        LeakauditError: The rate does not exceed the bound, or more than ten million trials are
-            needed.
-    """
-    if not 0 <= bound < rate <= 1 or not 0 < power < 1:
-        raise LeakauditError(
-            f"expected bound < rate <= 1 and 0 < power < 1, got {bound}, {rate} and {power}"
-        )
-
-    def enough(trials: int) -> bool:
-        return detection(trials, bound, rate, alpha) >= power
-
-    ends = bracket_integer(enough, MOST_TRIALS)
-    if ends is None:
-        raise LeakauditError(
-            f"expected a rate that {MOST_TRIALS:,} trials can distinguish from {bound}, got {rate}"
-        )
-    return crossing_integer(enough, *ends)
-
-
 def _log_ratio(above: float, below: float) -> float:
     return math.log(above / below) if above > 0 else 0.0
 

@@ -200,15 +200,5 @@ def power(false_positives: float, mu: float) -> float:
     return float(ndtr(ndtri(false_positives) + mu))
 
 
-def advantage(mu: float) -> float:
-    """Return the largest true minus false positive rate of any test: 2 Phi(mu / 2) - 1.
-
-    Args:
-        mu: At least 0; may be inf.
-    """
-    at_least_zero("mu", mu)
-    return math.erf(mu / math.sqrt(8))
-
-
 def _log1m(share: float) -> float:
     return math.log1p(-share) if share < 1 else -math.inf

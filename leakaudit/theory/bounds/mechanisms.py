@@ -230,21 +230,3 @@ def truncated_laplace(epsilon: float, delta: float, sensitivity: float) -> Addit
         )
     scale = sensitivity / epsilon
     return Additive(1, scale, scale * math.log1p(math.expm1(epsilon) / (2 * delta)))
-
-
-def laplace_moments(noise: Additive) -> tuple[float, float]:
-    """Return E|X| and E X^2 of Laplace noise.
-
-    They are l (1 - w/(e^w - 1)) and l^2 (2 - (w^2 + 2 w)/(e^w - 1)), w = width / l.
-
-    Args:
-        noise: Of power 1, truncated or not; l is its scale.
-    """
-    if noise.power != 1:
-        raise LeakauditError(f"expected Laplace noise, power 1, got {noise}")
-    scale = noise.scale
-    w = noise.width / scale
-    if w > WIDE:
-        return scale, 2 * scale**2
-    odds = math.expm1(w)
-    return scale * (1 - w / odds), scale**2 * (2 - (w * w + 2 * w) / odds)

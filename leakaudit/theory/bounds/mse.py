@@ -117,18 +117,6 @@ def ceiling(least: float, data_range: float) -> float:
     return 20 * math.log10(data_range) - 10 * math.log10(least)
 
 
-def ssim_ceiling(least: float, c1: float = 1e-4) -> float:
-    """Return 1 - mse / (2 + c1), which SSIM with one global window on [0, 1] obeys.
-
-    It is too weak for a useful guarantee about SSIM.
-
-    Args:
-        least: The mean squared error.
-        c1: SSIM's constant (.01 data_range)^2.
-    """
-    return 1 - at_least_zero("the squared error", least) / (2 + c1)
-
-
 def _check_dimensions(value: int) -> None:
     if value < 1:
         raise LeakauditError(f"expected at least one dimension, got {value}")

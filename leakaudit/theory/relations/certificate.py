@@ -1,10 +1,9 @@
 """How far a mu can be trusted: what determines the points at which gradients are evaluated.
 
-See docs/relations.md, account. A mu bounds the effect of gradients that change by a sensitivity.
-This is the change of one record only if the gradients are evaluated at the same models with and
-without the record. For each gradient, the question is therefore: is its point a function of what
-was observed before the gradient was evaluated? Relations are added in the order of time, because
-what is observed later depends on the gradient.
+A mu bounds the effect of gradients that change by a sensitivity (docs/relations.md, account). This
+is the change of one record only if the gradients are evaluated at the same models with and without
+it, that is, if each point is a function of what was observed before. Relations are added in the
+order of time, because what is observed later depends on the gradient.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ class PastRelations:
         self.rows.add(self._row(terms))
 
     def holds(self, form: Expression, before: int | None = None) -> bool:
-        """Return whether a form follows.
-
-        Nonlinear steps count if their output was declared before this place.
-        """
+        """Return whether a form follows, also by nonlinear steps declared before a place."""
         if before is None:
             before = self.vectors
         self._process(before)
@@ -68,10 +64,10 @@ def certificates(
 
     Args:
         worst: The knowledge of an adversary who knows all secrets except the targets.
-        others: Gradients that are not targets and reach the view. If the point of one of them is
-            not a function of the view, it reacts to changes of everything declared before it, so
-            targets declared before it have 0. If hidden noise moves that point, the gradient makes
-            of it another noise than the declared one, so all targets have 0.
+        others: Gradients that are not targets and reach the view. One whose point is not a function
+            of the view reacts to everything declared before it, so targets declared before it have
+            0. If hidden noise moves its point, the noise is not the declared one, so all targets
+            have 0.
     """
     wanted = set(places(targets))
     seen = PastRelations(worst, worst.known)

@@ -1,10 +1,10 @@
 """How far one changed record moves the node's later gradients (docs/relations.md, account).
 
-This yields record level for views with certificates of 1. If the view is held fixed, the change of
-every vector follows from the relations: |c_k| s_k <= sum_j |c_j| s_j if k is the only vector that
-is not bounded yet, s = 0 for known vectors, and s = Delta_t + L s(point) for a gradient of a loss
-with L-Lipschitz gradients. For w+ = a (w - step g), this is s+ = |a| (s (1 + step L) + step Delta),
-and mu^2 <= sum over the noise of (s / sigma)^2.
+This yields record level for views with certificates of 1. With the view held fixed, relations bound
+the change s of every vector: |c_k| s_k <= sum_j |c_j| s_j if k is the only vector not bounded yet,
+s = 0 for known vectors, and s = Delta_t + L s(point) for a gradient of a loss with L-Lipschitz
+gradients. For w+ = a (w - step g), this is s+ = |a| (s (1 + step L) + step Delta), and mu^2 <= sum
+over the noise of (s / sigma)^2.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def drift(
     """Bound how one changed record moves all gradients of its node, for Lipschitz gradients.
 
     Args:
-        sensitivity: Sensitivity of each gradient at the same point, 0 if the record does not take
-            part; one for all, or (T,).
+        sensitivity: Of each gradient at the same point, 0 if the record does not take part; one for
+            all, or (T,).
         smoothness: Lipschitz constant L >= 0 of the node's gradients, as they enter the protocol.
 
     Raises:

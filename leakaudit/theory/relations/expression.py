@@ -34,11 +34,8 @@ def exact(value: Number) -> Fraction:
     """Return a coefficient as the rational number that its author intended.
 
     1 - 2/3 in binary is not 1/3, and exact arithmetic on the raw bits finds leaks that do not exist
-    (docs/relations.md, pitfalls).
-
-    Args:
-        value: A float is converted to the nearest rational with a denominator up to 1e5 that lies
-            within a relative distance of 1e-14.
+    (docs/relations.md, pitfalls). A float becomes the nearest rational with a denominator up to
+    1e5, within a relative distance of 1e-14.
 
     Raises:
         LeakauditError: A float is not close to such a rational, or the value is not a number.
@@ -71,11 +68,7 @@ def _whole(value: int) -> Fraction:
 
 @lru_cache(maxsize=256)  # a protocol asks for the same few constants in every step
 def decimal(value: float) -> Fraction:
-    """Return a protocol's constant as the decimal number that was written: 0.05 is 1/20.
-
-    Args:
-        value: Any finite float.
-    """
+    """Return a protocol's finite constant as the decimal that was written: 0.05 is 1/20."""
     return Fraction(repr(float(value)))
 
 
@@ -248,7 +241,6 @@ class MessageOutline(Expression):
         return self
 
     def _with(self, other: object) -> MessageOutline:
-        """Return the form, whatever is added or multiplied."""
         return self
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _with
@@ -260,7 +252,6 @@ class MessageOutline(Expression):
 
 
 def _negative(factor: Fraction) -> Fraction:
-    """Return the negative of a coefficient."""
     if factor is ONE:
         return MINUS_ONE
     return -factor

@@ -2,13 +2,11 @@
 
 A changed record moves the model, and therefore the gradients that are evaluated there. `account`
 assumes gradients that move by at most a sensitivity, which is true for a record only if everything
-else that it moves is observed: certificate 2. For other cases, there are three approaches:
+else that it moves is observed: certificate 2. Otherwise:
 
-- `alone`, `with_models`: an adversary who observes more. The view of a weaker one is a function of
-  this view, so its mu is an upper value.
-- `drift` (drift.py): gradients that are L-Lipschitz, if certificates are at least 1.
-- `reached`: quadratic losses, whose reaction is one more linear relation. Their view is Gaussian,
-  and its mu is exact.
+- `alone`, `with_models`: an adversary who observes more. Its mu is an upper value for a weaker one.
+- `drift` (drift.py): gradients that are L-Lipschitz, if certificates are at least 1. - `reached`:
+quadratic losses, whose reaction is one more linear relation, so that mu is exact.
 """
 
 from __future__ import annotations
@@ -45,10 +43,10 @@ def alone(
 ) -> Knowledge | None:
     """Return the knowledge of everybody except one node: all that it receives and sends.
 
-    Whatever the other nodes do, they use only what the node sent before, so neither a view of
-    theirs nor that of an eavesdropper reveals more about the node's data than this one. The other
-    nodes need not follow their own relations: a message that is lost, late or replaced by an old
-    one is one more received vector, and a known vector leaves mu and certificates unchanged.
+    Other nodes use only what the node sent before, so neither their views nor that of an
+    eavesdropper reveal more about its data. They need not follow their own relations: a message
+    that is lost, late or replaced by an old one is one more received vector, and a known vector
+    leaves mu and certificates unchanged.
 
     Returns:
         None if the node's relations contain vectors other than its messages, public vectors and its
@@ -95,7 +93,7 @@ def privates(declared: Relations) -> PrivateRelations:
 def with_models(
     knowledge: Knowledge, targets: Sequence[Expression], certificate: Sequence[int], below: int
 ) -> Knowledge | None:
-    """Return the knowledge including the models of targets with low certificates.
+    """Return the knowledge including the models of targets with certificates below a level.
 
     Returns:
         None if this adds nothing, or if one of these models is not a single unknown state plus
@@ -128,9 +126,6 @@ def reached(
     have the Hessian `curvature` I: g = curvature x + a constant, so the reaction to the moved
     model, and to unobserved noise, is linear, and the view of both data sets is Gaussian with the
     same covariance. Changing a label in least squares is such a change.
-
-    Args:
-        curvature: 0 for losses with constant gradients.
 
     Returns:
         The exact mu; inf if the change is visible without noise. If the declaration does not
@@ -174,9 +169,6 @@ def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
     max |M| over the choices in blocks e and f, which is exact if the noise of different rounds is
     independent, and the lower one is that of the choices with the largest diagonal.
 
-    Args:
-        m: (T, T) Fisher matrix of `account`.
-
     Returns:
         The value that constant gradients attain, a certified upper value for all changes, and the
         gradients that the record enters in the former case.
@@ -206,11 +198,7 @@ def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
 def _tried(
     m: Array, size: Array, patterns: Sequence[tuple[int, ...]]
 ) -> tuple[float, float, tuple[int, ...]]:
-    """Return the same as `largest`, over listed patterns.
-
-    sum |M| is an upper value of mu^2, so only patterns with a sum larger than the largest mu so far
-    are solved.
-    """
+    """Return the same over listed patterns; one whose sum |M| is too small is not solved."""
     entered = max(patterns, key=lambda some: _total(m, some, some))
     low = math.sqrt(max(_total(m, entered, entered), 0.0))
     high = low
@@ -229,8 +217,7 @@ def _total(m: Array, rows: Sequence[int], columns: Sequence[int]) -> float:
 def secretless(declared: Relations, nodes: Iterable[int]) -> frozenset[int]:
     """Return the nodes that enter no gradient and hold no secret, so that nothing can leak.
 
-    Args:
-        declared: A protocol in which data enters through gradients; none for any other.
+    There are none if data enters in another way than through gradients.
     """
     if not declared.points:
         return frozenset()

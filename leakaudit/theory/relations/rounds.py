@@ -95,9 +95,9 @@ class Rounds:
 
     @cached_property
     def own_points(self) -> list[bool]:
-        """Return which points of the later round are functions of the view and of own gradients.
+        """Which points of the later round are functions of the view and of their owner's gradients.
 
-        One point for each gradient; it follows by one definition at a time, in any run.
+        It follows by one definition at a time, in any run.
         """
         follow = implied(self.model, self.known, own=True)
         found = []
@@ -125,7 +125,6 @@ class Rounds:
         return {k: value for k, value in total.items() if value}
 
     def _by_round(self, places: Iterable[int]) -> Mapping[int, list[int]]:
-        """Return the hidden ones of some vectors, by round."""
         found = defaultdict[int, list[int]](list)
         for k in places:
             if k not in self.known:
@@ -212,19 +211,19 @@ class Rounds:
         to_next: Sequence[int],
         known: Collection[int] | None = None,
     ) -> Round:
-        """Return a round that receives some vectors, and passes others on.
-
-        Args:
-            known: The known vectors of this round; None for `self.known`.
-        """
+        """Return a round that receives some vectors, and passes others on."""
         if known is None:
             known = self.known
         passed: list[LinearForm] = []
         for k in to_next:
             is_new = self._vectors[k].round == t and k in self._forms
             passed.append(self._forms[k] if is_new else {k: Fraction(1)})
-        seen = [k for k in self._defined[t] if k in known and self._forms[k]]
-        seen = self._independent(seen)
+        # Observations that follow from earlier ones of this round show nothing.
+        stairs = Staircase(PRIMES[0])
+        seen = []
+        for k in self._defined[t]:
+            if k in known and stairs.add(modular(self._forms[k], PRIMES[0])):
+                seen.append(k)
         made_by = [int(self.model.made_by[self.model.place[k]]) for k in seen]
         made = Round(
             earlier,
@@ -240,17 +239,6 @@ class Rounds:
                 raise UnlikeRounds
         return made
 
-    def _independent(self, seen: Sequence[int]) -> list[int]:
-        """Return the observations of a round that do not follow from earlier ones of this round."""
-        kept = []
-        rows = Staircase(PRIMES[0])
-        for k in seen:
-            row = modular(self._forms[k], PRIMES[0])
-            if not rows.holds(row):
-                rows.add(row)
-                kept.append(k)
-        return kept
-
 
 def implied(model: ForwardModel, known: Collection[int], *, own: bool = False) -> frozenset[int]:
     """Return the known vectors, and those that follow from them by one definition each.
@@ -258,8 +246,8 @@ def implied(model: ForwardModel, known: Collection[int], *, own: bool = False) -
     A message without noise, for example, shows the state that is sent.
 
     Args:
-        own: Whether vectors of a node may also follow from gradients of the same node. Vectors that
-            do are used only for others of this node.
+        own: Whether vectors of a node may also follow from gradients of the same node; these are
+            used only for others of this node.
     """
     declared = model.declared
     vectors = declared.vectors

@@ -18,16 +18,14 @@ inverses, the covariance of z is S diag(D) S' plus a matrix of rank one for each
     R = S blockdiag(U_O D(m) U_O') S' + V V',
 
 with U the eigenvectors, and V of N columns. The blocks have |O| rows, so a solution with R costs T
-small factorisations and one of N rows (the Woodbury identity).
+small factorisations and one of N rows (the Woodbury identity). The columns of V and the responses
+of z to gradients are smooth functions of v: as matrices (m, v), they are products of rank 60 or
+less at N = T = 1,000, up to rounding, so that a solution with six observed nodes takes a sixth of
+the time. No figure is approximated.
 
-The columns of V and the responses of z to gradients are smooth functions of v. As matrices with a
-row for each m and a column for each v, they are products of rank 60 or less at N = T = 1,000, up to
-the rounding of float64. With six observed nodes, a solution then takes a sixth of the time. No
-figure is approximated.
-
-All exact decisions are simple here, because every z_t at every node contains noise of its own that
-no other observation contains: no observation follows from others, nothing is revealed without
-noise, and a form of z is known if and only if it contains only z of nodes in O.
+Exact decisions are simple, because every z_t at every node contains noise of its own: no
+observation follows from others, nothing is revealed without noise, and a form of z is known if and
+only if it contains only z of nodes in O.
 """
 
 from __future__ import annotations
@@ -205,8 +203,7 @@ class SymmetricNetwork:
     def levels(self, seen: Collection[int]) -> dict[int, int] | None:
         """Return what is known of the point of every gradient, as `LongView` requires.
 
-        Returns:
-            None if a point depends on the gradients of other nodes.
+        None if a point depends on the gradients of other nodes.
         """
         known = frozenset(seen)
         found = {}
@@ -222,11 +219,7 @@ class SymmetricNetwork:
         return found
 
     def squared(self, seen: Sequence[int], targets: Sequence[int] | None = None) -> Array:
-        """Return the squared mu of equal changes of all gradients of some nodes, (N,).
-
-        Args:
-            targets: The nodes; those of others are not computed, and NaN. None for all.
-        """
+        """Return the squared mu of equal changes of all gradients of each target, (N,); NaN for others."""
         from scipy.linalg import cholesky, solve_triangular
 
         if tuple(seen) in self._found:
@@ -267,8 +260,8 @@ class SymmetricNetwork:
     def _by_products(self, rows: Array, to: Array) -> tuple[Array, Array, Array]:
         """Return the same by low-rank products, with V' replaced by fewer rows.
 
-        With V = Y Z and Z' = Q K (Q orthonormal, K triangular), R remains the same if V is replaced
-        by Y K'.
+        With V = Y Z and Z' = Q K (Q orthonormal, K triangular), R remains the same with Y K' in
+        place of V.
         """
         ends, steps = self._ends_product, self._responses_product
         reduced: Array = np.asarray(np.linalg.qr(ends.at(rows).T, mode="r"))

@@ -33,11 +33,7 @@ NOT_LINEAR = (
 
 
 def of(task: Task) -> tuple[str, ...]:
-    """Return what is special about a model that is not one of leakaudit's own.
-
-    Returns:
-        One sentence per property, without a full stop; nothing for a registered model.
-    """
+    """Return what is special about a model that is not registered, one sentence each."""
     if task.spec.model in MODELS:
         return ()
     found = []

@@ -44,7 +44,7 @@ class _Step:
 
 
 @dataclass(eq=False)
-class ComputationGraph:
+class _ComputationGraph:
     """What a program computes, and what is known about it."""
 
     stored: ArchiveContent  # the content of the file, without the values of its tensors
@@ -96,18 +96,14 @@ class ExportedProgram(nn.Module):
     def __init__(self, stored: ArchiveContent, name: str) -> None:
         super().__init__()
         # A single attribute: all other names may be those of the user's modules.
-        self.exported_graph = ComputationGraph(stored, name)
+        self.exported_graph = _ComputationGraph(stored, name)
         try:
             self._build(stored)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise LeakauditError(f"model {name} is rejected: {error}") from None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs.
-
-        Args:
-            x: (b, *shape) inputs.
-        """
+        """Return the outputs for inputs (b, *shape)."""
         graph = self.exported_graph
         batch = graph.batch
         if batch is None or len(x) == batch:
@@ -201,7 +197,6 @@ def _without_chance(name: str, given: dict[str, Any], normalises: bool) -> None:
 
 
 def _module(root: nn.Module, path: str) -> nn.Module:
-    """Return the module of a name; made if there is none."""
     found = root
     parts = path.split(".") if path else []
     if len(parts) > DEPTH:
@@ -273,7 +268,7 @@ def _checked(steps: list[_Step], own: set[str]) -> Iterator[_Step]:
         yield _Step(step.node, step.outputs, also=also)
 
 
-def _look(graph: ComputationGraph) -> None:
+def _look(graph: _ComputationGraph) -> None:
     """Find dropout and normalisation that were active when the program was exported."""
     for step in graph.steps:
         given = {one.name: next(iter(one.arg.values()), None) for one in step.node.inputs}
@@ -296,7 +291,6 @@ class _Own:
     kind: str  # `LINEAR` or `EMBEDDING`
 
     def module(self, weight: Tensor) -> nn.Module:
-        """Return an empty module for it."""
         if self.kind == LINEAR:
             out, inputs = weight.shape
             return nn.Linear(inputs, out, bias=len(self.parameters) > 1, device="meta")
@@ -304,7 +298,7 @@ class _Own:
         return nn.Embedding(rows, width, device="meta")
 
 
-def _own_layers(graph: ComputationGraph) -> dict[str, _Own]:
+def _own_layers(graph: _ComputationGraph) -> dict[str, _Own]:
     """Return linear layers and embeddings by name, and mark their steps."""
     stored = graph.stored
     uses = Counter(name for step in graph.steps for name in _reads(step.node))

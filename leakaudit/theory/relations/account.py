@@ -87,14 +87,15 @@ def account(
 
     Errors of channels (`std` of a message) do not count as protection. If vectors that the
     declaration does not explain reach the view, there is no upper value: they may contain anything
-    that their owner knows. With `least`, the result is instead a lower value, which holds whatever
-    they contain and is attained by gradients that do not depend on the model.
+    that their owner knows.
 
     Args:
         knowledge: Of the whole network: a part of the relations would not give a bound.
         targets: Secrets or gradients of one node, each once.
         sensitivity: Maximum change of each target, in Euclidean norm; one for all, or (T,).
         certify: Whether to compute the certificate; it is empty otherwise.
+        least: Whether to return instead a lower value, which holds whatever unexplained vectors
+            contain and is attained by gradients that do not depend on the model.
 
     Raises:
         Unexplained: Such vectors reach the view, and no lower value is requested.

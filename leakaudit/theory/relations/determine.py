@@ -40,6 +40,7 @@ def determined(
     """Return a basis of the combinations of target vectors that are determined, in exact rationals.
 
     Args:
+        knowledge: The relations in use, and what is known.
         targets: Unknown vectors.
         up_to_noise: Also return combinations that are known only with noise.
         form: ``span`` for the rows that are shortest from first to last target, ``echelon`` for the
@@ -95,8 +96,12 @@ def explain(
 ) -> Expression | None:
     """Return the formula, over known vectors, that computes a combination; None if there is none.
 
-    It is one of many; `estimate` finds the one of least variance. With `up_to_noise`, it may
-    contain noise vectors, which are its error.
+    It is one of many; `estimate` finds the one of least variance.
+
+    Args:
+        knowledge: The relations in use, and what is known.
+        combination: Of any vectors.
+        up_to_noise: Allow noise vectors in the formula, which are its error.
     """
     tag = len(knowledge.declared.vectors)
     # Unknowns that do not occur in any relation cannot be eliminated, and therefore leave no
@@ -127,7 +132,13 @@ def explain(
 def is_determined(
     knowledge: Knowledge, combination: Expression, *, up_to_noise: bool = False
 ) -> bool:
-    """Return whether a combination of vectors, known or not, is determined; see `determined`."""
+    """Return whether a combination of vectors is determined.
+
+    Args:
+        knowledge: The relations in use, and what is known.
+        combination: Of any vectors, including known ones.
+        up_to_noise: Accept noise as an error.
+    """
     prime = PRIMES[0]
     dropped = knowledge.used & knowledge.known
     if up_to_noise:

@@ -172,6 +172,7 @@ def estimate(
     """Return the best linear unbiased estimate of every combination of unknown vectors.
 
     Args:
+        knowledge: The relations in use, and what is known.
         combinations: Of unknown vectors that are not noise.
         rounding: Standard deviation of the rounding of a recorded message, for example 3e-8 times
             its size in float32; one for all, or by message name.

@@ -34,8 +34,11 @@ def exact(value: Number) -> Fraction:
     """Return a coefficient as the rational number that its author intended.
 
     1 - 2/3 in binary is not 1/3, and exact arithmetic on the raw bits finds leaks that do not exist
-    (docs/relations.md, pitfalls). A float becomes the nearest rational with a denominator up to
-    1e5, within a relative distance of 1e-14.
+    (docs/relations.md, pitfalls).
+
+    Args:
+        value: A float becomes the nearest rational with a denominator up to 1e5, within a relative
+            distance of 1e-14.
 
     Raises:
         LeakauditError: A float is not close to such a rational, or the value is not a number.
@@ -68,7 +71,11 @@ def _whole(value: int) -> Fraction:
 
 @lru_cache(maxsize=256)  # a protocol asks for the same few constants in every step
 def decimal(value: float) -> Fraction:
-    """Return a protocol's finite constant as the decimal that was written: 0.05 is 1/20."""
+    """Return a protocol's constant as the decimal number that was written: 0.05 is 1/20.
+
+    Args:
+        value: Any finite float.
+    """
     return Fraction(repr(float(value)))
 
 

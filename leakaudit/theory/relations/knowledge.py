@@ -103,6 +103,8 @@ def know(declared: Relations, adversary: Adversary, *, own: bool = True) -> Know
     by name, but nothing about rounds after the window.
 
     Args:
+        declared: The protocol.
+        adversary: The adversary.
         own: Whether it also knows all vectors of its corrupt nodes; if not, it knows only what a
             recorded trace contains.
     """

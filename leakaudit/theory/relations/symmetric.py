@@ -219,7 +219,7 @@ class SymmetricNetwork:
         return found
 
     def squared(self, seen: Sequence[int], targets: Sequence[int] | None = None) -> Array:
-        """Return the squared mu of equal changes of all gradients of each target, (N,); NaN for others."""
+        """Return the squared mu (N,) of equal changes of all gradients of each target; else NaN."""
         from scipy.linalg import cholesky, solve_triangular
 
         if tuple(seen) in self._found:

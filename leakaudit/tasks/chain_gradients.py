@@ -140,7 +140,7 @@ class Chain:
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> Chain | None:
-        """Return the chain of a plain ``Sequential`` without shared or frozen parameters, or None."""
+        """Return the chain of a ``Sequential`` without shared or frozen parameters, or None."""
         parts = sequential.parts(module)
         names = [n for n, _ in module.named_parameters(remove_duplicate=False)]
         if parts is None or names != list(layout.names) or len(shape) not in (1, 3):

@@ -28,7 +28,7 @@ class Stack:
 
     @classmethod
     def of(cls, module: nn.Module, inputs: int) -> Stack | None:
-        """Return the stack of a plain ``Sequential`` without shared or frozen parameters, or None."""
+        """Return the stack of a ``Sequential`` without shared or frozen parameters, or None."""
         parts = sequential.parts(module)
         # Nested containers and modules that are used twice are left to vmap, as in all earlier
         # recordings.

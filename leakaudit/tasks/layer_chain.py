@@ -46,7 +46,7 @@ class Layer:
         return out
 
     def convolved(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the convolution of x (b, c, h, w) with other weights (o, c, k, k), without bias."""
+        """Return the convolution of x (b, c, h, w) with other weights (o, c, k, k), no bias."""
         m = self.module
         assert isinstance(m, nn.Conv2d)
         return F.conv2d(x, weight, None, m.stride, m.padding, m.dilation)

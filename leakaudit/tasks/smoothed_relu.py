@@ -57,7 +57,7 @@ class SmoothedReLU(nn.Module):
         return 0.5 * (z + (z * z + square).sqrt())
 
     def bends(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return value, first and second derivative for n networks (n, ...), each of its own width."""
+        """Return value, first and second derivative for n networks, each of its own width."""
         square = self._square(z, tuple(range(1, z.dim())))
         w = (z * z + square).sqrt()
         ratio = z / w

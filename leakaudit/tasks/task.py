@@ -177,7 +177,7 @@ class Task:
                 )
 
     def init(self, generator: Generator) -> Tensor:
-        """Draw an initial model (d,) as the architecture does; torch's global state is unchanged."""
+        """Draw an initial model (d,) as the architecture does; torch's global state stays."""
         module = build_task.module(self.spec, generator, self.trusted)
         flat = torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad])
         return flat.to(self.device, self.dtype)

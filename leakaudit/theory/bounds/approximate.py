@@ -1,9 +1,9 @@
 """(epsilon, delta)-DP without further knowledge: optimal composition (Kairouz, Oh, Viswanath 2015).
 
 Every (epsilon, delta)-DP mechanism is a post-processing of one that reveals everything with
-probability delta and otherwise randomises a bit with odds e^epsilon. The privacy loss of several is
-a sum of +-epsilon_l, so the total delta(epsilon) is a finite sum (Theorem 3.3; for different
-epsilons Murtagh, Vadhan 2016). For Gaussian noise whose sigma is known, mu-GDP is always tighter.
+probability delta and otherwise randomises a bit with odds e^epsilon. The loss of several is a sum
+of +-epsilon_l, so the total delta(epsilon) is a finite sum (Theorem 3.3; for different epsilons
+Murtagh, Vadhan 2016). For Gaussian noise of known sigma, mu-GDP is always tighter.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class Approximate(Guarantee):
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
-        """Validate every term."""
         for epsilon, delta, times in self.terms:
             probability("delta", delta)
             if not (0 <= epsilon < math.inf and times >= 1):
@@ -150,10 +149,7 @@ def _on_lattice(groups: Counter[float]) -> tuple[Floats, Floats]:
 
 
 def _convolve(a: Floats, b: Floats) -> Floats:
-    """Return the convolution as a sum of shifted copies.
-
-    b has few nonzero entries, and no chance is lost to rounding.
-    """
+    """Return the convolution as a sum of shifted copies, for b of few entries, without rounding."""
     out = np.zeros(len(a) + len(b) - 1)
     for k in np.flatnonzero(b):
         out[k : k + len(a)] += b[k] * a

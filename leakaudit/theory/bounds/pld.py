@@ -97,14 +97,13 @@ def gaussian(mu: float, adjacency: Adjacency) -> Pld:
 def subsampled_gaussian(noise: float, rate: float, adjacency: Adjacency) -> Pld:
     """Return the distribution of one step of DP-SGD with Poisson sampling.
 
-    The batch contains every record independently with probability `rate`. It is assumed that
-    participation is secret: if it is public, as between neighbours in gossip, use rate 1. A data
-    loader that shuffles is not Poisson sampling.
+    The batch contains every record independently. Participation must be secret: if it is public, as
+    between neighbours in gossip, use rate 1. A data loader that shuffles is not Poisson sampling.
 
     Args:
         noise: Standard deviation over the clip.
         rate: Probability that a record is in the batch.
-        adjacency: Adjacency of one record; NODE is rejected, because its batches are unknown.
+        adjacency: Of one record; NODE is rejected, because its batches are unknown.
     """
     if not (noise >= SMALLEST_NOISE and 0 < rate <= 1):
         raise LeakauditError(

@@ -39,7 +39,6 @@ class Rdp(Guarantee):
     orders: tuple[float, ...] = ORDERS
 
     def __post_init__(self) -> None:
-        """Validate the orders and values."""
         if len(self.values) != len(self.orders) or not self.orders:
             raise LeakauditError(
                 f"expected one value for each of {len(self.orders)} orders, got {len(self.values)}"

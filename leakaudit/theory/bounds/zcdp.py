@@ -39,7 +39,6 @@ class Zcdp(Guarantee):
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
-        """Validate rho."""
         at_least_zero("rho", self.rho)
 
     def delta(self, epsilon: float) -> float:

@@ -143,14 +143,16 @@ class Relations:
         self._between: list[Mapping[int, Fraction]] = []
         self._places: dict[tuple[object, ...], int] = {}
         self._gradients = defaultdict[int | None, list[int]](list)  # owner -> places
-        self._classes: dict[bool, Classes] = {}
-        self._counted = 0  # vectors in `_classes`
+        self._classes: dict[tuple[bool, int], Classes] = {}
         self._ended = False
         self._parts = 0
         self._made = self._idle = 0  # vectors of all rounds, and of those without messages
         self._terms = 0
         self._outline = _OUTLINE.get()
         self._most = _MOST.get()
+        if self._most is not None and self._outline:
+            vectors, idle = OUTLINED * self._most.vectors, OUTLINED * self._most.idle
+            self._most = DeclarationLimits(vectors, idle, self._most.busy)
         self._any = MessageOutline(self.vectors, {})
 
     def rounds(self, count: int) -> Iterator[int]:
@@ -436,17 +438,15 @@ class Relations:
         Those of a class differ only in index, in round unless `by_round`, and in name unless
         public.
         """
-        if self._counted != len(self.vectors):
-            self._classes = {}
-            self._counted = len(self.vectors)
-        if by_round not in self._classes:
+        key = (by_round, len(self.vectors))
+        if key not in self._classes:
             found = defaultdict[Hashable, list[int]](list)
             for k, v in enumerate(self.vectors):
                 name = v.name if v.kind == "public" else ""
                 of_round = v.round if by_round else 0
                 found[v.kind, v.owner, v.dst, v.secure, name, of_round].append(k)
-            self._classes[by_round] = [(self.vectors[some[0]], some) for some in found.values()]
-        return self._classes[by_round]
+            self._classes[key] = [(self.vectors[some[0]], some) for some in found.values()]
+        return self._classes[key]
 
     def select(
         self, kind: Kind | None = None, owner: int | None = None, name: str | None = None
@@ -525,26 +525,19 @@ class Relations:
 
     def require_room(self, vectors: int) -> None:
         """Reject a loop before it begins if a recording of this size cannot have its vectors."""
-        if self._most is not None and self._made + vectors > self._times * self._most.vectors:
-            raise self._excess(f"{self._times * self._most.vectors} vectors")
-
-    @property
-    def _times(self) -> int:
-        return OUTLINED if self._outline else 1
+        if self._most is not None and self._made + vectors > self._most.vectors:
+            raise self._excess(f"{self._most.vectors} vectors")
 
     def _fits(self, round: int) -> None:
         """Count one more vector of a round; reject more than a recording of this size can have."""
         if self._most is None:
             return
+        self.require_room(1)
         self._made += 1
-        if self._made > self._times * self._most.vectors:
-            raise self._excess(f"{self._times * self._most.vectors} vectors")
-        if round in self._most.busy:
-            return
-        self._idle += 1
-        if self._idle > self._times * self._most.idle:
-            most = self._times * self._most.idle
-            raise self._excess(f"{most} vectors without a recorded message")
+        if round not in self._most.busy:
+            self._idle += 1
+        if self._idle > self._most.idle:
+            raise self._excess(f"{self._most.idle} vectors without a recorded message")
 
     def _excess(self, what: str) -> LeakauditError:
         return LeakauditError(

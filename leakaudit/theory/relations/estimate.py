@@ -26,9 +26,7 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations.expression import Expression, Vector
 from leakaudit.theory.relations.kkt import (
     Array,
-    KktSystem,
     Rounding,
-    channel_errors,
     solve,
     spanning,
     system,
@@ -206,7 +204,7 @@ def estimate(
         s.noise / scale, s.flat, wanted, nothing, lambda: spanning(knowledge, knowledge.flat)
     )
     weights = -(s.seen.T @ r).T
-    noise = (s.noise.T @ r).T * _true(knowledge, s, rounding)
+    noise = (s.noise.T @ r).T * s.true
     weights[np.abs(weights) < NOTHING * np.abs(weights).max(axis=1, keepdims=True, initial=0)] = 0
     used = weights.any(axis=0)
     heard = noise.any(axis=0)
@@ -222,16 +220,6 @@ def estimate(
         amplification=np.linalg.norm(weights[:, sent], axis=1),
         miss=np.linalg.norm(s.flat.T @ r - wanted, axis=0),
     )
-
-
-def _true(knowledge: Knowledge, s: KktSystem, rounding: Rounding) -> Array:
-    """Return, per column of B, the ratio of its standard deviation to the one used to solve."""
-    errors = channel_errors(knowledge, rounding)
-    ratios = np.ones(len(s.noisy))
-    for column in range(len(knowledge.noise), len(s.noisy)):
-        k = s.noisy[column]
-        ratios[column] = errors.get(k, 0.0) / s.std[k]
-    return ratios
 
 
 def recorded(view: View, columns: Tensor | None = None) -> Fetch:

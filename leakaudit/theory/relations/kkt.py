@@ -71,8 +71,8 @@ class KktSystem:
     seen: Any  # (m, k) K: known vectors
     columns: dict[int, int]  # place of a flat unknown -> column of F
     known: tuple[int, ...]  # places of the vectors of the columns of K
-    noisy: tuple[int, ...]  # places of the vectors of the columns of B
-    std: dict[int, float]  # scale of the messages' columns of B
+    # (q,) standard deviation of each column of B without the floor, over the one used
+    true: Array
 
 
 def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> KktSystem:
@@ -89,15 +89,12 @@ def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> KktS
     channel = _channel(knowledge, errors)
     noise = sp.hstack([own, channel], format="csr")
     columns = {k: j for j, k in enumerate(knowledge.flat)}
-    return KktSystem(
-        flat,
-        noise,
-        _columns(knowledge, known),
-        columns,
-        known,
-        (*knowledge.noise, *errors),
-        errors,
-    )
+    true = np.ones(noise.shape[1])
+    if floor:
+        without = channel_errors(knowledge, rounding)
+        ratios = [without.get(k, 0.0) / error for k, error in errors.items()]
+        true[len(knowledge.noise) :] = ratios
+    return KktSystem(flat, noise, _columns(knowledge, known), columns, known, true)
 
 
 def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:

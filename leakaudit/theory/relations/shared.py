@@ -173,6 +173,6 @@ def _decide(
     return _Decided(
         independent=np.array(independent, np.int64),
         leaking=frozenset(nodes[column - columns] for column in leaks),
-        free=~points[:, :columns].any(axis=1),
+        free=~np.asarray(points[:, :columns].any(axis=1)),
         depends=points[:, columns:] != 0,
     )

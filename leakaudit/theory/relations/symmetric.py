@@ -120,6 +120,7 @@ class SymmetricNetwork:
             raise UnlikeRounds
         self._scale = (factor / deviation) ** 2
         self._points = self._written(points)
+        self._eigenvalues, self._eigenvectors = np.linalg.eigh(self.weights)
 
     @classmethod
     def of(cls, model: ForwardModel, same: range, count: int) -> SymmetricNetwork | None:
@@ -361,19 +362,6 @@ class SymmetricNetwork:
         return found
 
     # The diagonal form
-
-    @cached_property
-    def _eigen(self) -> tuple[Array, Array]:
-        values, vectors = np.linalg.eigh(self.weights)
-        return values, vectors
-
-    @property
-    def _eigenvalues(self) -> Array:
-        return self._eigen[0]
-
-    @property
-    def _eigenvectors(self) -> Array:
-        return self._eigen[1]
 
     @cached_property
     def _angles(self) -> Array:

@@ -176,7 +176,6 @@ def _refuse_one_value(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
 
 def _refuse_two_names(spec: TaskSpec, net: nn.Module) -> None:
-    """Reject a layer with parameters that is registered twice."""
     first_names = dict(net.named_modules())
     for name, m in net.named_modules(remove_duplicate=False):
         has_parameters = next(m.parameters(), None) is not None
@@ -281,11 +280,7 @@ def masked(net: nn.Module, spec: TaskSpec) -> bool:
 def _calls(
     net: nn.Module, x: Tensor, spec: TaskSpec, kind: type[nn.Module]
 ) -> tuple[Tensor, dict[str, list[tuple[Tensor, Tensor]]]]:
-    """Run a model on inputs, and check its output.
-
-    Returns:
-        The output; and for every layer of a kind, by name, input and output of all calls.
-    """
+    """Return the output of a model, and by name input and output of all calls of some layers."""
     layers = {m: name for name, m in net.named_modules() if type(m) is kind}
     calls: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in layers.values()}
 
@@ -378,7 +373,6 @@ def _activations(outline: nn.Module, spec: TaskSpec) -> int:
 
 
 def _program(spec: TaskSpec, args: Mapping[str, Json]) -> ExportedProgram:
-    """Read a torch.export program, which executes no code of the file."""
     if args:
         raise LeakauditError(
             f"model {spec.model!r} is a program, which has no arguments, got {', '.join(args)}"

@@ -123,8 +123,6 @@ class _Link:
 
 @dataclass(frozen=True, eq=False)
 class _ForwardPass:
-    """Results of a forward pass that the backward passes need."""
-
     out: Tensor  # outputs (n, classes, b)
     columns: list[Tensor]  # the input of each link, as columns
     first: list[Tensor | None]  # the first derivative of each link's activation, None for 1
@@ -199,7 +197,6 @@ class _Gradients(torch.autograd.Function):
     def forward(
         ctx: Any, chain: Chain, error: Error, thetas: Tensor, x: Tensor, y: Tensor
     ) -> Tensor:
-        """Return gradients (n, d)."""
         up = chain.forward(thetas, x)
         out = up.out.mT
         found = thetas.new_empty(len(thetas), chain.size)

@@ -59,7 +59,6 @@ class Dataset:
     tokens: int = 0
 
     def __len__(self) -> int:
-        """Number of records s."""
         return len(self.x)
 
     @property
@@ -142,7 +141,6 @@ def _parts(name: str) -> tuple[str, str]:
 
 
 def _dataset(name: str, records: SourceRecords) -> Dataset:
-    """Check a source's records and add derived properties."""
     x, y, labels, levels, tokens = records
     bad = int((~torch.isfinite(x)).sum()) + int((~torch.isfinite(y)).sum())
     if bad:
@@ -268,7 +266,6 @@ def _choose(
 def _by_dirichlet(
     have: np.ndarray, nodes: int, samples: int, concentration: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return counts (nodes, classes): multinomial in Dirichlet shares, limited by what remains."""
     if not 0 < concentration < 1e6:  # at a million all shares are equal to three digits
         raise LeakauditError(
             "split dirichlet: expected a concentration above 0 and below 1e6, "

@@ -134,7 +134,6 @@ def _check_arrays(x: np.ndarray, y: np.ndarray, path: Path) -> None:
 
 
 def _arrays(file: npz.Npz, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read x and y after checking how large x will be in float32."""
     if not {"x", "y"} <= set(file.files):
         names = ", ".join(file.files)[:80] or "none"
         raise LeakauditError(f"npz {path}: expected arrays x and y, got {names}")
@@ -191,7 +190,6 @@ def _pictures(files: list[Path], folder: Path) -> list[np.ndarray]:
 
 
 def _picture(path: Path) -> np.ndarray:
-    """Read one image as uint8 (h, w) or (h, w, 3); transparency is dropped."""
     try:
         # Pillow warns about parts that are dropped or malformed.
         quiet = warnings.catch_warnings(action="ignore")

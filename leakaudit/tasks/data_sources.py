@@ -69,7 +69,6 @@ def photos(download: bool) -> SourceRecords:
 
 
 def _bundled(file: str, download: bool) -> None:
-    """Raise LeakauditError if scikit-image would have to download this file."""
     if not download and not (Path(_BUNDLE.__file__).parent / file).exists():
         raise LeakauditError(
             f"the installed scikit-image does not include {file}; "

@@ -38,7 +38,7 @@ class Layer:
     scale: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the output for a batch of inputs."""
+        """Return the output for a batch."""
         if not self.parameters:
             plain: Tensor = self.module(x)
             return plain

@@ -42,7 +42,6 @@ class _Affine:
     bias: bool = param(True, "whether there is an intercept")
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build the module."""
         linear = nn.Linear(math.prod(shape), outputs, bias=self.bias)
         return nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=linear))
 
@@ -325,7 +324,6 @@ class EncoderBlock(nn.Module):
     def __init__(
         self, width: int, heads: int, causal: bool = True, approximate: str = "none"
     ) -> None:
-        """Create the layers."""
         super().__init__()
         self.heads = heads
         self.causal = causal
@@ -378,7 +376,6 @@ CONVEX = frozenset({"linear", "logistic"})  # models whose usual loss is convex 
 
 
 def _check_sizes(name: str, sizes: Gpt | Vit) -> None:
-    """Check what all transformers have in common."""
     sound = 1 <= sizes.depth <= DEEPEST and 1 <= sizes.width <= WIDEST
     if not sound or sizes.heads < 1 or sizes.width % sizes.heads:
         raise LeakauditError(

@@ -397,7 +397,6 @@ class Problem:
     here: Tensor | None = None  # (N,) bool, nodes with data in this process; None for all
 
     def __post_init__(self) -> None:
-        """Check that the shapes of the data fit the task."""
         shape = self.task.spec.shape
         fits = self.x.dim() == len(shape) + 2 and self.x.shape[2:] == shape
         if not fits or self.y.shape[:2] != self.x.shape[:2]:

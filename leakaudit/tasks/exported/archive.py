@@ -77,8 +77,6 @@ class _Payloads(Struct):
 
 
 class _Input(Struct):
-    """An argument of a node."""
-
     name: str  # name of the operator's parameter
     arg: dict[str, Any]  # the value, by its kind, for example `{"as_int": 1}`
     kind: int | None = None  # 1 if it is passed by position, else by name
@@ -171,7 +169,7 @@ def read(path: Path) -> ArchiveContent:
 
 
 class _Rejected(Exception):
-    """Describes why a program is not read."""
+    """Why a program is not read."""
 
 
 def _records(file: ZipFile) -> Mapping[str, bytes]:
@@ -274,7 +272,6 @@ class _Bound:
     given: list[str]  # the tensors that a caller passes
 
     def add(self, spec: dict[str, dict[str, Any]]) -> None:
-        """Record what one input stands for."""
         ((kind, held),) = spec.items()
         argument = held.get("arg", {})
         if kind == "parameter":
@@ -299,7 +296,6 @@ def _name(argument: Any) -> str:
 
 
 def _tensor(name: str, payload: _Payload, records: Mapping[str, bytes], folder: str) -> Tensor:
-    """Return a tensor of raw numbers."""
     meta = payload.tensor_meta
     if payload.use_pickle or meta is None:
         raise _Rejected(

@@ -35,8 +35,6 @@ DEPTH = 64  # levels of modules, a choice far above those of any model
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """One node of the graph."""
-
     node: Node
     outputs: tuple[str, ...]  # names of its results
     module: str = ""  # name of the module that computes it; empty if the operator does
@@ -65,16 +63,13 @@ class _ComputationGraph:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """Shape of one input."""
         return self.stored.shape[1:]
 
     @property
     def attends(self) -> bool:
-        """Whether there is attention."""
         return any(operators.base(step.node.target) == ATTENTION for step in self.steps)
 
     def tokens(self) -> int:
-        """Return the number of different tokens, 0 if the inputs are numbers."""
         if self.stored.dtype.is_floating_point:
             return 0
         same = {self.stored.input}  # the input in any shape
@@ -209,7 +204,6 @@ def _module(root: nn.Module, path: str) -> nn.Module:
 
 
 def _names(value: Any) -> Iterator[str]:
-    """Yield the names in an argument or a result of a node."""
     if isinstance(value, Mapping):
         for key, held in value.items():
             if key in ("name", "as_name") and isinstance(held, str):

@@ -142,10 +142,6 @@ TRANSLATIONS: dict[tuple[type[Guarantee], type[Guarantee]], Callable[[Any], Guar
 
 
 def _possible(guarantee: Guarantee, kind: type[Guarantee]) -> bool:
-    """Return whether a translation exists and is not trivial.
-
-    Renyi divergences are infinite if a complete leak has probability delta.
-    """
     if isinstance(guarantee, kind):
         return True
     if isinstance(guarantee, Approximate) and guarantee.lost > 0 and kind in (Zcdp, Rdp):

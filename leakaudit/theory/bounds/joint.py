@@ -160,7 +160,6 @@ class JointTest:
 
     @cached_property
     def _regions(self) -> dict[float, Places]:
-        """The rejection regions that `least_hits` has found."""
         return {}
 
     @cached_property
@@ -224,7 +223,6 @@ class JointTest:
 
     @cached_property
     def _blocks(self) -> tuple[Places, Places]:
-        """First and last node of every block of pieces."""
         last = len(self._nodes[0]) - 1
         starts = np.arange(0, last, BLOCK)
         return starts, np.minimum(starts + BLOCK, last)

@@ -150,19 +150,13 @@ class Additive:
     def vector(
         self, epsilon: float, l1: float, l2: float, dimensions: int, adjacency: Adjacency
     ) -> Approximate:
-        """Return (epsilon, delta) for a vector. This is our own derivation, not from the papers.
+        """Return (epsilon, delta) for a vector: our own derivation, not from the papers.
 
         power 1: max(epsilon, l1 / scale), and the mass outside the common support, which is convex
         in a shift up to the width and therefore largest if one coordinate has the whole shift: F(l1
         - width). power 2: the delta of normal noise divided by the probability (erf(width /
-        scale))^dimensions of the box, plus that mass. delta = 1 if l1 > width.
-
-        Args:
-            epsilon: At least 0.
-            l1: Sensitivity in the L1 norm; inf if unknown, since l2 <= l1 <= sqrt(dimensions) l2.
-            l2: Sensitivity in the Euclidean norm; inf if unknown.
-            dimensions: Length of the vector.
-            adjacency: The pairs of data sets that are compared.
+        scale))^dimensions of the box, plus that mass. delta = 1 if l1 > width. An unknown
+        sensitivity is inf, since l2 <= l1 <= sqrt(dimensions) l2.
         """
         at_least_zero("epsilon", epsilon)
         if dimensions < 1:

@@ -149,7 +149,6 @@ def of_terms(terms: Iterable[tuple[float, float, int]], adjacency: Adjacency) ->
 
 
 def _library() -> Any:
-    """Return dp_accounting's module of privacy loss distributions."""
     try:
         return importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
     except ImportError as error:

@@ -119,7 +119,6 @@ def _take(
     values: dict[int, _Value],
     gradient: Callable[[Vector, Tensor], Tensor],
 ) -> None:
-    """Add the gradients of a relation to the values, if the models are known."""
     for k in relation.terms:
         if k not in declared.points or k in values:
             continue

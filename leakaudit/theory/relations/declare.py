@@ -24,7 +24,6 @@ from leakaudit.theory.relations.expression import (
     Form,
     Kind,
     Law,
-    MessageOutline,
     Vector,
 )
 from leakaudit.theory.relations.modular import PRIMES, Staircase, modular
@@ -72,6 +71,24 @@ class LocalChange:
 
     at: Expression  # the model before them
     by: Training
+
+
+class _MessageOutline(Expression):
+    """Any form over a declaration of which only the messages are kept."""
+
+    __slots__ = ()
+
+    def __neg__(self) -> _MessageOutline:
+        return self
+
+    def _with(self, other: object) -> _MessageOutline:
+        return self
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _with
+
+    @property
+    def vector(self) -> int:
+        return 0
 
 
 @contextmanager
@@ -153,7 +170,7 @@ class Relations:
         if self._most is not None and self._outline:
             vectors, idle = OUTLINED * self._most.vectors, OUTLINED * self._most.idle
             self._most = DeclarationLimits(vectors, idle, self._most.busy)
-        self._any = MessageOutline(self.vectors, {})
+        self._any = _MessageOutline(self.vectors, {})
 
     def rounds(self, count: int) -> Iterator[int]:
         """Iterate over rounds 1 to count; everything declared inside belongs to the round.

@@ -89,7 +89,6 @@ class _Moves:
         self.waiting = defaultdict[int, list[Mapping[int, Fraction]]](list)
 
     def of(self, terms: Mapping[int, Fraction]) -> float | None:
-        """Return the bound of a form; None if one of its vectors has none."""
         parts = []
         for k, coefficient in terms.items():
             if k in self.known:
@@ -104,7 +103,6 @@ class _Moves:
             return math.inf
 
     def settle(self, vector: int, bound: float) -> None:
-        """Set a bound, and all bounds that follow from it."""
         todo = [(vector, bound)]
         while todo:
             k, size = todo.pop()

@@ -49,7 +49,7 @@ Fetch = Callable[[Vector], Tensor]
 
 
 @dataclass(frozen=True)
-class ColumnBlock:
+class _ColumnBlock:
     """Some columns of the estimates of a set of combinations."""
 
     start: int  # the first of these columns
@@ -58,7 +58,6 @@ class ColumnBlock:
 
     @property
     def whole(self) -> bool:
-        """Whether it contains all columns."""
         return self.value.shape[1] == self.columns
 
 
@@ -96,7 +95,7 @@ class Estimate:
             out[:, part.start : part.start + part.value.shape[1]] = part.value
         return out
 
-    def blocks(self, fetch: Fetch) -> Iterator[ColumnBlock]:
+    def blocks(self, fetch: Fetch) -> Iterator[_ColumnBlock]:
         """Yield the same by blocks of columns; memory does not depend on the size of the trace."""
         weights, running = _on_sums(self.vectors, self.weights)
         used = set(np.flatnonzero(weights.any(axis=0)).tolist())
@@ -129,11 +128,10 @@ class Estimate:
                     out[row].add_(value, alpha=float(weights[row, k]))
                 mapping.release(read)
             assert out is not None
-            yield ColumnBlock(start, columns, out)
+            yield _ColumnBlock(start, columns, out)
 
 
 def _read(fetch: Fetch, vector: Vector, columns: int | None = None) -> Tensor:
-    """Return the value (columns,) of a vector, which has at least one column."""
     value = fetch(vector)
     if value.dim() != 1 or not len(value) or len(value) != (columns or len(value)):
         raise LeakauditError(

@@ -127,7 +127,6 @@ class Expression:
         self.terms = terms
 
     def __add__(self, other: Form) -> Expression:
-        """Return the sum; 0 is accepted so that `sum` works."""
         if not isinstance(other, Expression):
             if other != 0:
                 raise LeakauditError(
@@ -152,11 +151,9 @@ class Expression:
     __radd__ = __add__
 
     def __neg__(self) -> Expression:
-        """Return the negative."""
         return Expression(self.home, {k: _negative(v) for k, v in self.terms.items()})
 
     def __sub__(self, other: Form) -> Expression:
-        """Return the difference."""
         if not isinstance(other, Expression) or other.home is not self.home:
             return self + (-other)
         terms = dict(self.terms)
@@ -170,11 +167,9 @@ class Expression:
         return Expression(self.home, terms)
 
     def __rsub__(self, other: Form) -> Expression:
-        """Return ``0 - self``."""
         return -self + other
 
     def __mul__(self, factor: Number) -> Expression:
-        """Return the product with an exact number."""
         if isinstance(factor, Expression):
             raise LeakauditError(
                 f"({self}) * ({factor}) is not linear; declare its result with opaque(…, of=[…])"
@@ -192,24 +187,20 @@ class Expression:
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Number) -> Expression:
-        """Return the quotient by an exact number."""
         scale = exact(divisor)
         if not scale:
             raise LeakauditError(f"cannot divide {self} by zero")
         return Expression(self.home, {k: v / scale for k, v in self.terms.items()})
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both are the same form over the same declaration."""
         return (
             isinstance(other, Expression) and other.home is self.home and other.terms == self.terms
         )
 
     def __hash__(self) -> int:
-        """Return a hash; equal forms have equal hashes."""
         return hash(frozenset(self.terms.items()))
 
     def __str__(self) -> str:
-        """Return text such as ``g[0,2] - 6/5 g[0,3]``."""
         text = ""
         for k, v in sorted(self.terms.items()):
             if text and v < 0:
@@ -236,26 +227,6 @@ class Expression:
     def rounds(self) -> set[int]:
         """Rounds of the vectors in the form."""
         return {self.home[k].round for k in self.terms}
-
-
-class MessageOutline(Expression):
-    """Any form over a declaration of which only the messages are kept."""
-
-    __slots__ = ()
-
-    def __neg__(self) -> MessageOutline:
-        """Return the form."""
-        return self
-
-    def _with(self, other: object) -> MessageOutline:
-        return self
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _with
-
-    @property
-    def vector(self) -> int:
-        """No place in particular."""
-        return 0
 
 
 def _negative(factor: Fraction) -> Fraction:

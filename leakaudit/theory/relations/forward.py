@@ -183,7 +183,6 @@ class ForwardModel:
 
     @cached_property
     def _levels(self) -> list[Places]:
-        """Definitions in groups, each of which depends only on groups before it."""
         depth: list[int] = []
         for form in self._definitions:
             below = [depth[self.place[k]] for k in form if k in self.place]

@@ -61,7 +61,7 @@ NOTHING = 1e-12
 
 
 @dataclass(frozen=True)
-class KktSystem:
+class _KktSystem:
     """The relations in use as sparse float matrices with a row for each relation."""
 
     flat: Any  # (m, f) F: unknowns without prior
@@ -75,7 +75,7 @@ class KktSystem:
     true: Array
 
 
-def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> KktSystem:
+def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> _KktSystem:
     """Build F, B and K; the rounding of known messages is added to each one's own channel error."""
     import scipy.sparse as sp
 
@@ -94,7 +94,7 @@ def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> KktS
         without = channel_errors(knowledge, rounding)
         ratios = [without.get(k, 0.0) / error for k, error in errors.items()]
         true[len(knowledge.noise) :] = ratios
-    return KktSystem(flat, noise, _columns(knowledge, known), columns, known, true)
+    return _KktSystem(flat, noise, _columns(knowledge, known), columns, known, true)
 
 
 def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:

@@ -84,7 +84,6 @@ class Knowledge:
 
     @cached_property
     def _index(self) -> tuple[dict[int | None, list[int]], dict[int, list[int]]]:
-        """Return unknown vectors in use by owner, and rows by unknown vector."""
         by_owner = defaultdict[int | None, list[int]](list)
         by_vector = defaultdict[int, list[int]](list)
         for r in self.rows:

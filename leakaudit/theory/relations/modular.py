@@ -116,7 +116,6 @@ class _SparseRows:
         return chosen_at
 
     def remove(self, at: int) -> None:
-        """Remove a row."""
         for k in self.rows.pop(at):
             self.columns[k].discard(at)
 

@@ -1,24 +1,22 @@
 """The view of a long run, by a recursion over its rounds.
 
 `shared` writes a view as y = Phi e + Psi g with all rounds at once, which costs the cube of their
-number. If all rounds are alike, it can be followed from round to round instead. With x the hidden
-vectors that a round receives, e noise of unit variance, and g gradients, a round passes x' on and
-shows y:
+number. If all rounds are alike, it can be followed from round to round. With x the hidden vectors
+that a round receives, e noise of unit variance, and g gradients, a round passes x' on and shows y:
 
     x' = F x + B e + G g,    y = C x + D e + H g.
 
 What the adversary does not know about x is Gaussian with a covariance P, and observing y conditions
 it: a Kalman filter. Let m be the amount by which the expectation of x moves if every gradient of a
 node changes by the same vector of length 1. Then y moves by d = C m + H 1, and with L L' the
-covariance of y given all earlier rounds, the squared mu of this change grows by |L^-1 d|^2. All
-nodes are followed together.
+covariance of y given all earlier rounds, the squared mu of this change grows by |L^-1 d|^2.
 
 This is what equal changes attain, and all that a hidden view offers: as long as hidden noise moves
 the models, no mu bounds a record (`Bound.certificate`). Whether it does, and whether no observation
-follows from earlier ones, is decided exactly, and for a run of any length from a few rounds: an
-adversary who is told all hidden vectors of some round and then observes w rounds knows more than
-one who observed all rounds. What hides a vector from the former at the end of the w rounds also
-hides it from the latter, later in the run. Before that, every round is decided by itself.
+follows from earlier ones, is decided exactly, and for any run from a few rounds: an adversary who
+is told all hidden vectors of some round and then observes w rounds knows more than one who observed
+all rounds. What is hidden from the former at the end of the w rounds is hidden from the latter,
+later in the run; before that, every round is decided by itself.
 """
 
 from __future__ import annotations
@@ -199,7 +197,6 @@ def _simulate(
     *before, last = some
 
     def values(one: Round) -> Residues:
-        """Return what a round receives, and random inputs."""
         owners = np.array([rounds.owner(k) for k in one.gradients], np.int64)
         return np.concatenate([state, random_inputs(drawn, prime, len(one.noise), owners, width)])
 

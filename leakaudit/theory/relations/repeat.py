@@ -131,7 +131,6 @@ class _Places(dict[int, int]):
         return place
 
     def moved(self, form: Mapping[int, Fraction]) -> Expression:
-        """Return a form over the other declaration's vectors."""
         return Expression(self.to.vectors, {self[k]: v for k, v in form.items()})
 
 

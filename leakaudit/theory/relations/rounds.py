@@ -49,9 +49,8 @@ class Round:
 class Rounds:
     """The first rounds of a protocol, and the one that all later rounds are like.
 
-    Args:
-        points: Whether the points of gradients are described as well, for which more vectors may
-            have to be passed on.
+    With `points`, those of gradients are described as well, for which more vectors may have to be
+    passed on.
 
     Attributes:
         first: Rounds 0 to n - 1.
@@ -155,12 +154,10 @@ class Rounds:
         return [self._reduced(points[k].at.terms, t) for k in self._gradients[t]]
 
     def _uses(self, t: int) -> set[int]:
-        """Return the vectors of earlier rounds that a round uses."""
         forms = [*(self._forms[k] for k in self._defined[t]), *self._points(t)]
         return {k for form in forms for k in form if self._vectors[k].round < t}
 
     def _received(self) -> list[list[int]]:
-        """Return what each round receives from earlier ones."""
         needed = self._uses(self._last)
         pending = list(needed)
         while pending:
@@ -177,7 +174,6 @@ class Rounds:
         return received
 
     def _after(self, k: int) -> int:
-        """Return the vector of the same name one round later; those of round 0 stay."""
         after = self.declared.place(self._vectors[k], 1)
         if after is None or self._counts_as_known(after):
             raise UnlikeRounds
@@ -211,7 +207,6 @@ class Rounds:
         to_next: Sequence[int],
         known: Collection[int] | None = None,
     ) -> Round:
-        """Return a round that receives some vectors, and passes others on."""
         if known is None:
             known = self.known
         passed: list[LinearForm] = []

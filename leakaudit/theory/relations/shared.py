@@ -39,8 +39,6 @@ CONDITION = 1e-7
 
 @dataclass(frozen=True)
 class _Decided:
-    """Exact decisions about a view."""
-
     independent: Places  # observations that do not follow from earlier ones
     # nodes, among those to bound, of which a combination is revealed without noise
     leaking: frozenset[int]
@@ -126,7 +124,6 @@ class SharedView:
         return Bound(upper, attained, targets, (), certificate, m)
 
     def _certificate(self, node: int, own: Places) -> tuple[int, ...]:
-        """Return the certificate of every gradient of a node, as `certificates` does."""
         decided = self.decided
         seen = decided.free & ~decided.depends[:, self._at[node]]
         others = self._used.copy()
@@ -140,7 +137,6 @@ class SharedView:
 
 
 def _observed(model: ForwardModel, known: Collection[int]) -> tuple[Places, Places]:
-    """Return the observed states and messages in order, and the hidden noise, as indices."""
     rows = sorted(model.place[k] for k in known if k in model.place)
     hidden = [c for c, k in enumerate(model.noise) if k not in known]
     return np.array(rows, np.int64), np.array(hidden, np.int64)

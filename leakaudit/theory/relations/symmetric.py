@@ -6,22 +6,21 @@ In many protocols, each round takes the vectors z that are sent to
 
 with symmetric W, known z_0, and at every node fresh noise e and a gradient g. An adversary observes
 z_t at some nodes O. Its view of equal changes of all gradients of a node costs one solution with
-the covariance R of all observations, a matrix of T |O| rows (`recursion` follows it from round to
-round). This module diagonalises time as well as space.
+the covariance R of all observations, a matrix of T |O| rows. This module diagonalises time as well
+as space.
 
 In the eigenbasis of W, node by node, z is an autoregression of order one for each eigenvalue v. Its
 inverse covariance is tridiagonal: 1 + v^2 on the diagonal, except for 1 in the last entry, and -v
-beside it. But for this last entry, the sine transform S (DST-I) diagonalises all of them, with the
+beside it. But for this entry, the sine transform S (DST-I) diagonalises all of them, with the
 eigenvalues 1 + v^2 - 2 v cos(pi m / (T + 1)). Hence, with D(m) the diagonal matrix of their
 inverses, the covariance of z is S diag(D) S' plus a matrix of rank one for each v, and
 
     R = S blockdiag(U_O D(m) U_O') S' + V V',
 
-with U the eigenvectors, and V of N columns. The blocks have |O| rows, so a solution with R costs T
-small factorisations and one of N rows (the Woodbury identity). The columns of V and the responses
-of z to gradients are smooth functions of v: as matrices (m, v), they are products of rank 60 or
-less at N = T = 1,000, up to rounding, so that a solution with six observed nodes takes a sixth of
-the time. No figure is approximated.
+with U the eigenvectors, and V of N columns. A solution with R costs T factorisations of |O| rows
+and one of N rows (the Woodbury identity). The columns of V and the responses of z to gradients are
+smooth functions of v: as matrices (m, v), they are products of rank 60 or less at N = T = 1,000, up
+to rounding, which saves most of the time if few nodes are observed.
 
 Exact decisions are simple, because every z_t at every node contains noise of its own: no
 observation follows from others, nothing is revealed without noise, and a form of z is known if and
@@ -68,7 +67,6 @@ class _Product:
 
     @classmethod
     def of(cls, functions: Array) -> _Product:
-        """Factor a matrix (T, N) up to rounding."""
         # Rows and columns of similar norm, so that rounding is small in comparison with each.
         rows = np.linalg.norm(functions, axis=1, keepdims=True)
         rows[rows == 0] = 1.0
@@ -80,7 +78,6 @@ class _Product:
 
     @property
     def rank(self) -> int:
-        """Number of terms r."""
         return len(self.right)
 
     def at(self, rows: Array) -> Array:
@@ -163,7 +160,6 @@ class SymmetricNetwork:
         self._found[tuple(seen)] = squared
 
     def _around(self, node: int) -> set[int]:
-        """Return the nodes whose z enters that of a node, and the node."""
         return {node, *np.flatnonzero(self.weights[node]).tolist()}
 
     def _private(self, node: int) -> bool:
@@ -184,7 +180,6 @@ class SymmetricNetwork:
         return True
 
     def _times(self, some: Iterable[int]) -> Counter[int]:
-        """Return node -> number of rounds in which its z is among some vectors."""
         times = {(self._sent[k], self._made[k]) for k in some if k in self._sent}
         return Counter(node for node, _ in times)
 
@@ -194,7 +189,6 @@ class SymmetricNetwork:
 
     @cached_property
     def _defined(self) -> Mapping[int | None, list[int]]:
-        """Node -> its states and messages, in the order of their definitions."""
         model = self._rounds.model
         found = defaultdict[int | None, list[int]](list)
         for k in model.defined:
@@ -369,7 +363,6 @@ class SymmetricNetwork:
 
     @cached_property
     def _spectrum(self) -> Array:
-        """D(m), (T, N)."""
         v = self._eigenvalues
         return 1 / (1 + v**2 - 2 * np.cos(self._angles)[:, None] * v)
 

@@ -27,13 +27,14 @@ from leakaudit.theory.relations.determine import (
     explain,
     is_determined,
 )
-from leakaudit.theory.relations.drift import Drift, drift
 from leakaudit.theory.relations.estimate import Estimate, estimate, recorded
 from leakaudit.theory.relations.expression import Expression, Form, Number, Vector, decimal, exact
 from leakaudit.theory.relations.knowledge import Knowledge, know
 from leakaudit.theory.relations.record import (
+    Drift,
     Turns,
     alone,
+    drift,
     largest,
     reached,
     secretless,

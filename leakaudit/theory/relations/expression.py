@@ -16,6 +16,8 @@ Law: TypeAlias = Literal[
     "gaussian", "laplace", "uniform", "truncated_laplace", "truncated_gaussian"
 ]
 LAWS: tuple[str, ...] = get_args(Law)
+SECRET = ("secret", "gradient")
+DEFINED = ("state", "message")  # by relations
 Number: TypeAlias = int | float | str | Fraction
 
 # Two rationals with denominators up to 1e5 differ by at least 1e-10, while a sum of a few floats

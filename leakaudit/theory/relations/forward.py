@@ -22,14 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakaudit.theory.relations.declare import Relations
-from leakaudit.theory.relations.expression import Expression
+from leakaudit.theory.relations.expression import DEFINED, Expression
 from leakaudit.theory.relations.kkt import Array, entries, matrix
 from leakaudit.theory.relations.modular import residue
 
 Residues = NDArray[np.int64]
 Places = NDArray[np.int64]
 
-DEFINED = ("state", "message")
 PRIMES = (2**31 - 1, 2**31 - 19)  # exact decisions are made modulo both
 # Number of right-hand sides that are solved together, as in `account`. Affects only speed.
 AT_ONCE = 128

@@ -8,8 +8,8 @@ else that it moves is observed: certificate 2. Otherwise:
 - `drift`: gradients that are L-Lipschitz, if certificates are at least 1. With the view held fixed,
   relations bound the change s of every vector: |c_k| s_k <= sum_j |c_j| s_j if k is the only vector
   not bounded yet, s = 0 for known vectors, and s = Delta_t + L s(point) for a gradient. For
-  w+ = a (w - step g), this is s+ = |a| (s (1 + step L) + step Delta); mu^2 <= sum (s / sigma)^2 over
-  the noise.
+  w+ = a (w - step g), this is s+ = |a| (s (1 + step L) + step Delta); mu^2 <= sum (s / sigma)^2
+  over the noise.
 - `reached`: quadratic losses, whose reaction is one more linear relation, so that mu is exact.
 """
 

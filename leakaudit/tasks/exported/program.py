@@ -131,7 +131,7 @@ class ExportedProgram(nn.Module):
             place, _, last = name.rpartition(".")
             if place in layers and last == "weight":
                 inside, _, own = place.rpartition(".")
-                _module(self, inside).add_module(own, layers[place].module(value))
+                _module(self, inside).add_module(own, layers[place])
             _module(self, place).register_parameter(last, made[first])
         for name in stored.buffers.values():
             place, _, last = name.rpartition(".")
@@ -277,28 +277,22 @@ def _look(graph: _ComputationGraph) -> None:
             graph.normalises = True
 
 
-@dataclass(frozen=True)
-class _Own:
-    """A layer whose parameters no other node uses."""
-
-    parameters: tuple[str, ...]  # names of its parameters: the weight, and the bias if there is one
-    kind: str  # `LINEAR` or `EMBEDDING`
-
-    def module(self, weight: Tensor) -> nn.Module:
-        if self.kind == LINEAR:
-            out, inputs = weight.shape
-            return nn.Linear(inputs, out, bias=len(self.parameters) > 1, device="meta")
-        rows, width = weight.shape
-        return nn.Embedding(rows, width, device="meta")
+def _empty(kind: str, weight: Tensor, bias: bool) -> nn.Module:
+    """Return a linear layer or an embedding without values."""
+    if kind == LINEAR:
+        out, inputs = weight.shape
+        return nn.Linear(inputs, out, bias=bias, device="meta")
+    rows, width = weight.shape
+    return nn.Embedding(rows, width, device="meta")
 
 
-def _own_layers(graph: _ComputationGraph) -> dict[str, _Own]:
-    """Return linear layers and embeddings by name, and mark their steps."""
+def _own_layers(graph: _ComputationGraph) -> dict[str, nn.Module]:
+    """Return linear layers and embeddings whose parameters no other node uses; mark their steps."""
     stored = graph.stored
     uses = Counter(name for step in graph.steps for name in _reads(step.node))
     tensors = Counter(name.rpartition(".")[0] for name in stored.tensors)
     shared = {*stored.tied, *stored.tied.values()}
-    found: dict[str, _Own] = {}
+    found: dict[str, nn.Module] = {}
     for k, step in enumerate(graph.steps):
         read = _reads(step.node)
         kind = step.node.target
@@ -312,7 +306,8 @@ def _own_layers(graph: _ComputationGraph) -> dict[str, _Own]:
         nested = any(name.startswith(f"{path}.") for name in stored.tensors if name not in own)
         if not path or own != names or nested or not alone or not shared.isdisjoint(own):
             continue
-        if stored.tensors[own[0]].dim() == 2:
+        weight = stored.tensors[own[0]]
+        if weight.dim() == 2:
             graph.steps[k] = _Step(step.node, step.outputs, path, step.also)
-            found[path] = _Own(own, kind)
+            found[path] = _empty(kind, weight, bias=len(own) > 1)
     return found

@@ -156,7 +156,7 @@ def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Any:
     width = int(nth.max(initial=-1)) + 1
     _fits(noise.shape[1] * width, width, len(own))
     sides = sp.csr_array((np.ones(len(own)), (np.arange(len(own)), nth)), (len(own), width))
-    right = -(s.flat[:, own] @ sides).tocsc()
+    right = -(s.flat[:, own] @ sides).tocsc()  # B e + S s = -G
     e = np.empty((noise.shape[1], width))
 
     def independent_states() -> NDArray[np.int64]:

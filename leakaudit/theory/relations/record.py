@@ -367,7 +367,7 @@ def _moved(
                 "gradients do not bound the point at which it was evaluated"
             )
         else:
-            moves.settle(k, same_point[k] + smoothness * moved)
+            moves.settle(k, same_point[k] + smoothness * moved)  # s = Delta_t + L s(point)
     for relation in worst.relations[at:]:
         moves.take(relation.terms)
     return moves

@@ -271,6 +271,8 @@ class _Filter:
         """Return P (n, n) and m (n, N) after a round, and the squared mu (N,) that it adds."""
         from scipy.linalg import cholesky, solve_triangular
 
+        # F and C, B and D, G and H stand one above the other: m becomes F m + G 1 above d, and P
+        # becomes F P F' + B B' beside that of y.
         moved = self.follow @ moved + self.shift
         half = self.follow @ covariance
         covariance = self.follow @ half.T + self.noise
@@ -282,8 +284,9 @@ class _Filter:
         size = lower.diagonal()
         if size.min() <= CONDITION * size.max():
             raise UnlikeRounds
+        # With S the covariance of y and X': P - X S^-1 X' and m - X S^-1 d, by S = L L'.
         gain = solve_triangular(lower, covariance[n:, :n], lower=True)
-        innovation = solve_triangular(lower, moved[n:], lower=True)
+        innovation = solve_triangular(lower, moved[n:], lower=True)  # L^-1 d
         hidden = hidden - gain.T @ gain
         hidden = (hidden + hidden.T) / 2  # rounding would otherwise add up over the rounds
         gained = (innovation**2).sum(axis=0)

@@ -72,13 +72,13 @@ class SharedView:
         if not len(noise):
             self._white = gradients
             return
-        r: Array = np.asarray(np.linalg.qr(noise.T, mode="r"))
+        r: Array = np.asarray(np.linalg.qr(noise.T, mode="r"))  # Phi' = Q R
         size = np.abs(r.diagonal())
         self.sound = bool(size.min() > CONDITION * size.max())
         if self.sound:
             from scipy.linalg import solve_triangular
 
-            self._white = solve_triangular(r, gradients, trans="T")
+            self._white = solve_triangular(r, gradients, trans="T")  # R'^-1 Psi
 
     @classmethod
     def of(

@@ -224,6 +224,7 @@ class SymmetricNetwork:
         rows, to = self._eigenvectors[seen], self._eigenvectors[chosen].T
         is_small = len(seen) * self._ends_product.rank < nodes
         total, ends, across = (self._by_products if is_small else self._directly)(rows, to)
+        # Woodbury: x' R^-1 x = x' B^-1 x - |L^-1 V' B^-1 x|^2 with L L' = I + V' B^-1 V.
         explained = solve_triangular(cholesky(ends, lower=True), across, lower=True)
         total -= (explained**2).sum(axis=0)
         found = np.full(nodes, np.nan)

@@ -16,7 +16,7 @@ Law: TypeAlias = Literal[
     "gaussian", "laplace", "uniform", "truncated_laplace", "truncated_gaussian"
 ]
 LAWS: tuple[str, ...] = get_args(Law)
-SECRET = ("secret", "gradient")
+SECRET = frozenset({"secret", "gradient"})
 DEFINED = ("state", "message")  # by relations
 Number: TypeAlias = int | float | str | Fraction
 

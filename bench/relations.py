@@ -41,7 +41,6 @@ from leakaudit.theory.relations import (
     estimate,
     extend,
     know,
-    later,
 )
 from leakaudit.theory.relations.kkt import system
 from leakaudit.theory.relations.repeat import steady
@@ -125,19 +124,11 @@ def values() -> None:
         ]
 
     found = timed(
-        "weights of all 100 nodes, own rows, window of 7 rounds, valid in all 200",
+        "weights of all 100 nodes, own rows, window of 7 rounds",
         windows,
         target=5,
     )
 
-    def moved() -> int:
-        count, same, whole = 0, steady(base, 3), know(base, Adversary())
-        for i, one in zip(near, found, strict=True):
-            longer = extend(base, same, whole.near([i]).rows, range(1, ROUNDS + 1))
-            count += len([later(one, longer, by) for by in range(-2, ROUNDS - 8)])
-        return count
-
-    timed("the same, moved to every difference of all rounds", moved, target=5)
     own = know(base, Adversary()).near([0])
     longer = timed(
         "own rows of one node, continued",
@@ -276,9 +267,12 @@ def apply() -> None:
     """
     rounds, width = 40, 1_000_000
     p = pdmm({0: list(range(1, DEGREE + 1)), **{j: [0] for j in range(1, DEGREE + 1)}}, rounds)
-    part = know(p, Adversary()).within(range(18, 23)).near([0])
-    one = estimate(part, [p.find("g", 0, 20) - p.find("g", 0, 21)])
-    every = stacked([later(one, p, by) for by in range(-17, 18)])
+    own = know(p, Adversary()).near([0])
+    differences = []
+    for t in range(3, 38):
+        wanted = p.find("g", 0, t) - p.find("g", 0, t + 1)
+        differences.append(estimate(own.within(range(t - 2, t + 3)), [wanted]))
+    every = stacked(differences)
     place = {v: k for k, v in enumerate(v for v in p.vectors if v.kind == "message")}
     row = np.random.default_rng(0).normal(size=width).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
@@ -312,7 +306,7 @@ def apply() -> None:
         said(
             "GB/s",
             **{key: round(v, 2) for key, v in middle.items()},
-            weights=one.weights.shape[1],
+            weights=differences[0].weights.shape[1],
             values=len(every.weights),
         )
         said(

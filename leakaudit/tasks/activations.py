@@ -40,7 +40,7 @@ class Inverse:
 
 
 @dataclass(frozen=True)
-class Activation:
+class _Activation:
     """Elementwise formulas of one activation a = s(z); None for an unknown one."""
 
     slope: Callable[[Tensor], Tensor] | None = None  # maps a to s'(z)
@@ -106,10 +106,10 @@ def _rounded_bends(module: SmoothedReLU, z: Tensor) -> Bends:
     return module.bends(z)
 
 
-ACTIVATIONS: dict[type[nn.Module], Activation] = {
-    nn.ReLU: Activation(_relu_slope, _relu_bends, _relu_undo),
-    nn.LeakyReLU: Activation(undo=_leaky_undo),
-    nn.Sigmoid: Activation(_sigmoid_slope, _sigmoid_bends, _sigmoid_undo),
-    nn.Tanh: Activation(_tanh_slope, _tanh_bends, _tanh_undo),
-    SmoothedReLU: Activation(bends=_rounded_bends),
+ACTIVATIONS: dict[type[nn.Module], _Activation] = {
+    nn.ReLU: _Activation(_relu_slope, _relu_bends, _relu_undo),
+    nn.LeakyReLU: _Activation(undo=_leaky_undo),
+    nn.Sigmoid: _Activation(_sigmoid_slope, _sigmoid_bends, _sigmoid_undo),
+    nn.Tanh: _Activation(_tanh_slope, _tanh_bends, _tanh_undo),
+    SmoothedReLU: _Activation(bends=_rounded_bends),
 }

@@ -44,7 +44,6 @@ def built(
 
 
 def _from_config(factory: Any, args: Mapping[str, Json], outputs: int) -> object:
-    """Build a model of transformers from the arguments of its configuration."""
     values = {"num_labels": outputs, **args}
     own = getattr(factory, "config_class", None)
     if own is not None:
@@ -70,12 +69,7 @@ def with_logits(net: nn.Module) -> nn.Module:
 
 
 def chosen(out: Any) -> Any:
-    """Return the logits among the outputs of a model.
-
-    Args:
-        out: A tensor; or a mapping or record with an entry ``logits``, which is what transformers
-            returns.
-    """
+    """Return the logits among the outputs of a model: a tensor, or what transformers returns."""
     if isinstance(out, Tensor):
         return out
     if isinstance(out, Mapping) and LOGITS in out:
@@ -84,11 +78,7 @@ def chosen(out: Any) -> Any:
 
 
 def tokens(net: nn.Module) -> int:
-    """Return the number of different tokens that a model reads, 0 if its inputs are numbers.
-
-    Args:
-        net: A program, or a model of transformers; others are assumed to read numbers.
-    """
+    """Return the number of different tokens that a model reads, 0 if its inputs are numbers."""
     if isinstance(net, ExportedProgram):
         return net.exported_graph.tokens()
     if getattr(net, "main_input_name", "") != TOKENS:

@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -25,7 +24,7 @@ from leakaudit.tasks import _torchvision, adapters
 from leakaudit.tasks.exported import archive
 from leakaudit.tasks.exported.program import ExportedProgram
 from leakaudit.tasks.losses import LOSSES
-from leakaudit.tasks.models import MODELS, READ_TOKENS
+from leakaudit.tasks.models import CONVEX, MODELS, READ_TOKENS
 
 SETTINGS = ("l2", "bn")  # keys of spec.args that belong to the task, not to the model
 OF_USERS = ("dropout", "tokens", "sha256")  # the same, for models that are not registered
@@ -91,16 +90,14 @@ def outputs(spec: TaskSpec) -> int:
 
 def convex(spec: TaskSpec) -> bool:
     """Return whether the loss is convex in the parameters."""
-    return spec.model in MODELS and MODELS[spec.model].convex
+    return spec.model in CONVEX
 
 
 def module(spec: TaskSpec, generator: Generator, trusted: Trust) -> nn.Module:
     """Build the module in evaluation mode, with batch normalisation according to the spec's ``bn``.
 
-    Args:
-        trusted: The ``package.module:factory`` that may be imported and called; True for the one
-            that the spec names. A spec read from a trace may come from a stranger, and calling the
-            factory that it names would execute arbitrary code.
+    A spec read from a trace may come from a stranger, and calling the factory that it names would
+    execute arbitrary code; therefore only the trusted one is called.
 
     Raises:
         LeakauditError: A name or argument is unknown, a factory is not trusted, or a size exceeds
@@ -141,13 +138,20 @@ def _set_batch_norm(spec: TaskSpec, net: nn.Module) -> None:
 
     A program normalises as it did when it was exported, unless the spec specifies otherwise.
     """
-    if isinstance(net, ExportedProgram):
-        _set_exported_norm(spec, net)
-        return
+    graph = net.exported_graph if isinstance(net, ExportedProgram) else None
     norms = [m for m in net.modules() if isinstance(m, BatchNorm)]
-    bn = spec.args.get("bn", "train")
+    usual = "train" if graph is None or graph.normalises else "eval"
+    bn = spec.args.get("bn", usual)
     if bn not in ("train", "eval"):
         raise LeakauditError(f"task: expected bn=train or bn=eval, got {bn!r}")
+    if graph is not None:
+        if bn == "train" and not graph.normalises:
+            raise LeakauditError(
+                f"task: model {spec.model!r} was exported without statistics of the batch; "
+                "export it in train mode, or remove the argument bn"
+            )
+        graph.normalises = bn == "train"
+        return
     if "bn" in spec.args and not norms:
         raise LeakauditError(
             f"task: model {spec.model!r} has no batch normalisation; remove the argument bn"
@@ -161,20 +165,6 @@ def _set_batch_norm(spec: TaskSpec, net: nn.Module) -> None:
         norm.register_forward_pre_hook(_refuse_one_value)
 
 
-def _set_exported_norm(spec: TaskSpec, net: ExportedProgram) -> None:
-    graph = net.exported_graph
-    usual = "train" if graph.normalises else "eval"
-    bn = spec.args.get("bn", usual)
-    if bn not in ("train", "eval"):
-        raise LeakauditError(f"task: expected bn=train or bn=eval, got {bn!r}")
-    if bn == "train" and not graph.normalises:
-        raise LeakauditError(
-            f"task: model {spec.model!r} was exported without statistics of the batch; "
-            "export it in train mode, or remove the argument bn"
-        )
-    graph.normalises = bn == "train"
-
-
 def _refuse_one_value(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     """Reject, before torch does, statistics of one value per channel: the variance is zero."""
     x = inputs[0]
@@ -186,7 +176,6 @@ def _refuse_one_value(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
 
 def _refuse_two_names(spec: TaskSpec, net: nn.Module) -> None:
-    """Reject a layer with parameters that is registered twice."""
     first_names = dict(net.named_modules())
     for name, m in net.named_modules(remove_duplicate=False):
         has_parameters = next(m.parameters(), None) is not None
@@ -197,49 +186,29 @@ def _refuse_two_names(spec: TaskSpec, net: nn.Module) -> None:
             )
 
 
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """One call of a linear layer: whether its input is the network's own, and its output."""
-
-    layer: nn.Module
-    sees_input: bool
-    out: Tensor
-
-
 def linear_ends(net: nn.Module, spec: TaskSpec) -> tuple[LinearNames | None, LinearNames | None]:
     """Find the `nn.Linear` that receives the input, and the one before the loss, by test inputs.
 
     Each must run exactly once, with parameters of its own; otherwise gradients would be sums over
-    several uses.
-
-    Returns:
-        Names (weight, bias or None) of the first and of the last; None if there is no such layer.
+    several uses. The names are those of the weight, and of the bias or None.
     """
     x = example(net, spec)
-    linear = [(n, m) for n, m in net.named_modules() if type(m) is nn.Linear]
-    calls: list[_Call] = []
-
-    def look(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-        given = inputs[0]
-        as_wide = given.shape[-1] == x[0].numel() and given.numel() == x.numel()
-        same = as_wide and torch.equal(given.flatten(), x.flatten())
-        calls.append(_Call(layer, same, out.clone()))
-
-    out = _watched(net, x, spec, [m for _, m in linear], look)
-    runs = Counter(id(call.layer) for call in calls)
+    out, calls = _calls(net, x, spec, nn.Linear)
     uses = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
     first, last = None, None
-    for name, m in linear:
-        own = {n for n, p in m.named_parameters() if p.requires_grad and uses[id(p)] == 1}
-        if runs[id(m)] != 1 or "weight" not in own:
+    for name, each in calls.items():
+        parameters = net.get_submodule(name).named_parameters()
+        own = {n for n, p in parameters if p.requires_grad and uses[id(p)] == 1}
+        if len(each) != 1 or "weight" not in own:
             continue
         at = f"{name}." if name else ""
         found = (f"{at}weight", f"{at}bias" if "bias" in own else None)
-        call = next(c for c in calls if c.layer is m)
-        if call.sees_input and first is None:
+        ((given, output),) = each
+        as_wide = given.shape[-1] == x[0].numel() and given.numel() == x.numel()
+        if first is None and as_wide and torch.equal(given.flatten(), x.flatten()):
             first = found
         # With several outputs per record, the layer's rows are no longer one class of each record.
-        if torch.equal(call.out, out) and not spec.is_text:
+        if torch.equal(output, out) and not spec.is_text:
             last = found
     return first, last
 
@@ -252,25 +221,19 @@ def embeddings(net: nn.Module, spec: TaskSpec) -> tuple[str | None, str | None]:
     """
     x = example(net, spec)
     places = torch.arange(x.shape[-1], device=x.device)
-    tables = [(n, m) for n, m in net.named_modules() if type(m) is nn.Embedding]
+    _, calls = _calls(net, x, spec, nn.Embedding)
     uses = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
-    given: dict[str, list[Tensor]] = {name: [] for name, _ in tables}
-    names = {id(m): name for name, m in tables}
-
-    def look(layer: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
-        given[names[id(layer)]].append(inputs[0])
-
-    _watched(net, x, spec, [m for _, m in tables], look)
-    found: list[str | None] = [None, None]
-    for name, m in tables:
-        if len(given[name]) != 1 or uses[id(m.weight)] != 1 or not m.weight.requires_grad:
+    of_tokens, of_places = None, None
+    for name, each in calls.items():
+        weight = net.get_submodule(name).get_parameter("weight")
+        if len(each) != 1 or uses[id(weight)] != 1 or not weight.requires_grad:
             continue
-        (indices,) = given[name]
+        ((indices, _),) = each
         if torch.equal(indices, x):
-            found[0] = f"{name}.weight"
+            of_tokens = f"{name}.weight"
         elif bool((indices == places).all()) and indices.shape[-1] == len(places):
-            found[1] = f"{name}.weight"
-    return found[0], found[1]
+            of_places = f"{name}.weight"
+    return of_tokens, of_places
 
 
 def example(net: nn.Module, spec: TaskSpec) -> Tensor:
@@ -287,11 +250,7 @@ def example(net: nn.Module, spec: TaskSpec) -> Tensor:
 
 
 def tokens(net: nn.Module, spec: TaskSpec) -> int:
-    """Return the number of different tokens if the inputs are tokens, 0 if they are numbers.
-
-    Args:
-        spec: Description of the task, whose argument ``tokens`` states the number.
-    """
+    """Return the number of different tokens if the inputs are tokens, 0 if they are numbers."""
     if spec.is_text:
         return spec.classes
     if spec.model in MODELS:
@@ -309,11 +268,7 @@ def tokens(net: nn.Module, spec: TaskSpec) -> int:
 
 
 def masked(net: nn.Module, spec: TaskSpec) -> bool:
-    """Return whether a model draws random numbers in training, unless the spec denies it.
-
-    Args:
-        spec: Description of the task, whose argument ``dropout`` may be ``eval``.
-    """
+    """Return whether a model draws random numbers in training, unless the spec denies it."""
     dropout = spec.args.get("dropout", "train")
     if dropout not in ("train", "eval"):
         raise LeakauditError(f"task: expected dropout=train or dropout=eval, got {dropout!r:.40}")
@@ -322,14 +277,16 @@ def masked(net: nn.Module, spec: TaskSpec) -> bool:
     return adapters.is_random(net, example(net, spec))
 
 
-def _watched(
-    net: nn.Module,
-    x: Tensor,
-    spec: TaskSpec,
-    layers: list[nn.Module],
-    look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None],
-) -> Tensor:
-    """Run a model on inputs, calling `look` for every call of some layers; check the output."""
+def _calls(
+    net: nn.Module, x: Tensor, spec: TaskSpec, kind: type[nn.Module]
+) -> tuple[Tensor, dict[str, list[tuple[Tensor, Tensor]]]]:
+    """Return the output of a model, and by name input and output of all calls of some layers."""
+    layers = {m: name for name, m in net.named_modules() if type(m) is kind}
+    calls: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in layers.values()}
+
+    def look(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        calls[layers[layer]].append((inputs[0].clone(), out.clone()))
+
     hooks = [layer.register_forward_hook(look) for layer in layers]
     try:
         with torch.no_grad():
@@ -351,7 +308,7 @@ def _watched(
             f"model {spec.model!r}: expected outputs {wanted} for {len(x)} inputs "
             f"and loss {spec.loss}, got {got}"
         )
-    return out
+    return out, calls
 
 
 def _registered(spec: TaskSpec, args: Mapping[str, Json]) -> nn.Module:
@@ -398,11 +355,7 @@ def _most_activations(outline: nn.Module, spec: TaskSpec) -> int:
 
 
 def _activations(outline: nn.Module, spec: TaskSpec) -> int:
-    """Count the outputs of all layers for one input, without computing or allocating them.
-
-    Args:
-        outline: The model on the device ``meta``.
-    """
+    """Count the outputs of all layers for one input, without computing or allocating them."""
     total = 0
 
     def add(_: nn.Module, __: tuple[Tensor, ...], out: Tensor) -> None:
@@ -420,7 +373,6 @@ def _activations(outline: nn.Module, spec: TaskSpec) -> int:
 
 
 def _program(spec: TaskSpec, args: Mapping[str, Json]) -> ExportedProgram:
-    """Read a torch.export program, which executes no code of the file."""
     if args:
         raise LeakauditError(
             f"model {spec.model!r} is a program, which has no arguments, got {', '.join(args)}"
@@ -459,7 +411,6 @@ def digest(path: Path) -> str:
 
 
 def _check_shape(spec: TaskSpec, net: ExportedProgram) -> None:
-    """Check that a program accepts inputs of the shape of the spec."""
     wanted = net.exported_graph.shape
     fits = len(wanted) == len(spec.shape)
     for side, given in zip(wanted, spec.shape, strict=False):
@@ -473,7 +424,6 @@ def _check_shape(spec: TaskSpec, net: ExportedProgram) -> None:
 
 
 def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: Trust) -> nn.Module:
-    """Import and call a user's factory."""
     if trusted is not True and trusted != spec.model:
         raise LeakauditError(
             f"model {spec.model!r} is code outside leakaudit; to run it, "
@@ -497,7 +447,6 @@ def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: Trust) -> nn.Module:
 
 
 def _imported(spec: TaskSpec) -> Callable[..., object]:
-    """Import the function that a spec names as ``package.module:factory``."""
     where, _, name = spec.model.partition(":")
     package = where.partition(".")[0]
     if package == "torchvision":

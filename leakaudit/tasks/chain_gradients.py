@@ -33,10 +33,11 @@ Error = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class _Link:
     """A linear layer or a convolution, and the activation after it.
 
-    Values are (n, channels, b, *sides), or (n, features, b) around linear layers.
+    Values are (n, channels, b, *sides), or (n, features, b) around linear layers; `flat` are the
+    parameters (n, d) of n networks, and columns (n, length, b * outputs per channel).
     """
 
     module: nn.Module
@@ -47,38 +48,18 @@ class Link:
     after: tuple[int, ...]  # shape of an output without the batch, channels or features first
 
     def weights(self, flat: Tensor) -> Tensor:
-        """View the layer's weights as matrices.
-
-        Args:
-            flat: Parameters of n networks (n, d).
-
-        Returns:
-            A view (n, outputs, length of a column).
-        """
+        """View the layer's weights as matrices (n, outputs, length of a column)."""
         found: Tensor = flat[:, self.weight].unflatten(1, (self.after[0], -1))
         return found
 
     def shift(self, z: Tensor, flat: Tensor) -> Tensor:
-        """Add the layer's bias, in place.
-
-        Args:
-            z: Values (n, outputs, ...).
-            flat: Parameters of n networks (n, d).
-        """
+        """Add the layer's bias to values (n, outputs, ...), in place."""
         if self.bias is None:
             return z
         return z.add_(flat[:, self.bias, None])
 
     def columns(self, a: Tensor) -> Tensor:
-        """Gather the inputs of each output: the U of the module's docstring.
-
-        Args:
-            a: Inputs (n, channels, b, *sides) or (n, features, b).
-
-        Returns:
-            Columns (n, length, b * outputs per channel); the length is the number of weights per
-            output.
-        """
+        """Gather the inputs of each output: the U of the module's docstring."""
         m = self.module
         if not isinstance(m, nn.Conv2d):
             return a if a.dim() == 3 else a.movedim(2, -1).flatten(1, -2)
@@ -107,14 +88,7 @@ class Link:
         return seen.reshape(n, channels * kernel_y * kernel_x, -1)
 
     def back(self, columns: Tensor) -> Tensor:
-        """Sum the values of each input over its columns: the transpose of `columns`.
-
-        Args:
-            columns: Values (n, length, b * outputs per channel).
-
-        Returns:
-            Values in the shape of the layer's input, (n, channels, b, *sides) or (n, features, b).
-        """
+        """Sum the values of each input over its columns: the transpose of `columns`."""
         m = self.module
         if not isinstance(m, nn.Conv2d):
             if len(self.before) == 1:
@@ -132,29 +106,14 @@ class Link:
         return together.transpose(1, 2)
 
     def image(self, z: Tensor) -> Tensor:
-        """Restore the sides of a convolution's outputs.
-
-        Args:
-            z: Values (n, channels, b * outputs per channel).
-
-        Returns:
-            A view (n, channels, b, *sides); z itself after a linear layer.
-        """
+        """Restore the sides of a convolution's outputs (n, channels, b * outputs per channel)."""
         if len(self.after) == 1:
             return z
         shown: Tensor = z.unflatten(2, (-1, *self.after[1:]))
         return shown
 
     def bends(self, z: Tensor) -> Bends:
-        """Apply the activation.
-
-        Args:
-            z: Values (n, channels, b * outputs per channel).
-
-        Returns:
-            Its value, first and second derivative; None for a first derivative of 1, or a second of
-            0.
-        """
+        """Return value, first and second derivative of the activation; None for 1 or 0."""
         if self.act is None:
             return z, None, None
         bends = ACTIVATIONS[type(self.act)].bends
@@ -163,9 +122,7 @@ class Link:
 
 
 @dataclass(frozen=True, eq=False)
-class ForwardPass:
-    """Results of a forward pass that the backward passes need."""
-
+class _ForwardPass:
     out: Tensor  # outputs (n, classes, b)
     columns: list[Tensor]  # the input of each link, as columns
     first: list[Tensor | None]  # the first derivative of each link's activation, None for 1
@@ -176,16 +133,12 @@ class ForwardPass:
 class Chain:
     """A sequence of layers and activations."""
 
-    links: tuple[Link, ...]  # the layers in order
+    links: tuple[_Link, ...]  # the layers in order
     size: int  # length d of the flat parameters
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> Chain | None:
-        """Extract the chain from a plain ``Sequential``.
-
-        Returns:
-            The chain; None if the module is anything else, shares a parameter or has a frozen one.
-        """
+        """Return the chain of a ``Sequential`` without shared or frozen parameters, or None."""
         parts = sequential.parts(module)
         names = [n for n, _ in module.named_parameters(remove_duplicate=False)]
         if parts is None or names != list(layout.names) or len(shape) not in (1, 3):
@@ -204,35 +157,27 @@ class Chain:
             if after is None:
                 return None
             weight, bias = places[f"{name}.weight"], places.get(f"{name}.bias")
-            links.append(Link(block.layer.module, act, weight, bias, shape, after))
+            links.append(_Link(block.layer.module, act, weight, bias, shape, after))
             shape = after
         if len(shape) != 1 or links[-1].act is not None:
             return None
         return cls(tuple(links), layout.size)
 
     def gradients(self, thetas: Tensor, x: Tensor, y: Tensor, error: Error) -> Tensor:
-        """Return gradients that are differentiable once, in x and in soft y, not in thetas.
+        """Return gradients (n, d) that are differentiable once, in x and in soft y, not in thetas.
 
         Args:
             thetas: Parameters of n networks (n, d).
             x: Normalised inputs (n, b, *shape).
             y: Labels (n, b), or (n, b, classes).
             error: Maps the outputs (n, b, classes) and y to the slope of the loss in the outputs.
-
-        Returns:
-            Gradients (n, d).
         """
         given = (self, error, thetas.detach(), x, y)
         found: Tensor = _Gradients.apply(*given)  # type: ignore[no-untyped-call]
         return found
 
-    def forward(self, thetas: Tensor, x: Tensor) -> ForwardPass:
-        """Evaluate all networks.
-
-        Args:
-            thetas: Parameters of n networks (n, d).
-            x: Normalised inputs (n, b, *shape).
-        """
+    def forward(self, thetas: Tensor, x: Tensor) -> _ForwardPass:
+        """Evaluate all networks."""
         columns, first, second = list[Tensor](), list[Tensor | None](), list[Tensor | None]()
         a = x.movedim(1, 2)
         for link in self.links:
@@ -242,7 +187,7 @@ class Chain:
             a = link.image(value)
             first.append(once)
             second.append(twice)
-        return ForwardPass(a, columns, first, second)
+        return _ForwardPass(a, columns, first, second)
 
 
 class _Gradients(torch.autograd.Function):
@@ -252,7 +197,6 @@ class _Gradients(torch.autograd.Function):
     def forward(
         ctx: Any, chain: Chain, error: Error, thetas: Tensor, x: Tensor, y: Tensor
     ) -> Tensor:
-        """Return gradients (n, d)."""
         up = chain.forward(thetas, x)
         out = up.out.mT
         found = thetas.new_empty(len(thetas), chain.size)
@@ -279,7 +223,7 @@ class _Gradients(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, r: Tensor) -> tuple[Tensor | None, ...]:
         """Return the slopes of <gradients, r> in x and y."""
-        links: tuple[Link, ...] = ctx.chain.links
+        links: tuple[_Link, ...] = ctx.chain.links
         n = len(links)
         thetas, y, out, *kept = ctx.saved_tensors
         columns, first, second, slopes, falls = (kept[k * n : (k + 1) * n] for k in range(5))
@@ -323,7 +267,6 @@ def _bent(error: Error, out: Tensor, y: Tensor, along: Tensor) -> tuple[Tensor, 
 
 
 def _pads(m: nn.Conv2d) -> tuple[int, int]:
-    """Return the zero padding on each side."""
     assert not isinstance(m.padding, str)
     return m.padding[0], m.padding[1]
 

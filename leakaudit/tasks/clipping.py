@@ -14,18 +14,9 @@ AT_ONCE = 1 << 24
 
 
 def gradients(task: Task, thetas: Tensor, x: Tensor, y: Tensor, clip: float) -> Tensor:
-    """Return the mean gradients of batches, those of each record clipped to a norm.
+    """Return the mean gradients (N, d) of batches, those of each record clipped to a norm.
 
-    Abadi et al. 2016, Algorithm 1.
-
-    Args:
-        thetas: (N, d) models.
-        x: (N, b, *shape) inputs.
-        y: (N, b) labels.
-        clip: Largest Euclidean norm of a record's gradient; 0 for no clipping.
-
-    Returns:
-        (N, d).
+    Abadi et al. 2016, Algorithm 1; without clipping if the norm is 0.
     """
     if not clip:
         return task.gradients(thetas, x, y)
@@ -36,13 +27,7 @@ def gradients(task: Task, thetas: Tensor, x: Tensor, y: Tensor, clip: float) -> 
 
 
 def norms(task: Task, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return the norms (N, b) of the gradients of single records; see `gradients`.
-
-    Args:
-        thetas: (N, d) models.
-        x: (N, b, *shape) inputs.
-        y: (N, b) labels.
-    """
+    """Return the norms (N, b) of the gradients of single records."""
     return torch.cat([each.norm(dim=2) for each in _each(task, thetas, x, y)], 1)
 
 

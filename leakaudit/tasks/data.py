@@ -59,7 +59,6 @@ class Dataset:
     tokens: int = 0
 
     def __len__(self) -> int:
-        """Number of records s."""
         return len(self.x)
 
     @property
@@ -72,12 +71,8 @@ class Dataset:
     ) -> TaskSpec:
         """Describe the training of a model on these records.
 
-        Args:
-            model: Registered name, or ``package.module:factory``.
-            args: The model's arguments, None for its defaults.
-            loss: The loss. None selects ``squared`` for real targets and for model ``linear``,
-                ``binary`` for ``logistic`` on two classes, ``next_token`` for sequences of tokens,
-                else ``cross_entropy``.
+        Without a loss, it is ``squared`` for real targets and for model ``linear``, ``binary`` for
+        ``logistic`` on two classes, ``next_token`` for sequences of tokens, else ``cross_entropy``.
         """
         if loss is None:
             loss = self._usual_loss(model)
@@ -107,11 +102,7 @@ class Dataset:
 def load(
     name: str, root: Path | None = None, download: bool = False, generator: Generator | None = None
 ) -> Dataset:
-    """Load a data set by name.
-
-    Args:
-        generator: Source of randomness for ``gaussians``.
-    """
+    """Load a data set by name; a generator draws those that are random."""
     kind, rest = _parts(name)
     if kind in FILES and kind != name:
         path = Path(rest).expanduser()
@@ -139,23 +130,17 @@ def is_random(name: str) -> bool:
 
 
 def is_public(name: str) -> bool:
-    """Return whether a data set is public, so that its name reveals nothing about a user's files.
-
-    Args:
-        name: As written by the user, such as ``gaussians:200`` or ``npz:FILE``.
-    """
+    """Return whether a data set is public: its name reveals nothing about a user's files."""
     kind, rest = _parts(name)
     return kind in NAMES and (not rest or rest.isdigit())
 
 
 def _parts(name: str) -> tuple[str, str]:
-    """Split a name as written by the user into the kind of data and its number or path."""
     kind, _, rest = name.partition(":")
     return kind, rest
 
 
 def _dataset(name: str, records: SourceRecords) -> Dataset:
-    """Check a source's records and add derived properties."""
     x, y, labels, levels, tokens = records
     bad = int((~torch.isfinite(x)).sum()) + int((~torch.isfinite(y)).sum())
     if bad:
@@ -177,16 +162,13 @@ def _dataset(name: str, records: SourceRecords) -> Dataset:
 
 
 def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Generator) -> Tensor:
-    """Distribute records to nodes, each record at most once.
+    """Distribute records to nodes, each record at most once; return rows (nodes, samples) int64.
 
     Args:
         how: ``iid``; ``classes:C``, every node holds equally many records (up to one) of exactly C
             classes chosen at random; ``dirichlet:A``, every node draws its class proportions from a
             symmetric Dirichlet distribution (small A: few classes), and uses other classes once one
             is exhausted.
-
-    Returns:
-        Rows of the data set (nodes, samples) int64.
     """
     need = nodes * samples
     if nodes < 1 or samples < 1 or need > len(dataset):
@@ -284,7 +266,6 @@ def _choose(
 def _by_dirichlet(
     have: np.ndarray, nodes: int, samples: int, concentration: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return counts (nodes, classes): multinomial in Dirichlet shares, limited by what remains."""
     if not 0 < concentration < 1e6:  # at a million all shares are equal to three digits
         raise LeakauditError(
             "split dirichlet: expected a concentration above 0 and below 1e6, "

@@ -12,7 +12,6 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -61,34 +60,19 @@ class SourceRecords(NamedTuple):
 
 
 def images(pixels: np.ndarray) -> Tensor:
-    """Convert bytes to float32 k/255, channels first.
-
-    Args:
-        pixels: uint8 (s, h, w), (s, h, w, c) or (s, p).
-
-    Returns:
-        (s, 1, h, w), (s, c, h, w) or (s, p).
-    """
+    """Convert bytes (s, h, w), (s, h, w, c) or (s, p) to float32 k/255, channels first."""
     x = torch.from_numpy(np.ascontiguousarray(pixels)).float().div_(255)
     return x if x.dim() == 2 else _channels_first(x)
 
 
 def _channels_first(x: Tensor) -> Tensor:
-    """Convert (s, h, w) or (s, h, w, c) to (s, c, h, w)."""
     if x.dim() == 3:
         return x.unsqueeze(1)
     return x.permute(0, 3, 1, 2).contiguous()
 
 
 def classes(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
-    """Map labels to 0..C-1 in sorted order.
-
-    Args:
-        values: (s,) numbers or text.
-
-    Returns:
-        Classes (s,) int64, and their names, which are empty if the labels already were 0..C-1.
-    """
+    """Map labels (s,) to 0..C-1 in sorted order, and name them unless they already were 0..C-1."""
     found, y = np.unique(values, return_inverse=True)
     same = np.issubdtype(found.dtype, np.integer) and np.array_equal(found, np.arange(len(found)))
     names: tuple[str, ...] = ()
@@ -106,10 +90,8 @@ def _targets(values: np.ndarray) -> Tensor:
 def read_npz(path: Path) -> SourceRecords:
     """Read arrays x and y of an npz file.
 
-    Args:
-        path: The file. Its x is uint8 (n, h, w[, c]) images; float (n, h, w[, c]) images in [0, 1];
-            or (n, p) features, k/255 if uint8. Its y is (n,): integers or text are classes, floats
-            are regression targets.
+    x is uint8 (n, h, w[, c]) images; float (n, h, w[, c]) images in [0, 1]; or (n, p) features,
+    k/255 if uint8. y is (n,): integers or text are classes, floats are regression targets.
     """
     try:
         with npz.Npz(path) as file:
@@ -134,7 +116,6 @@ def read_npz(path: Path) -> SourceRecords:
 
 
 def _check_arrays(x: np.ndarray, y: np.ndarray, path: Path) -> None:
-    """Reject arrays with shapes or types other than those in `read_npz`."""
     numbers = np.issubdtype(x.dtype, np.number) and x.dtype.kind != "c"
     if x.ndim not in (2, 3, 4) or not numbers or 0 in x.shape:
         raise LeakauditError(
@@ -153,7 +134,6 @@ def _check_arrays(x: np.ndarray, y: np.ndarray, path: Path) -> None:
 
 
 def _arrays(file: npz.Npz, path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Read x and y after checking how large x will be in float32."""
     if not {"x", "y"} <= set(file.files):
         names = ", ".join(file.files)[:80] or "none"
         raise LeakauditError(f"npz {path}: expected arrays x and y, got {names}")
@@ -167,11 +147,7 @@ def _arrays(file: npz.Npz, path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_folder(folder: Path) -> SourceRecords:
-    """Read PNG and JPEG files of the same size.
-
-    Args:
-        folder: Each of its subfolders is a class; without subfolders every image is its own class.
-    """
+    """Read PNG and JPEG files of the same size; each subfolder, or else every image, is a class."""
     if not folder.is_dir():
         raise LeakauditError(f"images:{folder}: no such folder")
     groups = sorted(d for d in folder.iterdir() if d.is_dir() and not d.name.startswith("."))
@@ -213,18 +189,11 @@ def _pictures(files: list[Path], folder: Path) -> list[np.ndarray]:
     return pixels
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Read an image without Pillow's warnings about its parts that are dropped or malformed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def _picture(path: Path) -> np.ndarray:
-    """Read one image as uint8 (h, w) or (h, w, 3); transparency is dropped."""
     try:
-        with _quiet(), Image.open(path, formats=("PNG", "JPEG")) as image:
+        # Pillow warns about parts that are dropped or malformed.
+        quiet = warnings.catch_warnings(action="ignore")
+        with quiet, Image.open(path, formats=("PNG", "JPEG")) as image:
             if image.width * image.height > LONGEST_LINE:
                 raise LeakauditError(
                     f"image {path}: expected at most {LONGEST_LINE} pixels, "
@@ -260,9 +229,8 @@ class _Table:
 def read_libsvm(path: Path) -> SourceRecords:
     """Read LIBSVM text, ``label index:value ...`` with indices from 1, into dense features.
 
-    Args:
-        path: The file, plain, .bz2 or .gz. Integer labels become classes 0..C-1 in sorted order;
-            others are regression targets.
+    The file is plain, .bz2 or .gz. Integer labels become classes 0..C-1 in sorted order; others are
+    regression targets.
     """
     found = _table(path)
     columns = np.frombuffer(found.columns, np.int64)
@@ -294,7 +262,6 @@ def read_libsvm(path: Path) -> SourceRecords:
 
 
 def _table(path: Path) -> _Table:
-    """Read the entries; reject malformed lines, and a file without entries."""
     found = _Table(array("d"), array("q"), array("q"), array("d"))
     for number, line in enumerate(_lines(path), 1):
         words = line.partition(b"#")[0].split()

@@ -36,11 +36,8 @@ TORCHVISION = {"mnist": "MNIST", "fashion": "FashionMNIST", "cifar10": "CIFAR10"
 def faces(detect: bool, download: bool) -> SourceRecords:
     """Return Labelled Faces in the Wild, 25x25 gray, as scikit-image bundles it, rounded to k/255.
 
-    The bundle contains no names: each of its 100 faces is its own class (100 classes, y = row).
-
-    Args:
-        detect: Whether to return all 200 images, 100 faces (y = 1) and 100 cut-outs without a face
-            (y = 0).
+    The bundle contains no names: each of its 100 faces is its own class (y = row). With `detect`,
+    all 200 images are returned, 100 faces (y = 1) and 100 cut-outs without a face (y = 0).
     """
     _bundled("lfw_subset.npy", download)
     x = images(np.round(_BUNDLE.lfw_subset() * 255).astype(np.uint8))
@@ -72,7 +69,6 @@ def photos(download: bool) -> SourceRecords:
 
 
 def _bundled(file: str, download: bool) -> None:
-    """Raise LeakauditError if scikit-image would have to download this file."""
     if not download and not (Path(_BUNDLE.__file__).parent / file).exists():
         raise LeakauditError(
             f"the installed scikit-image does not include {file}; "
@@ -105,9 +101,6 @@ def text(length: int) -> SourceRecords:
     It is part of every Python (PSF licence) and differs between versions. Runs of spaces and line
     breaks become one space. A token is a byte of UTF-8; y is the byte after the sequence, with
     which the next one begins.
-
-    Args:
-        length: Number of bytes of a record.
     """
     from pydoc_data.topics import topics
 

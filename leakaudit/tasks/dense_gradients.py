@@ -28,11 +28,7 @@ class Stack:
 
     @classmethod
     def of(cls, module: nn.Module, inputs: int) -> Stack | None:
-        """Extract the stack from a plain ``Sequential``.
-
-        Returns:
-            The stack; None if the module is anything else, shares a parameter or has a frozen one.
-        """
+        """Return the stack of a ``Sequential`` without shared or frozen parameters, or None."""
         parts = sequential.parts(module)
         # Nested containers and modules that are used twice are left to vmap, as in all earlier
         # recordings.
@@ -78,8 +74,7 @@ class Stack:
             params: Parameters by name, each (N, *shape of the parameter).
             x: Inputs (N, b, p), normalised and flattened.
             error: Maps the outputs (N, b, k) to the derivative of the loss in them.
-            out: Receives the gradients, by name, in the shapes of `params`; views of the memory to
-                fill.
+            out: Views of the memory to fill, in the shapes of `params`.
         """
         # Forward: a_0 = x, z_l = a_{l-1} W_l^T + b_l, a_l = s(z_l); the last layer has no
         # activation.

@@ -38,7 +38,7 @@ class Layer:
     scale: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the output for a batch of inputs."""
+        """Return the output for a batch."""
         if not self.parameters:
             plain: Tensor = self.module(x)
             return plain
@@ -46,12 +46,7 @@ class Layer:
         return out
 
     def convolved(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Return the output of a convolution with other weights and no bias.
-
-        Args:
-            x: Inputs (b, c, h, w).
-            weight: Weights (o, c, k, k).
-        """
+        """Return the convolution of x (b, c, h, w) with other weights (o, c, k, k), no bias."""
         m = self.module
         assert isinstance(m, nn.Conv2d)
         return F.conv2d(x, weight, None, m.stride, m.padding, m.dilation)
@@ -80,13 +75,10 @@ class Output:
 
 
 def unfit(task: Task) -> str | None:
-    """Return the reason why a network cannot be inverted layer by layer.
+    """Return the reason why a network cannot be inverted layer by layer, as part of a sentence.
 
     It must be a chain of layers with weights, each followed by at most one activation, that ends in
     a linear layer with a bias.
-
-    Returns:
-        A part of a sentence, or None if the network can be inverted.
     """
     parts = sequential.parts(task.module)
     if parts is None:
@@ -124,12 +116,7 @@ def _can_be_undone(part: ChainModule) -> bool:
 
 
 def layers(task: Task, theta: Tensor) -> list[Layer]:
-    """Return the chain, with the parameters of one model.
-
-    Args:
-        task: A task whose network is a plain ``Sequential``.
-        theta: Flat parameters (d,).
-    """
+    """Return the chain of a plain ``Sequential``, with the parameters (d,) of one model."""
     parts = sequential.parts(task.module)
     if parts is None:
         raise LeakauditError(f"{task.spec.model} is not a plain chain of layers")
@@ -148,11 +135,7 @@ def layers(task: Task, theta: Tensor) -> list[Layer]:
 
 
 def run(chain: list[Layer], x: Tensor) -> Tensor:
-    """Return the output of consecutive layers.
-
-    Args:
-        x: Inputs (b, *shape) of the first layer.
-    """
+    """Return the output of consecutive layers for a batch of inputs."""
     for layer in chain:
         x = layer(x)
     return x

@@ -44,28 +44,12 @@ def _targets(out: Tensor, y: Tensor) -> Tensor:
 
 
 def next_tokens(x: Tensor, y: Tensor) -> Tensor:
-    """Return the target at every position: the token at the next one, and y at the last one.
-
-    Args:
-        x: (b, length) tokens.
-        y: (b,) the token after each sequence.
-
-    Returns:
-        (b, length) int64.
-    """
+    """Return the targets (b, length): the token at the next position, and y at the last."""
     return torch.cat([x[:, 1:].long(), y.long().unsqueeze(1)], dim=1)
 
 
 def output_slope(loss: str, out: Tensor, y: Tensor) -> Tensor:
-    """Return the derivative of each node's `mean_loss` in its outputs.
-
-    Args:
-        out: Outputs of N nodes (N, b, k).
-        y: Labels of N nodes, (N, b) or (N, b, k) as for `mean_loss`.
-
-    Returns:
-        Derivatives (N, b, k).
-    """
+    """Return the derivative (N, b, k) of each node's `mean_loss` in its outputs (N, b, k)."""
     b = out.shape[1]
     if loss == "binary":
         return (out.sigmoid() - y.to(out.dtype).unsqueeze(-1)).div_(b)

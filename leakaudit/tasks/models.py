@@ -26,10 +26,9 @@ SPREAD = 0.02  # standard deviation of the initial weights of `Gpt`: that of GPT
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
 
-class Model(Protocol):
+class _Model(Protocol):
     """An architecture with its hyper-parameters."""
 
-    convex: ClassVar[bool]  # whether the usual loss is convex in the parameters
     note: ClassVar[str]  # description in `leakaudit list models`
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -37,45 +36,39 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True)
-class Logistic:
-    """Logistic regression: one logit with loss ``binary``, one per class with ``cross_entropy``."""
+class _Affine:
+    """Linear(prod(shape), outputs)."""
 
-    convex: ClassVar[bool] = True
+    bias: bool = param(True, "whether there is an intercept")
+
+    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        linear = nn.Linear(math.prod(shape), outputs, bias=self.bias)
+        return nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=linear))
+
+
+class Logistic(_Affine):
+    """Logistic regression."""
+
     note: ClassVar[str] = (
         "Logistic regression: one logit with loss ``binary``, one per class with ``cross_entropy``."
     )
-    bias: bool = param(True, "whether there is an intercept")  # whether there is an intercept
-
-    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build Linear(prod(shape), outputs)."""
-        return _affine(shape, outputs, self.bias)
 
 
-@dataclass(frozen=True)
-class Linear:
-    """Linear regression, for loss ``squared``."""
+class Linear(_Affine):
+    """Linear regression."""
 
-    convex: ClassVar[bool] = True
     note: ClassVar[str] = "Linear regression, for loss ``squared``."
-    bias: bool = param(True, "whether there is an intercept")  # whether there is an intercept
-
-    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build Linear(prod(shape), outputs)."""
-        return _affine(shape, outputs, self.bias)
 
 
 @dataclass(frozen=True)
 class Mlp:
     """Fully connected network of any depth."""
 
-    convex: ClassVar[bool] = False
     note: ClassVar[str] = "Fully connected network of any depth."
-    # widths of the hidden layers
     hidden: Sequence[int] = param((100,), "width of the hidden layers, e.g. 256 or 256,64")
     act: Literal["relu", "sigmoid", "tanh"] = param("relu", "activation")
 
     def __post_init__(self) -> None:
-        """Check the widths."""
         sound = all(1 <= width <= WIDEST for width in self.hidden)
         if not sound or not 1 <= len(self.hidden) <= DEEPEST:
             raise LeakauditError(
@@ -84,7 +77,7 @@ class Mlp:
             )
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build Linear, activation, ..., Linear."""
+        """Build the module."""
         widths = [math.prod(shape), *self.hidden, outputs]
         layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
         for i, (before, after) in enumerate(pairwise(widths), 1):
@@ -96,12 +89,8 @@ class Mlp:
 
 @dataclass(frozen=True)
 class LeNet:
-    """The LeNet of DLG (Zhu et al. 2019), all parameters drawn from U(-0.5, 0.5).
+    """The LeNet of DLG; images of 32x32 give Linear(768, outputs) as published."""
 
-    Three 5x5 convolutions of 12 channels with strides 2, 2, 1, and one linear layer.
-    """
-
-    convex: ClassVar[bool] = False
     note: ClassVar[str] = (
         "The LeNet of DLG (Zhu et al. 2019): three 5x5 convolutions of 12 channels, "
         "strides 2, 2, 1; all parameters U(-0.5, 0.5)."
@@ -109,7 +98,7 @@ class LeNet:
     act: Literal["sigmoid", "relu", "tanh"] = param("sigmoid", "activation")
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build it for any image size; 32x32 gives Linear(768, outputs) as published."""
+        """Build the module."""
         module = _convolutions("lenet", shape, outputs, 5, (12, 12, 12), (2, 2, 1), self.act)
         for p in module.parameters():
             nn.init.uniform_(p, -0.5, 0.5)
@@ -118,19 +107,17 @@ class LeNet:
 
 @dataclass(frozen=True)
 class ConvNet:
-    """Three 3x3 convolutions with strides 1, 2, 2, and one linear layer; no normalisation."""
+    """Three convolutions."""
 
-    convex: ClassVar[bool] = False
     note: ClassVar[str] = (
         "Three 3x3 convolutions (width, 2 width, 2 width channels; strides 1, 2, 2) "
         "and one linear layer; no normalisation."
     )
-    # channels of the first convolution; the other two have twice as many
     width: int = param(16, "channels of the first convolution")
     act: Literal["relu", "sigmoid", "tanh"] = param("relu", "activation")
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build it for any image size."""
+        """Build the module."""
         if self.width < 1:
             raise LeakauditError(f"convnet: expected width >= 1, got {self.width}")
         channels = (self.width, 2 * self.width, 2 * self.width)
@@ -139,24 +126,19 @@ class ConvNet:
 
 @dataclass(frozen=True)
 class Cnn:
-    """Convolutions of one kernel size and stride, each with ReLU, then fully connected layers."""
+    """Convolutions of one kernel size and stride."""
 
-    convex: ClassVar[bool] = False
     note: ClassVar[str] = (
         "Convolutions with ReLU, then fully connected layers; "
         "the default is one 3x3 convolution of 32 channels, stride 2, and 256 neurons."
     )
     channels: Sequence[int] = param((32,), "channels of the convolutions, e.g. 32 or 32,128")
-    # side of the kernels, an odd number; the padding is half of it
     kernel: int = param(3, "side of the kernels, an odd number; the padding is half of it")
     stride: int = param(2, "stride of the convolutions")
-    # widths of the fully connected layers before the outputs
     hidden: Sequence[int] = param((256,), "widths of the fully connected layers before the outputs")
-    # activation of these layers
     act: Literal["relu", "sigmoid", "tanh"] = param("relu", "activation of the connected layers")
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         widths = [*self.channels, *self.hidden]
         sound = all(1 <= width <= WIDEST for width in widths) and self.channels and self.hidden
         if not sound or len(widths) > DEEPEST or self.kernel % 2 == 0 or self.stride < 1:
@@ -167,7 +149,7 @@ class Cnn:
             )
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build it for any image size."""
+        """Build the module."""
         strides = (self.stride,) * len(self.channels)
         module = _convolutions(
             "cnn", shape, self.hidden[0], self.kernel, self.channels, strides, "relu"
@@ -181,67 +163,53 @@ class Cnn:
 
 @dataclass(frozen=True)
 class ResNet10:
-    """torchvision's ResNet with one basic block per stage, untrained.
+    """torchvision's ResNet with one basic block per stage."""
 
-    It has batch normalisation: ``bn=train`` (statistics of the batch, the default) or ``bn=eval``.
-    """
-
-    convex: ClassVar[bool] = False
     note: ClassVar[str] = (
         "torchvision's ResNet with one basic block per stage; "
         "``bn=train`` (batch statistics, default) or ``bn=eval``."
     )
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build it for any number of channels."""
+        """Build the module."""
         return _resnet([1, 1, 1, 1], shape, outputs)
 
 
 @dataclass(frozen=True)
 class ResNet18:
-    """torchvision's ResNet-18, untrained.
+    """torchvision's ResNet-18."""
 
-    It has batch normalisation: ``bn=train`` (statistics of the batch, the default) or ``bn=eval``.
-    """
-
-    convex: ClassVar[bool] = False
     note: ClassVar[str] = (
         "torchvision's ResNet-18, untrained; "
         "``bn=train`` (batch statistics, default) or ``bn=eval``."
     )
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build it for any number of channels."""
+        """Build the module."""
         return _resnet([2, 2, 2, 2], shape, outputs)
 
 
 @dataclass(frozen=True)
 class Gpt:
-    """Decoder-only transformer as GPT-2 (Radford et al. 2019), untrained, for loss ``next_token``.
+    """Decoder-only transformer as GPT-2 (Radford et al. 2019), for loss ``next_token``.
 
-    Tokens and learned positions are added; every block normalises its inputs (pre-norm) and has
-    causal attention and two fully connected layers with GELU. The context is the length of the
-    data's records, the vocabulary that of the data.
+    The context is the length of the data's records, the vocabulary that of the data.
     """
 
-    convex: ClassVar[bool] = False
     note: ClassVar[str] = (
         "Decoder-only transformer as GPT-2: learned positions, pre-norm blocks, causal attention, "
         "GELU; for token sequences."
     )
-    depth: int = param(2, "number of blocks")  # number of blocks
-    # length h of the vector of one position
+    depth: int = param(2, "number of blocks")
     width: int = param(128, "length of the vector of one position")
-    heads: int = param(4, "number of attention heads")  # number of attention heads
-    # whether the output layer uses the weights of the token embedding
+    heads: int = param(4, "number of attention heads")
     tied: bool = param(False, "whether the output layer uses the weights of the token embedding")
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         _check_sizes("gpt", self)
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build it for sequences of shape (length,) of tokens 0..outputs-1."""
+        """Build the module."""
         if len(shape) != 1:
             raise LeakauditError(
                 f"gpt needs sequences of tokens, got inputs of shape {shape}; use --data text"
@@ -290,32 +258,27 @@ class Decoder(nn.Module):
 
 @dataclass(frozen=True)
 class Vit:
-    """Vision transformer (Dosovitskiy et al. 2021), untrained, as ViT-Tiny but less deep.
+    """Vision transformer (Dosovitskiy et al. 2021), as ViT-Tiny but less deep.
 
-    An image is cut into square patches. One linear layer embeds each of them, learned positions are
-    added, and a class token is put in front, from which the outputs are computed. Every block
-    normalises its inputs (pre-norm) and has attention and two fully connected layers with GELU.
+    The outputs are computed from a class token in front of the patches.
     """
 
-    convex: ClassVar[bool] = False
     note: ClassVar[str] = (
         "Vision transformer as ViT-Tiny, less deep: patches, class token, learned positions, "
         "pre-norm blocks, attention, GELU."
     )
-    patch: int = param(16, "side of a patch, in pixels")  # side of a patch, in pixels
-    depth: int = param(2, "number of blocks")  # number of blocks
-    # length h of the vector of one token
+    patch: int = param(16, "side of a patch, in pixels")
+    depth: int = param(2, "number of blocks")
     width: int = param(192, "length of the vector of one token")
-    heads: int = param(3, "number of attention heads")  # number of attention heads
+    heads: int = param(3, "number of attention heads")
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         _check_sizes("vit", self)
         if self.patch < 1:
             raise LeakauditError(f"vit: expected patch >= 1, got patch={self.patch}")
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """Build it for images whose sides are multiples of the patch."""
+        """Build the module."""
         _needs_image("vit", shape)
         if shape[1] % self.patch or shape[2] % self.patch:
             raise LeakauditError(
@@ -329,7 +292,6 @@ class VisionTransformer(nn.Module):
     """The module of `Vit`: (b, channels, height, width) images to (b, outputs)."""
 
     def __init__(self, sizes: Vit, shape: tuple[int, ...], outputs: int) -> None:
-        """Draw the initial weights, with the spread that is usual for transformers."""
         super().__init__()
         self.size = shape[1:]
         patches = shape[1] // sizes.patch * (shape[2] // sizes.patch)
@@ -362,7 +324,6 @@ class EncoderBlock(nn.Module):
     def __init__(
         self, width: int, heads: int, causal: bool = True, approximate: str = "none"
     ) -> None:
-        """Create the layers."""
         super().__init__()
         self.heads = heads
         self.causal = causal
@@ -398,7 +359,7 @@ class EncoderBlock(nn.Module):
         return result
 
 
-MODELS: dict[str, type[Model]] = {
+MODELS: dict[str, type[_Model]] = {
     "linear": Linear,
     "logistic": Logistic,
     "mlp": Mlp,
@@ -411,10 +372,10 @@ MODELS: dict[str, type[Model]] = {
     "vit": Vit,
 }
 READ_TOKENS = frozenset({"gpt"})  # models whose inputs are tokens
+CONVEX = frozenset({"linear", "logistic"})  # models whose usual loss is convex in the parameters
 
 
 def _check_sizes(name: str, sizes: Gpt | Vit) -> None:
-    """Check what all transformers have in common."""
     sound = 1 <= sizes.depth <= DEEPEST and 1 <= sizes.width <= WIDEST
     if not sound or sizes.heads < 1 or sizes.width % sizes.heads:
         raise LeakauditError(
@@ -429,11 +390,6 @@ def _needs_image(name: str, shape: tuple[int, ...]) -> None:
             f"{name} needs images (channels, height, width), got inputs of shape {shape}; "
             "use mlp or logistic"
         )
-
-
-def _affine(shape: tuple[int, ...], outputs: int, bias: bool) -> nn.Module:
-    linear = nn.Linear(math.prod(shape), outputs, bias=bias)
-    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=linear))
 
 
 def _resnet(blocks: list[int], shape: tuple[int, ...], outputs: int) -> nn.Module:

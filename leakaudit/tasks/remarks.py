@@ -33,11 +33,7 @@ NOT_LINEAR = (
 
 
 def of(task: Task) -> tuple[str, ...]:
-    """Return what is special about a model that is not one of leakaudit's own.
-
-    Returns:
-        One sentence per property, without a full stop; nothing for a registered model.
-    """
+    """Return what is special about a model that is not registered, one sentence each."""
     if task.spec.model in MODELS:
         return ()
     found = []
@@ -58,7 +54,6 @@ def of(task: Task) -> tuple[str, ...]:
 
 
 def _couples(module: nn.Module) -> bool:
-    """Return whether batch normalisation uses the statistics of the batch."""
     if isinstance(module, ExportedProgram):
         return module.exported_graph.normalises
     norms = [m for m in module.modules() if isinstance(m, BatchNorm)]
@@ -72,7 +67,6 @@ def _attends(module: nn.Module) -> bool:
 
 
 def _frozen(task: Task, frozen: list[str]) -> str:
-    """Describe which parameters are trained, and therefore travel."""
     names = task.layout.names
     shown = ", ".join(names[:4])
     more = f" and {len(names) - 4} others" if len(names) > 4 else ""

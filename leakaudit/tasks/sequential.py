@@ -46,7 +46,7 @@ class ChainModule:
 
 
 @dataclass(frozen=True, eq=False)
-class ActivatedLayer:
+class _ActivatedLayer:
     """A layer with weights and the activation that follows it."""
 
     layer: ChainModule
@@ -57,9 +57,7 @@ class ActivatedLayer:
 def parts(module: nn.Module) -> list[ChainModule] | None:
     """List the modules of a plain ``Sequential`` in order, including those of nested ones.
 
-    Returns:
-        The parts without their containers; a module that is used twice is listed twice. None if the
-        module is not a ``Sequential``.
+    A module that is used twice is listed twice. None if the module is not a ``Sequential``.
     """
     if type(module) is not nn.Sequential:
         return None
@@ -71,21 +69,16 @@ def parts(module: nn.Module) -> list[ChainModule] | None:
     return found
 
 
-def blocks(chain: Iterable[ChainModule]) -> list[ActivatedLayer] | None:
+def blocks(chain: Iterable[ChainModule]) -> list[_ActivatedLayer] | None:
     """Pair every layer with the activation that follows it.
 
-    Args:
-        chain: Parts in order.
-
-    Returns:
-        One block per layer; None if a part has another role, or if an activation does not follow a
-        layer.
+    None if a part has another role, or if an activation does not follow a layer.
     """
-    found: list[ActivatedLayer] = []
+    found: list[_ActivatedLayer] = []
     flat = False
     for part in chain:
         if part.role is ModuleRole.LAYER:
-            found.append(ActivatedLayer(part, None, flat))
+            found.append(_ActivatedLayer(part, None, flat))
         elif part.role is ModuleRole.ACTIVATION:
             if not found or found[-1].activation is not None:
                 return None

@@ -32,17 +32,12 @@ class Rounding:
     first: float  # the first width; `share` holds the current one
 
     def __post_init__(self) -> None:
-        """Start with the first width; raises LeakauditError if it is below 0."""
         if self.first < 0:
             raise LeakauditError(f"rounding: expected a width of at least 0, got {self.first}")
         self.share = self.first
 
     def at(self, done: float) -> None:
-        """Set the width for a stage of the search: it decreases geometrically to a fortieth.
-
-        Args:
-            done: Completed fraction of the search, 0 to 1.
-        """
+        """Set the width after a fraction of the search; it falls geometrically to a fortieth."""
         self.share = self.first * SHARPER**-done
 
 
@@ -53,7 +48,6 @@ class SmoothedReLU(nn.Module):
     """
 
     def __init__(self, rounding: Rounding) -> None:
-        """Store the rounding."""
         super().__init__()
         self.rounding = rounding
 
@@ -63,11 +57,7 @@ class SmoothedReLU(nn.Module):
         return 0.5 * (z + (z * z + square).sqrt())
 
     def bends(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return value, first and second derivative for n networks, each with its own width.
-
-        Args:
-            z: Inputs (n, ...).
-        """
+        """Return value, first and second derivative for n networks, each of its own width."""
         square = self._square(z, tuple(range(1, z.dim())))
         w = (z * z + square).sqrt()
         ratio = z / w

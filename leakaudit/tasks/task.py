@@ -6,11 +6,10 @@ Everything works under torch.func and in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, overload
 
 import torch
 from torch import Generator, Tensor, nn
@@ -37,7 +36,8 @@ Params = Mapping[str, Tensor]
 class Task:
     """A model, its loss and the normalisation of its inputs; build it with `Task.build`.
 
-    All functions follow the dtype and device of theta.
+    All functions follow the dtype and device of theta. N nodes hold b records each; d is the length
+    of theta, k the number of outputs. Inputs are in the data's units.
 
     Attributes:
         spec: The public description from which the task was built.
@@ -53,11 +53,11 @@ class Task:
         module: The torch module; its own parameter values are never used.
         stack: Closed formulas of gradients, for fully connected stacks; None for other models.
         chain: Closed formulas of gradients that can be differentiated again, for chains of layers;
-            None for other models. The formulas of a stack take half the time of a chain's.
+            None for other models. Those of a stack take half the time.
         trusted: The ``package.module:factory`` that may execute its code; True for any.
         tokens: Number of different tokens if the inputs are tokens; 0 if they are numbers.
-        masked: Whether the model drew random numbers in training, such as the masks of dropout,
-            which are not known: gradients are computed without them.
+        masked: Whether the model drew random numbers in training, such as the masks of dropout:
+            these are not known, and gradients are computed without them.
         embeddings: Names of the weights of the embedding that receives the tokens, and of one that
             receives their positions; None if there is none.
     """
@@ -91,14 +91,12 @@ class Task:
         """Build the task that a spec describes; dropout is off.
 
         Args:
-            spec: The description. Its `args` are the model's, except ``l2`` (adds l2/2 |theta|^2 to
-                the loss), ``bn`` (``train``: statistics of the batch, the default; ``eval``:
-                running statistics as constants), ``dropout`` (``train``: it was active in training,
-                the default; ``eval``: it was not), ``tokens`` (number of different tokens, if the
+            spec: Its `args` are the model's, except ``l2`` (adds l2/2 |theta|^2 to the loss),
+                ``bn`` (``train``: statistics of the batch, the default; ``eval``: running
+                statistics as constants), ``dropout`` (``train``: it was active in training, the
+                default; ``eval``: it was not), ``tokens`` (number of different tokens, if the
                 inputs are tokens) and ``sha256`` (of a program's file).
             generator: Draws the buffers and frozen parameters; None uses a fixed one.
-            dtype: Dtype of the models drawn by `init`.
-            device: Device of the model.
             trusted: The ``package.module:factory`` that may be executed; True for the one that
                 `spec` names. A torch.export program is run without executing code of its file.
 
@@ -150,12 +148,7 @@ class Task:
     def to(
         self, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Task:
-        """Return the task with another dtype for `init`, or on another device.
-
-        Args:
-            dtype: The new dtype, None to keep it.
-            device: The new device, None to keep it.
-        """
+        """Return the task with another dtype for `init`, or on another device, if given."""
         where = torch.device(device or self.device)
         buffers = {n: b.to(where) for n, b in self.buffers.items()}
         return replace(self, dtype=dtype or self.dtype, device=where, buffers=buffers)
@@ -163,8 +156,7 @@ class Task:
     def rounded(self, rounding: Rounding) -> Task:
         """Return the task with rounded ReLU modules, for `again`; itself if it has no ReLU.
 
-        Args:
-            rounding: Width of the kinks, which a search may change later.
+        A search may change the width of the kinks later.
         """
         module = rounded(self.module, rounding)
         if module is self.module:
@@ -173,14 +165,7 @@ class Task:
         return replace(self, module=module, stack=None, chain=chain)
 
     def check_layout(self, layout: Layout) -> None:
-        """Check that a trace was recorded with this model.
-
-        Args:
-            layout: The trace's layout.
-
-        Raises:
-            LeakauditError: The layouts differ; the message names the first different parameter.
-        """
+        """Raise LeakauditError if a trace was recorded with another model."""
         mine = zip(self.layout.names, self.layout.shapes, strict=True)
         theirs = zip(layout.names, layout.shapes, strict=True)
         for i, (own, other) in enumerate(zip_longest(mine, theirs)):
@@ -192,14 +177,7 @@ class Task:
                 )
 
     def init(self, generator: Generator) -> Tensor:
-        """Draw an initial model as the architecture does, without changing torch's global state.
-
-        Args:
-            generator: Source of randomness.
-
-        Returns:
-            Flat parameters (d,).
-        """
+        """Draw an initial model (d,) as the architecture does; torch's global state stays."""
         module = build_task.module(self.spec, generator, self.trusted)
         flat = torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad])
         return flat.to(self.device, self.dtype)
@@ -207,13 +185,8 @@ class Task:
     def normalise(self, x: Tensor) -> Tensor:
         """Convert inputs from the data's units to the model's: (x - mean) / std.
 
-        `logits`, `loss` and all gradients do this themselves.
-
-        Args:
-            x: Inputs (..., *shape), or flattened (..., p) with p = prod(shape).
-
-        Returns:
-            The same shape.
+        They are (..., *shape), or flattened (..., p) with p = prod(shape). `logits`, `loss` and all
+        gradients do this themselves.
 
         Raises:
             LeakauditError: x has neither shape.
@@ -224,29 +197,12 @@ class Task:
         return (x - mean) / std
 
     def denormalise(self, x: Tensor) -> Tensor:
-        """Convert the model's inputs to the data's units, x std + mean: the inverse of `normalise`.
-
-        Args:
-            x: Normalised inputs (..., *shape), or flattened (..., p) with p = prod(shape).
-
-        Returns:
-            The same shape.
-
-        Raises:
-            LeakauditError: x has neither shape.
-        """
+        """Convert the model's inputs to the data's units, x std + mean."""
         mean, std = self.mean_and_std(x)
         return x * std + mean
 
     def mean_and_std(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean and standard deviation of the normalisation, broadcastable over inputs.
-
-        Args:
-            like: Inputs (..., *shape) or (..., p), which determine dtype and device.
-
-        Raises:
-            LeakauditError: `like` has neither shape.
-        """
+        """Return mean and standard deviation of the normalisation, broadcastable over inputs."""
         shape = tuple(self.spec.shape)
         sides = [1] * (len(shape) - 1)
         mean = like.new_tensor(self.spec.mean).reshape(-1, *sides)
@@ -263,14 +219,9 @@ class Task:
         )
 
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Return the outputs of a model.
+        """Return the outputs (b, k) for inputs (b, *shape).
 
-        Args:
-            theta: Flat parameters (d,).
-            x: Inputs (b, *shape) in the data's units.
-
-        Returns:
-            Outputs (b, k); k is 1 for loss ``binary``; (b, length, k) for ``next_token``.
+        k is 1 for loss ``binary``; for ``next_token``, they are (b, length, k).
         """
         return self._outputs(self.layout.split(theta), x)
 
@@ -287,26 +238,12 @@ class Task:
         return self._loss(self.layout.split(theta), x, y)
 
     def losses(self, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return the `loss` of every node.
-
-        Args:
-            thetas: Parameters (N, d).
-            x: Inputs (N, b, *shape).
-            y: Labels (N, b).
-
-        Returns:
-            Losses (N,).
-        """
+        """Return the `loss` (N,) of every node."""
         out: Tensor = vmap(self.loss)(thetas, x, y)
         return out
 
     def accuracy(self, theta: Tensor, x: Tensor, y: Tensor) -> float:
         """Return the fraction of correct labels.
-
-        Args:
-            theta: Flat parameters (d,).
-            x: Inputs (b, *shape) in the data's units.
-            y: Labels as for `loss`.
 
         Raises:
             LeakauditError: The loss is ``squared``, which has no labels.
@@ -327,16 +264,9 @@ class Task:
         return float(right.double().mean())
 
     def gradient(self, theta: Tensor, x: Tensor, y: Tensor, create_graph: bool = False) -> Tensor:
-        """Return the gradient of `loss` in theta.
+        """Return the gradient (d,) of `loss` in theta.
 
-        Args:
-            theta: Flat parameters (d,).
-            x: Inputs (b, *shape) in the data's units.
-            y: Labels as for `loss`.
-            create_graph: Whether it can be differentiated again, in theta, x and soft y.
-
-        Returns:
-            Gradient (d,).
+        With `create_graph`, it can be differentiated again, in theta, x and soft y.
         """
         with torch.enable_grad():
             if not (create_graph and theta.requires_grad):
@@ -351,17 +281,9 @@ class Task:
             return torch.cat([g.flatten() for g in got])
 
     def again(self, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return gradients that can be differentiated again in x and soft y; thetas are constants.
+        """Return gradients (n, d) that can be differentiated again in x and soft y, not in thetas.
 
         A chain of layers has closed formulas; other models take two passes of autograd.
-
-        Args:
-            thetas: Parameters (n, d).
-            x: Inputs (n, b, *shape).
-            y: Labels (n, b), or (n, b, classes).
-
-        Returns:
-            Gradients (n, d).
         """
         thetas = thetas.detach()
         if self.chain is not None:
@@ -378,22 +300,10 @@ class Task:
         several: Tensor = vmap(self.grad_fn)(thetas, x, y)
         return several
 
-    @overload
-    def grad_fn(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor: ...
-    @overload
-    def grad_fn(self, params: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]: ...
-    def grad_fn(self, params: Any, x: Tensor, y: Tensor) -> Any:
-        """Return the gradient of `loss` in the form of `params`; for use inside vmap, grad and jvp.
-
-        Args:
-            params: Flat parameters (d,), or tensors by name.
-            x: Inputs (b, *shape) in the data's units.
-            y: Labels as for `loss`.
-        """
-        if isinstance(params, Tensor):
-            got = grad(self._loss)(self.layout.split(params), x, y)
-            return torch.cat([got[n].flatten() for n in self.layout.names])
-        return grad(self._loss)(params, x, y)
+    def grad_fn(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Return the gradient (d,) of `loss`, for use inside vmap, grad and jvp."""
+        got = grad(self._loss)(self.layout.split(theta), x, y)
+        return torch.cat([got[n].flatten() for n in self.layout.names])
 
     def gradients(
         self,
@@ -403,7 +313,7 @@ class Task:
         chunk: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Return the gradients of all nodes.
+        """Return the gradients (N, d) of all nodes.
 
         Args:
             thetas: Parameters (N, d).
@@ -412,9 +322,6 @@ class Task:
             chunk: Nodes per vmap, if all at once do not fit into memory; 1 processes them one by
                 one, which is the default for large models.
             out: Memory (N, d) for the result; None allocates it.
-
-        Returns:
-            Gradients (N, d).
         """
         if out is None or out.stride(1) != 1:  # the formulas below write complete rows
             rows = torch.empty_like(thetas, memory_format=torch.contiguous_format)
@@ -428,51 +335,15 @@ class Task:
             for i in range(len(thetas)):
                 out[i] = self.gradient(thetas[i], x[i], y[i])
         else:
-            for columns, block in self._vmapped(thetas, x, y, chunk):
-                out[:, columns] = block
+            got = vmap(grad(self._loss), chunk_size=chunk)(self.layout.split(thetas.detach()), x, y)
+            for name, columns in self.layout.slices.items():
+                out[:, columns] = got.pop(name).flatten(1)
         return out
-
-    def gradient_blocks(
-        self, thetas: Tensor, x: Tensor, y: Tensor, chunk: int | None = None
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the `gradients` one parameter at a time.
-
-        Args:
-            thetas: Parameters (N, d).
-            x: Inputs (N, b, *shape).
-            y: Labels (N, b).
-            chunk: As for `gradients`.
-
-        Yields:
-            The parameter's columns of the flat vector, and their values (N, width).
-        """
-        if self.stack is None and not self.one_by_one:
-            yield from self._vmapped(thetas, x, y, chunk)
-            return
-        whole = self.gradients(thetas, x, y, chunk)
-        for columns in self.layout.slices.values():
-            yield columns, whole[:, columns]
 
     def hessians(self, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return the second derivatives of all nodes' losses; meant for small convex models.
-
-        Args:
-            thetas: Parameters (N, d).
-            x: Inputs (N, b, *shape).
-            y: Labels (N, b).
-
-        Returns:
-            Second derivatives (N, d, d).
-        """
+        """Return the second derivatives (N, d, d) of all nodes' losses, for small convex models."""
         out: Tensor = vmap(jacrev(self.grad_fn))(thetas, x, y)
         return out
-
-    def _vmapped(
-        self, thetas: Tensor, x: Tensor, y: Tensor, chunk: int | None
-    ) -> Iterator[tuple[slice, Tensor]]:
-        got = vmap(grad(self._loss), chunk_size=chunk)(self.layout.split(thetas.detach()), x, y)
-        for name in self.layout.names:
-            yield self.layout.slices[name], got.pop(name).flatten(1)
 
     def _stacked(self, stack: Stack, thetas: Tensor, x: Tensor, y: Tensor, out: Tensor) -> None:
         with torch.no_grad():
@@ -510,7 +381,6 @@ class Task:
 
 
 def _described(parameter: tuple[str, tuple[int, ...]] | None) -> str:
-    """Describe a parameter by name and shape, for an error message."""
     if parameter is None:
         return "nothing"
     name, shape = parameter
@@ -527,7 +397,6 @@ class Problem:
     here: Tensor | None = None  # (N,) bool, nodes with data in this process; None for all
 
     def __post_init__(self) -> None:
-        """Check that the shapes of the data fit the task."""
         shape = self.task.spec.shape
         fits = self.x.dim() == len(shape) + 2 and self.x.shape[2:] == shape
         if not fits or self.y.shape[:2] != self.x.shape[:2]:

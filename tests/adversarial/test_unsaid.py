@@ -257,6 +257,22 @@ def test_without_a_clip_there_is_no_epsilon(
     assert "the sensitivity is unknown" in said
 
 
+def test_no_sensitivity_is_stated_for_a_view_without_messages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is observed of `single`, so its mu is 0 whatever the sensitivity is."""
+    path = str(tmp_path / "single.pt")
+    assert main(["record", "single", "-o", path, "--nodes", "3", "--rounds", "1", "-q"]) == 0
+    capsys.readouterr()
+    assert main(["bound", path, "-f", "json", "-q"]) == 0
+    for one in json.loads(capsys.readouterr().out):
+        assert (one["mu"], one["sensitivity"]) == (0.0, None)
+    assert main(["bound", path, "-q"]) == 0
+    assert "sensitivity 1" not in capsys.readouterr().out
+    assert main(["bound", path, "--sensitivity", "1", "-q"]) == 0
+    assert "sensitivity 1: as specified" in capsys.readouterr().out
+
+
 def test_a_claim_that_assumes_less_than_the_clip_allows_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

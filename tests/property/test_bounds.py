@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leakaudit.theory.bounds import membership, mse, one_run, reconstruction
+from leakaudit.theory.bounds import mse, one_run, reconstruction
 from leakaudit.theory.bounds.approximate import approximate
 from leakaudit.theory.bounds.composition import compose, repeat
 from leakaudit.theory.bounds.empirical import Counts, epsilon_lower, lower, mu_lower, upper
@@ -54,7 +54,6 @@ def test_more_noise_never_costs_more_privacy(
         assert b.epsilon(delta) <= a.epsilon(delta) * SLIGHTLY
         assert b.delta(epsilon) <= a.delta(epsilon) * SLIGHTLY + 1e-15
         assert b.power(delta) <= a.power(delta) * SLIGHTLY
-        assert membership.advantage(b) <= membership.advantage(a) * SLIGHTLY
 
 
 @laws

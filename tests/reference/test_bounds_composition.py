@@ -12,11 +12,10 @@ from scipy.stats import binom
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.bounds import gaussian, pld, renyi, zcdp
-from leakaudit.theory.bounds.approximate import Approximate, advanced, approximate, closed_form
+from leakaudit.theory.bounds.approximate import Approximate, approximate
 from leakaudit.theory.bounds.composition import KINDS, TRANSLATIONS, compose, repeat, translate
 from leakaudit.theory.bounds.gaussian import Gdp
 from leakaudit.theory.bounds.guarantee import Adjacency, Guarantee
-from leakaudit.theory.bounds.mechanisms import Additive, truncated_laplace
 from leakaudit.theory.bounds.pld import Pld
 from leakaudit.theory.bounds.renyi import ORDERS, Rdp
 from leakaudit.theory.bounds.zcdp import Zcdp
@@ -103,24 +102,18 @@ def test_what_is_no_number_is_refused(kind: type[Guarantee]) -> None:
     assert g.epsilon(1) == 0
 
 
-def test_exact_is_tighter_than_zcdp_is_tighter_than_a_grid_of_orders_than_print() -> None:
+def test_exact_is_tighter_than_zcdp_is_tighter_than_a_grid_of_orders() -> None:
     for n in (1, 10, 100):
         exact = repeat(Gdp(0.5, ONE), n)
         rho, rdp = translate(exact, Zcdp), translate(exact, Rdp)
-        assert isinstance(rho, Zcdp)
-        limits = [g.epsilon(1e-5) for g in (exact, rho, rdp)] + [zcdp.loose_epsilon(1e-5, rho.rho)]
+        limits = [g.epsilon(1e-5) for g in (exact, rho, rdp)]
         assert limits == sorted(limits)
         powers = [g.power(0.05) for g in (exact, rho, rdp)]
         assert powers == sorted(powers)
 
 
-def test_the_edge_of_the_orders_is_told() -> None:
-    assert translate(Gdp(1, ONE), Rdp).order(1e-5)[::2] == (5.4, False)  # type: ignore[attr-defined]
-    assert translate(Gdp(0.001, ONE), Rdp).order(1e-5)[::2] == (512.0, True)  # type: ignore[attr-defined]
-
-
 def test_the_optimal_composition_of_different_epsilons() -> None:
-    """Against a sum over all outcomes of the bits, and never above the closed form."""
+    """Against a sum over all outcomes of the bits."""
     epsilons = [0.3, 0.5, 0.5, 0.9, 1.1]
     total = compose([approximate(e, 1e-4, ONE) for e in epsilons])
     for at in (0.0, 0.7, 2.0, 3.3):
@@ -132,11 +125,6 @@ def test_the_optimal_composition_of_different_epsilons() -> None:
                 0.0, 1 - math.exp(at - sum(s * e for s, e in zip(signs, epsilons, strict=True)))
             )
         assert total.delta(at) == pytest.approx(1 - (1 - 1e-4) ** 5 * (1 - rest), rel=1e-12)
-    for slack in (1e-6, 1e-3):
-        many = [approximate(0.01 + k / 5000, 0, ONE) for k in range(50)]
-        found = compose(many).epsilon(slack)
-        assert found <= closed_form([e for g in many for e, _, _ in g.terms], slack)
-    assert closed_form([0.1] * 100, 1e-6) <= advanced(0.1, 100, 1e-6)
 
 
 def test_many_different_epsilons_are_rounded_up_to_a_lattice() -> None:
@@ -257,19 +245,10 @@ def test_the_power_of_a_privacy_loss_distribution_is_that_of_its_curve() -> None
         )
 
 
-def test_any_exact_curve_composes_as_a_privacy_loss_distribution() -> None:
-    library = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
-    plain = pld.of_curve(lambda e: Additive(1, 2.0).delta(e, 1.0), 0.5, ONE)
-    theirs = library.from_laplace_mechanism(2.0).self_compose(8)
-    assert repeat(plain, 8).delta(1.0) == pytest.approx(theirs.get_delta_for_epsilon(1.0), rel=1e-3)
-    noise = truncated_laplace(0.5, 1e-6, 1.0)
-    total = repeat(pld.of_curve(lambda e: noise.delta(e, 1.0), 0.5, ONE), 8)
-    assert total.delta(1.0) < repeat(noise.release(0.5, 1.0, ONE), 8).delta(1.0)
-    assert total.delta(math.inf) == pytest.approx(8e-6, rel=1e-4)
+def test_what_has_no_privacy_loss_distribution_is_refused() -> None:
+    pytest.importorskip("dp_accounting")
     with pytest.raises(LeakauditError, match="NODE"):
         pld.subsampled_gaussian(1.0, 0.1, Adjacency.NODE)
-    with pytest.raises(LeakauditError, match="highest epsilon"):
-        pld.of_curve(lambda e: 0.0, math.inf, ONE)
     with pytest.raises(LeakauditError, match="sampling rate"):
         pld.subsampled_gaussian(1.0, 0.0, ONE)
     with pytest.raises(LeakauditError, match="mu"):

@@ -23,7 +23,6 @@ from leakaudit.theory.bounds.empirical import (
     lower,
     mu_lower,
     trials_for,
-    trials_to_detect,
     upper,
 )
 from leakaudit.theory.bounds.gaussian import Gdp
@@ -138,7 +137,6 @@ def test_how_many_trials_are_enough() -> None:
         (0.01, 0.05, 200),
     ):
         assert detection(about, bound, rate, 0.05) >= 0.8
-        assert trials_to_detect(bound, rate, 0.05) <= about
     chance = binom.pmf(np.arange(101), 100, 0.2)
     assert detection(100, 0.1, 0.2, 0.05) == pytest.approx(
         sum(chance[k] for k in range(101) if lower(k, 100, 0.05) > 0.1)
@@ -243,7 +241,6 @@ def test_one_run_ends() -> None:
         lambda: mu_lower(Counts(1, 2, 0, 2), 0.0),
         lambda: credible_epsilon(Counts(1, 2, 0, 2), 2.0, 0.05),
         lambda: detection(10, math.nan, 0.5, 0.05),
-        lambda: trials_to_detect(0.5, 0.4, 0.05),
         lambda: one_run.p_value(10, 11, 0, 1.0, 0.0),
         lambda: one_run.p_value(10, 10, 5, math.nan, 0.0),
         lambda: one_run.epsilon_lower(10, 10, 5, 0.0, 0.0),

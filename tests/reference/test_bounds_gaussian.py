@@ -13,7 +13,6 @@ from scipy.stats import norm
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.bounds.gaussian import (
-    advantage,
     compose,
     delta,
     epsilon,
@@ -97,8 +96,7 @@ def test_epsilon_is_the_least_that_reaches_delta(mu: float, small: float) -> Non
         assert log_delta(found * (1 - 1e-9), mu) > math.log(small)
         assert least_mu(found, small) == pytest.approx(mu, rel=1e-8)
     else:
-        assert delta(0, mu) == pytest.approx(advantage(mu), rel=1e-9)
-        assert advantage(mu) <= small
+        assert delta(0, mu) <= small
 
 
 def test_node_level_of_2000_rounds_is_no_promise() -> None:
@@ -122,7 +120,7 @@ def test_power_is_that_of_the_optimal_test_of_a_shifted_gaussian() -> None:
             power(alpha, mu), abs=4e-3
         )
     assert power(0.2, 0.7) == pytest.approx(norm.cdf(norm.ppf(0.2) + 0.7), rel=1e-12)
-    assert advantage(mu) == pytest.approx(
+    assert delta(0, mu) == pytest.approx(
         max(power(a, mu) - a for a in np.linspace(0, 1, 2001)), abs=1e-6
     )
 
@@ -149,7 +147,6 @@ def test_the_ends() -> None:
         0,
     ]
     assert [power(0, 1), power(1, 1), power(0.1, math.inf), power(0, math.inf)] == [0, 1, 1, 1]
-    assert [advantage(0), advantage(math.inf)] == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,12 @@ from leakaudit.theory.bounds import (
     empirical,
     gaussian,
     mechanisms,
-    membership,
     mse,
     one_run,
     reconstruction,
     renyi,
-    zcdp,
 )
-from leakaudit.theory.bounds.approximate import advanced, approximate, closed_form
+from leakaudit.theory.bounds.approximate import approximate
 from leakaudit.theory.bounds.composition import repeat, translate
 from leakaudit.theory.bounds.empirical import Counts
 from leakaudit.theory.bounds.gaussian import Gdp
@@ -58,7 +56,6 @@ def truncated(eps: float, delta: float) -> Iterator[float]:
     noise = mechanisms.truncated_laplace(eps, delta, 1.0)
     yield noise.width
     yield (noise.below(1e-7) - noise.below(-1e-7)) / 2e-7
-    yield from mechanisms.laplace_moments(noise)
     yield noise.delta(eps, 1.0)
     yield noise.escape([1.0])
 
@@ -85,7 +82,6 @@ def zcdp_row(sigma: float, times: int) -> Iterator[float]:
     found = repeat(Zcdp(1 / (2 * sigma**2), ONE), times)
     delta = 1e-6 if sigma == 10 else 1e-5
     yield found.rho
-    yield zcdp.loose_epsilon(delta, found.rho)
     yield found.epsilon(delta)
     yield repeat(Gdp(1 / sigma, ONE), times).epsilon(delta)
     assert gaussian.epsilon(delta, mu) == pytest.approx(
@@ -93,12 +89,9 @@ def zcdp_row(sigma: float, times: int) -> Iterator[float]:
     )
 
 
-def rdp_row(kind: str, sigma: float, times: int, delta: float) -> Iterator[float]:
+def rdp_row(sigma: float, times: int, delta: float) -> Iterator[float]:
     rdp = repeat(translate(Gdp(1 / sigma, ONE), Rdp), times)
-    assert isinstance(rdp, Rdp)
-    if kind == "cks":
-        assert rdp.order(delta)[1] == pytest.approx(rdp.epsilon(delta), rel=1e-12)
-    yield rdp.order(delta, renyi.mironov if kind == "mironov" else None)[1]
+    yield rdp.epsilon(delta)
 
 
 def one_run_fdp(m: int, r: int, v: int) -> Iterator[float]:
@@ -115,18 +108,16 @@ ROWS: list[tuple[str, Callable[..., Iterator[float]]]] = [
     ),
     (rf"zcdp rho \(sigma={NUMBER},T={NUMBER}\)", lambda s, t: zcdp_row(s, int(t))),
     (
-        rf"rdp_eps (\w+) +sigma={NUMBER} T={NUMBER} delta={NUMBER}",
-        lambda kind, s, t, d: rdp_row(kind, s, int(t), d),
+        rf"rdp_eps cks +sigma={NUMBER} T={NUMBER} delta={NUMBER}",
+        lambda s, t, d: rdp_row(s, int(t), d),
     ),
-    (r"rdp_eps_mironov\(alpha=8,r=.5,1e-5\)", lambda: iter([renyi.mironov(1e-5, 8, 0.5)])),
-    (r"rdp_eps_cks\(alpha=8,r=.5,1e-5\)", lambda: iter([renyi.epsilon(1e-5, 8, 0.5)])),
+    (
+        r"rdp_eps_cks\(alpha=8,r=.5,1e-5\)",
+        lambda: iter([Rdp((0.5,), ONE, orders=(8.0,)).epsilon(1e-5)]),
+    ),
     (
         rf"kov_optimal\(eps={NUMBER},delta={NUMBER},k={NUMBER}\)\[{NUMBER}\] eps",
         lambda e, d, k, i: kov(e, d, int(k), int(i)),
-    ),
-    (
-        rf"kov_eps\(eps={NUMBER},k={NUMBER},slack={NUMBER}\)",
-        lambda e, k, s: iter([closed_form([e] * int(k), s), advanced(e, int(k), s)]),
     ),
     (rf"trlap A\(eps={NUMBER},delta={NUMBER}\)", truncated),
     (
@@ -152,11 +143,6 @@ ROWS: list[tuple[str, Callable[..., Iterator[float]]]] = [
     ),
     (rf"rmse_of_psnr\({NUMBER}\)", lambda p: iter([reconstruction.tolerance(p, 1.0)])),
     (
-        rf"adv_eps_delta\({NUMBER},{NUMBER}\)",
-        lambda e, d: iter([membership.advantage(approximate(e, d, ONE))]),
-    ),
-    (rf"adv_gdp\({NUMBER}\)", lambda mu: iter([membership.advantage(Gdp(mu, ONE))])),
-    (
         rf"eps_lb_cp\({NUMBER}, {NUMBER}, {NUMBER}, {NUMBER}\) delta=1e-5 95%",
         lambda *c: counted(*map(int, c)),
     ),
@@ -180,7 +166,6 @@ ROWS: list[tuple[str, Callable[..., Iterator[float]]]] = [
         rf"success_lb\({NUMBER}/{NUMBER}\)",
         lambda k, n: iter([empirical.lower(int(k), int(n), 0.05)]),
     ),
-    (rf"ssim_ceiling_global\({NUMBER}\)", lambda e: iter([mse.ssim_ceiling(e)])),
 ]
 
 
@@ -214,7 +199,7 @@ def test_every_recorded_value() -> None:
         )
         assert next(going) == pytest.approx(float(value), rel=1e-6, abs=close), name
         checked += 1
-    assert checked >= 140
+    assert checked >= 110
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from leakaudit.theory.relations import (
     know,
     supremum,
 )
-from leakaudit.theory.relations.certificate import certificates
+from leakaudit.theory.relations.account import certificates
 
 DECLARED: dict[str, Any] = runpy.run_path(
     str(Path(__file__).with_name("test_relations_protocols.py"))

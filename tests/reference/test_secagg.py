@@ -222,6 +222,9 @@ def test_a_run_reports_the_nodes_together(tmp_path: Path) -> None:
     assert not record.undetermined
     said = str(record.summary)
     assert "recovered all 8 training images of nodes 0 to 3 exactly" in said
+    assert (
+        "If all of these nodes hold equally many records and count equally, this is certain" in said
+    )
     assert "Only a sum over nodes is known" in said
     assert "from 4 of 4 nodes" in said
     (again,) = record_file.load_reconstructions(model.plain(record), tmp_path / "out")

@@ -41,6 +41,8 @@ FEW_TOKENS = 0.1  # share of the tokens below which a text does not count as rec
 CHANNELS = 2  # most channels that a sentence lists
 CURIOUS = 4  # most curious nodes that a sentence lists
 ALTERED = "Either the program changes records before it uses them (augmentation)"
+# What `gradient_values.sum_leak` assumes.
+EQUAL_SHARES = "if all of these nodes hold equally many records and count equally"
 FAILURE = "A failed attack is not evidence of privacy."
 
 
@@ -246,7 +248,8 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
         what = f"{_share_of(exact, _total(one for _, one in chosen), noun, whose)} exactly"
     else:
         what = _shown_by_messages([finding for finding, _ in chosen], exact, noun, whose)
-    certainty = _how_certain(exact, proven, wrong, scored)
+    summed = any(len(finding.nodes) > 1 and one.proven for finding, one in chosen)
+    certainty = _how_certain(exact, proven, wrong, scored=scored, summed=summed)
     certainty += _not_as_declared([finding for finding, _ in chosen])
     if len(top.nodes) > 1:
         certainty += (
@@ -352,7 +355,9 @@ def _not_as_declared(findings: Sequence[Finding]) -> str:
     return ""
 
 
-def _how_certain(exact: int, proven: int, wrong: int, scored: bool) -> str:
+def _how_certain(exact: int, proven: int, wrong: int, *, scored: bool, summed: bool) -> str:
+    """Say how certain exact results are; of a sum over nodes, no more than its weights are."""
+    premise = f"{EQUAL_SHARES}, " if summed else ""
     if wrong:
         return (
             "This was found by comparison with the originals. The attack also proves "
@@ -360,7 +365,8 @@ def _how_certain(exact: int, proven: int, wrong: int, scored: bool) -> str:
             f"{ALTERED}, the truth is that of another run, or the attack is wrong."
         )
     if proven == exact:
-        said = "This is certain without seeing the originals"
+        said = f"{premise}this is certain without seeing the originals"
+        said = said[0].upper() + said[1:]
         if scored:
             return f"{said}, and a comparison with them agrees."
         return (
@@ -369,7 +375,7 @@ def _how_certain(exact: int, proven: int, wrong: int, scored: bool) -> str:
         )
     if proven:
         return (
-            f"{proven} of these results are certain without seeing the originals; "
+            f"{premise}{proven} of these results are certain without seeing the originals; "
             "the others were confirmed by comparison with them."
         )
     return (

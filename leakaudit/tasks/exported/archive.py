@@ -3,9 +3,8 @@
 `torch.export.load` must not read a file from a stranger. In torch 2.13 it unpickles tensors that
 the file declares as pickled, custom objects, and sample inputs that a restricted unpickler rejects;
 it evaluates symbolic shapes and guards as Python expressions; and it loads compiled libraries
-(docs/models.md). Nothing of this happens here: the archive contains JSON, which is decoded, and raw
-numbers, which become tensors. Everything else in it is ignored, and a program that needs it is
-rejected.
+(docs/models.md). Here JSON is decoded and raw numbers become tensors. Everything else is ignored,
+and a program that needs it is rejected.
 """
 
 from __future__ import annotations
@@ -77,9 +76,7 @@ class _Payloads(Struct):
     config: dict[str, _Payload]
 
 
-class Input(Struct):
-    """An argument of a node."""
-
+class _Input(Struct):
     name: str  # name of the operator's parameter
     arg: dict[str, Any]  # the value, by its kind, for example `{"as_int": 1}`
     kind: int | None = None  # 1 if it is passed by position, else by name
@@ -89,7 +86,7 @@ class Node(Struct):
     """One operation of the graph."""
 
     target: str  # name of the operator, such as `torch.ops.aten.linear.default`
-    inputs: list[Input]
+    inputs: list[_Input]
     outputs: list[dict[str, Any]]  # names of its results, by their kinds
 
 
@@ -146,8 +143,8 @@ def read(path: Path) -> ArchiveContent:
     """Read a program.
 
     Raises:
-        LeakauditError: It is not a program that `torch.export.save` wrote, contains pickled or
-            compiled parts, or does not have one tensor as input and one as output.
+        LeakauditError: `torch.export.save` did not write it, it contains pickled or compiled parts,
+            or it does not have one tensor as input and one as output.
     """
     try:
         status = os.stat(path)
@@ -172,7 +169,7 @@ def read(path: Path) -> ArchiveContent:
 
 
 class _Rejected(Exception):
-    """Describes why a program is not read."""
+    """Why a program is not read."""
 
 
 def _records(file: ZipFile) -> Mapping[str, bytes]:
@@ -275,7 +272,6 @@ class _Bound:
     given: list[str]  # the tensors that a caller passes
 
     def add(self, spec: dict[str, dict[str, Any]]) -> None:
-        """Record what one input stands for."""
         ((kind, held),) = spec.items()
         argument = held.get("arg", {})
         if kind == "parameter":
@@ -293,7 +289,6 @@ class _Bound:
 
 
 def _name(argument: Any) -> str:
-    """Return the name of a tensor in the graph."""
     if not isinstance(argument, dict) or not isinstance(argument.get("name"), str):
         raise _Rejected("an input or output of its graph is not a tensor")
     name: str = argument["name"]
@@ -301,7 +296,6 @@ def _name(argument: Any) -> str:
 
 
 def _tensor(name: str, payload: _Payload, records: Mapping[str, bytes], folder: str) -> Tensor:
-    """Return a tensor of raw numbers."""
     meta = payload.tensor_meta
     if payload.use_pickle or meta is None:
         raise _Rejected(

@@ -35,8 +35,6 @@ DEPTH = 64  # levels of modules, a choice far above those of any model
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """One node of the graph."""
-
     node: Node
     outputs: tuple[str, ...]  # names of its results
     module: str = ""  # name of the module that computes it; empty if the operator does
@@ -44,7 +42,7 @@ class _Step:
 
 
 @dataclass(eq=False)
-class ComputationGraph:
+class _ComputationGraph:
     """What a program computes, and what is known about it."""
 
     stored: ArchiveContent  # the content of the file, without the values of its tensors
@@ -65,16 +63,13 @@ class ComputationGraph:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """Shape of one input."""
         return self.stored.shape[1:]
 
     @property
     def attends(self) -> bool:
-        """Whether there is attention."""
         return any(operators.base(step.node.target) == ATTENTION for step in self.steps)
 
     def tokens(self) -> int:
-        """Return the number of different tokens, 0 if the inputs are numbers."""
         if self.stored.dtype.is_floating_point:
             return 0
         same = {self.stored.input}  # the input in any shape
@@ -96,18 +91,14 @@ class ExportedProgram(nn.Module):
     def __init__(self, stored: ArchiveContent, name: str) -> None:
         super().__init__()
         # A single attribute: all other names may be those of the user's modules.
-        self.exported_graph = ComputationGraph(stored, name)
+        self.exported_graph = _ComputationGraph(stored, name)
         try:
             self._build(stored)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise LeakauditError(f"model {name} is rejected: {error}") from None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs.
-
-        Args:
-            x: (b, *shape) inputs.
-        """
+        """Return the outputs for inputs (b, *shape)."""
         graph = self.exported_graph
         batch = graph.batch
         if batch is None or len(x) == batch:
@@ -140,7 +131,7 @@ class ExportedProgram(nn.Module):
             place, _, last = name.rpartition(".")
             if place in layers and last == "weight":
                 inside, _, own = place.rpartition(".")
-                _module(self, inside).add_module(own, layers[place].module(value))
+                _module(self, inside).add_module(own, layers[place])
             _module(self, place).register_parameter(last, made[first])
         for name in stored.buffers.values():
             place, _, last = name.rpartition(".")
@@ -201,7 +192,6 @@ def _without_chance(name: str, given: dict[str, Any], normalises: bool) -> None:
 
 
 def _module(root: nn.Module, path: str) -> nn.Module:
-    """Return the module of a name; made if there is none."""
     found = root
     parts = path.split(".") if path else []
     if len(parts) > DEPTH:
@@ -214,7 +204,6 @@ def _module(root: nn.Module, path: str) -> nn.Module:
 
 
 def _names(value: Any) -> Iterator[str]:
-    """Yield the names in an argument or a result of a node."""
     if isinstance(value, Mapping):
         for key, held in value.items():
             if key in ("name", "as_name") and isinstance(held, str):
@@ -273,7 +262,7 @@ def _checked(steps: list[_Step], own: set[str]) -> Iterator[_Step]:
         yield _Step(step.node, step.outputs, also=also)
 
 
-def _look(graph: ComputationGraph) -> None:
+def _look(graph: _ComputationGraph) -> None:
     """Find dropout and normalisation that were active when the program was exported."""
     for step in graph.steps:
         given = {one.name: next(iter(one.arg.values()), None) for one in step.node.inputs}
@@ -288,29 +277,22 @@ def _look(graph: ComputationGraph) -> None:
             graph.normalises = True
 
 
-@dataclass(frozen=True)
-class _Own:
-    """A layer whose parameters no other node uses."""
-
-    parameters: tuple[str, ...]  # names of its parameters: the weight, and the bias if there is one
-    kind: str  # `LINEAR` or `EMBEDDING`
-
-    def module(self, weight: Tensor) -> nn.Module:
-        """Return an empty module for it."""
-        if self.kind == LINEAR:
-            out, inputs = weight.shape
-            return nn.Linear(inputs, out, bias=len(self.parameters) > 1, device="meta")
-        rows, width = weight.shape
-        return nn.Embedding(rows, width, device="meta")
+def _empty(kind: str, weight: Tensor, bias: bool) -> nn.Module:
+    """Return a linear layer or an embedding without values."""
+    if kind == LINEAR:
+        out, inputs = weight.shape
+        return nn.Linear(inputs, out, bias=bias, device="meta")
+    rows, width = weight.shape
+    return nn.Embedding(rows, width, device="meta")
 
 
-def _own_layers(graph: ComputationGraph) -> dict[str, _Own]:
-    """Return linear layers and embeddings by name, and mark their steps."""
+def _own_layers(graph: _ComputationGraph) -> dict[str, nn.Module]:
+    """Return linear layers and embeddings whose parameters no other node uses; mark their steps."""
     stored = graph.stored
     uses = Counter(name for step in graph.steps for name in _reads(step.node))
     tensors = Counter(name.rpartition(".")[0] for name in stored.tensors)
     shared = {*stored.tied, *stored.tied.values()}
-    found: dict[str, _Own] = {}
+    found: dict[str, nn.Module] = {}
     for k, step in enumerate(graph.steps):
         read = _reads(step.node)
         kind = step.node.target
@@ -324,7 +306,8 @@ def _own_layers(graph: ComputationGraph) -> dict[str, _Own]:
         nested = any(name.startswith(f"{path}.") for name in stored.tensors if name not in own)
         if not path or own != names or nested or not alone or not shared.isdisjoint(own):
             continue
-        if stored.tensors[own[0]].dim() == 2:
+        weight = stored.tensors[own[0]]
+        if weight.dim() == 2:
             graph.steps[k] = _Step(step.node, step.outputs, path, step.also)
-            found[path] = _Own(own, kind)
+            found[path] = _empty(kind, weight, bias=len(own) > 1)
     return found

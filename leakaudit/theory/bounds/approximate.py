@@ -1,16 +1,16 @@
 """(epsilon, delta)-DP without further knowledge: optimal composition (Kairouz, Oh, Viswanath 2015).
 
 Every (epsilon, delta)-DP mechanism is a post-processing of one that reveals everything with
-probability delta and otherwise randomises a bit with odds e^epsilon. The privacy loss of several is
-a sum of +-epsilon_l, so the total delta(epsilon) is a finite sum (Theorem 3.3; for different
-epsilons Murtagh, Vadhan 2016). For Gaussian noise whose sigma is known, mu-GDP is always tighter.
+probability delta and otherwise randomises a bit with odds e^epsilon. The loss of several is a sum
+of +-epsilon_l, so the total delta(epsilon) is a finite sum (Theorem 3.3; for different epsilons
+Murtagh, Vadhan 2016). For Gaussian noise of known sigma, mu-GDP is always tighter.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -55,7 +55,6 @@ class Approximate(Guarantee):
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
-        """Validate every term."""
         for epsilon, delta, times in self.terms:
             probability("delta", delta)
             if not (0 <= epsilon < math.inf and times >= 1):
@@ -132,40 +131,6 @@ def approximate(epsilon: float, delta: float, adjacency: Adjacency) -> Approxima
     return Approximate(((epsilon, delta, 1),), adjacency)
 
 
-def closed_form(epsilons: Sequence[float], slack: float) -> float:
-    """Return the closed form for the sum of different epsilons.
-
-    It holds at a total delta of 1 - (1 - slack) prod(1 - delta_l): min{ sum e, sum e tanh(e/2) +
-    sqrt(2 S log(exp(1) + sqrt(S)/slack)), the same with log(1/slack) }, S = sum e^2. Source:
-    Kairouz, Oh, Viswanath 2015, Theorem 3.5. `Approximate` is never larger and often much smaller.
-
-    Args:
-        epsilons: The epsilon of every release.
-        slack: Above 0 and up to 1.
-    """
-    if not 0 < slack <= 1:
-        raise LeakauditError(f"expected a slack above 0 and up to 1, got {slack}")
-    drift = math.fsum(e * math.tanh(e / 2) for e in epsilons)
-    square = math.fsum(at_least_zero("epsilon", e) ** 2 for e in epsilons)
-    longer = min(math.log(math.e + math.sqrt(square) / slack), -math.log(slack))
-    return min(math.fsum(epsilons), drift + math.sqrt(2 * square * longer))
-
-
-def advanced(epsilon: float, times: int, slack: float) -> float:
-    """Return k e (exp(e) - 1) + e sqrt(2 k log(1/slack)), for comparison.
-
-    Source: Dwork, Rothblum, Vadhan 2010, Theorem III.3.
-
-    Args:
-        epsilon: e, of every release.
-        times: k releases.
-        slack: Above 0 and up to 1.
-    """
-    if not 0 < slack <= 1:
-        raise LeakauditError(f"expected a slack above 0 and up to 1, got {slack}")
-    return times * epsilon * math.expm1(epsilon) + epsilon * math.sqrt(-2 * times * math.log(slack))
-
-
 def _on_lattice(groups: Counter[float]) -> tuple[Floats, Floats]:
     """Return losses and chances with each epsilon rounded up to a multiple of one width."""
     from scipy.stats import binom
@@ -184,10 +149,7 @@ def _on_lattice(groups: Counter[float]) -> tuple[Floats, Floats]:
 
 
 def _convolve(a: Floats, b: Floats) -> Floats:
-    """Return the convolution as a sum of shifted copies.
-
-    b has few nonzero entries, and no chance is lost to rounding.
-    """
+    """Return the convolution as a sum of shifted copies, for b of few entries, without rounding."""
     out = np.zeros(len(a) + len(b) - 1)
     for k in np.flatnonzero(b):
         out[k : k + len(a)] += b[k] * a

@@ -1,8 +1,7 @@
 """The only place where guarantees are composed.
 
-Every kind of guarantee defines the sum of two releases; everything else follows in this module.
-Composition is adaptive: a release may be chosen depending on the results of earlier ones. All
-guarantees must hold under the same adjacency.
+Every kind of guarantee defines the sum of two releases, the second of which may depend on the
+result of the first. All guarantees must hold under the same adjacency.
 """
 
 from __future__ import annotations
@@ -30,13 +29,12 @@ def compose(guarantees: Iterable[Guarantee], into: type[Guarantee] | None = None
     """Return the guarantee of all releases together.
 
     Args:
-        guarantees: The guarantees of all releases, under one adjacency.
+        guarantees: Of all releases, under one adjacency.
         into: The kind to compute with; by default the common kind of all, or the first of `KINDS`
             into which all can be translated. Pld is the tightest for a mixture.
 
     Raises:
-        LeakauditError: There is no release, there are several adjacencies, or there is no kind into
-            which all can be translated.
+        LeakauditError: There is no release, no common adjacency, or no such kind.
     """
     parts = list(guarantees)
     if not parts:
@@ -61,7 +59,7 @@ def repeat(guarantee: G, times: int) -> G:
     """Return the guarantee of the same kind of release made several times, in log2(times) steps.
 
     Args:
-        guarantee: The guarantee of one release.
+        guarantee: Of one release.
         times: Number of releases, at least 1.
     """
     if times < 1:
@@ -144,10 +142,6 @@ TRANSLATIONS: dict[tuple[type[Guarantee], type[Guarantee]], Callable[[Any], Guar
 
 
 def _possible(guarantee: Guarantee, kind: type[Guarantee]) -> bool:
-    """Return whether a translation exists and is not trivial.
-
-    Renyi divergences are infinite if a complete leak has probability delta.
-    """
     if isinstance(guarantee, kind):
         return True
     if isinstance(guarantee, Approximate) and guarantee.lost > 0 and kind in (Zcdp, Rdp):

@@ -1,11 +1,9 @@
-"""What the counts of an attack prove at a given confidence.
+"""What the counts of an attack prove at a given confidence: lower limits on epsilon and mu.
 
-These are lower limits on epsilon and mu, and the trials that a verdict needs. Trials must be
-independent, and the threshold that converts scores to guesses must be fixed before these trials.
+Trials must be independent, and the threshold that converts scores to guesses fixed before them.
 alpha is the probability of a false alarm that one call may cause; several calls share it
-(Bonferroni, Holm). Confidence intervals are necessary: without them, log(TPR / FPR) at the best
-threshold of the same data averages about .7 on pure noise. Zero trials prove nothing: every limit
-is then 0.
+(Bonferroni, Holm). Without confidence intervals, log(TPR / FPR) at the best threshold of the same
+data averages about .7 on pure noise. Zero trials prove nothing: every limit is then 0.
 """
 
 from __future__ import annotations
@@ -45,7 +43,6 @@ class Counts:
     negatives: int
 
     def __post_init__(self) -> None:
-        """Check that no count exceeds its number of trials."""
         if not (
             0 <= self.true_positives <= self.positives
             and 0 <= self.false_positives <= self.negatives
@@ -56,8 +53,8 @@ class Counts:
 def at_least(successes: ArrayLike, trials: int, rate: float) -> NDArray[np.float64]:
     """Return the probability of at least this number of successes, P[Bin(trials, rate) >= k].
 
-    It is the survival function of `scipy.stats.binom`, without the import of `scipy.stats`, which
-    takes longer than most audits' arithmetic.
+    It is the survival function of `scipy.stats.binom`, whose import takes longer than most audits'
+    arithmetic.
 
     Args:
         successes: Integers k of any shape; certain from 0 down, impossible above `trials`.
@@ -88,9 +85,7 @@ def lower(successes: int, trials: int, alpha: float) -> float:
 
 
 def upper(successes: int, trials: int, alpha: float) -> float:
-    """Return the one-sided upper limit of a success rate at confidence 1 - alpha; 1 without trials.
-
-    Source: Clopper, Pearson 1934.
+    """Return the one-sided upper limit, 1 without trials; see `lower`.
 
     Args:
         successes: At most `trials`.
@@ -110,7 +105,7 @@ def epsilon_lower(counts: Counts, delta: float, alpha: float, *, both: bool = Fa
     adjacency in which the trials differ. Source: Jagielski, Ullman, Oprea 2020.
 
     Args:
-        counts: Counts of the attack.
+        counts: Of the attack.
         delta: Between 0 and 1.
         alpha: Chance of a false alarm.
         both: Use also the complementary event, log((TNR_low - delta) / FNR_high); each event then
@@ -138,12 +133,11 @@ def epsilon_lower(counts: Counts, delta: float, alpha: float, *, both: bool = Fa
 def mu_lower(counts: Counts, alpha: float) -> float:
     """Return a lower limit on mu: Phi^-1(1 - FPR_high) - Phi^-1(FNR_high).
 
-    Each limit is taken at alpha / 2 (Nasr et al. 2023). It is evidence only against a claim of
-    mu-GDP: converted to epsilon, it extrapolates to tests that were not performed, so compare it
-    with claims of Gaussian noise, not with an arbitrary (epsilon, delta).
+    Each limit is taken at alpha / 2 (Nasr et al. 2023). It is evidence only against claims of
+    mu-GDP: converted to epsilon, it extrapolates to tests that were not performed.
 
     Args:
-        counts: Counts of the attack.
+        counts: Of the attack.
         alpha: Chance of a false alarm.
     """
     _check_trials(0, 0, alpha)
@@ -158,13 +152,13 @@ def mu_lower(counts: Counts, alpha: float) -> float:
 def credible_epsilon(counts: Counts, delta: float, alpha: float, nodes: int = 4000) -> float:
     """Return the alpha quantile of epsilon if both error rates have Jeffreys priors.
 
-    It is a degree of belief, not a confidence limit. It exceeds `epsilon_lower` and raises false
-    alarms more often than alpha, so no verdict may rest on it. For each epsilon, the posterior mass
-    of the privacy region (all four inequalities) is one quadrature over quantiles of the false
-    positive rate, whereas the paper draws samples. Source: Zanella-Beguelin et al. 2022.
+    It is a degree of belief that exceeds `epsilon_lower` and raises false alarms more often than
+    alpha, so no verdict may rest on it. For each epsilon, the posterior mass of the privacy region
+    (all four inequalities) is one quadrature over quantiles of the false positive rate, whereas the
+    paper draws samples. Source: Zanella-Beguelin et al. 2022.
 
     Args:
-        counts: Counts of the attack.
+        counts: Of the attack.
         delta: Between 0 and 1.
         alpha: The quantile.
         nodes: Quantiles of the false positive rate.
@@ -200,7 +194,7 @@ def certifiable(trials: int, delta: float, alpha: float) -> float:
     0.
 
     Args:
-        trials: Number of trials on each side.
+        trials: Number on each side.
         delta: Between 0 and 1.
         alpha: Chance of a false alarm.
     """
@@ -238,7 +232,7 @@ def detection(trials: int, bound: float, rate: float, alpha: float) -> float:
     Args:
         trials: At least 0.
         bound: The claimed bound of the success rate.
-        rate: The attack's true success rate.
+        rate: The true success rate.
         alpha: Chance of a false alarm.
     """
     _check_trials(0, trials, alpha)
@@ -251,38 +245,6 @@ def detection(trials: int, bound: float, rate: float, alpha: float) -> float:
         lambda k: float(at_least(k, trials, bound)) <= alpha, low=0, high=trials + 1
     )
     return float(at_least(critical, trials, rate))
-
-
-def trials_to_detect(bound: float, rate: float, alpha: float, power: float = 0.8) -> int:
-    """Return the approximate number of trials for which `detection` reaches a power.
-
-    It is approximate because counts are integers: the power drops slightly whenever the critical
-    count increases.
-
-    Args:
-        bound: The claimed bound of the success rate.
-        rate: The attack's true success rate, above the bound.
-        alpha: Chance of a false alarm.
-        power: Above 0 and below 1.
-
-    Raises:
-        LeakauditError: The rate does not exceed the bound, or more than ten million trials are
-            needed.
-    """
-    if not 0 <= bound < rate <= 1 or not 0 < power < 1:
-        raise LeakauditError(
-            f"expected bound < rate <= 1 and 0 < power < 1, got {bound}, {rate} and {power}"
-        )
-
-    def enough(trials: int) -> bool:
-        return detection(trials, bound, rate, alpha) >= power
-
-    ends = bracket_integer(enough, MOST_TRIALS)
-    if ends is None:
-        raise LeakauditError(
-            f"expected a rate that {MOST_TRIALS:,} trials can distinguish from {bound}, got {rate}"
-        )
-    return crossing_integer(enough, *ends)
 
 
 def _log_ratio(above: float, below: float) -> float:

@@ -1,14 +1,11 @@
 """mu-GDP, the exact differential privacy of Gaussian noise.
 
 Sources: Dong, Roth, Su 2022; Balle, Wang 2018, Theorem 8. mu = sensitivity / sigma under some
-adjacency; every value here holds under the same one. mu = inf protects nothing, mu = 0 reveals
-nothing. All formulas are evaluated in the logarithm: epsilon of several hundred and delta of 1e-300
-are exact to rounding.
+adjacency; inf protects nothing, 0 reveals nothing. All formulas are evaluated in the logarithm:
+epsilon of several hundred and delta of 1e-300 are exact to rounding.
 
->>> round(delta(1.0, mu=1.0), 6), round(epsilon(1e-5, mu=1.0), 6)
-(0.126937, 4.377178)
->>> compose([3.0, 4.0])
-5.0
+>>> round(delta(1.0, mu=1.0), 6), round(epsilon(1e-5, mu=1.0), 6) (0.126937, 4.377178) >>>
+compose([3.0, 4.0]) 5.0
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from functools import lru_cache
 
 from leakaudit._util.bisection import bracket, crossing
 from leakaudit.core.errors import LeakauditError
-from leakaudit.theory.bounds.guarantee import Adjacency, Guarantee, at_least_zero
+from leakaudit.theory.bounds.guarantee import Adjacency, Guarantee, at_least_zero, probability
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,6 @@ class Gdp(Guarantee):
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
-        """Validate mu."""
         at_least_zero("mu", self.mu)
 
     def delta(self, epsilon: float) -> float:
@@ -106,14 +102,11 @@ def log_delta(epsilon: float, mu: float) -> float:
 def epsilon(delta: float, mu: float) -> float:
     """Return the smallest epsilon >= 0 for which mu-GDP implies (epsilon, delta)-DP, rounded up.
 
-    It is inf if there is none.
-
     Args:
         delta: Between 0 and 1.
         mu: At least 0; may be inf.
     """
-    if not 0 <= delta <= 1:
-        raise LeakauditError(f"expected a delta between 0 and 1, got {delta}")
+    probability("a delta", delta)
     at_least_zero("mu", mu)
     if mu == 0 or delta == 1:
         return 0.0
@@ -131,8 +124,7 @@ def epsilon(delta: float, mu: float) -> float:
 def least_mu(epsilon: float, delta: float) -> float:
     """Return the largest mu for which mu-GDP implies (epsilon, delta)-DP, rounded down.
 
-    A claim requires noise of standard deviation sensitivity / mu; the name refers to the least
-    noise.
+    The name refers to the least noise that a claim requires, sensitivity / mu.
 
     Args:
         epsilon: At least 0.
@@ -153,12 +145,10 @@ def least_mu(epsilon: float, delta: float) -> float:
 
 
 def compose(mus: Iterable[float]) -> float:
-    """Return the mu of several releases with independent noise: sqrt(sum mu_t^2), exact.
-
-    The releases may be chosen adaptively.
+    """Return the mu of several, also adaptive, releases with independent noise: sqrt(sum mu_t^2).
 
     Args:
-        mus: The mu of each release.
+        mus: Of each release.
     """
     values = list(mus)
     for mu in values:
@@ -173,7 +163,7 @@ def group(mu: float, size: int) -> float:
 
     Args:
         mu: For one record.
-        size: Number of records, at least 0.
+        size: At least 0.
     """
     at_least_zero("mu", mu)
     if size < 0:
@@ -185,29 +175,16 @@ def power(false_positives: float, mu: float) -> float:
     """Return the largest true positive rate of any test: Phi(Phi^-1(alpha) + mu) = 1 - G_mu(alpha).
 
     Args:
-        false_positives: The test's false positive rate alpha.
+        false_positives: The false positive rate alpha.
         mu: At least 0; may be inf.
     """
-    if not 0 <= false_positives <= 1:
-        raise LeakauditError(
-            f"expected a false positive rate between 0 and 1, got {false_positives}"
-        )
+    probability("a false positive rate", false_positives)
     at_least_zero("mu", mu)
     if mu == math.inf or false_positives == 1:
         return 1.0
     from scipy.special import ndtr, ndtri  # slow to import
 
     return float(ndtr(ndtri(false_positives) + mu))
-
-
-def advantage(mu: float) -> float:
-    """Return the largest true minus false positive rate of any test: 2 Phi(mu / 2) - 1.
-
-    Args:
-        mu: At least 0; may be inf.
-    """
-    at_least_zero("mu", mu)
-    return math.erf(mu / math.sqrt(8))
 
 
 def _log1m(share: float) -> float:

@@ -1,8 +1,8 @@
 """The interface of every guarantee: a privacy curve, and the largest power of any test.
 
-The curve is delta(epsilon) under one adjacency. A curve here bounds both directions, D against D'
-and D' against D. It therefore also has values at negative epsilon: delta(-e) = 1 - e^{-e} (1 -
-delta(e)) (Kairouz, Oh, Viswanath 2015, section 2). All logarithms are natural.
+The curve delta(epsilon) bounds both directions, D against D' and D' against D. It therefore also
+has values at negative epsilon: delta(-e) = 1 - e^{-e} (1 - delta(e)) (Kairouz, Oh, Viswanath 2015,
+section 2). All logarithms are natural.
 """
 
 from __future__ import annotations
@@ -40,37 +40,22 @@ class Guarantee(ABC):
 
     @abstractmethod
     def delta(self, epsilon: float) -> float:
-        """Return a delta for which (epsilon, delta)-DP holds.
-
-        Args:
-            epsilon: At least 0; may be inf.
-        """
+        """Return a delta for which (epsilon, delta)-DP holds; epsilon may be inf."""
 
     @abstractmethod
     def epsilon(self, delta: float) -> float:
-        """Return the smallest epsilon >= 0 for which (epsilon, delta)-DP holds; inf if none does.
-
-        Args:
-            delta: Between 0 and 1.
-        """
+        """Return the least epsilon >= 0 for which (epsilon, delta)-DP holds; inf if none does."""
 
     @abstractmethod
     def power(self, false_positives: float) -> float:
-        """Return an upper bound on the true positive rate of every test.
+        """Return an upper bound on the true positive rate of every test, 1 - f(alpha).
 
-        It is 1 - f(alpha) of the trade-off curve f.
-
-        Args:
-            false_positives: The test's false positive rate alpha.
+        f is the trade-off curve, and alpha the test's false positive rate.
         """
 
     @abstractmethod
     def plus(self, other: Self) -> Self:
-        """Return the guarantee of both releases, the second of which may be chosen adaptively.
-
-        Args:
-            other: A guarantee of the same kind and adjacency.
-        """
+        """Return the guarantee of both releases, the second of which may be chosen adaptively."""
 
 
 def least_epsilon(curve: Callable[[float], float], delta: float) -> float:
@@ -99,9 +84,8 @@ def greatest_power(
     """Return the largest true positive rate that a whole privacy curve allows.
 
     At every epsilon, (epsilon, curve(epsilon))-DP allows min(e^eps a + delta, 1 - e^-eps (1 - delta
-    - a)) at a false positive rate a. The result is the smallest of these over epsilon, so it is
-    valid wherever the search ends. Source: Kairouz, Oh, Viswanath 2015, section 2, minimised over
-    the curve.
+    - a)) at a false positive rate a (Kairouz, Oh, Viswanath 2015, section 2). The result is the
+    smallest of these, so it is valid wherever the search ends.
 
     Args:
         curve: delta(epsilon), for epsilon >= 0 and inf.
@@ -131,14 +115,11 @@ def greatest_power(
 
 
 def probability(name: str, value: float) -> float:
-    """Return `value` if it is a probability.
+    """Return a value; raise LeakauditError if it is not between 0 and 1.
 
     Args:
-        name: Name of the value, for the message.
+        name: For the message.
         value: The value.
-
-    Raises:
-        LeakauditError: It is not between 0 and 1.
     """
     if not 0 <= value <= 1:
         raise LeakauditError(f"expected {name} between 0 and 1, got {value}")
@@ -146,14 +127,11 @@ def probability(name: str, value: float) -> float:
 
 
 def at_least_zero(name: str, value: float) -> float:
-    """Return `value` if it is at least 0.
+    """Return a value; raise LeakauditError if it is negative or not a number.
 
     Args:
-        name: Name of the value, for the message.
+        name: For the message.
         value: The value.
-
-    Raises:
-        LeakauditError: It is negative or not a number.
     """
     if not value >= 0:
         raise LeakauditError(f"expected {name} >= 0, got {value}")
@@ -165,9 +143,8 @@ def _valley(value: Callable[[float], float], low: float, high: float) -> float:
 
     The method is Kiefer's (1953). Two inner points divide the bracket in the golden ratio, so that
     after discarding the outer part beside the worse one, the better one is again an inner point,
-    and each step costs one evaluation. On 400 curves of zCDP, RDP and (epsilon, delta),
-    `scipy.optimize.minimize_scalar` does not find better minima: they differ by up to 6e-5
-    (relative), in either direction.
+    and each step costs one evaluation. `scipy.optimize.minimize_scalar` does not find better minima
+    on 400 curves.
     """
     share = (math.sqrt(5) - 1) / 2
     left = high - share * (high - low)

@@ -2,24 +2,21 @@
 
 A guarantee bounds the true positive rate p of every guess by its false positive rate q: p <= g(q) =
 1 - f(q), where f is its trade-off curve. n_1 trials with the record yield x true positives, n_0
-trials without it yield y false positives, and both counts are binomial. Two separate confidence
-limits, one for p and one for q, spend half of alpha on each and meet only in a corner: the level of
-that test is 30 to 70 times below alpha. Here, a single statistic orders all outcomes (x, y), and
-its p-value is the largest probability, over all (p, q) that the guarantee allows, of an outcome at
-least as extreme. The level is then alpha, up to the discreteness of the counts.
+trials without it y false positives; both counts are binomial. Separate confidence limits for p and
+q meet only in a corner: the level of that test is 30 to 70 times below alpha. Here, one statistic
+orders all outcomes (x, y), and its p-value is the largest probability, over all (p, q) that the
+guarantee allows, of an outcome at least as extreme: the level is alpha, up to discreteness.
 
 The statistic is a squared distance from what is allowed: S(x, y) = min over points (p, q) of the
-curve of z_x^2 + z_y^2, where z_x is the normal deviate of the probability P[Bin(n_1, p) >= x] and
-z_y that of P[Bin(n_0, q) <= y], 0 if that probability exceeds one half. Exact tails give the
-distance the same meaning along the whole curve: a likelihood ratio would overrate "no false
-positive" at rates around 2 / n_0, which has probability e^-2, and the level in the middle of the
-curve would then be a quarter of alpha.
+curve of z_x^2 + z_y^2, where z_x is the normal deviate of P[Bin(n_1, p) >= x] and z_y that of
+P[Bin(n_0, q) <= y], 0 if that probability exceeds one half. Exact tails give the distance the same
+meaning along the whole curve: a likelihood ratio would overrate "no false positive" at rates around
+2 / n_0, which has probability e^-2.
 
-S increases with x and decreases with y. Therefore, the rejection probability increases with p and
-decreases with q, which has two consequences: its largest value lies on the curve p = g(q), and on a
-piece a <= q <= b of the curve it is at most its value at (g(b), a). The largest of these values
-over all pieces is an upper bound that no point between the nodes can exceed; the pieces are so
-short that little is lost.
+S increases with x and decreases with y, so the rejection probability increases with p and decreases
+with q. Its largest value therefore lies on the curve p = g(q), and on a piece a <= q <= b of it is
+at most its value at (g(b), a): the largest of these over all pieces is a certified upper bound, and
+the pieces are so short that little is lost.
 """
 
 from __future__ import annotations
@@ -68,8 +65,11 @@ MANY = 20_000
 class JointTest:
     """The test of one guarantee for fixed numbers of trials.
 
+    A guess is "present" or not; true positives are among the trials with the record, false
+    positives among those without.
+
     Attributes:
-        guarantee: The guarantee. Like all curves of this package, its curve bounds both directions.
+        guarantee: Its curve bounds both directions, like all curves of this package.
         positives: Trials with the record, n_1 >= 1.
         negatives: Trials without it, n_0 >= 1.
     """
@@ -79,7 +79,6 @@ class JointTest:
     negatives: int
 
     def __post_init__(self) -> None:
-        """Validate the numbers of trials."""
         for trials in (self.positives, self.negatives):
             if not 1 <= trials <= LARGEST:
                 raise LeakauditError(
@@ -88,12 +87,7 @@ class JointTest:
                 )
 
     def p_value(self, true_positives: int, false_positives: int) -> float:
-        """Return an upper bound on the probability of counts at least as extreme.
-
-        Args:
-            true_positives: Guesses "present" among the trials with the record.
-            false_positives: Guesses "present" among the trials without it.
-        """
+        """Return an upper bound on the probability of counts at least as extreme."""
         if (true_positives, false_positives) == (self.positives, 0):
             return perfect(self.guarantee, self.positives, self.negatives)
         level = self.statistic(true_positives, false_positives)
@@ -106,11 +100,6 @@ class JointTest:
 
         For many outcomes, this is cheaper than the p-value, because statistics that are known to be
         on either side are stored.
-
-        Args:
-            true_positives: Guesses "present" among the trials with the record.
-            false_positives: Guesses "present" among the trials without it.
-            alpha: The level.
         """
         if (true_positives, false_positives) == (self.positives, 0):
             return perfect(self.guarantee, self.positives, self.negatives) <= alpha
@@ -129,14 +118,10 @@ class JointTest:
         return refuted
 
     def least_hits(self, alpha: float) -> Places:
-        """Return the rejection region at level alpha.
+        """Return the rejection region (n_0 + 1,) at level alpha.
 
-        Args:
-            alpha: The level.
-
-        Returns:
-            (n_0 + 1,) For each number of false positives, the smallest number of true positives
-            that refutes the guarantee, n_1 + 1 if none does.
+        For each number of false positives, it is the smallest number of true positives that refutes
+        the guarantee, n_1 + 1 if none does.
         """
         if alpha in self._regions:
             return self._regions[alpha]
@@ -160,22 +145,11 @@ class JointTest:
     def power(
         self, alpha: float, true_positive_rates: Floats, false_positive_rates: Floats
     ) -> Floats:
-        """Return the exact probability (m,) of a refutation at level alpha, for known error rates.
-
-        Args:
-            alpha: The level.
-            true_positive_rates: (m,) Rate of each guess.
-            false_positive_rates: (m,) Rate of each guess.
-        """
+        """Return the exact probability (m,) of a refutation at alpha, for error rates (m,)."""
         return self._chance(self.least_hits(alpha), true_positive_rates, false_positive_rates)
 
     def statistic(self, true_positives: int, false_positives: int) -> float:
-        """Return S(x, y), 0 if the observed rates are themselves allowed.
-
-        Args:
-            true_positives: x.
-            false_positives: y.
-        """
+        """Return S(x, y), 0 if the observed rates are themselves allowed."""
         at_x, at_y = self._squares
         return float((at_x[:, true_positives] + at_y[:, false_positives]).min())
 
@@ -186,16 +160,15 @@ class JointTest:
 
     @cached_property
     def _regions(self) -> dict[float, Places]:
-        """The rejection regions that `least_hits` has found."""
         return {}
 
     @cached_property
     def _nodes(self) -> tuple[Floats, Floats]:
         """The ends of the pieces: false positive rates q, and the greatest true positive rates.
 
-        The rates q ascend from 0 to 1. A count's arcsine of the square root of its rate has the
-        same standard deviation everywhere, 1 / (2 sqrt(n)). The nodes are those of an equidistant
-        grid in it for q, and of one for p, so that no piece is long in either.
+        q ascends from 0 to 1. The arcsine of the square root of a count's rate has the same
+        standard deviation everywhere, 1 / (2 sqrt(n)). The nodes are those of an equidistant grid
+        in it for q, and of one for p, so that no piece is long in either.
         """
         own = _arcsine_grid(self.negatives)
         # The curve is symmetric: the smallest q that allows a power p is 1 - g(1 - p). It is used
@@ -250,7 +223,6 @@ class JointTest:
 
     @cached_property
     def _blocks(self) -> tuple[Places, Places]:
-        """First and last node of every block of pieces."""
         last = len(self._nodes[0]) - 1
         starts = np.arange(0, last, BLOCK)
         return starts, np.minimum(starts + BLOCK, last)
@@ -285,10 +257,10 @@ def joint_test(guarantee: Guarantee, positives: int, negatives: int) -> JointTes
 def perfect(guarantee: Guarantee, positives: int, negatives: int) -> float:
     """Return the p-value of no error in any trial: sup over q of g(q)^n_1 (1 - q)^n_0, rounded up.
 
-    It supports any number of trials. The logarithm is concave in q because g is. On a piece
-    a <= q <= b, the value is at most g(b)^n_1 (1 - a)^n_0. Pieces that cannot contain the largest
-    value are discarded and the others are divided, until the bound and the largest value agree or
-    there are many pieces: in that case, p is up to .1 % too large with 100,000 trials on each side.
+    It supports any number of trials. The logarithm is concave in q because g is; on a piece a <= q
+    <= b, the value is at most g(b)^n_1 (1 - a)^n_0. Pieces that cannot contain the largest value
+    are discarded and the others divided, until the bound and the largest value agree or there are
+    many pieces: p is then up to .1 % too large with 100,000 trials on each side.
 
     Args:
         guarantee: The guarantee.
@@ -317,13 +289,10 @@ def perfect(guarantee: Guarantee, positives: int, negatives: int) -> float:
 
 
 def ceiling(guarantee: Guarantee, q: Floats) -> Floats:
-    """Return the greatest true positive rates (m,) that a guarantee allows.
-
-    This is `Guarantee.power`, for many rates at once.
+    """Return the greatest true positive rates (m,) that a guarantee allows: `Guarantee.power`.
 
     Args:
-        guarantee: mu-GDP and a single (epsilon, delta) are evaluated by their formulas, all others
-            rate by rate.
+        guarantee: mu-GDP and a single (epsilon, delta) are evaluated for all rates at once.
         q: (m,) False positive rates.
     """
     if isinstance(guarantee, Gdp):
@@ -339,10 +308,7 @@ def ceiling(guarantee: Guarantee, q: Floats) -> Floats:
 
 
 def _arcsine_grid(trials: int) -> Floats:
-    """Return rates from 0 to 1 with equidistant arcsines, and additional small ones.
-
-    There are FINE of them per square root of trials.
-    """
+    """Return rates from 0 to 1: FINE equidistant arcsines per root of trials, and small ones."""
     count = max(64, math.ceil(FINE * math.sqrt(trials)))
     grid: Floats = np.sin(np.linspace(0, math.pi / 2, count + 1)) ** 2
     # Below one expected count, the arcsine grid is coarse in a logarithmic scale.
@@ -351,10 +317,7 @@ def _arcsine_grid(trials: int) -> Floats:
 
 
 def _deviations(rates: Floats, trials: int, *, above: bool) -> Floats:
-    """Return z^2 (K, n + 1) of all counts under all rates.
-
-    z is the normal deviate of P[Bin >= k], or of P[Bin <= k] if not `above`.
-    """
+    """Return z^2 (K, n + 1) of all counts under all rates, of P[Bin >= k] or of P[Bin <= k]."""
     chances = _chances(rates, trials, trials + 1)
     if above:
         tails = _upper_tails(chances)

@@ -1,10 +1,10 @@
 """Noise mechanisms and the guarantee of one release with each of them.
 
-They are Gaussian and Laplace noise, and their truncated forms. Additive noise has the density C
-exp(-|z / scale|^power) on [-width, width], the convention of DP-dKM: power 2 has standard deviation
-scale / sqrt(2) before truncation. For one coordinate, the curve is exact: the likelihood ratio of
-the noise and its shifted copy decreases in z, so the best test is a threshold. Hence delta(eps) =
-F(t) - e^eps F(t - shift), where F is the distribution function of the noise.
+Additive noise has the density C exp(-|z / scale|^power) on [-width, width], the convention of
+DP-dKM: power 2 has standard deviation scale / sqrt(2) before truncation. For one coordinate, the
+curve is exact: the likelihood ratio of the noise and its shifted copy decreases in z, so the best
+test is a threshold. Hence delta(eps) = F(t) - e^eps F(t - shift), where F is the distribution
+function of the noise.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def sensitivity(clip: float, adjacency: Adjacency, batch: int = 1) -> float:
 
     Args:
         clip: C, the largest norm of one gradient.
-        adjacency: Adjacency of one record. NODE is rejected: it needs the number of records
+        adjacency: Of one record. NODE is rejected: it needs the number of records
             (`gaussian.group`).
         batch: b, the fixed number by which the sum is divided; 1 for the sum.
     """
@@ -51,7 +51,7 @@ def gaussian_release(std: float, sensitivity: float, adjacency: Adjacency) -> Gd
     """Return mu-GDP, mu = sensitivity / std, of normal noise on a vector.
 
     Args:
-        std: Standard deviation per coordinate, at least 0.
+        std: Per coordinate, at least 0.
         sensitivity: Euclidean norm of the largest change under the adjacency.
         adjacency: The pairs of data sets that are compared.
     """
@@ -97,18 +97,13 @@ class Additive:
     width: float = math.inf
 
     def __post_init__(self) -> None:
-        """Validate the parameters."""
         if self.power not in (1, 2) or not (0 < self.scale < math.inf and self.width > 0):
             raise LeakauditError(
                 f"expected power 1 or 2, a finite scale above 0 and a width above 0, got {self}"
             )
 
     def below(self, z: float) -> float:
-        """Return the distribution function F(z), precise in the left tail.
-
-        Args:
-            z: A value of the noise.
-        """
+        """Return the distribution function F(z), precise in the left tail."""
         if z > 0:
             return 1 - self.below(-z)
         u = max(z, -self.width) / self.scale
@@ -118,12 +113,7 @@ class Additive:
         return (math.erfc(-u) - math.erfc(w)) / (2 * math.erf(w))
 
     def delta(self, epsilon: float, shift: float) -> float:
-        """Return the exact delta of one coordinate that changes by `shift`, in either direction.
-
-        Args:
-            epsilon: At least 0; may be inf.
-            shift: At least 0; may be inf.
-        """
+        """Return the exact delta of one coordinate that changes by `shift`, in either direction."""
         at_least_zero("epsilon", epsilon)
         at_least_zero("shift", shift)
         if shift == 0:
@@ -143,11 +133,8 @@ class Additive:
     def escape(self, shifts: Iterable[float]) -> float:
         """Return the probability of an outcome that is impossible for the other data set.
 
-        It is 1 - prod(1 - F(s_j - width)). Such an outcome identifies the data set with certainty,
-        so this is a lower bound on delta at every epsilon.
-
-        Args:
-            shifts: The change s_j >= 0 of each coordinate.
+        It is 1 - prod(1 - F(s_j - width)) for changes s_j >= 0 of the coordinates. Such an outcome
+        identifies the data set, so this is a lower bound on delta at every epsilon.
         """
         if self.width == math.inf:
             return 0.0
@@ -157,31 +144,19 @@ class Additive:
         return -math.expm1(math.fsum(math.log1p(-o) for o in outside))
 
     def release(self, epsilon: float, shift: float, adjacency: Adjacency) -> Approximate:
-        """Return the exact (epsilon, delta) of one coordinate that changes by at most `shift`.
-
-        Args:
-            epsilon: At least 0.
-            shift: The coordinate's sensitivity under the adjacency.
-            adjacency: The pairs of data sets that are compared.
-        """
+        """Return the exact (epsilon, delta) of one coordinate that changes by at most `shift`."""
         return approximate(epsilon, self.delta(epsilon, shift), adjacency)
 
     def vector(
         self, epsilon: float, l1: float, l2: float, dimensions: int, adjacency: Adjacency
     ) -> Approximate:
-        """Return (epsilon, delta) for a vector. This is our own derivation, not from the papers.
+        """Return (epsilon, delta) for a vector: our own derivation, not from the papers.
 
         power 1: max(epsilon, l1 / scale), and the mass outside the common support, which is convex
-        in a shift up to the width and therefore largest if one coordinate has the whole shift:
-        F(l1 - width). power 2: the delta of normal noise divided by the probability
-        (erf(width / scale))^dimensions of the box, plus that mass. delta = 1 if l1 > width.
-
-        Args:
-            epsilon: At least 0.
-            l1: Sensitivity in the L1 norm; inf if unknown, since l2 <= l1 <= sqrt(dimensions) l2.
-            l2: Sensitivity in the Euclidean norm; inf if unknown.
-            dimensions: Length of the vector.
-            adjacency: The pairs of data sets that are compared.
+        in a shift up to the width and therefore largest if one coordinate has the whole shift: F(l1
+        - width). power 2: the delta of normal noise divided by the probability (erf(width /
+        scale))^dimensions of the box, plus that mass. delta = 1 if l1 > width. An unknown
+        sensitivity is inf, since l2 <= l1 <= sqrt(dimensions) l2.
         """
         at_least_zero("epsilon", epsilon)
         if dimensions < 1:
@@ -230,21 +205,3 @@ def truncated_laplace(epsilon: float, delta: float, sensitivity: float) -> Addit
         )
     scale = sensitivity / epsilon
     return Additive(1, scale, scale * math.log1p(math.expm1(epsilon) / (2 * delta)))
-
-
-def laplace_moments(noise: Additive) -> tuple[float, float]:
-    """Return E|X| and E X^2 of Laplace noise.
-
-    They are l (1 - w/(e^w - 1)) and l^2 (2 - (w^2 + 2 w)/(e^w - 1)), w = width / l.
-
-    Args:
-        noise: Of power 1, truncated or not; l is its scale.
-    """
-    if noise.power != 1:
-        raise LeakauditError(f"expected Laplace noise, power 1, got {noise}")
-    scale = noise.scale
-    w = noise.width / scale
-    if w > WIDE:
-        return scale, 2 * scale**2
-    odds = math.expm1(w)
-    return scale * (1 - w / odds), scale**2 * (2 - (w * w + 2 * w) / odds)

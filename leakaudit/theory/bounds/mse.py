@@ -1,9 +1,9 @@
 """Lower bounds on a reconstruction's mean squared error per coordinate, and the corresponding PSNR.
 
-They bound an expectation. Average the squared errors first and compute the PSNR of that average:
-the average of PSNRs is larger (Jensen) and has no bound, nor has any single image. `hcr` and
-`fisher` hold only for unbiased attackers: an attacker that clips to [0, 1], or answers grey, may do
-better. Judge claims with `leakaudit.theory.bounds.reconstruction`; these bounds are diagnostics.
+They bound an expectation: average the squared errors first and compute the PSNR of that average.
+The average of PSNRs is larger (Jensen) and has no bound, nor has any single image. `hcr` and
+`fisher` hold only for unbiased attackers: one that clips to [0, 1], or answers grey, may do better.
+Judge claims with `reconstruction`; these bounds are diagnostics.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def fisher(trace: float, dimensions: int) -> float:
     Source: Cramer-Rao; Guo et al. 2022, Theorem 2, whose dFIL is sqrt(Tr I / d).
 
     Args:
-        trace: Trace of the Fisher information I of the record in all releases.
+        trace: Of the Fisher information I of the record in all releases.
         dimensions: Dimension d of the record.
     """
     _check_dimensions(dimensions)
@@ -57,8 +57,8 @@ def fisher_trace(jacobian: ArrayLike, std: float, releases: int = 1) -> float:
 
     Args:
         jacobian: (outputs, d) J of g.
-        std: Standard deviation of the noise, per coordinate.
-        releases: Number of releases.
+        std: Of the noise, per coordinate.
+        releases: Their number.
     """
     j = np.asarray(jacobian, dtype=np.float64)
     if releases < 0 or not np.isfinite(j).all():
@@ -77,9 +77,9 @@ def van_trees(trace: float, prior: float, dimensions: int) -> float:
     Sources: van Trees 1968; Gill, Levit 1995.
 
     Args:
-        trace: Trace of the Fisher information, averaged over the prior.
-        prior: Trace of the prior's own information, d / tau^2 for a normal prior. The prior's
-            density must be smooth and vanish at its boundary: uniform on [0, 1] does not qualify.
+        trace: Of the Fisher information, averaged over the prior.
+        prior: Trace of the prior's own information, d / tau^2 for a normal prior. Its density must
+            be smooth and vanish at its boundary: uniform on [0, 1] does not qualify.
         dimensions: Dimension d of the record.
     """
     information = at_least_zero("the trace of the information", trace)
@@ -115,18 +115,6 @@ def ceiling(least: float, data_range: float) -> float:
     if least == math.inf:
         return -math.inf
     return 20 * math.log10(data_range) - 10 * math.log10(least)
-
-
-def ssim_ceiling(least: float, c1: float = 1e-4) -> float:
-    """Return 1 - mse / (2 + c1), which SSIM with one global window on [0, 1] obeys.
-
-    It is too weak for a useful guarantee about SSIM.
-
-    Args:
-        least: The mean squared error.
-        c1: SSIM's constant (.01 data_range)^2.
-    """
-    return 1 - at_least_zero("the squared error", least) / (2 + c1)
 
 
 def _check_dimensions(value: int) -> None:

@@ -2,8 +2,8 @@
 
 For each of m canaries, an independent fair coin decided whether it was included. The auditor
 guesses the coins of the r most certain ones, and v guesses are correct. Adjacency: one canary is
-present or absent. Canaries held by one node audit only that node, and coins that are not
-independent invalidate every result of this module.
+present or absent. Canaries of one node audit only that node, and coins that are not independent
+invalidate every result.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 
 
 def epsilon_lower(canaries: int, guesses: int, right: int, delta: float, alpha: float) -> float:
-    """Return the largest epsilon that the counts refute at confidence 1 - alpha, rounded down.
-
-    It is 0 if there is none.
+    """Return the largest epsilon that the counts refute at confidence 1 - alpha; 0 if none.
 
     Args:
         canaries: m.
@@ -71,16 +69,16 @@ def refutes(canaries: int, guesses: int, right: int, guarantee: Guarantee, alpha
     """Return whether the counts refute a guarantee by its trade-off curve, at level alpha.
 
     Suppose that `right` or more correct guesses have probability alpha under the guarantee. The
-    curve f then limits how much more likely i correct guesses are than i - 1. The algorithm starts
-    at i = right with shares of outcomes that add up to alpha, and proceeds downwards. If the shares
-    finally exceed the number of guesses per canary, no such mechanism exists. Source: Mahloujifar,
-    Melis, Chaudhuri 2025, Algorithm 3 with k = 2, h_{i} = f-bar^{-1}(r_{i+1}).
+    curve f then limits how much more likely i correct guesses are than i - 1. From i = right
+    downwards, shares of outcomes are followed; if they finally exceed the number of guesses per
+    canary, no such mechanism exists. Source: Mahloujifar, Melis, Chaudhuri 2025, Algorithm 3 with k
+    = 2, h_{i} = f-bar^{-1}(r_{i+1}).
 
     Args:
         canaries: m.
         guesses: r, at most m.
         right: v, at most r.
-        guarantee: A guarantee with the same curve in both directions.
+        guarantee: With the same curve in both directions.
         alpha: Chance of a false alarm.
     """
     _check_counts(canaries, guesses, right)
@@ -101,9 +99,7 @@ def refutes(canaries: int, guesses: int, right: int, guarantee: Guarantee, alpha
 
 
 def mu_lower(canaries: int, guesses: int, right: int, alpha: float) -> float:
-    """Return the largest mu whose mu-GDP the counts refute, rounded down; 0 if there is none.
-
-    It is evidence against claims of Gaussian noise (`refutes`).
+    """Return the largest mu whose mu-GDP the counts refute (`refutes`), or 0, rounded down.
 
     Args:
         canaries: m.
@@ -121,10 +117,7 @@ def mu_lower(canaries: int, guesses: int, right: int, alpha: float) -> float:
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:
-    """Return the largest value >= 0 that is refuted, rounded down.
-
-    Every smaller one is refuted, too.
-    """
+    """Return the largest value >= 0 that is refuted, as every smaller one is, rounded down."""
     if not refuted(0.0):
         return 0.0
 

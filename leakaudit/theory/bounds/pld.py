@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -97,14 +97,13 @@ def gaussian(mu: float, adjacency: Adjacency) -> Pld:
 def subsampled_gaussian(noise: float, rate: float, adjacency: Adjacency) -> Pld:
     """Return the distribution of one step of DP-SGD with Poisson sampling.
 
-    The batch contains every record independently with probability `rate`. It is assumed that
-    participation is secret: if it is public, as between neighbours in gossip, use rate 1. A data
-    loader that shuffles is not Poisson sampling.
+    The batch contains every record independently. Participation must be secret: if it is public, as
+    between neighbours in gossip, use rate 1. A data loader that shuffles is not Poisson sampling.
 
     Args:
         noise: Standard deviation over the clip.
         rate: Probability that a record is in the batch.
-        adjacency: Adjacency of one record; NODE is rejected, because its batches are unknown.
+        adjacency: Of one record; NODE is rejected, because its batches are unknown.
     """
     if not (noise >= SMALLEST_NOISE and 0 < rate <= 1):
         raise LeakauditError(
@@ -149,42 +148,7 @@ def of_terms(terms: Iterable[tuple[float, float, int]], adjacency: Adjacency) ->
     return Pld(total, adjacency)
 
 
-def of_curve(
-    curve: Callable[[float], float],
-    highest: float,
-    adjacency: Adjacency,
-    interval: float = INTERVAL,
-) -> Pld:
-    """Return the distribution of a mechanism with a known curve, the same in both directions.
-
-    Args:
-        curve: delta(epsilon). It must be attained by a mechanism: the conversion of zCDP, for
-            example, is not.
-        highest: An epsilon beyond which the curve is constant, or so small that its value may count
-            as a complete leak.
-        adjacency: The pairs of data sets that the curve compares.
-        interval: Width of the discretisation.
-    """
-    library = _library()
-    pmf = importlib.import_module("dp_accounting.pld.pld_pmf")
-    if not (highest <= WIDEST and interval > 0):
-        raise LeakauditError(
-            f"expected a highest epsilon up to {WIDEST:g} and an interval above 0, "
-            f"got {highest} and {interval}"
-        )
-    top = max(1, math.ceil(at_least_zero("highest", highest) / interval))
-    above = np.array([curve(k * interval) for k in range(top + 1)])
-    # At negative epsilon: delta(-e) = 1 - e^-e + e^-e delta(e), see `guarantee`.
-    negative = -interval * np.arange(top, 0, -1)
-    below = -np.expm1(negative) + np.exp(negative) * above[:0:-1]
-    made = pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
-        interval, -top, top, np.concatenate([below, above])
-    )
-    return Pld(library.PrivacyLossDistribution(made), adjacency)
-
-
 def _library() -> Any:
-    """Return dp_accounting's module of privacy loss distributions."""
     try:
         return importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
     except ImportError as error:

@@ -2,11 +2,11 @@
 
 A success is any event about the reconstruction that is fixed beforehand: PSNR >= p, SSIM >= s, or
 identifying the true record among m candidates. kappa is the best success rate of a guess without
-access to the release. The success rate is then at most 1 - f(kappa), where f is the trade-off curve
+access to the release; the success rate is then at most 1 - f(kappa), where f is the trade-off curve
 of (target present, target absent) (Balle, Cherubin, Hayes 2022; Hayes, Mahloujifar, Balle 2023; for
 mu-GDP also Kaissis et al. 2023). The adversary may know everything except the target, whose prior
-is independent of the rest. A kappa that is too small causes false alarms, so both functions of this
-module that return one are exact or certified. There is no other bound for PSNR.
+is independent of the rest. A kappa that is too small causes false alarms, so it is exact or
+certified here. There is no other bound for PSNR.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def kappa_identification(candidates: int, guesses: int = 1) -> float:
     """Return guesses / candidates: the probability that a blind guess is a uniformly drawn record.
 
     Args:
-        candidates: Number of candidates.
+        candidates: Their number.
         guesses: Number of distinct candidates that the attack may name.
     """
     if not 1 <= guesses <= candidates:
@@ -57,10 +57,9 @@ def kappa_packing(
 ) -> float:
     """Return a certified upper bound on the probability that a guess is within `tolerance`.
 
-    The record is drawn from known candidates. If a guess is within the tolerance of two candidates,
-    these are within twice the tolerance of each other. Hence all candidates that one guess can
-    hit are within 2 tolerance of any one of them, and kappa <= max_i of the prior's mass within 2
-    tolerance of i. SSIM has no triangle inequality: use `kappa_identification` for it.
+    The record is drawn from known candidates. All candidates that one guess can hit are within
+    twice the tolerance of any one of them, so kappa <= max_i of the prior's mass within 2 tolerance
+    of i. SSIM has no triangle inequality: use `kappa_identification` for it.
 
     Args:
         distances: (m, m) Between candidates, in a metric such as the root mean squared error.

@@ -1,13 +1,8 @@
-"""Renyi differential privacy on a grid of orders (Mironov 2017).
-
->>> round(epsilon(1e-5, 8, 0.5), 9), round(mironov(1e-5, 8, 0.5), 9)
-(1.714109168, 2.144703638)
-"""
+"""Renyi differential privacy on a grid of orders (Mironov 2017)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from scipy.special import expit, logsumexp
@@ -44,7 +39,6 @@ class Rdp(Guarantee):
     orders: tuple[float, ...] = ORDERS
 
     def __post_init__(self) -> None:
-        """Validate the orders and values."""
         if len(self.values) != len(self.orders) or not self.orders:
             raise LeakauditError(
                 f"expected one value for each of {len(self.orders)} orders, got {len(self.values)}"
@@ -81,24 +75,6 @@ class Rdp(Guarantee):
         total = tuple(a + b for a, b in zip(self.values, other.values, strict=True))
         return Rdp(total, self.adjacency, self.orders)
 
-    def order(
-        self, delta: float, conversion: Callable[[float, float, float], float] | None = None
-    ) -> tuple[float, float, bool]:
-        """Return the best order, its epsilon, and whether it is at an end of the grid.
-
-        At an end, more orders may help.
-
-        Args:
-            delta: Between 0 and 1.
-            conversion: Converts (delta, order, divergence) to an epsilon; `epsilon` of this module
-                by default.
-        """
-        convert = conversion or epsilon
-        found = [convert(delta, a, r) for a, r in zip(self.orders, self.values, strict=True)]
-        k = found.index(min(found))
-        best = self.orders[k]
-        return best, found[k], best in (min(self.orders), max(self.orders))
-
 
 def delta(epsilon: float, order: float, value: float) -> float:
     """Return e^{(a-1)(r - eps)} (1 - 1/a)^{a-1} / a.
@@ -114,32 +90,6 @@ def delta(epsilon: float, order: float, value: float) -> float:
         return 1.0
     logarithm = (order - 1) * (value - epsilon + math.log1p(-1 / order)) - math.log(order)
     return math.exp(min(logarithm, 0.0))
-
-
-def epsilon(delta: float, order: float, value: float) -> float:
-    """Return max(0, r + log(1 - 1/a) - log(a delta) / (a - 1)), the inverse of `delta`.
-
-    Args:
-        delta: Between 0 and 1.
-        order: a, above 1.
-        value: The divergence r; may be inf.
-    """
-    if probability("delta", delta) == 0:
-        return math.inf if value else 0.0
-    return max(0.0, value + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
-
-
-def mironov(delta: float, order: float, value: float) -> float:
-    """Return r + log(1 / delta) / (a - 1), a looser conversion (Mironov 2017, Proposition 3).
-
-    Args:
-        delta: Between 0 and 1.
-        order: a, above 1.
-        value: The divergence r; may be inf.
-    """
-    if probability("delta", delta) == 0:
-        return math.inf if value else 0.0
-    return value - math.log(delta) / (order - 1)
 
 
 def hoelder(false_positives: float, order: float, value: float) -> float:

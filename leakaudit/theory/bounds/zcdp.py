@@ -3,8 +3,8 @@
 Gaussian noise of standard deviation sigma on a sensitivity Delta has rho = Delta^2 / (2 sigma^2)
 (Bun, Steinke 2016, Proposition 1.6).
 
->>> round(delta(4.728386985, rho=0.5), 9), round(loose_epsilon(1e-5, rho=0.5), 9)
-(1e-05, 5.298525912)
+>>> round(delta(4.728386985, rho=0.5), 9)
+1e-05
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from leakaudit.theory.bounds.guarantee import (
     at_least_zero,
     greatest_power,
     least_epsilon,
-    probability,
 )
 
 FINEST = 700.0  # searched range of |log(alpha - 1)|: beyond 709.8, exp overflows in float64
@@ -40,7 +39,6 @@ class Zcdp(Guarantee):
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
-        """Validate rho."""
         at_least_zero("rho", self.rho)
 
     def delta(self, epsilon: float) -> float:
@@ -102,21 +100,3 @@ def delta(epsilon: float, rho: float) -> float:
     b = math.exp(log_b)
     exponent = b * ((b + 1) * rho - epsilon) - log_b - (b + 1) * (math.log1p(b) - log_b)
     return math.exp(min(exponent, 0.0))
-
-
-def loose_epsilon(delta: float, rho: float) -> float:
-    """Return rho + 2 sqrt(rho log(1 / delta)), the conversion that papers use.
-
-    Source: Bun, Steinke 2016, Proposition 1.3.
-
-    Args:
-        delta: Between 0 and 1.
-        rho: At least 0; may be inf.
-    """
-    probability("delta", delta)
-    at_least_zero("rho", rho)
-    if not rho:
-        return 0.0
-    if not delta:
-        return math.inf
-    return rho + 2 * math.sqrt(rho * -math.log(delta))

@@ -19,30 +19,28 @@ declaration.
 """
 
 from leakaudit.theory.relations.account import Bound, account
-from leakaudit.theory.relations.checks import Residuals, consistent, residuals
+from leakaudit.theory.relations.checks import Residuals, residuals
 from leakaudit.theory.relations.declare import LocalChange, Relation, Relations
 from leakaudit.theory.relations.determine import (
-    Generic,
     determined,
     determined_each,
     explain,
-    generic,
     is_determined,
-    rank,
 )
-from leakaudit.theory.relations.drift import Drift, drift
 from leakaudit.theory.relations.estimate import Estimate, estimate, recorded
 from leakaudit.theory.relations.expression import Expression, Form, Number, Vector, decimal, exact
 from leakaudit.theory.relations.knowledge import Knowledge, know
 from leakaudit.theory.relations.record import (
+    Drift,
     Turns,
     alone,
+    drift,
     largest,
     reached,
     secretless,
     with_models,
 )
-from leakaudit.theory.relations.repeat import extend, later, steady
+from leakaudit.theory.relations.repeat import extend, steady
 from leakaudit.theory.relations.semidefinite import supremum
 
 __all__ = [
@@ -51,7 +49,6 @@ __all__ = [
     "Estimate",
     "Expression",
     "Form",
-    "Generic",
     "Knowledge",
     "LocalChange",
     "Number",
@@ -62,7 +59,6 @@ __all__ = [
     "Vector",
     "account",
     "alone",
-    "consistent",
     "decimal",
     "determined",
     "determined_each",
@@ -71,12 +67,9 @@ __all__ = [
     "exact",
     "explain",
     "extend",
-    "generic",
     "is_determined",
     "know",
     "largest",
-    "later",
-    "rank",
     "reached",
     "recorded",
     "residuals",

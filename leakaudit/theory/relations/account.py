@@ -1,20 +1,22 @@
 """The exact Gaussian-DP mu of a view, and how far it can be trusted (docs/relations.md, account).
 
-Assume the worst case: the adversary knows all secrets except the targets. Let the relations be B e
-+ S s + G d = 0 plus known terms, with noise e of unit variance, states s, and targets d.
-Eliminating the states (N S = 0, A = N G, Bn = N B) leaves a Gaussian view whose mean moves by A d
-when the targets move by d, and whose covariance is Bn Bn'. Two Gaussians with equal covariance are
-exactly mu-GDP with mu their Mahalanobis distance (Dong, Roth, Su 2022), so mu^2 = sup { sum_st M_st
-<d_s, d_t> : |d_t| <= Delta_t } with the Fisher matrix M = A'(Bn Bn')^+ A. All coordinates of the
-model share M, and the changes d_t are vectors (`semidefinite`). Equivalently, d' M d is the least
-|e|^2 of a noise shift e that hides d, B e + S s + G d = 0, and this is how M is computed, without
-N. If no shift hides some d, messages reveal that combination of targets without noise, and mu is
-inf.
+In the worst case, the adversary knows all secrets except the targets. Let the relations be B e + S
+s + G d = 0 plus known terms, with noise e of unit variance, states s, and targets d. Without the
+states (N S = 0, A = N G, Bn = N B), the view is Gaussian: its mean moves by A d if the targets move
+by d, and its covariance is Bn Bn'. Two Gaussians of equal covariance are exactly mu-GDP with mu
+their Mahalanobis distance (Dong, Roth, Su 2022), so mu^2 = sup { sum_st M_st <d_s, d_t> : |d_t| <=
+Delta_t } with the Fisher matrix M = A'(Bn Bn')^+ A. All coordinates of the model share M, and the
+changes d_t are vectors (`semidefinite`). Equivalently, d' M d is the least |e|^2 of a noise shift e
+that hides d, B e + S s + G d = 0; M is computed in this way, without N. If no shift hides some d,
+messages reveal that combination without noise, and mu is inf.
 
-Adjacency: the targets of one node are replaced by arbitrary other vectors, |change of target t| <=
-    Delta_t, all at once; everything else, such as start values that are not targets, remains
-    unchanged and is public. The order in which a protocol uses records is public, too: sampling
-    never amplifies privacy.
+Adjacency: all targets of one node are replaced by arbitrary vectors, |change of target t| <=
+Delta_t; everything else, such as start values and the order of records, remains unchanged and is
+public: sampling never amplifies privacy.
+
+A mu bounds the effect of gradients that change by a sensitivity. This is the change of one record
+only if the gradients are evaluated at the same models with and without it, that is, if each point
+is a function of what was observed before (`certificates`).
 """
 
 from __future__ import annotations
@@ -30,10 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakaudit.core.errors import LeakauditError, Unexplained
-from leakaudit.theory.relations.certificate import PastRelations, certificates
 from leakaudit.theory.relations.declare import Relations
 from leakaudit.theory.relations.determine import determined
-from leakaudit.theory.relations.expression import Expression, labels, places
+from leakaudit.theory.relations.expression import DEFINED, SECRET, Expression, labels, places
 from leakaudit.theory.relations.kkt import Array, solve, spanning, system
 from leakaudit.theory.relations.knowledge import Knowledge
 from leakaudit.theory.relations.modular import (
@@ -47,8 +48,6 @@ from leakaudit.theory.relations.modular import (
 )
 from leakaudit.theory.relations.semidefinite import supremum
 
-SECRET = {"secret", "gradient"}
-DEFINED = {"state", "message"}
 # Number of right-hand sides that are solved together. Affects only speed: a block of 128 columns of
 # a few thousand rows stays in the processor's cache, while thousands at once would not. A choice.
 AT_ONCE = 128
@@ -87,25 +86,22 @@ def account(
 ) -> Bound:
     """Return the exact mu of a view for one node's targets.
 
-    Errors of channels (`std` of a message) are not counted as protection.
-
-    Vectors that the declaration does not explain may contain anything that their owner knows. If
-    they reach the view, there is no upper value. With `least`, the result is instead what the view
-    reveals whatever they contain: a lower value, attained by gradients that do not depend on the
-    model.
+    Errors of channels (`std` of a message) do not count as protection. If vectors that the
+    declaration does not explain reach the view, there is no upper value: they may contain anything
+    that their owner knows.
 
     Args:
-        knowledge: Knowledge of the whole network: a part of the relations would not give a bound.
+        knowledge: Of the whole network: a part of the relations would not give a bound.
         targets: Secrets or gradients of one node, each once.
         sensitivity: Maximum change of each target, in Euclidean norm; one for all, or (T,).
         certify: Whether to compute the certificate; it is empty otherwise.
-        least: Whether to return a lower value.
+        least: Whether to return instead a lower value, which holds whatever unexplained vectors
+            contain and is attained by gradients that do not depend on the model.
 
     Raises:
-        Unexplained: Such vectors reach the view, and no lower value is asked for.
-        LeakauditError: There is no bound for this view: targets belong to several nodes, are known,
-            have priors or noise that is not Gaussian, or there are nonlinear steps whose inputs the
-            view does not determine.
+        Unexplained: Such vectors reach the view, and no lower value is requested.
+        LeakauditError: The targets belong to several nodes, are known, or have priors or noise that
+            is not Gaussian; or the view does not determine the inputs of a nonlinear step.
     """
     limits = sensitivities(targets, sensitivity)
     worst, view = worst_case(knowledge, targets, least=least)
@@ -137,20 +133,15 @@ def account(
 def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Any:
     """Return M (T, T) = A'(Bn Bn')^+ A; sparse if there are more than `DENSE` targets.
 
-    This requires neither N nor a pseudo-inverse. Let e_t be the least noise shift that hides a unit
-    change of target t by itself, B e_t + S s + G_t = 0 for some s. The least shift that hides a
-    combination d is linear in d, namely sum_t d_t e_t, so d'M d = |sum_t d_t e_t|^2 and M_st is the
-    inner product of e_s and e_t.
-
-    The relations fall into components that share no unknown. Shifts of different components are
-    orthogonal, and one right-hand side serves one target of every component at once.
+    Neither N nor a pseudo-inverse is needed. Let e_t be the least noise shift that hides a unit
+    change of target t, B e_t + S s + G_t = 0 for some s. The least shift that hides d is sum_t d_t
+    e_t, so M_st is the inner product of e_s and e_t. Relations fall into components that share no
+    unknown: shifts of different ones are orthogonal, and one right-hand side serves one target of
+    every component.
 
     Args:
         knowledge: Every flat unknown except the targets must be a state.
         targets: None of their combinations may leak without noise.
-
-    Raises:
-        LeakauditError: A component has so many targets that its part of M does not fit in memory.
     """
     import scipy.sparse as sp
 
@@ -165,7 +156,7 @@ def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Any:
     width = int(nth.max(initial=-1)) + 1
     _fits(noise.shape[1] * width, width, len(own))
     sides = sp.csr_array((np.ones(len(own)), (np.arange(len(own)), nth)), (len(own), width))
-    right = -(s.flat[:, own] @ sides).tocsc()
+    right = -(s.flat[:, own] @ sides).tocsc()  # B e + S s = -G
     e = np.empty((noise.shape[1], width))
 
     def independent_states() -> NDArray[np.int64]:
@@ -187,7 +178,7 @@ def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Any:
 
 
 def _among(m: Any, at: Sequence[int], count: int) -> Any:
-    """Return M of all targets from that of those that move; the others have zeros."""
+    """Insert rows and columns of zeros for targets that do not move."""
     if len(at) == count:
         return m
     if count <= DENSE:
@@ -225,7 +216,6 @@ def _nth(of: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _fits(shifts: int, width: int, count: int) -> None:
-    """Raise LeakauditError if shifts and M need more than `LARGEST` numbers."""
     needed = shifts + width * min(count, 2 * width)
     if needed > LARGEST:
         raise LeakauditError(
@@ -251,11 +241,7 @@ def _apart(
 
 
 def sensitivities(targets: Sequence[Expression], sensitivity: float | Sequence[float]) -> Array:
-    """Return a sensitivity (T,) for each target.
-
-    Args:
-        sensitivity: One for all, or (T,).
-    """
+    """Return a sensitivity (T,) for each target, from one for all or (T,)."""
     if isinstance(sensitivity, int | float):
         limits = np.full(len(targets), sensitivity, float)
     else:
@@ -315,9 +301,8 @@ def unexplained(knowledge: Knowledge) -> Unexplained | None:
 def _reaching(worst: Knowledge, fixed: frozenset[int] = frozenset()) -> Knowledge:
     """Drop relations that only define a state, or an unobserved message, with no other use.
 
-    Such a relation contains no information about the rest, because the defined vector can take any
-    value, unless it is one of the fixed ones. After it is dropped, other vectors in it may occur in
-    only one relation, so the search continues with those.
+    The defined vector can take any value, unless it is a fixed one, so such a relation says nothing
+    about the rest. Dropping it may leave other vectors in a single relation.
     """
     vectors = worst.declared.vectors
     occurs_in = defaultdict[int, set[int]](set)  # free vector -> relations that contain it
@@ -340,13 +325,10 @@ def _reaching(worst: Knowledge, fixed: frozenset[int] = frozenset()) -> Knowledg
 
 
 def _post_processing(worst: Knowledge, outs: Collection[int]) -> None:
-    """Raise LeakauditError if a nonlinear step reaches the view but its inputs do not.
-
-    They must be determined, so that the output is post-processing.
-    """
+    """Raise LeakauditError if a nonlinear step without determined inputs reaches the view."""
     if not outs:
         return
-    past = PastRelations(worst, worst.known)
+    past = _PastRelations(worst, worst.known)
     for r in worst.relations:
         past.add(Expression(worst.declared.vectors, r.terms))
     for out in sorted(outs):
@@ -398,11 +380,8 @@ def _without_states(knowledge: Knowledge) -> list[Row]:
 def gaussian(worst: Knowledge, moving: Sequence[Expression]) -> None:
     """Raise LeakauditError if the view contains non-Gaussian noise together with the targets.
 
-    The decision is exact. The reduced echelon form of the view splits into components that share no
-    column. They are independent, and one without targets reveals nothing about them.
-
-    Args:
-        worst: The knowledge of an adversary who knows all secrets except the targets.
+    Exact: the reduced echelon form of the view splits into independent components that share no
+    column; one without targets reveals nothing about them.
     """
     vectors = worst.declared.vectors
     prime = PRIMES[0]
@@ -424,7 +403,6 @@ def gaussian(worst: Knowledge, moving: Sequence[Expression]) -> None:
 
 
 def _component(rows: Sequence[Row], start: Collection[int]) -> set[int]:
-    """Return the columns that rows connect to some columns, directly or through others."""
     seen = set(start)
     apart = list(rows)
     grown = True
@@ -439,3 +417,81 @@ def _component(rows: Sequence[Row], start: Collection[int]) -> set[int]:
                 grown = True
         apart = left
     return seen
+
+
+class _PastRelations:
+    """What follows from the relations added so far, including nonlinear functions of it."""
+
+    def __init__(self, knowledge: Knowledge, known: Collection[int]) -> None:
+        self.knowledge = knowledge
+        self.vectors = len(knowledge.declared.vectors)
+        self.rows = Staircase(PRIMES[0])
+        self.known = known
+        self.pending = dict(knowledge.declared.opaques)
+        self._added = 0  # relations of the knowledge that `advance` has added
+
+    def advance(self, before: int) -> None:
+        """Add the relations of the knowledge that were declared before this place."""
+        rows = self.knowledge.rows
+        while self._added < len(rows) and rows[self._added] < before:
+            terms = self.knowledge.relations[self._added].terms
+            self.add(Expression(self.knowledge.declared.vectors, terms))
+            self._added += 1
+
+    def add(self, terms: Expression) -> None:
+        """Add a relation."""
+        self.rows.add(self._row(terms))
+
+    def holds(self, form: Expression, before: int | None = None) -> bool:
+        """Return whether a form follows, also by nonlinear steps declared before a place."""
+        if before is None:
+            before = self.vectors
+        self._process(before)
+        return self.rows.holds(self._row(form))
+
+    def _process(self, before: int) -> None:
+        """Add the outputs of nonlinear steps whose inputs follow, in the order of declaration."""
+        for out, parts in list(self.pending.items()):
+            if out < before and all(self.rows.holds(self._row(part)) for part in parts):
+                self.rows.add({out: 1})
+                del self.pending[out]
+
+    def _row(self, form: Expression) -> Row:
+        return modular(form.terms, PRIMES[0], self.known)
+
+
+def certificates(
+    worst: Knowledge, targets: Sequence[Expression], others: Collection[int]
+) -> tuple[int, ...]:
+    """Return the certificate of every target, by the relations before each gradient (`Bound`).
+
+    Args:
+        worst: The knowledge of an adversary who knows all secrets except the targets.
+        others: Gradients that are not targets and reach the view. One whose point is not a function
+            of the view reacts to everything declared before it, so targets declared before it have
+            0. If hidden noise moves its point, the noise is not the declared one, so all targets
+            have 0.
+    """
+    wanted = set(places(targets))
+    seen = _PastRelations(worst, worst.known)
+    own = _PastRelations(worst, worst.known | wanted)
+    points = worst.declared.points
+    level = dict.fromkeys(wanted, 2)
+    reacts: float = -1  # the last gradient of others that reacts
+    for k in sorted(points):
+        if k not in wanted and k not in others:
+            continue
+        point = points[k]
+        seen.advance(point.before)
+        if seen.holds(point.at, k):  # a function of the view: certificate 2
+            continue
+        own.advance(point.before)
+        moved_only_by_targets = own.holds(point.at, k)
+        if k in wanted:
+            level[k] = int(moved_only_by_targets)
+        else:
+            reacts = max(reacts, k if moved_only_by_targets else math.inf)
+    for k in wanted:
+        if k < reacts:
+            level[k] = 0
+    return tuple(map(level.__getitem__, places(targets)))

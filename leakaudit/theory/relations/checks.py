@@ -1,13 +1,12 @@
-"""Checks of a declaration: contradictions inside it, and its residuals on a run.
+"""Residuals of a declaration on a run.
 
-A wrong declaration is the one silent failure of this engine, because everything else is derived
-from it.
+A wrong declaration is the one silent failure of this engine: everything else is derived from it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -16,8 +15,7 @@ from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations.declare import Relation, Relations
-from leakaudit.theory.relations.expression import Expression, Vector, labels
-from leakaudit.theory.relations.modular import PRIMES, Row, eliminate, modular, normal, rational
+from leakaudit.theory.relations.expression import Vector
 
 # Maximum Euclidean norm of a message's residual over all coordinates, in units of the root mean
 # square of the channel's own error. For many coordinates, the norm is within a few per cent of one;
@@ -25,44 +23,9 @@ from leakaudit.theory.relations.modular import PRIMES, Row, eliminate, modular, 
 CHANNEL = 4.0
 
 
-def consistent(declared: Relations) -> None:
-    """Raise LeakauditError if relations force private vectors or noise to depend on each other.
-
-    Relations between private vectors and noise (priors), and relations with a public vector, are
-    not contradictions.
-    """
-    vectors = declared.vectors
-    prime = PRIMES[0]
-    rows = [modular(relation.terms, prime) for relation in declared.relations]
-    defined = [k for k, vector in enumerate(vectors) if vector.kind in ("state", "message")]
-    for row in eliminate(rows, defined, prime):
-        kinds = {vectors[k].kind for k in row}
-        if "public" in kinds or kinds >= {"noise", "secret"} or kinds >= {"noise", "gradient"}:
-            continue
-        raise LeakauditError(
-            f"contradiction: the relations force {_forced(vectors, row, prime)}, but these "
-            "vectors are free; a state may be defined twice"
-        )
-
-
-def _forced(vectors: Sequence[Vector], row: Row, prime: int) -> str:
-    """Return ``form = 0`` in rationals; if these are too long, the names of the vectors."""
-    terms: dict[int, Fraction] = {}
-    for k, value in normal(row, min(row), prime).items():
-        coefficient = rational(value, prime)
-        if coefficient is None:
-            return labels(vectors, row)
-        terms[k] = coefficient
-    return f"{Expression(vectors, terms)} = 0"
-
-
 @dataclass(frozen=True)
 class Residuals:
-    """Residuals of the relations on a run.
-
-    A relation with one vector that was not recorded defines this vector; with several, it is
-    skipped.
-    """
+    """Residuals of the relations on a run."""
 
     worst: float  # largest residual, relative to the relation's terms
     checked: int  # number of relations that were checked
@@ -71,8 +34,6 @@ class Residuals:
 
 @dataclass(frozen=True)
 class _Value:
-    """A vector in float64."""
-
     value: Tensor  # (c,) the vector
     size: float  # size of the terms from which it was computed, which determines its rounding error
 
@@ -84,6 +45,9 @@ def residuals(
     gradient: Callable[[Vector, Tensor], Tensor] | None = None,
 ) -> Residuals:
     """Check every relation, in the order of declaration, on recorded vectors.
+
+    A relation with one vector that was not recorded defines this vector; with several, it is
+    skipped.
 
     Args:
         fetch: Returns a vector (c,), or None if it is not recorded.
@@ -155,7 +119,6 @@ def _take(
     values: dict[int, _Value],
     gradient: Callable[[Vector, Tensor], Tensor],
 ) -> None:
-    """Add the gradients of a relation to the values, if the models are known."""
     for k in relation.terms:
         if k not in declared.points or k in values:
             continue
@@ -166,7 +129,6 @@ def _take(
 
 
 def _channel_error(declared: Relations, terms: Mapping[int, Fraction]) -> float:
-    """Return the largest error that a channel adds to a term."""
     largest = 0.0
     for k, coefficient in terms.items():
         vector = declared.vectors[k]

@@ -8,11 +8,8 @@ are a basis of what is determined. All decisions are exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias, TypeVar
-
-import torch
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations.expression import Expression, Vector, places
@@ -20,21 +17,17 @@ from leakaudit.theory.relations.knowledge import Knowledge
 from leakaudit.theory.relations.modular import (
     PRIMES,
     Row,
+    Staircase,
     echelon,
     eliminate,
     minimal_span,
     modular,
-    negative,
     normal,
     rational,
-    subtract,
 )
 
 Basis: TypeAlias = Literal["span", "echelon"]
 Key = TypeVar("Key", bound=Hashable)
-# Number of draws of random parameters for a generic rank; one draw fails with a probability of
-# about 1e-6 for each degree of a minor.
-DRAWS = 2
 
 
 def determined(
@@ -63,11 +56,7 @@ def determined_each(
     up_to_noise: bool = False,
     form: Basis = "span",
 ) -> dict[Key, list[Expression]]:
-    """Return the same as `determined` for several groups; what they share is eliminated once.
-
-    Args:
-        groups: Targets by an arbitrary key, for example the gradients of every node.
-    """
+    """Return the same for several groups of targets; what they share is eliminated once."""
     orders = {key: places(targets) for key, targets in groups.items()}
 
     def solve(prime: int) -> dict[Key, list[Row]]:
@@ -80,26 +69,11 @@ def determined_each(
     return _in_rationals(solve, knowledge.declared.vectors)
 
 
-def rank(knowledge: Knowledge, targets: Sequence[Expression], *, up_to_noise: bool = False) -> int:
-    """Return the number of independent combinations of the targets that are determined."""
-    found = _left(knowledge, {0: places(targets)}, up_to_noise, PRIMES[0])
-    return len(found[0])
-
-
 def basis(combinations: Sequence[Expression]) -> list[Expression]:
     """Return, in order, the combinations that do not follow from those before them."""
     prime = PRIMES[0]
-    pivots: dict[int, Row] = {}  # first column -> row with a 1 there
-    kept: list[Expression] = []
-    for combination in combinations:
-        row = modular(combination.terms, prime)
-        while row and min(row) in pivots:
-            column = min(row)
-            row = subtract(row, pivots[column], column, prime)
-        if row:
-            pivots[min(row)] = normal(row, min(row), prime)
-            kept.append(combination)
-    return kept
+    stairs = Staircase(prime)
+    return [form for form in combinations if stairs.add(modular(form.terms, prime))]
 
 
 def eliminated(
@@ -122,13 +96,11 @@ def explain(
 ) -> Expression | None:
     """Return the formula, over known vectors, that computes a combination; None if there is none.
 
-    It is one of many formulas; `estimate` finds the one of least variance. The combination itself
-    is added to the relations, with a tag of its own. After elimination of all unknowns, a row that
-    still contains the tag is the formula.
+    It is one of many; `estimate` finds the one of least variance.
 
     Args:
         knowledge: The relations in use, and what is known.
-        combination: A combination of any vectors.
+        combination: Of any vectors.
         up_to_noise: Allow noise vectors in the formula, which are its error.
     """
     tag = len(knowledge.declared.vectors)
@@ -148,10 +120,8 @@ def explain(
         answers = [row for row in left if tag in row]
         if not answers:
             return {0: []}
-        answer = min(answers, key=len)
-        answer = normal(answer, tag, prime)
-        del answer[tag]
-        return {0: [negative(answer, prime)]}
+        answer = normal(min(answers, key=len), tag, prime)
+        return {0: [{k: prime - v for k, v in answer.items() if k != tag}]}
 
     found = _in_rationals(solve, knowledge.declared.vectors)[0]
     if not found:
@@ -166,7 +136,7 @@ def is_determined(
 
     Args:
         knowledge: The relations in use, and what is known.
-        combination: A combination of any vectors, including known ones.
+        combination: Of any vectors, including known ones.
         up_to_noise: Accept noise as an error.
     """
     prime = PRIMES[0]
@@ -180,51 +150,6 @@ def is_determined(
     rows = [modular(relation.terms, prime, dropped) for relation in knowledge.relations]
     left = eliminate([*rows, question], unknown, prime)
     return any(tag in row for row in left)
-
-
-@dataclass(frozen=True)
-class Generic:
-    """Ranks of what is determined."""
-
-    here: int  # rank at the declared parameters
-    generic: int  # largest rank at randomly drawn parameters
-
-    @property
-    def structural(self) -> bool:
-        """Whether the leak results from the protocol's structure, not from its constants."""
-        return self.here == self.generic
-
-
-def generic(
-    declare: Callable[..., tuple[Knowledge, Sequence[Expression]]],
-    parameters: Mapping[str, Fraction],
-    generator: torch.Generator,
-    *,
-    up_to_noise: bool = False,
-) -> Generic:
-    """Compare the rank at the parameters with the rank at random rationals in their place.
-
-    The latter is the generic rank. A rank is largest for almost all parameters, so random
-    parameters show what the structure of the protocol reveals.
-
-    Args:
-        declare: Called with the parameters as keyword arguments; returns an adversary's knowledge
-            and the targets.
-        parameters: The parameters by name; at least one.
-    """
-    if not parameters:
-        raise LeakauditError("generic rank: expected at least one parameter to vary, got none")
-    here = rank(*declare(**parameters), up_to_noise=up_to_noise)
-    largest = 0
-    for _ in range(DRAWS):
-        drawn = {name: _draw(generator) for name in parameters}
-        largest = max(largest, rank(*declare(**drawn), up_to_noise=up_to_noise))
-    return Generic(here, largest)
-
-
-def _draw(generator: torch.Generator) -> Fraction:
-    """Return a rational in (0, 1) with a prime denominator, so that nothing cancels by chance."""
-    return Fraction(int(torch.randint(1, 10**6, (), generator=generator)), 10**6 + 3)
 
 
 def _left(
@@ -276,7 +201,6 @@ def _in_rationals(
 
 
 def _rational_terms(row: Row, prime: int) -> dict[int, Fraction] | None:
-    """Return the short rationals of a row; None if one of its numbers does not have one."""
     terms: dict[int, Fraction] = {}
     for k, value in row.items():
         short = rational(value, prime)

@@ -1,14 +1,11 @@
 """The formula of least variance: best linear unbiased estimates from recorded messages.
 
-The result includes how much the formula amplifies rounding errors. min |B'r|^2 subject to F'r = c;
-weights -K'r, standard deviation |B'r|, the same for every coordinate (docs/relations.md, estimate).
-
-Every weighted sum r of the relations states that some unknowns, some noise and some known vectors
-add up to 0. If its weights on the unknowns are the requested combination, its weights on the known
-vectors are an estimate, with the noise as its error. Among all such sums, the one of least variance
-is the result (Gauss, Markov). If relations are redundant, many sums have the same variance in exact
-arithmetic. The rounding of each message also counts as noise, which selects, among these, the one
-that amplifies rounding least.
+Every weighted sum r of the relations states that some unknowns, noise and known vectors add up to
+0. If its weights on the unknowns F'r are the requested combination c, its weights on the known
+vectors -K'r are an estimate, with the noise B'r as its error: min |B'r|^2 subject to F'r = c
+(Gauss, Markov; docs/relations.md, estimate). If relations are redundant, many sums have the same
+variance in exact arithmetic; the rounding of each message also counts as noise, which selects the
+one that amplifies rounding least. The standard deviation |B'r| is the same for every coordinate.
 """
 
 from __future__ import annotations
@@ -29,9 +26,7 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations.expression import Expression, Vector
 from leakaudit.theory.relations.kkt import (
     Array,
-    KktSystem,
     Rounding,
-    channel_errors,
     solve,
     spanning,
     system,
@@ -54,7 +49,7 @@ Fetch = Callable[[Vector], Tensor]
 
 
 @dataclass(frozen=True)
-class ColumnBlock:
+class _ColumnBlock:
     """Some columns of the estimates of a set of combinations."""
 
     start: int  # the first of these columns
@@ -63,7 +58,6 @@ class ColumnBlock:
 
     @property
     def whole(self) -> bool:
-        """Whether it contains all columns."""
         return self.value.shape[1] == self.columns
 
 
@@ -85,14 +79,11 @@ class Estimate:
     miss: Array
 
     def apply(self, fetch: Fetch) -> Tensor:
-        """Return the estimates (m, c) in float64; every vector is fetched once, by round.
+        """Return the estimates (m, c) in float64; every vector (c,) is fetched once, by round.
 
         Weights that remain the same from some round on are applied to running sums: sum_t a_t x_t =
         sum_t (a_t - a_{t+1}) X_t with X_t = x_1 + ... + x_t, so an absolute value that requires all
         past messages costs as much as a difference.
-
-        Args:
-            fetch: Returns the value (c,) of a known vector.
         """
         # Every coordinate obeys the same formula, so blocks of columns are computed one by one.
         parts = self.blocks(fetch)
@@ -104,11 +95,8 @@ class Estimate:
             out[:, part.start : part.start + part.value.shape[1]] = part.value
         return out
 
-    def blocks(self, fetch: Fetch) -> Iterator[ColumnBlock]:
-        """Yield the same by blocks of columns; each message is read once per block.
-
-        Memory does not depend on the number of columns, nor on that of messages.
-        """
+    def blocks(self, fetch: Fetch) -> Iterator[_ColumnBlock]:
+        """Yield the same by blocks of columns; memory does not depend on the size of the trace."""
         weights, running = _on_sums(self.vectors, self.weights)
         used = set(np.flatnonzero(weights.any(axis=0)).tolist())
         order = []
@@ -140,11 +128,10 @@ class Estimate:
                     out[row].add_(value, alpha=float(weights[row, k]))
                 mapping.release(read)
             assert out is not None
-            yield ColumnBlock(start, columns, out)
+            yield _ColumnBlock(start, columns, out)
 
 
 def _read(fetch: Fetch, vector: Vector, columns: int | None = None) -> Tensor:
-    """Return the value (columns,) of a vector, which has at least one column."""
     value = fetch(vector)
     if value.dim() != 1 or not len(value) or len(value) != (columns or len(value)):
         raise LeakauditError(
@@ -155,15 +142,11 @@ def _read(fetch: Fetch, vector: Vector, columns: int | None = None) -> Tensor:
 
 
 def _channel(vector: Vector) -> Vector:
-    """Return what the messages of one kind on one channel have in common."""
     return replace(vector, round=0)
 
 
 def _on_sums(vectors: tuple[Vector, ...], weights: Array) -> tuple[Array, frozenset[Vector]]:
-    """Return the weights (m, k), and the channels whose weights apply to running sums.
-
-    These are the channels for which this requires fewer weights.
-    """
+    """Return the weights (m, k), and the channels on which running sums require fewer weights."""
     order = defaultdict[Vector, list[int]](list)
     for k in sorted(range(len(vectors)), key=lambda k: vectors[k].round):
         order[_channel(vectors[k])].append(k)
@@ -184,16 +167,11 @@ def estimate(
 ) -> Estimate:
     """Return the best linear unbiased estimate of every combination of unknown vectors.
 
-    The noise of r'(relations) is B'r and its weights on unknowns are F'r. The estimate of c'x is
-    therefore the r with F'r = c and the least |B'r|^2 (Gauss, Markov), and its weights on known
-    vectors are -K'r.
-
     Args:
         knowledge: The relations in use, and what is known.
-        combinations: Combinations of unknown vectors that are not noise.
+        combinations: Of unknown vectors that are not noise.
         rounding: Standard deviation of the rounding of a recorded message, for example 3e-8 times
-            its size in float32; one for all, or by message name. It selects, among formulas that
-            are equal in exact arithmetic, the best conditioned one.
+            its size in float32; one for all, or by message name.
 
     Raises:
         LeakauditError: A combination is not determined even up to noise.
@@ -224,7 +202,7 @@ def estimate(
         s.noise / scale, s.flat, wanted, nothing, lambda: spanning(knowledge, knowledge.flat)
     )
     weights = -(s.seen.T @ r).T
-    noise = (s.noise.T @ r).T * _true(knowledge, s, rounding)
+    noise = (s.noise.T @ r).T * s.true
     weights[np.abs(weights) < NOTHING * np.abs(weights).max(axis=1, keepdims=True, initial=0)] = 0
     used = weights.any(axis=0)
     heard = noise.any(axis=0)
@@ -242,24 +220,11 @@ def estimate(
     )
 
 
-def _true(knowledge: Knowledge, s: KktSystem, rounding: Rounding) -> Array:
-    """Return, per column of B, the ratio of its standard deviation to the one used to solve."""
-    errors = channel_errors(knowledge, rounding)
-    ratios = np.ones(len(s.noisy))
-    for column in range(len(knowledge.noise), len(s.noisy)):
-        k = s.noisy[column]
-        ratios[column] = errors.get(k, 0.0) / s.std[k]
-    return ratios
-
-
 def recorded(view: View, columns: Tensor | None = None) -> Fetch:
-    """Return a function that reads a declared vector from a recorded trace.
+    """Return a function that reads a declared vector, or some of its columns (k,), from a trace.
 
     A message is identified by (round, src, dst, name), a public vector by name. A public vector
     that is a constant of the protocol, such as z0 = 0, has this value in every coordinate.
-
-    Args:
-        columns: (k,) Columns to return; None for all.
     """
 
     def fetch(vector: Vector) -> Tensor:

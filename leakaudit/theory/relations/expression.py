@@ -16,6 +16,8 @@ Law: TypeAlias = Literal[
     "gaussian", "laplace", "uniform", "truncated_laplace", "truncated_gaussian"
 ]
 LAWS: tuple[str, ...] = get_args(Law)
+SECRET = frozenset({"secret", "gradient"})
+DEFINED = ("state", "message")  # by relations
 Number: TypeAlias = int | float | str | Fraction
 
 # Two rationals with denominators up to 1e5 differ by at least 1e-10, while a sum of a few floats
@@ -37,8 +39,8 @@ def exact(value: Number) -> Fraction:
     (docs/relations.md, pitfalls).
 
     Args:
-        value: A float is converted to the nearest rational with a denominator up to 1e5 that lies
-            within a relative distance of 1e-14.
+        value: A float becomes the nearest rational with a denominator up to 1e5, within a relative
+            distance of 1e-14.
 
     Raises:
         LeakauditError: A float is not close to such a rational, or the value is not a number.
@@ -127,7 +129,6 @@ class Expression:
         self.terms = terms
 
     def __add__(self, other: Form) -> Expression:
-        """Return the sum; 0 is accepted so that `sum` works."""
         if not isinstance(other, Expression):
             if other != 0:
                 raise LeakauditError(
@@ -152,11 +153,9 @@ class Expression:
     __radd__ = __add__
 
     def __neg__(self) -> Expression:
-        """Return the negative."""
         return Expression(self.home, {k: _negative(v) for k, v in self.terms.items()})
 
     def __sub__(self, other: Form) -> Expression:
-        """Return the difference."""
         if not isinstance(other, Expression) or other.home is not self.home:
             return self + (-other)
         terms = dict(self.terms)
@@ -170,11 +169,9 @@ class Expression:
         return Expression(self.home, terms)
 
     def __rsub__(self, other: Form) -> Expression:
-        """Return ``0 - self``."""
         return -self + other
 
     def __mul__(self, factor: Number) -> Expression:
-        """Return the product with an exact number."""
         if isinstance(factor, Expression):
             raise LeakauditError(
                 f"({self}) * ({factor}) is not linear; declare its result with opaque(…, of=[…])"
@@ -192,24 +189,20 @@ class Expression:
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Number) -> Expression:
-        """Return the quotient by an exact number."""
         scale = exact(divisor)
         if not scale:
             raise LeakauditError(f"cannot divide {self} by zero")
         return Expression(self.home, {k: v / scale for k, v in self.terms.items()})
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both are the same form over the same declaration."""
         return (
             isinstance(other, Expression) and other.home is self.home and other.terms == self.terms
         )
 
     def __hash__(self) -> int:
-        """Return a hash; equal forms have equal hashes."""
         return hash(frozenset(self.terms.items()))
 
     def __str__(self) -> str:
-        """Return text such as ``g[0,2] - 6/5 g[0,3]``."""
         text = ""
         for k, v in sorted(self.terms.items()):
             if text and v < 0:
@@ -238,29 +231,7 @@ class Expression:
         return {self.home[k].round for k in self.terms}
 
 
-class MessageOutline(Expression):
-    """Any form over a declaration of which only the messages are kept."""
-
-    __slots__ = ()
-
-    def __neg__(self) -> MessageOutline:
-        """Return the form."""
-        return self
-
-    def _with(self, other: object) -> MessageOutline:
-        """Return the form, whatever is added or multiplied."""
-        return self
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _with
-
-    @property
-    def vector(self) -> int:
-        """No place in particular."""
-        return 0
-
-
 def _negative(factor: Fraction) -> Fraction:
-    """Return the negative of a coefficient."""
     if factor is ONE:
         return MINUS_ONE
     return -factor

@@ -1,37 +1,35 @@
 """A declaration as a forward model: every state and message as a function of gradients and noise.
 
 In almost every protocol, each relation defines one new state or message from vectors that were
-declared before. Solving the definitions in this order expresses all of them by the inputs: with v
-the states and messages, e the noise of unit variance, and g the gradients,
+declared before. With v the states and messages, e the noise of unit variance, and g the gradients,
 
     v = C v + B e + G g + known terms,    C strictly lower triangular,
 
-so v = (I - C)^-1 (B e + G g). The rows of (I - C)^-1 [B G] are the *responses* of the vectors. They
-do not depend on an adversary: an adversary's view is a selection of rows. What every view shares is
-therefore computed once, and a view costs one transposed triangular solve with its rows.
-
-The same triangular solve is available modulo two primes, for exact decisions (`residues`).
+so v = (I - C)^-1 (B e + G g). The rows of (I - C)^-1 [B G], the *responses* of the vectors, do not
+depend on an adversary, whose view is a selection of rows: it costs one transposed triangular solve.
+The same solve is available modulo two primes, for exact decisions (`residues`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leakaudit.theory.relations.declare import Relations
-from leakaudit.theory.relations.expression import Expression
-from leakaudit.theory.relations.kkt import Array
+from leakaudit.theory.relations.expression import DEFINED, Expression
+from leakaudit.theory.relations.kkt import Array, entries, matrix
 from leakaudit.theory.relations.modular import residue
 
 Residues = NDArray[np.int64]
 Places = NDArray[np.int64]
 
-DEFINED = ("state", "message")
+PRIMES = (2**31 - 1, 2**31 - 19)  # exact decisions are made modulo both
 # Number of right-hand sides that are solved together, as in `account`. Affects only speed.
 AT_ONCE = 128
 # Columns of random residues are drawn in steps of this size, so that a slightly larger view does
@@ -68,20 +66,17 @@ class ForwardModel:
         self.place = {k: d for d, k in enumerate(self.defined)}
         self._column = {k: c for c, k in enumerate(self.noise)}
         self._gradient = {k: c for c, k in enumerate(self.gradients)}
-        self._definitions = _Forms(self, [self.definition(k) for k in made_by])
-        points = [declared.points[k].at.terms for k in self.gradients]
-        self._points = _Forms(self, points)
+        self._definitions = [self.definition(k) for k in made_by]
         self._residues: dict[int, _Simulated] = {}
         self.public = frozenset(k for k, vector in enumerate(vectors) if vector.kind == "public")
 
     @classmethod
     def of(cls, declared: Relations) -> ForwardModel | None:
-        """Return the forward model; None if the declaration has none.
+        """Return the forward model; None if `account` needs its general methods.
 
-        It has none if a relation defines nothing or several vectors at once, if a vector is
-        unexplained, if a step is nonlinear, or if noise is not Gaussian: `account` then needs its
-        general methods. Nor is one of use without noise, because then every view that reveals
-        anything leaks.
+        This is so if a relation defines nothing or several vectors at once, a vector is
+        unexplained, a step is nonlinear, or noise is not Gaussian; or if there is no noise, so that
+        every view that reveals anything leaks.
         """
         if declared.opaques or declared.unexplained or not declared.points:
             return None
@@ -109,11 +104,20 @@ class ForwardModel:
         vectors = self.declared.vectors
         return [Expression(vectors, {self.gradients[k]: Fraction(1)}) for k in some.tolist()]
 
+    def used(self, some: Iterable[int]) -> NDArray[np.bool_]:
+        """Return which gradients (t,) some vectors depend on structurally.
+
+        Args:
+            some: Indices into `defined`.
+        """
+        union = reduce(operator.or_, (self._ancestors[d] for d in some), 0)
+        return np.array([union >> c & 1 for c in range(len(self.gradients))], bool)
+
     @cached_property
-    def ancestors(self) -> list[int]:
+    def _ancestors(self) -> list[int]:
         """The gradients on which each vector depends structurally, as bits of an integer."""
         found: list[int] = []
-        for definition in self._definitions.forms:
+        for definition in self._definitions:
             bits = 0
             for k in definition:
                 if k in self.place:
@@ -127,34 +131,31 @@ class ForwardModel:
         """Return how some vectors respond to noise (m, q) and to gradients (m, t).
 
         Args:
-            rows: (m,) indices into `defined`.
-            hidden: (q,) indices into `noise`.
-            own: (t,) indices into `gradients`.
+            rows: (m,) indices into `defined`; `hidden` (q,) into `noise`, `own` (t,) into
+                `gradients`.
         """
         noise = np.empty((len(rows), len(hidden)))
         gradients = np.empty((len(rows), len(own)))
-        by_noise = self._definitions.noise[:, hidden].T.tocsr()
-        by_gradient = self._definitions.gradients[:, own].T.tocsr()
+        of_noise, of_gradients = self._inputs
+        by_noise = of_noise[:, hidden].T.tocsr()
+        by_gradient = of_gradients[:, own].T.tocsr()
         for start in range(0, len(rows), AT_ONCE):
             some = rows[start : start + AT_ONCE]
             unit = np.zeros((len(self.defined), len(some)))
             unit[some, np.arange(len(some))] = 1
+            # Rows of (I - C)^-1 [B G], by one transposed solve.
             back = self._solver.solve(unit, trans="T")
             noise[start : start + AT_ONCE] = (by_noise @ back).T
             gradients[start : start + AT_ONCE] = (by_gradient @ back).T
         return noise, gradients
 
     def residues(self, prime: int, columns: int) -> _Simulated:
-        """Return the responses to random inputs, modulo a prime.
+        """Return the responses to random inputs, modulo a prime below 2^31.
 
         Noise is replaced by random rows of at least this many columns, and the gradients of node i
         by random multiples of one vector of their own. A vector does not depend on noise, or on the
-        gradients of a node, if and only if its response is zero, except with a probability of
-        about 1 / prime.
-
-        Args:
-            prime: Below 2^31.
-            columns: Number of columns for noise.
+        gradients of a node, if and only if its response is zero, except with a probability of about
+        1 / prime.
         """
         have = self._residues.get(prime)
         if have is None or have.columns < columns:
@@ -163,69 +164,30 @@ class ForwardModel:
         return have
 
     @cached_property
+    def _inputs(self) -> tuple[Any, Any]:
+        """B (n, q), for noise of unit variance, and G (n, t)."""
+        noise = matrix(self._definitions, self._column)
+        std = np.array([self.declared.vectors[k].std for k in self.noise])
+        noise.data *= std[noise.indices]
+        return noise, matrix(self._definitions, self._gradient)
+
+    @cached_property
     def _solver(self) -> Any:
         """The triangular factor I - C; in the order of definition, it has no fill-in."""
         import scipy.sparse as sp
         from scipy.sparse.linalg import splu
 
-        size = len(self.defined)
-        matrix = (sp.eye_array(size) - self._definitions.defined).tocsc()
-        return splu(matrix, permc_spec="NATURAL", diag_pivot_thresh=0.0)
-
-
-class _Forms:
-    """Linear forms as sparse matrices over the vectors, the noise and the gradients."""
-
-    def __init__(self, model: ForwardModel, forms: Sequence[Mapping[int, Fraction]]) -> None:
-        self.forms = forms
-        self._model = model
+        unit_minus_c = sp.eye_array(len(self.defined)) - matrix(self._definitions, self.place)
+        return splu(unit_minus_c.tocsc(), permc_spec="NATURAL", diag_pivot_thresh=0.0)
 
     @cached_property
-    def defined(self) -> Any:
-        return self._matrix(self._model.place, None)
-
-    @cached_property
-    def noise(self) -> Any:
-        """The coefficients of noise of unit variance."""
-        vectors = self._model.declared.vectors
-        scale = np.array([vectors[k].std for k in self._model.noise])
-        return self._matrix(self._model._column, scale)
-
-    @cached_property
-    def gradients(self) -> Any:
-        return self._matrix(self._model._gradient, None)
-
-    def _matrix(self, column: Mapping[int, int], scale: Array | None) -> Any:
-        import scipy.sparse as sp
-
-        rows, columns, values = [], [], []
-        for r, form in enumerate(self.forms):
-            for k, v in form.items():
-                if k in column:
-                    rows.append(r)
-                    columns.append(column[k])
-                    values.append(float(v))
-        at = np.array(columns, np.int64)
-        entries = np.array(values)
-        if scale is not None:
-            entries = entries * scale[at]
-        shape = (len(self.forms), len(column))
-        return sp.csr_array((entries, (np.array(rows, np.int64), at)), shape=shape)
-
-    def terms(self, prime: int, offset: Mapping[int, int]) -> tuple[Places, Places, Residues]:
-        """Return all terms as row, column and residue, by row; `offset` numbers the columns."""
-        known: dict[Fraction, int] = {}
-        rows, columns, values = [], [], []
-        for r, form in enumerate(self.forms):
-            for k, v in form.items():
-                if k not in offset:
-                    continue
-                if v not in known:
-                    known[v] = residue(v, prime)
-                rows.append(r)
-                columns.append(offset[k])
-                values.append(known[v])
-        return np.array(rows, np.int64), np.array(columns, np.int64), np.array(values, np.int64)
+    def _levels(self) -> list[Places]:
+        depth: list[int] = []
+        for form in self._definitions:
+            below = [depth[self.place[k]] for k in form if k in self.place]
+            depth.append(1 + max(below, default=-1))
+        order = np.argsort(np.array(depth), kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(np.array(depth)[order])) + 1)
 
 
 class _Simulated:
@@ -239,40 +201,62 @@ class _Simulated:
     """
 
     def __init__(self, model: ForwardModel, prime: int, columns: int) -> None:
-        self.prime = prime
         self.columns = columns
         size = len(model.defined)
-        nodes = model.nodes
         drawn = np.random.default_rng([SEED, prime, columns])
-        inputs = np.zeros((len(model.noise) + len(model.gradients), columns + nodes), np.int64)
-        noise = inputs[: len(model.noise)]
-        noise[:, :columns] = drawn.integers(0, prime, (len(model.noise), columns))
-        at = np.arange(len(model.gradients))
-        inputs[len(model.noise) + at, columns + model.owner] = drawn.integers(1, prime, len(at))
-        offset = dict(model.place)
-        for k, c in model._column.items():
-            offset[k] = size + c
-        for k, c in model._gradient.items():
-            offset[k] = size + len(model.noise) + c
-        values = np.concatenate([np.zeros((size, columns + nodes), np.int64), inputs])
-        terms = model._definitions.terms(prime, offset)
-        for level in _levels(model):
+        inputs = random_inputs(drawn, prime, len(model.noise), model.owner, (columns, model.nodes))
+        self.noise = inputs[: len(model.noise)]
+        inputs_at = enumerate([*model.noise, *model.gradients], size)
+        row_of = {**model.place, **{k: row for row, k in inputs_at}}
+        values = np.concatenate([np.zeros((size, inputs.shape[1]), np.int64), inputs])
+        terms = residue_entries(model._definitions, row_of, prime)
+        for level in model._levels:
             combine(values, level, terms, values, prime)
-        self.noise = noise
         self.defined = values[:size]
-        self.points = np.zeros((len(model.gradients), columns + nodes), np.int64)
-        rows, cols, coefficients = model._points.terms(prime, offset)
-        combine(self.points, np.arange(len(self.points)), (rows, cols, coefficients), values, prime)
+        points = [model.declared.points[k].at.terms for k in model.gradients]
+        self.points = evaluated(points, row_of, values, prime)
 
 
-def _levels(model: ForwardModel) -> list[Places]:
-    """Return definitions in groups; each depends only on groups before it."""
-    depth: list[int] = []
-    for form in model._definitions.forms:
-        below = [depth[model.place[k]] for k in form if k in model.place]
-        depth.append(1 + max(below, default=-1))
-    order = np.argsort(np.array(depth), kind="stable")
-    return np.split(order, np.flatnonzero(np.diff(np.array(depth)[order])) + 1)
+def random_inputs(
+    drawn: np.random.Generator, prime: int, noise: int, owners: Places, width: tuple[int, int]
+) -> Residues:
+    """Return inputs for noise, by random rows, then for gradients, by one entry of their owner.
+
+    Args:
+        owners: (t,) Owner of each gradient.
+        width: Number of columns for noise, and of nodes.
+
+    Returns:
+        (noise + t, sum of the width).
+    """
+    inputs = np.zeros((noise + len(owners), sum(width)), np.int64)
+    inputs[:noise, : width[0]] = drawn.integers(0, prime, (noise, width[0]))
+    at = np.arange(noise, len(inputs))
+    inputs[at, width[0] + owners] = drawn.integers(1, prime, len(owners))
+    return inputs
+
+
+def residue_entries(
+    forms: Sequence[Mapping[int, Fraction]], row_of: Mapping[int, int], prime: int
+) -> tuple[Places, Places, Residues]:
+    """Return forms as `combine` takes them."""
+    found = entries(forms, row_of, partial(residue, prime=prime))
+    rows, columns, values = (np.array(part, np.int64) for part in found)
+    return rows, columns, values
+
+
+def evaluated(
+    forms: Sequence[Mapping[int, Fraction]], row_of: Mapping[int, int], values: Residues, prime: int
+) -> Residues:
+    """Return the values (m, n) of forms of vectors, modulo a prime.
+
+    Args:
+        row_of: Vector -> its row of the values; others count as zero.
+    """
+    out = np.zeros((len(forms), values.shape[1]), np.int64)
+    terms = residue_entries(forms, row_of, prime)
+    combine(out, np.arange(len(forms)), terms, values, prime)
+    return out
 
 
 def combine(
@@ -282,12 +266,10 @@ def combine(
     values: Residues,
     prime: int,
 ) -> None:
-    """Set rows to linear forms of other rows, modulo a prime.
+    """Set rows of `out` (m, n) to linear forms of rows of `values` (k, n), modulo a prime.
 
     Args:
-        out: (m, n) residues, of which some rows are set.
         terms: Row, column and coefficient of all terms, sorted by row.
-        values: (k, n) residues; a column of the terms is a row of these.
         prime: Below 2^31.
     """
     start = np.searchsorted(terms[0], rows)
@@ -303,15 +285,10 @@ def combine(
 
 
 def product(a: Residues, b: Residues, prime: int) -> Residues:
-    """Return a @ b modulo a prime, with float64 matrix products that are exact.
+    """Return a (m, n) @ b (n, k) modulo a prime below 2^31, by exact products in float64.
 
     a is split into two halves of 16 bits, so that 32 products stay below 2^53. The remainders of a
     division are exact as well, up to a multiple of the prime.
-
-    Args:
-        a: (m, n) residues.
-        b: (n, k) residues.
-        prime: Below 2^31.
     """
     rows = len(a)
     halves = np.concatenate([a >> 16, a & 0xFFFF]).astype(np.float64)
@@ -328,8 +305,7 @@ def product(a: Residues, b: Residues, prime: int) -> Residues:
 def _remainder(x: Array, prime: int) -> Array:
     """Subtract multiples of a prime in place, until all numbers are close to 0 to prime.
 
-    Exact for whole numbers below 2^53; those near a multiple may become slightly less than 0, or
-    exceed the prime slightly.
+    Exact for whole numbers below 2^53; those near a multiple may end just outside.
     """
     multiple = x * (1 / prime)
     np.floor(multiple, out=multiple)
@@ -339,11 +315,7 @@ def _remainder(x: Array, prime: int) -> Array:
 
 
 def canonical(x: Residues, prime: int) -> Residues:
-    """Change numbers from -prime to 2 prime - 1 to those from 0 to prime - 1, in place.
-
-    Args:
-        prime: Below 2^31.
-    """
+    """Change numbers from -prime to 2 prime - 1 to those from 0 to prime - 1, in place."""
     x += x >> 63 & prime  # x >> 63 is -1 for numbers below 0: all bits of the prime remain
     x -= prime
     x += x >> 63 & prime
@@ -351,15 +323,11 @@ def canonical(x: Residues, prime: int) -> Residues:
 
 
 class Echelon:
-    """Rows modulo a prime, in echelon form on the columns of noise.
+    """Rows modulo a prime below 2^31, in echelon form on the columns of noise, which come first.
 
     They are kept in blocks, each at least twice as large as the next. A block has zeros at its own
     pivots and at those of earlier blocks; joining two of similar size, rather than clearing the
     pivots of all new rows in all old ones, saves most of the work.
-
-    Args:
-        prime: Below 2^31.
-        columns: Number of columns of noise, which come first.
     """
 
     def __init__(self, prime: int, columns: int) -> None:
@@ -368,28 +336,20 @@ class Echelon:
         self._blocks: list[tuple[list[int], Residues]] = []  # pivots and rows
 
     def reduced(self, rows: Residues) -> Residues:
-        """Return rows minus the combinations of earlier rows that clear the pivots.
-
-        Args:
-            rows: (m, width) residues.
-        """
+        """Return rows (m, width) minus the combinations of earlier rows that clear the pivots."""
         for pivots, block in self._blocks:
             rows = canonical(rows - product(rows[:, pivots], block, self.prime), self.prime)
         return rows
 
     def add(self, rows: Residues) -> tuple[list[int], list[int]]:
-        """Add rows.
-
-        Args:
-            rows: (m, width) residues.
-        """
+        """Add rows (m, width); returns as `extend` does."""
         return self.extend(self.reduced(rows))
 
     def extend(self, rows: Residues) -> tuple[list[int], list[int]]:
-        """Add rows that are reduced already.
+        """Add reduced rows (m, width).
 
-        Args:
-            rows: (m, width) residues, as `reduced` returns them.
+        Returns:
+            The independent ones, and the columns in which dependent ones are not zero.
         """
         # Rows beyond the first few are reduced by a product of matrices, not one by one.
         independent, leaks = self._eliminate(rows[:ONE_BY_ONE])
@@ -400,7 +360,7 @@ class Echelon:
         return independent, sorted(set(leaks))
 
     def _eliminate(self, rows: Residues) -> tuple[list[int], list[int]]:
-        """Add a few reduced rows, one by one; returns as `extend` does."""
+        """Do the same for a few rows, one by one."""
         left = rows.copy()
         independent: list[int] = []
         pivots: list[int] = []
@@ -433,9 +393,38 @@ class Echelon:
         self._blocks.append((pivots, rows))
 
 
-def bits(some: Iterable[int]) -> int:
-    """Return the union of sets that are written as bits."""
-    union = 0
-    for one in some:
-        union |= one
-    return union
+def decide(
+    echelon: Echelon,
+    observed: Callable[[slice], Residues],
+    count: int,
+    points: Residues,
+    upto: Places,
+) -> tuple[list[int], set[int], Residues]:
+    """Add observations in the order of time, and reduce every point by those before it.
+
+    Args:
+        observed: Returns some of the observations (count, width), as residues.
+        points: (t, width) points at which gradients are evaluated.
+        upto: (t,) number of observations before each of them.
+
+    Returns:
+        Independent observations, columns in which a dependent one is not zero, and the points.
+    """
+    left = np.empty_like(points)
+    independent: list[int] = []
+    leaking: set[int] = set()
+    # Points with the same observations before them are reduced together, and with them the
+    # observations up to the next points.
+    stops = np.unique([*upto.tolist(), count]).tolist()
+    done = 0
+    ahead = echelon.reduced(observed(slice(0, stops[0])))
+    for stop, following in zip(stops, [*stops[1:], count], strict=True):
+        new, leaks = echelon.extend(ahead)
+        independent += [done + k for k in new]
+        leaking.update(leaks)
+        at = np.flatnonzero(upto == stop)
+        both = echelon.reduced(np.concatenate([points[at], observed(slice(stop, following))]))
+        left[at] = both[: len(at)]
+        ahead = both[len(at) :]
+        done = stop
+    return independent, leaking, left

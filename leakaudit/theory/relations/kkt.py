@@ -4,21 +4,21 @@
     [ 0    +delta I F'      ] [lam] = [c]
     [ B    F        -ridge I] [r  ]   [b]
 
-Estimates and bounds are both quadratic programmes over it. An estimate is a combination r of the
-relations that has weights c on the unknowns, F'r = c, with the least noise |B'r|^2: the system with
-a = b = 0, where u = -B'r. A bound is the least noise shift |u|^2 that hides a change, B u + F lam =
-b: the system with a = c = 0. These are the optimality (Karush-Kuhn-Tucker) conditions, which remain
-sparse where elimination would cause fill-in. If relations are redundant, many r are equivalent, and
-if unknowns are, many lam (gauge freedom). delta and ridge select one of them; iterative refinement
+An estimate is a combination r of the relations that has weights c on the unknowns, F'r = c, with
+the least noise |B'r|^2: a = b = 0, u = -B'r. A bound is the least noise shift |u|^2 that hides a
+change, B u + F lam = b: a = c = 0. These optimality (Karush-Kuhn-Tucker) conditions remain sparse
+where elimination would cause fill-in. If relations are redundant, many r are equivalent, and if
+unknowns are, many lam (gauge freedom). delta and ridge select one of them; iterative refinement
 removes their effect again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from fractions import Fraction
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from leakaudit.theory.relations.modular import PRIMES, independent, modular
 # only record or render do not need it.
 
 Array = NDArray[np.float64]
+N = TypeVar("N", int, float)
 
 # Standard deviation of a recorded message's rounding, or one by message name.
 Rounding: TypeAlias = float | Mapping[str, float]
@@ -60,7 +61,7 @@ NOTHING = 1e-12
 
 
 @dataclass(frozen=True)
-class KktSystem:
+class _KktSystem:
     """The relations in use as sparse float matrices with a row for each relation."""
 
     flat: Any  # (m, f) F: unknowns without prior
@@ -70,17 +71,12 @@ class KktSystem:
     seen: Any  # (m, k) K: known vectors
     columns: dict[int, int]  # place of a flat unknown -> column of F
     known: tuple[int, ...]  # places of the vectors of the columns of K
-    noisy: tuple[int, ...]  # places of the vectors of the columns of B
-    std: dict[int, float]  # scale of the messages' columns of B
+    # (q,) standard deviation of each column of B without the floor, over the one used
+    true: Array
 
 
-def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> KktSystem:
-    """Build F, B and K.
-
-    Args:
-        rounding: Standard deviation of the rounding of known messages; each message's own channel
-            error is added.
-    """
+def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> _KktSystem:
+    """Build F, B and K; the rounding of known messages is added to each one's own channel error."""
     import scipy.sparse as sp
 
     vectors = knowledge.declared.vectors
@@ -93,22 +89,16 @@ def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> KktS
     channel = _channel(knowledge, errors)
     noise = sp.hstack([own, channel], format="csr")
     columns = {k: j for j, k in enumerate(knowledge.flat)}
-    return KktSystem(
-        flat,
-        noise,
-        _columns(knowledge, list(known)),
-        columns,
-        known,
-        (*knowledge.noise, *errors),
-        errors,
-    )
+    true = np.ones(noise.shape[1])
+    if floor:
+        without = channel_errors(knowledge, rounding)
+        ratios = [without.get(k, 0.0) / error for k, error in errors.items()]
+        true[len(knowledge.noise) :] = ratios
+    return _KktSystem(flat, noise, _columns(knowledge, known), columns, known, true)
 
 
 def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:
-    """Return a subset of unknown vectors with independent columns that span those of the others.
-
-    The decision is exact.
-    """
+    """Return a subset of unknown vectors whose columns are a basis of those of all, exactly."""
     prime = PRIMES[0]
     others = knowledge.used.difference(among)
     rows = (modular(relation.terms, prime, others) for relation in knowledge.relations)
@@ -119,10 +109,7 @@ def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:
 def channel_errors(
     knowledge: Knowledge, rounding: Rounding, floor: float = 0.0
 ) -> dict[int, float]:
-    """Return the error of every message in use that has one.
-
-    It combines the message's own error and, if the message is known, its rounding.
-    """
+    """Return the error of every message in use that has one; of a known one, with its rounding."""
     errors: dict[int, float] = {}
     for k in sorted(knowledge.used):
         vector = knowledge.declared.vectors[k]
@@ -160,19 +147,32 @@ def _channel(knowledge: Knowledge, errors: dict[int, float]) -> Any:
     return _sparse(rows, columns, values, (len(knowledge.rows), len(errors)))
 
 
-def _columns(knowledge: Knowledge, places: list[int]) -> Any:
-    """Return the coefficients of some vectors, one column each."""
-    column_of = {k: column for column, k in enumerate(places)}
+def matrix(forms: Sequence[Mapping[int, Fraction]], column_of: Mapping[int, int]) -> Any:
+    """Return the coefficients of forms (m) in some vectors (n), as a sparse matrix (m, n)."""
+    return _sparse(*entries(forms, column_of, float), (len(forms), len(column_of)))
+
+
+def entries(
+    forms: Iterable[Mapping[int, Fraction]],
+    column_of: Mapping[int, int],
+    number: Callable[[Fraction], N],
+) -> tuple[list[int], list[int], list[N]]:
+    """Return row, column and number of all coefficients of some vectors, by row."""
     rows: list[int] = []
     columns: list[int] = []
-    values: list[float] = []
-    for row, relation in enumerate(knowledge.relations):
-        for k, coefficient in relation.terms.items():
+    values: list[N] = []
+    for row, form in enumerate(forms):
+        for k, coefficient in form.items():
             if k in column_of:
                 rows.append(row)
                 columns.append(column_of[k])
-                values.append(float(coefficient))
-    return _sparse(rows, columns, values, (len(knowledge.rows), len(places)))
+                values.append(number(coefficient))
+    return rows, columns, values
+
+
+def _columns(knowledge: Knowledge, places: Sequence[int]) -> Any:
+    column_of = {k: column for column, k in enumerate(places)}
+    return matrix([relation.terms for relation in knowledge.relations], column_of)
 
 
 def _sparse(
@@ -187,19 +187,16 @@ def _sparse(
 def solve(
     noise: Any, flat: Any, middle: Array, bottom: Array, basis: Callable[[], NDArray[np.int64]]
 ) -> tuple[Array, Array]:
-    """Return u (q, n) and r (m, n) for right-hand sides a = 0, c = middle and b = bottom.
+    """Return u (q, n) and r (m, n) for a = 0, c = middle (f, n) and b = bottom (m, n).
 
     At a solution, |u|^2 = u'(-B'r) = c'lam - b'r (take the inner product of each block row with u,
-    lam and r). A gap between the two shows that the gauge freedom has destroyed digits; in this
-    case, the system is solved again over an exact basis of F's columns, with delta = 0.
+    lam and r). A gap between the two shows that the gauge freedom has destroyed digits; the system
+    is then solved again over an exact basis of F's columns, with delta = 0.
 
     Args:
         noise: (m, q) B, scaled so that its largest entry is 1.
         flat: (m, f) F.
-        middle: (f, n) c.
-        bottom: (m, n) b.
-        basis: Returns columns of flat that are independent and span the others, determined exactly;
-            called only if needed.
+        basis: Returns columns of flat that are independent and span the others, determined exactly.
 
     Raises:
         LeakauditError: There is no solution to within 1e-6, or the relations are too

@@ -84,7 +84,6 @@ class Knowledge:
 
     @cached_property
     def _index(self) -> tuple[dict[int | None, list[int]], dict[int, list[int]]]:
-        """Return unknown vectors in use by owner, and rows by unknown vector."""
         by_owner = defaultdict[int | None, list[int]](list)
         by_vector = defaultdict[int, list[int]](list)
         for r in self.rows:
@@ -99,13 +98,13 @@ class Knowledge:
 def know(declared: Relations, adversary: Adversary, *, own: bool = True) -> Knowledge:
     """Return what an adversary knows about a declared protocol.
 
-    It knows the messages that it observes (`Adversary.observes`) inside its window and the public
-    vectors that it `knows` by name, but nothing about rounds after the window.
+    It knows the messages that it observes inside its window and the public vectors that it `knows`
+    by name, but nothing about rounds after the window.
 
     Args:
         declared: The protocol.
         adversary: The adversary.
-        own: Whether it also knows all vectors of its corrupt nodes; if False, it knows only what a
+        own: Whether it also knows all vectors of its corrupt nodes; if not, it knows only what a
             recorded trace contains.
     """
     if declared.graph is not None:

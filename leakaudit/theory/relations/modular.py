@@ -1,18 +1,16 @@
 """Exact sparse elimination modulo a Mersenne prime, and the conversion back to rationals.
 
-Which combinations of gradients a view determines is a question of ranks, and ranks computed in
-floating point err in both directions here (docs/relations.md, pitfalls). Every decision is
-therefore made modulo a prime p: all arithmetic uses integers below p, and a determinant that is not
-zero over the rationals vanishes modulo p with a probability of about 1 / p, 4e-19 for the first
-prime. Formulas are computed modulo p, too, and converted back to the short fractions that their
-residues represent.
+Which combinations a view determines is a question of ranks, and ranks in floating point err in both
+directions here (docs/relations.md, pitfalls). Decisions are therefore made modulo a prime p: a
+determinant that is not zero over the rationals vanishes with a probability of about 1 / p, 4e-19
+for the first prime. Formulas are computed modulo p, too, and converted back to the short fractions
+that their residues represent.
 
-Two eliminations serve two purposes. `eliminate` receives all rows at once and clears columns in the
-order that keeps rows short: the order of elimination does not affect the result. A `Staircase`
-receives rows one after another and decides in between whether a row follows from those before; its
-pivots are the most recent columns, so that each definition is solved for what it defines. The
-running time of both is roughly the number of entries ever created; these protocols are chains, so
-rows never have more than a few entries.
+`eliminate` receives all rows at once and clears columns in the order that keeps rows short. A
+`Staircase` receives rows one after another and decides in between whether a row follows from those
+before; its pivots are the most recent columns, so that each definition is solved for what it
+defines. The running time of both is roughly the number of entries ever created; these protocols are
+chains, so rows never have more than a few entries.
 """
 
 from __future__ import annotations
@@ -56,9 +54,6 @@ def rational(value: int, prime: int) -> Fraction | None:
     modulo p, that is r / s = value, with decreasing r and increasing s. The first r below the bound
     gives the only fraction with both parts below it: two different ones would have a cross product
     below p. Both parts stay so far below sqrt(p / 2) that a random residue has no such fraction.
-
-    Args:
-        value: The residue, from 0 to prime - 1.
     """
     bound = 1 << (prime.bit_length() - SLACK) // 2
     last_r = prime  # r = s * value modulo p, also for the last pair
@@ -77,77 +72,60 @@ def rational(value: int, prime: int) -> Fraction | None:
     return None
 
 
-def subtract(row: Row, pivot: Row, column: int, prime: int) -> Row:
-    """Return a row minus the multiple of a pivot row that clears a column.
-
-    Args:
-        pivot: A row with a 1 in the column.
-    """
-    factor = row[column]
-    out = dict(row)
-    for k, v in pivot.items():
-        new = (out.get(k, 0) - factor * v) % prime
-        if new:
-            out[k] = new
-        else:
-            out.pop(k, None)
-    return out
-
-
 def normal(row: Row, column: int, prime: int) -> Row:
     """Return the multiple of a row that has a 1 in a column."""
     inverse = pow(row[column], -1, prime)
     return {k: v * inverse % prime for k, v in row.items()}
 
 
-def negative(row: Row, prime: int) -> Row:
-    """Return a row with all signs changed."""
-    return {k: prime - v for k, v in row.items()}
-
-
 class _SparseRows:
-    """Sparse rows with an index of the rows of every column; a pivot row is removed."""
+    """Sparse rows with an index of the rows of every column, both changed in place."""
 
     def __init__(self, rows: Iterable[Row], prime: int) -> None:
         self.prime = prime
-        self.rows: list[Row | None] = list(map(dict, rows))
+        self.rows: dict[int, Row] = {at: dict(row) for at, row in enumerate(rows)}
         self.columns: dict[int, set[int]] = defaultdict(set)
-        for i, row in enumerate(self.rows):
-            for k in row or ():
-                self.columns[k].add(i)
+        for at, row in self.rows.items():
+            for k in row:
+                self.columns[k].add(at)
 
-    def pivot(self, column: int) -> None:
-        """Clear a column with its shortest row, and remove that row."""
+    def pivot(self, column: int, among: Collection[int]) -> int:
+        """Clear a column in all rows but one, the shortest of some; return the place of that one.
+
+        Args:
+            among: Places of rows with the column, at least one.
+        """
         rows = self.rows
         columns = self.columns
         prime = self.prime
-        at = min(columns[column], key=lambda i: (len(rows[i] or ()), i))
-        chosen = rows[at] or {}
+        chosen_at = min(among, key=lambda at: (len(rows[at]), at))
+        chosen = rows[chosen_at]
         inverse = pow(chosen[column], -1, prime)
-        for i in columns[column] - {at}:
-            row = rows[i]
-            assert row is not None  # a removed row does not occur in any column
+        for at in columns[column] - {chosen_at}:
+            row = rows[at]
             factor = row[column] * inverse % prime
             for k, v in chosen.items():
                 new = (row.get(k, 0) - factor * v) % prime
                 if new:
                     if k not in row:
-                        columns[k].add(i)
+                        columns[k].add(at)
                     row[k] = new
                 elif k in row:
                     del row[k]
-                    columns[k].discard(i)
-        for k in chosen:
-            columns[k].discard(at)
-        rows[at] = None
+                    columns[k].discard(at)
+        return chosen_at
+
+    def remove(self, at: int) -> None:
+        for k in self.rows.pop(at):
+            self.columns[k].discard(at)
 
     def clear(self, columns: Iterable[int]) -> list[int]:
-        """Clear columns; return those that had a pivot.
+        """Clear columns, without their pivot rows; return those that had a pivot.
 
         The column with the fewest rows is cleared first, with its shortest row as pivot, which
         keeps the rows sparse (Markowitz 1957). Counts in the heap may be outdated: a column whose
         count has increased is put back, and one whose count has decreased is processed early, which
-        affects sparsity but not correctness.
+        affects only sparsity.
         """
         heap = [(len(self.columns[c]), c) for c in set(columns) if c in self.columns]
         heapq.heapify(heap)
@@ -158,7 +136,7 @@ class _SparseRows:
             if now > count:
                 heapq.heappush(heap, (now, column))
             elif now:
-                self.pivot(column)
+                self.remove(self.pivot(column, self.columns[column]))
                 cleared.append(column)
         return cleared
 
@@ -176,16 +154,17 @@ class Staircase:
         self.found: set[int] = set()  # columns that follow by themselves; they count as zero
         self._using: dict[int, list[int]] = defaultdict(list)  # column -> pivots of rows with it
 
-    def add(self, row: Row) -> None:
-        """Add a row."""
+    def add(self, row: Row) -> bool:
+        """Add a row; return whether it is no combination of earlier ones."""
         column, left = self._reduced(row)
         if column is None:
-            return
+            return False
         self.pivots[column] = normal(left, column, self.prime)
         for k in left:
             self._using[k].append(column)
         if len(left) == 1:
             self._follows(column)
+        return True
 
     def _follows(self, column: int) -> None:
         """Remove a column that follows by itself from all rows, and those that follow from it."""
@@ -205,9 +184,10 @@ class Staircase:
         return self._reduced(row)[0] is None
 
     def _reduced(self, row: Row) -> tuple[int | None, Row]:
-        """Subtract pivots from the last column down; return the first column without a pivot.
+        """Subtract pivots from the last column down.
 
-        The second value is the row that remains at this point.
+        Returns:
+            The first column without a pivot, and the row that remains at this point.
         """
         left = {k: v for k, v in row.items() if k not in self.found}
         heap = [-k for k in left]
@@ -234,7 +214,7 @@ def eliminate(rows: Iterable[Row], columns: Iterable[int], prime: int) -> list[R
     """Return a basis, not reduced, of the combinations of the rows without some columns."""
     table = _SparseRows(rows, prime)
     table.clear(columns)
-    return list(filter(None, table.rows))
+    return list(filter(None, table.rows.values()))
 
 
 def independent(rows: Iterable[Row], columns: Iterable[int], prime: int) -> set[int]:
@@ -243,51 +223,23 @@ def independent(rows: Iterable[Row], columns: Iterable[int], prime: int) -> set[
 
 
 def echelon(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
-    """Return the reduced row echelon form in a given order of columns.
-
-    Args:
-        order: All columns that occur.
-    """
-    table: dict[int, Row] = dict(enumerate(rows))
-    users = defaultdict[int, set[int]](set)
-    for at, row in table.items():
-        for column in row:
-            users[column].add(at)
-    left = set(table)
-    done: list[int] = []
+    """Return the reduced row echelon form in an order of all columns that occur."""
+    table = _SparseRows(rows, prime)
+    done: dict[int, int] = {}  # place of a pivot row -> its column
     for column in order:
-        # The first row with the fewest entries among those with the column.
-        pivots = [(len(table[at]), at) for at in users[column] if at in left]
-        if not pivots:
-            continue
-        _, pivot = min(pivots)
-        left.remove(pivot)
-        done.append(pivot)
-        table[pivot] = normal(table[pivot], column, prime)
-        for at in users[column] - {pivot}:
-            before = table[at]
-            after = subtract(before, table[pivot], column, prime)
-            for gone in before.keys() - after.keys():
-                users[gone].discard(at)
-            for new in after.keys() - before.keys():
-                users[new].add(at)
-            table[at] = after
-            if not after:
-                left.remove(at)
-    return [table[at] for at in done]
+        left = table.columns[column] - done.keys()
+        if left:
+            done[table.pivot(column, left)] = column
+    return [normal(table.rows[at], column, prime) for at, column in done.items()]
 
 
 def minimal_span(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
     """Return the basis whose rows are shortest from first to last column.
 
     In a minimal span form, no two rows start, and no two end, at the same column (Kschischang,
-    Sorokine 1995, on trellises). In an echelon form, no two rows start together. If two end
-    together, the multiple of the one that starts later is subtracted from the other, which keeps
-    its start and ends earlier.
-
-    Args:
-        rows: A reduced row echelon form in the same order.
-        order: All columns that occur.
+    Sorokine 1995, on trellises). In a reduced echelon form, which the rows are, no two start
+    together. If two end together, the multiple of the one that starts later is subtracted from the
+    other, which keeps its start and ends earlier.
     """
     place = {column: k for k, column in enumerate(order)}
     ends: dict[int, tuple[int, Row]] = {}  # last column -> first place, row
@@ -300,8 +252,10 @@ def minimal_span(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[
         if end not in ends:
             ends[end] = new
             continue
-        (begin, longer), shorter = sorted((ends[end], new), key=lambda pair: pair[0])
-        ends[end] = shorter
-        todo.append((begin, subtract(longer, normal(shorter[1], end, prime), end, prime)))
+        (begin, longer), (later, shorter) = sorted((ends[end], new), key=lambda pair: pair[0])
+        ends[end] = (later, shorter)
+        both = _SparseRows((longer, shorter), prime)
+        both.pivot(end, (1,))
+        todo.append((begin, both.rows[0]))
     by_begin = sorted(ends.values(), key=lambda pair: pair[0])
     return [normal(row, order[begin], prime) for begin, row in by_begin]

@@ -1,14 +1,16 @@
-"""The effect of one changed record on a view (docs/relations.md).
+"""The effect of one changed record on a view (docs/relations.md, account).
 
 A changed record moves the model, and therefore the gradients that are evaluated there. `account`
 assumes gradients that move by at most a sensitivity, which is true for a record only if everything
-else that it moves is observed: certificate 2. For other cases, there are three approaches:
+else that it moves is observed: certificate 2. Otherwise:
 
-- `alone`, `with_models`: an adversary who observes more. The view of a weaker one is a function of
-  this view, so its mu is an upper value.
-- `drift` (drift.py): gradients that are L-Lipschitz, if certificates are at least 1.
-- `reached`: quadratic losses, whose reaction is one more linear relation. Their view is Gaussian,
-  and its mu is exact.
+- `alone`, `with_models`: an adversary who observes more. Its mu is an upper value for a weaker one.
+- `drift`: gradients that are L-Lipschitz, if certificates are at least 1. With the view held fixed,
+  relations bound the change s of every vector: |c_k| s_k <= sum_j |c_j| s_j if k is the only vector
+  not bounded yet, s = 0 for known vectors, and s = Delta_t + L s(point) for a gradient. For
+  w+ = a (w - step g), this is s+ = |a| (s (1 + step L) + step Delta); mu^2 <= sum (s / sigma)^2
+  over the noise.
+- `reached`: quadratic losses, whose reaction is one more linear relation, so that mu is exact.
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from fractions import Fraction
 
 import numpy as np
 
-from leakaudit.theory.relations.account import SECRET, account
+from leakaudit.core.errors import LeakauditError
+from leakaudit.theory.relations.account import account, gaussian, sensitivities, worst_case
 from leakaudit.theory.relations.declare import Relation, Relations
-from leakaudit.theory.relations.expression import Expression, Vector, decimal, places
+from leakaudit.theory.relations.determine import determined
+from leakaudit.theory.relations.expression import SECRET, Expression, Vector, decimal, places
 from leakaudit.theory.relations.kkt import Array
 from leakaudit.theory.relations.knowledge import Knowledge
 from leakaudit.theory.relations.semidefinite import supremum
@@ -45,10 +49,10 @@ def alone(
 ) -> Knowledge | None:
     """Return the knowledge of everybody except one node: all that it receives and sends.
 
-    Whatever the other nodes do, they use only what the node sent before, so neither a view of
-    theirs nor that of an eavesdropper reveals more about the node's data than this one. The other
-    nodes need not follow their own relations: a message that is lost, late or replaced by an old
-    one is one more received vector, and a known vector leaves mu and certificates unchanged.
+    Other nodes use only what the node sent before, so neither their views nor that of an
+    eavesdropper reveal more about its data. They need not follow their own relations: a message
+    that is lost, late or replaced by an old one is one more received vector, and a known vector
+    leaves mu and certificates unchanged.
 
     Returns:
         None if the node's relations contain vectors other than its messages, public vectors and its
@@ -95,7 +99,7 @@ def privates(declared: Relations) -> PrivateRelations:
 def with_models(
     knowledge: Knowledge, targets: Sequence[Expression], certificate: Sequence[int], below: int
 ) -> Knowledge | None:
-    """Return the knowledge including the models of targets with low certificates.
+    """Return the knowledge including the models of targets with certificates below a level.
 
     Returns:
         None if this adds nothing, or if one of these models is not a single unknown state plus
@@ -128,9 +132,6 @@ def reached(
     have the Hessian `curvature` I: g = curvature x + a constant, so the reaction to the moved
     model, and to unobserved noise, is linear, and the view of both data sets is Gaussian with the
     same covariance. Changing a label in least squares is such a change.
-
-    Args:
-        curvature: 0 for losses with constant gradients.
 
     Returns:
         The exact mu; inf if the change is visible without noise. If the declaration does not
@@ -174,9 +175,6 @@ def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
     max |M| over the choices in blocks e and f, which is exact if the noise of different rounds is
     independent, and the lower one is that of the choices with the largest diagonal.
 
-    Args:
-        m: (T, T) Fisher matrix of `account`.
-
     Returns:
         The value that constant gradients attain, a certified upper value for all changes, and the
         gradients that the record enters in the former case.
@@ -206,11 +204,7 @@ def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
 def _tried(
     m: Array, size: Array, patterns: Sequence[tuple[int, ...]]
 ) -> tuple[float, float, tuple[int, ...]]:
-    """Return the same as `largest`, over listed patterns.
-
-    sum |M| is an upper value of mu^2, so only patterns with a sum larger than the largest mu so far
-    are solved.
-    """
+    """Return the same over listed patterns; one whose sum |M| is too small is not solved."""
     entered = max(patterns, key=lambda some: _total(m, some, some))
     low = math.sqrt(max(_total(m, entered, entered), 0.0))
     high = low
@@ -229,10 +223,151 @@ def _total(m: Array, rows: Sequence[int], columns: Sequence[int]) -> float:
 def secretless(declared: Relations, nodes: Iterable[int]) -> frozenset[int]:
     """Return the nodes that enter no gradient and hold no secret, so that nothing can leak.
 
-    Args:
-        declared: A protocol in which data enters through gradients; none for any other.
+    There are none if data enters in another way than through gradients.
     """
     if not declared.points:
         return frozenset()
     holders = {vector.owner for vector in declared.vectors if vector.kind in SECRET}
     return frozenset(nodes).difference(holders)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """The effect of one changed record, with the view held fixed."""
+
+    # (T,) how far each target moves, including its reaction to the moved model: sensitivities for
+    # `account` at record level
+    limits: tuple[float, ...]
+    # upper value from the shift that every noise hides; inf if messages reveal a combination
+    # without noise, or if the relations do not bound every noise individually. With one noise per
+    # message and changes that add up, it is the exact mu of `account`.
+    mu: float
+
+
+def drift(
+    knowledge: Knowledge,
+    targets: Sequence[Expression],
+    sensitivity: float | Sequence[float],
+    smoothness: float,
+) -> Drift:
+    """Bound how one changed record moves all gradients of its node, for Lipschitz gradients.
+
+    Args:
+        sensitivity: Of each gradient at the same point, 0 if the record does not take part; one for
+            all, or (T,).
+        smoothness: Lipschitz constant L >= 0 of the node's gradients, as they enter the protocol.
+
+    Raises:
+        LeakauditError: As for `account`; or a gradient that is not a target reacts; or the
+            relations before a gradient do not bound its point.
+    """
+    same_point = sensitivities(targets, sensitivity)
+    if not 0 <= smoothness < math.inf:
+        raise LeakauditError(
+            "drift: expected a smoothness >= 0 (the Lipschitz constant of the gradients), got "
+            f"{smoothness}"
+        )
+    worst, view = worst_case(knowledge, targets)
+    at_same_point = dict(zip(places(targets), same_point.tolist(), strict=True))
+    moves = _moved(worst, view.used, at_same_point, smoothness)
+    limits = tuple(moves.of(target.terms) or 0.0 for target in targets)
+    moving = []
+    for target, limit in zip(targets, limits, strict=True):
+        if limit and target.vector in view.used:
+            moving.append(target)
+    if determined(view, moving):
+        return Drift(limits, math.inf)
+    gaussian(view, targets)
+    # Independent noises add up: mu^2 <= sum (s / sigma)^2.
+    ratios = []
+    for k in view.noise:
+        size = moves.of({k: Fraction(1)})
+        if size is None:
+            return Drift(limits, math.inf)
+        ratios.append(size / view.declared.vectors[k].std)
+    return Drift(limits, math.hypot(*ratios))
+
+
+class _Moves:
+    """Bounds on how far vectors move, from relations in order of time; 0 for known vectors."""
+
+    def __init__(self, worst: Knowledge) -> None:
+        self.known = worst.known - worst.declared.opaques.keys()
+        self.pending = dict(worst.declared.opaques)
+        self.bound: dict[int, float] = {}
+        self.waiting = defaultdict[int, list[Mapping[int, Fraction]]](list)
+
+    def of(self, terms: Mapping[int, Fraction]) -> float | None:
+        parts = []
+        for k, coefficient in terms.items():
+            if k in self.known:
+                continue
+            size = self.bound.get(k)
+            if size is None:
+                return None
+            parts.append(abs(float(coefficient)) * size)
+        try:
+            return math.fsum(parts)
+        except OverflowError:
+            return math.inf
+
+    def settle(self, vector: int, bound: float) -> None:
+        todo = [(vector, bound)]
+        while todo:
+            k, size = todo.pop()
+            self.bound[k] = size
+            for terms in self.waiting.pop(k, ()):
+                todo += self._follows(terms)
+            # If the inputs of a nonlinear step do not move, neither does its output.
+            for out, parts in list(self.pending.items()):
+                if all(self.of(part.terms) == 0 for part in parts):
+                    del self.pending[out]
+                    todo.append((out, 0.0))
+
+    def take(self, terms: Mapping[int, Fraction]) -> None:
+        """Add a relation: it bounds its only vector without a bound, or waits for others."""
+        for vector, bound in self._follows(terms):
+            self.settle(vector, bound)
+
+    def _follows(self, terms: Mapping[int, Fraction]) -> list[tuple[int, float]]:
+        """Return the vector that a relation bounds, with its bound, or wait for the others."""
+        free = [k for k in terms if k not in self.known and k not in self.bound]
+        if len(free) == 1:
+            others = self.of({k: c for k, c in terms.items() if k != free[0]}) or 0.0
+            return [(free[0], others / abs(float(terms[free[0]])))]
+        if free:
+            self.waiting[free[0]].append(terms)
+        return []
+
+
+def _moved(
+    worst: Knowledge, reached: frozenset[int], same_point: Mapping[int, float], smoothness: float
+) -> _Moves:
+    """Process the declaration in time; relations before a gradient must bound its point."""
+    vectors = worst.declared.vectors
+    points = worst.declared.points
+    moves = _Moves(worst)
+    at = 0
+    for k in sorted(same_point.keys() | (points.keys() & reached)):
+        while k in points and at < len(worst.rows) and worst.rows[at] < points[k].before:
+            moves.take(worst.relations[at].terms)
+            at += 1
+        moved: float | None = 0.0
+        if k in points:
+            moved = moves.of(points[k].at.terms)
+        if k not in same_point:
+            if moved != 0:
+                raise LeakauditError(
+                    f"drift: {vectors[k].label} reacts to the change but is not a target; "
+                    "pass all gradients of one node"
+                )
+        elif moved is None:
+            raise LeakauditError(
+                f"drift: what is observed before {vectors[k].label} and the node's own past "
+                "gradients do not bound the point at which it was evaluated"
+            )
+        else:
+            moves.settle(k, same_point[k] + smoothness * moved)  # s = Delta_t + L s(point)
+    for relation in worst.relations[at:]:
+        moves.take(relation.terms)
+    return moves

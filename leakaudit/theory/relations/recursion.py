@@ -1,25 +1,22 @@
 """The view of a long run, by a recursion over its rounds.
 
 `shared` writes a view as y = Phi e + Psi g with all rounds at once, which costs the cube of their
-number. If all rounds of a protocol are alike, a view can be followed from round to round instead.
-With x the hidden vectors that a round receives, e noise of unit variance, and g gradients, a round
-passes x' on and shows y:
+number. If all rounds are alike, it can be followed from round to round. With x the hidden vectors
+that a round receives, e noise of unit variance, and g gradients, a round passes x' on and shows y:
 
     x' = F x + B e + G g,    y = C x + D e + H g.
 
 What the adversary does not know about x is Gaussian with a covariance P, and observing y conditions
-it: this is a Kalman filter. Let m be the amount by which the expectation of x moves if every
-gradient of a node changes by the same vector of length 1. Then y moves by d = C m + H 1, and with
-L L' the covariance of y given all earlier rounds, the squared mu of this change grows by |L^-1 d|^2
-in every round. All nodes are followed together.
+it: a Kalman filter. Let m be the amount by which the expectation of x moves if every gradient of a
+node changes by the same vector of length 1. Then y moves by d = C m + H 1, and with L L' the
+covariance of y given all earlier rounds, the squared mu of this change grows by |L^-1 d|^2.
 
 This is what equal changes attain, and all that a hidden view offers: as long as hidden noise moves
 the models, no mu bounds a record (`Bound.certificate`). Whether it does, and whether no observation
-follows from earlier ones, is decided exactly, and for a run of any length from a few rounds: an
-adversary who is told all hidden vectors of some round and then observes w rounds knows more than
-one who observed all rounds since the first. Rounds are alike, so what hides a vector from the
-former at the end of the w rounds also hides it from the latter, later in the run. Before that,
-every round is decided by itself.
+follows from earlier ones, is decided exactly, and for any run from a few rounds: an adversary who
+is told all hidden vectors of some round and then observes w rounds knows more than one who observed
+all rounds. What is hidden from the former at the end of the w rounds is hidden from the latter,
+later in the run; before that, every round is decided by itself.
 """
 
 from __future__ import annotations
@@ -27,17 +24,23 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from leakaudit.core.progress import step
 from leakaudit.theory.relations.account import Bound
-from leakaudit.theory.relations.forward import Echelon, ForwardModel, Residues, bits, combine
-from leakaudit.theory.relations.kkt import Array
-from leakaudit.theory.relations.modular import residue
-from leakaudit.theory.relations.rounds import LinearForm, Round, Rounds, UnlikeRounds
-from leakaudit.theory.relations.shared import CONDITION, PRIMES
+from leakaudit.theory.relations.forward import (
+    PRIMES,
+    Echelon,
+    ForwardModel,
+    Residues,
+    decide,
+    evaluated,
+    random_inputs,
+)
+from leakaudit.theory.relations.kkt import Array, matrix
+from leakaudit.theory.relations.rounds import Round, Rounds, UnlikeRounds
+from leakaudit.theory.relations.shared import CONDITION
 from leakaudit.theory.relations.symmetric import SymmetricNetwork
 
 # Rounds w after which an adversary who knew everything has lost track: a choice. Noise reaches
@@ -84,11 +87,7 @@ class LongView:
         corrupt: Collection[int] = (),
         nodes: Sequence[int] | None = None,
     ) -> LongView | None:
-        """Return the view; None if it is too large, or needs the general methods.
-
-        Args:
-            nodes: The nodes to bound; None for all.
-        """
+        """Return the view, for some nodes or all; None if another method must decide."""
         if count <= model.declared.round + WINDOW:
             return None
         if network is not None and (seen := network.observed(known, corrupt)) is not None:
@@ -120,10 +119,9 @@ class LongView:
         return Bound(math.inf, attained, (), (), certificate, None)
 
     def _certificate(self, node: int) -> tuple[int, ...] | None:
-        """Return the certificate of every gradient of a node (`Bound.certificate`).
+        """Return the certificate of every gradient of a node, 0; None if another method decides.
 
-        If hidden noise moves a gradient of another node that an observation depends on, all have 0.
-        None if it moves none in the last rounds.
+        It is 0 if hidden noise moves a gradient of another node that an observation depends on.
         """
         model = self._model
         vectors = model.declared.vectors
@@ -138,10 +136,10 @@ class LongView:
         """Hidden gradients of the last rounds that an observation depends on, in order."""
         model = self._model
         vectors = model.declared.vectors
-        used = bits(model.ancestors[model.place[k]] for k in self._known if k in model.place)
+        used = model.used(model.place[k] for k in self._known if k in model.place)
         found = []
-        for c, k in enumerate(model.gradients):
-            if used >> c & 1 and k not in self._known and vectors[k].round in self._same:
+        for is_used, k in zip(used, model.gradients, strict=True):
+            if is_used and k not in self._known and vectors[k].round in self._same:
                 found.append(k)
         return found
 
@@ -149,7 +147,6 @@ class LongView:
         return self._levels[self._role(k)]
 
     def _role(self, k: int) -> tuple[str, int | None, int | None]:
-        """Return what distinguishes a gradient from the others of its round."""
         vector = self._model.declared.vectors[k]
         return (vector.name, vector.owner, vector.index)
 
@@ -157,12 +154,9 @@ class LongView:
 def _levels(rounds: Rounds, prime: int) -> list[int]:
     """Return what the view tells of the point of each later gradient, for a run of any length.
 
-    Args:
-        prime: Below 2^31.
-
     Raises:
-        NotAlike: An observation follows from earlier ones; or what the view tells of a point may
-            differ from round to round.
+        UnlikeRounds: An observation follows from earlier ones; or what the view tells of a point
+            may differ from round to round.
     """
     _simulate(rounds, [*rounds.first, *[rounds.later] * (WINDOW + 1)], prime, every=True)
     told = _simulate(rounds, [rounds.later] * WINDOW, prime, every=False)
@@ -185,83 +179,57 @@ def _simulate(
 ) -> list[tuple[bool, bool]]:
     """Return what the observations so far tell of the points of the last round's gradients.
 
-    All that the first round receives is known. Noise is replaced by random residues, and the
-    gradients of node i by random multiples of one vector of their own. A form depends on noise, or
-    on the gradients of a node, if and only if residues remain, except with a probability of about
-    1 / prime.
+    All that the first round receives is known; inputs are random, as in `ForwardModel.residues`.
 
     Args:
-        prime: Below 2^31.
         every: Whether no observation of any round may follow from earlier ones, or none of the last
             round.
+
+    Returns:
+        For each point, whether it is free of noise, and whether it depends on its owner's
+        gradients.
     """
     columns = sum(len(one.observed) for one in some) + 1
-    width = columns + rounds.model.nodes
+    width = (columns, rounds.model.nodes)
     drawn = np.random.default_rng([SEED, prime, len(some)])
     echelon = Echelon(prime, columns)
-    state = np.zeros((len(some[0].earlier), width), np.int64)
+    state = np.zeros((len(some[0].earlier), sum(width)), np.int64)
+    *before, last = some
 
-    def observe(rows: Residues, checked: bool) -> None:
-        independent, _ = echelon.add(rows)
-        if checked and len(independent) < len(rows):
+    def values(one: Round) -> Residues:
+        owners = np.array([rounds.owner(k) for k in one.gradients], np.int64)
+        return np.concatenate([state, random_inputs(drawn, prime, len(one.noise), owners, width)])
+
+    for one in before:
+        given = values(one)
+        independent, _ = echelon.add(evaluated(one.observed, one.columns, given, prime))
+        if every and len(independent) < len(one.observed):
             raise UnlikeRounds
-
-    def inputs(one: Round) -> Residues:
-        new = np.zeros((len(one.noise) + len(one.gradients), width), np.int64)
-        new[: len(one.noise), :columns] = drawn.integers(0, prime, (len(one.noise), columns))
-        owners = [columns + rounds.owner(k) for k in one.gradients]
-        at = np.arange(len(one.noise), len(new))
-        new[at, owners] = drawn.integers(1, prime, len(owners))
-        return np.concatenate([state, new])
-
-    for one in some[:-1]:
-        values = inputs(one)
-        observe(_evaluated(one, one.observed, values, prime), every)
-        state = _evaluated(one, one.passed, values, prime)
-    last = some[-1]
-    values = inputs(last)
-    observed = _evaluated(last, last.observed, values, prime)
-    points = _evaluated(last, last.points, values, prime)
-    declared = rounds.declared
-    before = [declared.points[k].before for k in last.gradients]
-    upto = np.searchsorted(np.array(last.relations, np.int64), before)
-    own = np.array([columns + rounds.owner(k) for k in last.gradients], np.int64)
-    told = np.zeros((len(points), 2), bool)
-    done = 0
-    for stop in np.unique(upto).tolist():
-        observe(observed[done:stop], True)
-        done = stop
-        at = np.flatnonzero(upto == stop)
-        left = echelon.reduced(points[at])
-        told[at, 0] = ~left[:, :columns].any(axis=1)
-        told[at, 1] = left[np.arange(len(at)), own[at]] != 0
-    observe(observed[done:], True)
-    return [(bool(free), bool(reacts)) for free, reacts in told]
-
-
-def _evaluated(one: Round, forms: Sequence[LinearForm], values: Residues, prime: int) -> Residues:
-    """Return the residues of some forms of a round."""
-    rows, columns, coefficients = [], [], []
-    for r, form in enumerate(forms):
-        for k, value in form.items():
-            rows.append(r)
-            columns.append(one.columns[k])
-            coefficients.append(residue(value, prime))
-    out = np.zeros((len(forms), values.shape[1]), np.int64)
-    terms = (
-        np.array(rows, np.int64),
-        np.array(columns, np.int64),
-        np.array(coefficients, np.int64),
+        state = evaluated(one.passed, one.columns, given, prime)
+    given = values(last)
+    observed = evaluated(last.observed, last.columns, given, prime)
+    declared_before = [rounds.declared.points[k].before for k in last.gradients]
+    independent, _, points = decide(
+        echelon,
+        lambda part: observed[part],
+        len(observed),
+        evaluated(last.points, last.columns, given, prime),
+        np.searchsorted(np.array(last.relations, np.int64), np.array(declared_before, np.int64)),
     )
-    combine(out, np.arange(len(forms)), terms, values, prime)
-    return out
+    if len(independent) < len(observed):
+        raise UnlikeRounds
+    told = []
+    for k, left in zip(last.gradients, points, strict=True):
+        free = not left[:columns].any()
+        told.append((free, bool(left[columns + rounds.owner(k)])))
+    return told
 
 
 def _squared(rounds: Rounds, count: int) -> Array:
     """Return the squared mu of equal changes of each node's gradients, (N,).
 
     Raises:
-        NotAlike: Observations are so close to each other that float64 loses too many digits.
+        UnlikeRounds: Observations are so close to each other that float64 loses too many digits.
     """
     nodes = rounds.model.nodes
     total = np.zeros(nodes)
@@ -287,7 +255,7 @@ class _Filter:
     def __init__(self, rounds: Rounds, one: Round) -> None:
         vectors = rounds.declared.vectors
         forms = [*one.passed, *one.observed]
-        every = _matrix(one, forms)
+        every = matrix(forms, one.columns)
         received, noisy = len(one.earlier), len(one.noise)
         self.passed = len(one.passed)
         self.follow = every[:, :received]
@@ -300,17 +268,11 @@ class _Filter:
             self.shift[:, rounds.owner(k)] += gradients[:, [c]].toarray()[:, 0]
 
     def next(self, covariance: Array, moved: Array) -> tuple[Array, Array, Array]:
-        """Follow a round.
-
-        Args:
-            covariance: (n, n) P before the round.
-            moved: (n, N) m of every node before the round.
-
-        Returns:
-            Both after the round, and the squared mu that it adds for every node, (N,).
-        """
+        """Return P (n, n) and m (n, N) after a round, and the squared mu (N,) that it adds."""
         from scipy.linalg import cholesky, solve_triangular
 
+        # F and C, B and D, G and H stand one above the other: m becomes F m + G 1 above d, and P
+        # becomes F P F' + B B' beside that of y.
         moved = self.follow @ moved + self.shift
         half = self.follow @ covariance
         covariance = self.follow @ half.T + self.noise
@@ -322,23 +284,10 @@ class _Filter:
         size = lower.diagonal()
         if size.min() <= CONDITION * size.max():
             raise UnlikeRounds
+        # With S the covariance of y and X': P - X S^-1 X' and m - X S^-1 d, by S = L L'.
         gain = solve_triangular(lower, covariance[n:, :n], lower=True)
-        innovation = solve_triangular(lower, moved[n:], lower=True)
+        innovation = solve_triangular(lower, moved[n:], lower=True)  # L^-1 d
         hidden = hidden - gain.T @ gain
         hidden = (hidden + hidden.T) / 2  # rounding would otherwise add up over the rounds
         gained = (innovation**2).sum(axis=0)
         return hidden, moved[:n] - gain.T @ innovation, gained
-
-
-def _matrix(one: Round, forms: Sequence[LinearForm]) -> Any:
-    """Return forms as a sparse matrix over the columns of a round."""
-    import scipy.sparse as sp
-
-    rows, columns, values = [], [], []
-    for r, form in enumerate(forms):
-        for k, value in form.items():
-            rows.append(r)
-            columns.append(one.columns[k])
-            values.append(float(value))
-    at = (np.array(rows, np.int64), np.array(columns, np.int64))
-    return sp.csr_array((np.array(values), at), shape=(len(forms), len(one.columns)))

@@ -15,7 +15,6 @@ from leakaudit._util.uncollected import uncollected
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations import declare
 from leakaudit.theory.relations.declare import Point, Relation, Relations
-from leakaudit.theory.relations.estimate import Estimate
 from leakaudit.theory.relations.expression import Expression, Vector
 
 # The steady rounds of declarations, which several protocols of one run share.
@@ -25,10 +24,7 @@ _steady = WeakKeyDictionary[Relations, tuple[tuple[int, int, int | None], range]
 def steady(declared: Relations, most: int | None = None) -> range:
     """Return the last rounds of a declaration that all have the same relations, shifted in time.
 
-    Vectors of round 0 are not shifted.
-
-    Args:
-        most: Maximum number of rounds to examine; None for all.
+    At most `most` rounds are examined. Vectors of round 0 are not shifted.
     """
     of = (len(declared.relations), len(declared.vectors), most)
     if declared not in _steady or _steady[declared][0] != of:
@@ -66,11 +62,7 @@ def _shape(declared: Relations, rows: Iterable[Relation]) -> set[Hashable]:
 
 
 def shifted(terms: Mapping[int, Fraction], by: int, vectors: Sequence[Vector]) -> Hashable:
-    """Return a linear form with other times, comparable with forms of any declaration.
-
-    Args:
-        by: Number of rounds by which the vectors are later, except for those of round 0.
-    """
+    """Return a linear form some rounds later, comparable with forms of any declaration."""
     found = []
     for k, c in terms.items():
         v = vectors[k]
@@ -81,29 +73,12 @@ def shifted(terms: Mapping[int, Fraction], by: int, vectors: Sequence[Vector]) -
     return frozenset(found)
 
 
-def later(estimate: Estimate, declared: Relations, by: int) -> Estimate:
-    """Return an estimate with the same weights, some rounds later.
-
-    It is valid if the window of relations that was used (`Knowledge.within`) and the shifted window
-    lie in the `steady` rounds and the same messages are observed in both.
-    """
-    vectors = tuple(declared.vectors[_place(declared, v, by)] for v in estimate.vectors)
-    combinations = tuple(
-        Expression(c.home, {_place(declared, c.home[k], by): v for k, v in c.terms.items()})
-        for c in estimate.combinations
-    )
-    return replace(estimate, vectors=vectors, combinations=combinations)
-
-
 def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range) -> Relations:
     """Return some relations of a declaration for other rounds.
 
     They are the declaration's own, followed by copies of its second to last round (the last one may
-    lack what the next round would define).
-
-    Args:
-        rounds: The requested rounds. If they start after the steady ones do, all are copies, and
-            nothing is declared about the time before.
+    lack what the next round would define). If the rounds start after the steady ones do, all are
+    copies, and nothing is declared about the time before.
 
     Raises:
         LeakauditError: The declaration does not have three steady rounds, or there would be more
@@ -156,7 +131,6 @@ class _Places(dict[int, int]):
         return place
 
     def moved(self, form: Mapping[int, Fraction]) -> Expression:
-        """Return a form over the other declaration's vectors."""
         return Expression(self.to.vectors, {self[k]: v for k, v in form.items()})
 
 
@@ -188,13 +162,3 @@ def _moved(vector: Vector, by: int) -> tuple[str, int]:
     if not vector.round:
         return ("start", 0)
     return (vector.kind, vector.round + by)
-
-
-def _place(declared: Relations, vector: Vector, by: int) -> int:
-    place = declared.place(vector, by)
-    if place is None:
-        raise LeakauditError(
-            f"{declare.later(vector, by).label} is not declared; "
-            f"the estimate cannot be shifted by {by} rounds"
-        )
-    return place

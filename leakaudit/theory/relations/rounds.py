@@ -49,9 +49,8 @@ class Round:
 class Rounds:
     """The first rounds of a protocol, and the one that all later rounds are like.
 
-    Args:
-        points: Whether the points of gradients are described as well, for which more vectors may
-            have to be passed on.
+    With `points`, those of gradients are described as well, for which more vectors may have to be
+    passed on.
 
     Attributes:
         first: Rounds 0 to n - 1.
@@ -95,9 +94,9 @@ class Rounds:
 
     @cached_property
     def own_points(self) -> list[bool]:
-        """Return which points of the later round are functions of the view and of own gradients.
+        """Which points of the later round are functions of the view and of their owner's gradients.
 
-        One point for each gradient; it follows by one definition at a time, in any run.
+        It follows by one definition at a time, in any run.
         """
         follow = implied(self.model, self.known, own=True)
         found = []
@@ -125,7 +124,6 @@ class Rounds:
         return {k: value for k, value in total.items() if value}
 
     def _by_round(self, places: Iterable[int]) -> Mapping[int, list[int]]:
-        """Return the hidden ones of some vectors, by round."""
         found = defaultdict[int, list[int]](list)
         for k in places:
             if k not in self.known:
@@ -156,12 +154,10 @@ class Rounds:
         return [self._reduced(points[k].at.terms, t) for k in self._gradients[t]]
 
     def _uses(self, t: int) -> set[int]:
-        """Return the vectors of earlier rounds that a round uses."""
         forms = [*(self._forms[k] for k in self._defined[t]), *self._points(t)]
         return {k for form in forms for k in form if self._vectors[k].round < t}
 
     def _received(self) -> list[list[int]]:
-        """Return what each round receives from earlier ones."""
         needed = self._uses(self._last)
         pending = list(needed)
         while pending:
@@ -178,7 +174,6 @@ class Rounds:
         return received
 
     def _after(self, k: int) -> int:
-        """Return the vector of the same name one round later; those of round 0 stay."""
         after = self.declared.place(self._vectors[k], 1)
         if after is None or self._counts_as_known(after):
             raise UnlikeRounds
@@ -212,19 +207,18 @@ class Rounds:
         to_next: Sequence[int],
         known: Collection[int] | None = None,
     ) -> Round:
-        """Return a round that receives some vectors, and passes others on.
-
-        Args:
-            known: The known vectors of this round; None for `self.known`.
-        """
         if known is None:
             known = self.known
         passed: list[LinearForm] = []
         for k in to_next:
             is_new = self._vectors[k].round == t and k in self._forms
             passed.append(self._forms[k] if is_new else {k: Fraction(1)})
-        seen = [k for k in self._defined[t] if k in known and self._forms[k]]
-        seen = self._independent(seen)
+        # Observations that follow from earlier ones of this round show nothing.
+        stairs = Staircase(PRIMES[0])
+        seen = []
+        for k in self._defined[t]:
+            if k in known and stairs.add(modular(self._forms[k], PRIMES[0])):
+                seen.append(k)
         made_by = [int(self.model.made_by[self.model.place[k]]) for k in seen]
         made = Round(
             earlier,
@@ -240,17 +234,6 @@ class Rounds:
                 raise UnlikeRounds
         return made
 
-    def _independent(self, seen: Sequence[int]) -> list[int]:
-        """Return the observations of a round that do not follow from earlier ones of this round."""
-        kept = []
-        rows = Staircase(PRIMES[0])
-        for k in seen:
-            row = modular(self._forms[k], PRIMES[0])
-            if not rows.holds(row):
-                rows.add(row)
-                kept.append(k)
-        return kept
-
 
 def implied(model: ForwardModel, known: Collection[int], *, own: bool = False) -> frozenset[int]:
     """Return the known vectors, and those that follow from them by one definition each.
@@ -258,8 +241,8 @@ def implied(model: ForwardModel, known: Collection[int], *, own: bool = False) -
     A message without noise, for example, shows the state that is sent.
 
     Args:
-        own: Whether vectors of a node may also follow from gradients of the same node. Vectors that
-            do are used only for others of this node.
+        own: Whether vectors of a node may also follow from gradients of the same node; these are
+            used only for others of this node.
     """
     declared = model.declared
     vectors = declared.vectors

@@ -1,10 +1,8 @@
-"""The largest total shift of changes that are vectors of limited length.
+"""The largest total shift of changes that are vectors of limited length, certified from both sides.
 
-A small semidefinite programme finds it, and its value is certified from both sides. `account` needs
-the largest d' M d over changes d_t of limited Euclidean length. If M has no negative entry, all
-changes point in the same direction. Otherwise, some should point in different directions, and the
-best arrangement of directions is a semidefinite programme, the one of MAX-CUT: maximise <X, C> over
-correlation matrices C.
+`account` needs the largest d' M d over changes d_t of limited Euclidean length. If M has a negative
+entry, some changes should point in different directions; the best arrangement is a semidefinite
+programme, the one of MAX-CUT: maximise <X, C> over correlation matrices C.
 """
 
 from __future__ import annotations
@@ -67,7 +65,6 @@ def supremum(m: Any, limits: Array) -> tuple[float, float]:
 
 
 def _of_components(m: Any, limits: Array) -> tuple[float, float]:
-    """Return the same for a sparse M."""
     from scipy.sparse.csgraph import connected_components
 
     of = connected_components(m, directed=False)[1]
@@ -87,10 +84,7 @@ def _of_components(m: Any, limits: Array) -> tuple[float, float]:
 
 
 def _mixed(x: Array, largest: float) -> Array:
-    """Return unit vectors (n, n), each of which points in the direction that the others imply.
-
-    This is v_i along sum_j X_ij v_j.
-    """
+    """Return unit vectors (n, n), each in the direction of sum_j X_ij v_j over the others."""
     values, q = np.linalg.eigh(x)
     v = q * np.sqrt(np.maximum(values, 0)) + START * math.sqrt(largest) * np.eye(len(x))
     v /= np.linalg.norm(v, axis=1, keepdims=True)

@@ -1,16 +1,16 @@
 """The bounds of one adversary's view of all nodes at once.
 
 `account` bounds one node: every other secret is known, so only the node's own gradients are
-targets. The view itself, and its noise, do not depend on the node. With the forward model
-(`forward`), the view is y = Phi e + Psi g for the observed vectors y, and each node selects its own
-columns of Psi. One elimination decides for all nodes which observations are independent, what leaks
-without noise, and which points are determined; one factorisation Phi' = Q R gives all Fisher
-matrices, M_i = |R'^-1 Psi_i|^2.
+targets. The view and its noise do not depend on the node. With the forward model (`forward`), the
+view is y = Phi e + Psi g for the observed vectors y, and each node selects its own columns of Psi.
+One elimination decides for all nodes which observations are independent, what leaks without noise,
+and which points are determined; one factorisation Phi' = Q R gives all Fisher matrices, M_i =
+|R'^-1 Psi_i|^2.
 
-Exactness: all these decisions are ranks. They are made modulo two primes of 31 bits, with noise
-replaced by random residues (`ForwardModel.residues`); a row that is nonzero vanishes with a
-probability of about 1e-9 for each prime, independently. If the primes disagree, or R is
-ill-conditioned, there is no shared view, and `account` decides.
+All these decisions are ranks, made modulo two primes of 31 bits, with noise replaced by random
+residues (`ForwardModel.residues`); a row that is nonzero vanishes with a probability of about 1e-9
+for each prime. If the primes disagree, or R is ill-conditioned, there is no shared view, and
+`account` decides.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leakaudit.theory.relations.account import Bound
-from leakaudit.theory.relations.forward import Echelon, ForwardModel, Places, bits
+from leakaudit.theory.relations.forward import PRIMES, Echelon, ForwardModel, Places, decide
 from leakaudit.theory.relations.kkt import Array
 from leakaudit.theory.relations.semidefinite import supremum
 
-PRIMES = (2**31 - 1, 2**31 - 19)
 Flags = NDArray[np.bool_]
 
 # Largest number of entries of the noise response, and of residues, of one view: 0.25 and 0.5 GB.
@@ -40,8 +39,6 @@ CONDITION = 1e-7
 
 @dataclass(frozen=True)
 class _Decided:
-    """Exact decisions about a view."""
-
     independent: Places  # observations that do not follow from earlier ones
     # nodes, among those to bound, of which a combination is revealed without noise
     leaking: frozenset[int]
@@ -49,7 +46,6 @@ class _Decided:
     depends: Flags  # (t, n) whether it then depends on the gradients of each node to bound
 
     def equals(self, other: _Decided) -> bool:
-        """Return whether both agree."""
         return (
             np.array_equal(self.independent, other.independent)
             and self.leaking == other.leaking
@@ -68,9 +64,7 @@ class SharedView:
         self.decided = decided
         self._at = {node: k for k, node in enumerate(nodes)}
         rows, hidden = _observed(model, known)
-        used = bits(model.ancestors[d] for d in rows)
-        count = len(model.gradients)
-        self._used = np.array([used >> k & 1 for k in range(count)], bool)
+        self._used = model.used(rows)
         self._own = np.flatnonzero(np.isin(model.owner, nodes))
         noise, gradients = model.responses(rows[decided.independent], hidden, self._own)
         noise = noise[:, noise.any(axis=0)]
@@ -78,13 +72,13 @@ class SharedView:
         if not len(noise):
             self._white = gradients
             return
-        r: Array = np.asarray(np.linalg.qr(noise.T, mode="r"))
+        r: Array = np.asarray(np.linalg.qr(noise.T, mode="r"))  # Phi' = Q R
         size = np.abs(r.diagonal())
         self.sound = bool(size.min() > CONDITION * size.max())
         if self.sound:
             from scipy.linalg import solve_triangular
 
-            self._white = solve_triangular(r, gradients, trans="T")
+            self._white = solve_triangular(r, gradients, trans="T")  # R'^-1 Psi
 
     @classmethod
     def of(
@@ -130,7 +124,6 @@ class SharedView:
         return Bound(upper, attained, targets, (), certificate, m)
 
     def _certificate(self, node: int, own: Places) -> tuple[int, ...]:
-        """Return the certificate of every gradient of a node, as `certificates` does."""
         decided = self.decided
         seen = decided.free & ~decided.depends[:, self._at[node]]
         others = self._used.copy()
@@ -144,7 +137,6 @@ class SharedView:
 
 
 def _observed(model: ForwardModel, known: Collection[int]) -> tuple[Places, Places]:
-    """Return the observed states and messages in order, and the hidden noise, as indices."""
     rows = sorted(model.place[k] for k in known if k in model.place)
     hidden = [c for c, k in enumerate(model.noise) if k not in known]
     return np.array(rows, np.int64), np.array(hidden, np.int64)
@@ -159,10 +151,7 @@ def _columns(model: ForwardModel, rows: Places, hidden: Places) -> int:
 def _decide(
     model: ForwardModel, known: Collection[int], nodes: Sequence[int], prime: int
 ) -> _Decided:
-    """Decide modulo a prime, in the order of time.
-
-    Noise that the adversary knows is observed from the start; observing it removes its columns.
-    """
+    """Decide modulo a prime, in the order of time; known noise is observed first."""
     rows, hidden = _observed(model, known)
     drawn = model.residues(prime, _columns(model, rows, hidden))
     columns = _columns(model, rows, hidden)
@@ -170,29 +159,16 @@ def _decide(
     echelon = Echelon(prime, columns)
     own = np.setdiff1d(np.arange(len(model.noise)), hidden)
     echelon.add(drawn.noise[np.ix_(own, kept)])
-    count = len(model.gradients)
-    free = np.zeros(count, bool)
-    depends = np.zeros((count, len(kept) - columns), bool)
-    independent: list[int] = []
-    leaking: set[int] = set()
-    observed_by = model.made_by[rows]
-
-    # Gradients with the same observations before them are decided together, and the observations
-    # up to the next gradients are reduced with them.
-    upto = np.searchsorted(observed_by, model.before)
-    stops = np.unique([*upto.tolist(), len(rows)]).tolist()
-    done = 0
-    left = echelon.reduced(drawn.defined[np.ix_(rows[: stops[0]], kept)])
-    for stop, following in zip(stops, [*stops[1:], len(rows)], strict=True):
-        new, leaks = echelon.extend(left)
-        independent += [done + k for k in new]
-        leaking.update(nodes[k - columns] for k in leaks)
-        at = np.flatnonzero(upto == stop)
-        points = drawn.points[np.ix_(at, kept)]
-        ahead = drawn.defined[np.ix_(rows[stop:following], kept)]
-        both = echelon.reduced(np.concatenate([points, ahead]))
-        free[at] = ~both[: len(at), :columns].any(axis=1)
-        depends[at] = both[: len(at), columns:] != 0
-        left = both[len(at) :]
-        done = stop
-    return _Decided(np.array(independent, np.int64), frozenset(leaking), free, depends)
+    independent, leaks, points = decide(
+        echelon,
+        lambda some: drawn.defined[np.ix_(rows[some], kept)],
+        len(rows),
+        drawn.points[:, kept],
+        np.searchsorted(model.made_by[rows], model.before),
+    )
+    return _Decided(
+        independent=np.array(independent, np.int64),
+        leaking=frozenset(nodes[column - columns] for column in leaks),
+        free=~np.asarray(points[:, :columns].any(axis=1)),
+        depends=points[:, columns:] != 0,
+    )

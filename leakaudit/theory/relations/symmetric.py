@@ -6,28 +6,25 @@ In many protocols, each round takes the vectors z that are sent to
 
 with symmetric W, known z_0, and at every node fresh noise e and a gradient g. An adversary observes
 z_t at some nodes O. Its view of equal changes of all gradients of a node costs one solution with
-the covariance R of all observations, a matrix of T |O| rows (`recursion` follows it from round to
-round). This module diagonalises time as well as space.
+the covariance R of all observations, a matrix of T |O| rows. This module diagonalises time as well
+as space.
 
 In the eigenbasis of W, node by node, z is an autoregression of order one for each eigenvalue v. Its
 inverse covariance is tridiagonal: 1 + v^2 on the diagonal, except for 1 in the last entry, and -v
-beside it. But for this last entry, the sine transform S (DST-I) diagonalises all of them, with the
+beside it. But for this entry, the sine transform S (DST-I) diagonalises all of them, with the
 eigenvalues 1 + v^2 - 2 v cos(pi m / (T + 1)). Hence, with D(m) the diagonal matrix of their
 inverses, the covariance of z is S diag(D) S' plus a matrix of rank one for each v, and
 
     R = S blockdiag(U_O D(m) U_O') S' + V V',
 
-with U the eigenvectors, and V of N columns. The blocks have |O| rows, so a solution with R costs T
-small factorisations and one of N rows (the Woodbury identity).
+with U the eigenvectors, and V of N columns. A solution with R costs T factorisations of |O| rows
+and one of N rows (the Woodbury identity). The columns of V and the responses of z to gradients are
+smooth functions of v: as matrices (m, v), they are products of rank 60 or less at N = T = 1,000, up
+to rounding, which saves most of the time if few nodes are observed.
 
-The columns of V and the responses of z to gradients are smooth functions of v. As matrices with a
-row for each m and a column for each v, they are products of rank 60 or less at N = T = 1,000, up to
-the rounding of float64. With six observed nodes, a solution then takes a sixth of the time. No
-figure is approximated.
-
-All exact decisions are simple here, because every z_t at every node contains noise of its own that
-no other observation contains: no observation follows from others, nothing is revealed without
-noise, and a form of z is known if and only if it contains only z of nodes in O.
+Exact decisions are simple, because every z_t at every node contains noise of its own: no
+observation follows from others, nothing is revealed without noise, and a form of z is known if and
+only if it contains only z of nodes in O.
 """
 
 from __future__ import annotations
@@ -70,7 +67,6 @@ class _Product:
 
     @classmethod
     def of(cls, functions: Array) -> _Product:
-        """Factor a matrix (T, N) up to rounding."""
         # Rows and columns of similar norm, so that rounding is small in comparison with each.
         rows = np.linalg.norm(functions, axis=1, keepdims=True)
         rows[rows == 0] = 1.0
@@ -82,7 +78,6 @@ class _Product:
 
     @property
     def rank(self) -> int:
-        """Number of terms r."""
         return len(self.right)
 
     def at(self, rows: Array) -> Array:
@@ -122,6 +117,7 @@ class SymmetricNetwork:
             raise UnlikeRounds
         self._scale = (factor / deviation) ** 2
         self._points = self._written(points)
+        self._eigenvalues, self._eigenvectors = np.linalg.eigh(self.weights)
 
     @classmethod
     def of(cls, model: ForwardModel, same: range, count: int) -> SymmetricNetwork | None:
@@ -164,7 +160,6 @@ class SymmetricNetwork:
         self._found[tuple(seen)] = squared
 
     def _around(self, node: int) -> set[int]:
-        """Return the nodes whose z enters that of a node, and the node."""
         return {node, *np.flatnonzero(self.weights[node]).tolist()}
 
     def _private(self, node: int) -> bool:
@@ -185,7 +180,6 @@ class SymmetricNetwork:
         return True
 
     def _times(self, some: Iterable[int]) -> Counter[int]:
-        """Return node -> number of rounds in which its z is among some vectors."""
         times = {(self._sent[k], self._made[k]) for k in some if k in self._sent}
         return Counter(node for node, _ in times)
 
@@ -195,7 +189,6 @@ class SymmetricNetwork:
 
     @cached_property
     def _defined(self) -> Mapping[int | None, list[int]]:
-        """Node -> its states and messages, in the order of their definitions."""
         model = self._rounds.model
         found = defaultdict[int | None, list[int]](list)
         for k in model.defined:
@@ -205,8 +198,7 @@ class SymmetricNetwork:
     def levels(self, seen: Collection[int]) -> dict[int, int] | None:
         """Return what is known of the point of every gradient, as `LongView` requires.
 
-        Returns:
-            None if a point depends on the gradients of other nodes.
+        None if a point depends on the gradients of other nodes.
         """
         known = frozenset(seen)
         found = {}
@@ -222,11 +214,7 @@ class SymmetricNetwork:
         return found
 
     def squared(self, seen: Sequence[int], targets: Sequence[int] | None = None) -> Array:
-        """Return the squared mu of equal changes of all gradients of some nodes, (N,).
-
-        Args:
-            targets: The nodes; those of others are not computed, and NaN. None for all.
-        """
+        """Return the squared mu (N,) of equal changes of all gradients of each target; else NaN."""
         from scipy.linalg import cholesky, solve_triangular
 
         if tuple(seen) in self._found:
@@ -236,6 +224,7 @@ class SymmetricNetwork:
         rows, to = self._eigenvectors[seen], self._eigenvectors[chosen].T
         is_small = len(seen) * self._ends_product.rank < nodes
         total, ends, across = (self._by_products if is_small else self._directly)(rows, to)
+        # Woodbury: x' R^-1 x = x' B^-1 x - |L^-1 V' B^-1 x|^2 with L L' = I + V' B^-1 V.
         explained = solve_triangular(cholesky(ends, lower=True), across, lower=True)
         total -= (explained**2).sum(axis=0)
         found = np.full(nodes, np.nan)
@@ -267,8 +256,8 @@ class SymmetricNetwork:
     def _by_products(self, rows: Array, to: Array) -> tuple[Array, Array, Array]:
         """Return the same by low-rank products, with V' replaced by fewer rows.
 
-        With V = Y Z and Z' = Q K (Q orthonormal, K triangular), R remains the same if V is replaced
-        by Y K'.
+        With V = Y Z and Z' = Q K (Q orthonormal, K triangular), R remains the same with Y K' in
+        place of V.
         """
         ends, steps = self._ends_product, self._responses_product
         reduced: Array = np.asarray(np.linalg.qr(ends.at(rows).T, mode="r"))
@@ -370,25 +359,11 @@ class SymmetricNetwork:
     # The diagonal form
 
     @cached_property
-    def _eigen(self) -> tuple[Array, Array]:
-        values, vectors = np.linalg.eigh(self.weights)
-        return values, vectors
-
-    @property
-    def _eigenvalues(self) -> Array:
-        return self._eigen[0]
-
-    @property
-    def _eigenvectors(self) -> Array:
-        return self._eigen[1]
-
-    @cached_property
     def _angles(self) -> Array:
         return np.pi * np.arange(1, self._count + 1) / (self._count + 1)
 
     @cached_property
     def _spectrum(self) -> Array:
-        """D(m), (T, N)."""
         v = self._eigenvalues
         return 1 / (1 + v**2 - 2 * np.cos(self._angles)[:, None] * v)
 

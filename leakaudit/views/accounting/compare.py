@@ -56,6 +56,7 @@ class Comparison(CardDisplay):
     calibration: Calibration | None = None  # the noise that the claim requires
     like: Threat | None = None  # the adversary whose view is the same by symmetry
     sensitivity_from: str = ""  # origin of the sensitivity, in words
+    sensitivity_known: bool = True  # whether anything states it
     rests: tuple[Evidence, ...] = ()  # the inputs of the bound, and where each comes from
 
     @property
@@ -101,8 +102,11 @@ class Comparison(CardDisplay):
         same_as: Json = None
         if self.like is not None:
             same_as = {"node": self.like.node, "adversary": str(self.like.adversary)}
+        values = self.bound.to_json()
+        if not self.sensitivity_known:
+            values["sensitivity"] = None
         return {
-            **self.bound.to_json(),
+            **values,
             "holds": str(self.holds),
             "sensitivity_from": self.sensitivity_from,
             "rests_on": [_plain_input(one) for one in self.rests],
@@ -368,6 +372,7 @@ def _comparison(
         "",
         calibration=calibration,
         sensitivity_from=assumed.origin,
+        sensitivity_known=assumed.known,
         rests=rests_on(protocol, bound, assumed.evidence, asked=assumed.asked),
     )
     return judged(unjudged, assumed.comparable)

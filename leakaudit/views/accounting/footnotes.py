@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from leakaudit.core.evidence import Origin, weakest
+from leakaudit.core.evidence import weakest
 from leakaudit.views.accounting.compare import Comparison
 
 
@@ -82,7 +82,8 @@ def _sensitivity(one: Comparison) -> str:
         return ""
     if bound.per_unit:
         return f"S: the sensitivity is unknown, so no epsilon: {one.sensitivity_from}"
-    unknown = Origin.UNKNOWN in {part.origin for part in one.rests if part.subject == "sensitivity"}
-    if unknown:  # mu is infinite
+    if not one.sensitivity_known:
+        if bound.mu == 0:  # for every sensitivity
+            return ""
         return f"sensitivity: unknown, and no value would make mu finite: {one.sensitivity_from}"
     return f"sensitivity {bound.sensitivity:.6g}: {one.sensitivity_from}"

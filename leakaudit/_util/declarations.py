@@ -137,7 +137,6 @@ def _tree(module: str) -> ast.Module:
 
 
 def _registers(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:
-    """Return whether a decorator registers a class or function under a name."""
     for decorator in node.decorator_list:
         if not (isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name)):
             continue
@@ -188,7 +187,6 @@ def _body(module: str, node: ast.ClassDef) -> tuple[dict[str, ast.expr], dict[st
 
 
 def _is_class_variable(annotation: ast.expr) -> bool:
-    """Return whether an annotation is ``ClassVar`` or ``ClassVar[...]``."""
     if isinstance(annotation, ast.Subscript):
         annotation = annotation.value
     return isinstance(annotation, ast.Name) and annotation.id == "ClassVar"
@@ -213,7 +211,6 @@ def _home(module: str, name: str) -> str:
 
 
 def _entries(module: str, name: str) -> dict[str, ast.expr]:
-    """Return the entries of a dictionary that a module assigns."""
     assigned = None
     for node in _tree(module).body:
         if isinstance(node, ast.Assign):
@@ -252,7 +249,6 @@ def _parameter(field: ast.AnnAssign) -> Parameter:
 
 
 def _choices(annotation: ast.expr) -> tuple[str, ...]:
-    """Return the words of ``Literal[...]``; () for another annotation."""
     if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.value, ast.Name):
         return ()
     if annotation.value.id != "Literal":

@@ -54,7 +54,6 @@ class MismatchLocation:
     known: tuple[str, ...] = ()  # keys of the mapping, for `unknown`
 
     def __str__(self) -> str:
-        """Describe the location, the expected type, and the given value."""
         place = dotted(self.path) or WHOLE
         if self.fault == "missing":
             return f"{place}: {self.value!r} is missing"

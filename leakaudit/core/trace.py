@@ -210,7 +210,6 @@ class Messages:
     stored: Tensor | None = None
 
     def __len__(self) -> int:
-        """Number of messages m."""
         return len(self.round)
 
     @property
@@ -219,7 +218,6 @@ class Messages:
         return self.payload if self.stored is None else self.stored
 
     def __repr__(self) -> str:
-        """Sizes and kinds, without the payload."""
         rows, columns = self.payload.shape
         kinds = f"{', '.join(self.kinds)!r:.60}"
         return f"Messages({len(self)} of kinds {kinds}, payload {rows} x {columns})"

@@ -450,7 +450,6 @@ class Recorder:
 
 
 def _described(task: TaskSpec | Task, layout: Layout | None) -> tuple[TaskSpec, Layout]:
-    """Return the description of a task, and its layout unless one is given."""
     if not isinstance(task, TaskSpec):
         return task.spec, layout or task.layout
     if layout is None:
@@ -459,7 +458,6 @@ def _described(task: TaskSpec | Task, layout: Layout | None) -> tuple[TaskSpec, 
 
 
 def _with_sha256(task: TaskSpec) -> TaskSpec:
-    """Return a task that names its program by the name and the sha256 of its file."""
     source = build_task.program_file(task)
     args = {**task.args, "sha256": build_task.digest(source)}
     return replace(task, model=source.name, beside=str(source.absolute().parent), args=args)

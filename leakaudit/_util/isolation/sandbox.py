@@ -181,7 +181,6 @@ def _namespaces(libc: ctypes.CDLL) -> bool:
 
 
 def _unshared(libc: ctypes.CDLL) -> bool:
-    """Enter new namespaces as the same user; return whether that is allowed."""
     user, group = os.getuid(), os.getgid()
     if libc.unshare(NEW_USER | NEW_NET | NEW_IPC | NEW_PID | NEW_MOUNTS):
         return False
@@ -227,7 +226,6 @@ def _mount(
 def _attributes(
     libc: ctypes.CDLL, path: Path, add: int = 0, remove: int = 0, propagation: int = 0
 ) -> bool:
-    """Change the attributes of a mount and of those below it; return whether that works."""
     asked = struct.pack("=4Q", add, remove, propagation, 0)
     size = ctypes.c_size_t(len(asked))
     return not libc.syscall(MOUNT_SETATTR, HERE, os.fsencode(path), RECURSIVE, asked, size)
@@ -238,7 +236,6 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def _landlock(libc: ctypes.CDLL, version: int, allowed: Permissions) -> bool:
-    """Limit the files that can be read or written; return whether that works."""
     rights = (1 << 13) - 1
     for since, right in ((2, 1 << 13), (3, TRUNCATE), (5, IOCTL)):
         if version >= since:
@@ -280,7 +277,6 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
 
 
 def _filter(libc: ctypes.CDLL, own: bool) -> bool:
-    """Deny the system calls of `DENIED`; return whether that works."""
     if platform.machine() not in ARCHITECTURES or struct.calcsize("P") != 8:
         return False
     architecture, column = ARCHITECTURES[platform.machine()]

@@ -66,8 +66,6 @@ def short(text: object) -> str:
 
 
 class _Directory(NamedTuple):
-    """Position of the central directory."""
-
     records: int
     length: int
     start: int
@@ -192,7 +190,6 @@ class ArchiveWriter:
     _PADDING = 0x4246  # the extra field with which torch pads, "FB"
 
     def __init__(self, prefix: str = "trace") -> None:
-        """Start without records."""
         self.prefix = prefix
         self.at = 0
         self.records: dict[str, Record] = {}

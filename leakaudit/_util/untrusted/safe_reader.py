@@ -90,7 +90,6 @@ class _MappedTensor:
         return np.array(flat.reshape(self.shape), dtype, copy=copy)
 
     def tensor(self) -> Tensor:
-        """Return a tensor."""
         import torch
 
         kind = getattr(torch, self.dtype)
@@ -194,7 +193,6 @@ def _parse(index: bytes) -> Any:
 
 
 def _allow(opcode: str, arg: Any, count: int) -> None:
-    """Raise `FileFault` unless a trace may contain this step of a pickle."""
     if opcode not in OPCODES:
         refuse(f"its index uses {opcode}, which a trace does not need")
     if opcode == "GLOBAL" and arg not in _NAMES:

@@ -88,7 +88,6 @@ class _Worker:
         theirs.close()
 
     def give(self, place: int | None, item: Any) -> None:
-        """Send a job, or None, which ends the process."""
         self.started = True
         self.held = place
         message = None
@@ -102,7 +101,6 @@ class _Worker:
             self.alive = False
 
     def died(self) -> str:
-        """Return how the process ended; raise LeakauditError if it never started."""
         self.alive = False
         self.process.join()
         code = self.process.exitcode or 0

@@ -125,7 +125,6 @@ class MapFile(MemoryFile):
         self._released = 0
 
     def _view(self, leaf: Tensor | ZeroTensor, start: int) -> Tensor:
-        """Return the tensor that is in the map from `start` on."""
         count = math.prod(leaf.shape)
         if not count:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
@@ -163,7 +162,6 @@ class MapFile(MemoryFile):
         self._ready = stop
 
     def _whole(self) -> None:
-        """Raise LeakauditError if the file became smaller, so that data may be lost."""
         if os.fstat(self._fd).st_size < self._size:
             raise LeakauditError(
                 f"{self.path} was truncated while it was written; keep others away from it, and "

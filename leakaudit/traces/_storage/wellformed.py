@@ -83,7 +83,6 @@ class CommittedTable:
     closed: bool  # whether the recording is complete
 
     def __len__(self) -> int:
-        """Number of messages m."""
         return len(self.secure)
 
 
@@ -118,7 +117,7 @@ class _SketchEntry(_Open, frozen=True, kw_only=True):
 
 
 class _KeptEntry(_Open, frozen=True, kw_only=True):
-    """What is stored of every message, if that is more than one span of columns."""
+    """What is stored of every message."""
 
     # first recorded column of each span, and the first one after it
     spans: tuple[tuple[int, int], ...]

@@ -41,7 +41,7 @@ class Claim:
         promise: The claim in one sentence.
         epsilon: Of differential privacy; None if the paper claims none.
         delta: Of differential privacy; None if the paper claims none.
-        adjacency: How two neighbouring data sets differ, in the paper's words, which nothing parses.
+        adjacency: How two neighbouring data sets differ, in the words of the paper.
         std: Standard deviation of the noise that the theorem requires, per coordinate.
         rounds: Last round for which the claim holds.
         assumes: The theorem's assumptions, in words.
@@ -50,7 +50,7 @@ class Claim:
         sampled: Whether a record enters only some gradients, which are drawn in secret.
         met: Whether these constants give the noise that the theorem requires.
         pair: (v, u) if the claim covers only what node v learns about node u.
-        neighbours: `adjacency` as a value.
+        neighbours: `adjacency` as a value. If it is None, the lint interprets the words.
         gradient_norm: The assumed bound on the gradients of single records, if there is one.
         classic: Whether the noise is sigma = sqrt(2 log(1.25 / delta)) sensitivity / epsilon, the
             classical calibration of the Gaussian mechanism, proved for epsilon below 1.

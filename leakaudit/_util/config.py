@@ -1,7 +1,6 @@
 """Reading of TOML files written by people: typed values, or an error with file, key and line.
 
-msgspec converts strictly (text is no number, true is not 1). It is imported only when a table is
-read, because every command reads settings and few users have any.
+msgspec is imported only when a table is read: every command reads settings, few users have any.
 """
 
 from __future__ import annotations

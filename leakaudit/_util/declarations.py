@@ -1,8 +1,8 @@
 """Read declarations from the source of our own files, without importing them.
 
-Tables, and the order in which `auto` tries attacks, need a few literals in the body of a class, but
-importing it imports torch, which takes ten times as long as all else. A value that is not a literal
-is never guessed: the class is imported, as for every plug-in.
+Tables need a few literals in the body of a class, but importing it imports torch, which takes ten
+times as long as all else. For a value that is not a literal, and every plug-in, the class is
+imported.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Mapped files: their memory does not grow, and a file that is truncated is noticed.
 
-A page of a mapped file that was read stays in memory until the operating system needs it, so a
-program that reads 200 GB in pieces appears to use all of it. Pages that were changed are kept.
+A page that was read stays in memory until the operating system needs it, so a program that reads
+200 GB in pieces appears to use all of it.
 
 What is gone of a truncated file reads as zeros, so whoever uses what was read checks that it was
 there: `release` after every block, `verify` before results are written. Linux, which would end the
-process instead (SIGBUS), is made to do the same.
+process (SIGBUS), is made to do the same.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Isolation of the current process, for code of strangers, as far as the platform allows.
 
-On Linux, four independent mechanisms take away what a training program does not need, for ever and
-from all processes that are started later:
-
-- no new privileges, so that programs such as sudo do not give any;
-- namespaces without a network and without the processes of others, where users may create
-  them; all file systems are read-only in them, so that permissions cannot be changed either;
-- Landlock, which limits the files that can be read or written, and shields other processes;
-- a filter of system calls, which denies new sockets of any kind, among others.
+On Linux, it gets no new privileges, namespaces without a network and without the processes of
+others, a limit on files by Landlock, and a filter of system calls, independently of each other.
+None of them can be undone, and all processes that are started later inherit them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Safe reading of a .pt file from an untrusted source: all of it is checked, none of it executed.
 
 `torch.load(weights_only=True)` rejects code, but not an archive or an index that exhausts the
-memory, and its private mapping reserves space for the whole file. Therefore torch never receives
-the file: its index is read here, and accepted only if it consists of what `torch.save` writes for
-dictionaries of tensors, which become views of the mapped file. `outline` does without torch, whose
-import takes longer than everything else.
+memory. So torch never receives the file: its index is accepted only if it consists of what
+`torch.save` writes for dictionaries of tensors, which become views of the mapped file. `outline`
+does without torch, whose import takes longer than everything else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Worker processes that compute jobs one after another until all are done.
 
-torch is imported once for all. A process works on one job at a time, so that it is known which job
-was lost if it dies, and ends with the process that started it.
+A process works on one job at a time, so that it is known which job was lost if it dies.
 """
 
 from __future__ import annotations

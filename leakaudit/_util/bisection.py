@@ -1,8 +1,7 @@
 """The only bisection of the package: the point at which a monotone condition begins to hold.
 
-A bisection ends with two values around the crossing, and the caller knows which is conservative: a
-published epsilon must not be too small, so it is the upper value; a mu that measured counts refute
-must not be too large, so it is the lower one.
+It ends with two values, and the caller knows which is conservative: a published epsilon must not be
+too small, so it is the upper one; a mu that counts refute is the lower one.
 
 >>> def enough(x):
 ...     return x * x >= 2

@@ -1,7 +1,6 @@
 """Reading of TOML files written by people: typed values, or an error with file, key and line.
 
-msgspec converts strictly (text is no number, true is not 1). It is imported only when a table is
-read, because every command reads settings and few users have any.
+msgspec is imported only when a table is read: every command reads settings, few users have any.
 """
 
 from __future__ import annotations
@@ -172,14 +171,10 @@ def parsed(text: str) -> dict[str, Any]:
     """Parse TOML; raises ValueError if it is not TOML, is too long or nests too deeply."""
     if len(text) > LARGEST:
         raise ValueError(f"expected at most {LARGEST} characters, got {len(text)}")
-    return _kept(text)
-
-
-@lru_cache(maxsize=1)  # several readers of one configuration follow each other
-def _kept(text: str) -> dict[str, Any]:
     return _parsed(text)
 
 
+@lru_cache(maxsize=1)  # several readers of one configuration follow each other
 def _parsed(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)

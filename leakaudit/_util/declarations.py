@@ -1,8 +1,8 @@
 """Read declarations from the source of our own files, without importing them.
 
-Tables, and the order in which `auto` tries attacks, need a few literals in the body of a class, but
-importing it imports torch, which takes ten times as long as all else. A value that is not a literal
-is never guessed: the class is imported, as for every plug-in.
+Tables need a few literals in the body of a class, but importing it imports torch, which takes ten
+times as long as all else. For a value that is not a literal, and every plug-in, the class is
+imported.
 """
 
 from __future__ import annotations
@@ -137,7 +137,6 @@ def _tree(module: str) -> ast.Module:
 
 
 def _registers(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:
-    """Return whether a decorator registers a class or function under a name."""
     for decorator in node.decorator_list:
         if not (isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name)):
             continue
@@ -188,7 +187,6 @@ def _body(module: str, node: ast.ClassDef) -> tuple[dict[str, ast.expr], dict[st
 
 
 def _is_class_variable(annotation: ast.expr) -> bool:
-    """Return whether an annotation is ``ClassVar`` or ``ClassVar[...]``."""
     if isinstance(annotation, ast.Subscript):
         annotation = annotation.value
     return isinstance(annotation, ast.Name) and annotation.id == "ClassVar"
@@ -213,7 +211,6 @@ def _home(module: str, name: str) -> str:
 
 
 def _entries(module: str, name: str) -> dict[str, ast.expr]:
-    """Return the entries of a dictionary that a module assigns."""
     assigned = None
     for node in _tree(module).body:
         if isinstance(node, ast.Assign):
@@ -252,7 +249,6 @@ def _parameter(field: ast.AnnAssign) -> Parameter:
 
 
 def _choices(annotation: ast.expr) -> tuple[str, ...]:
-    """Return the words of ``Literal[...]``; () for another annotation."""
     if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.value, ast.Name):
         return ()
     if annotation.value.id != "Literal":

@@ -1,7 +1,6 @@
 """Conversion of JSON or TOML values to types, and the first location at which a value does not fit.
 
-msgspec's message has neither the given value nor a free name of a mapping, so after a rejection,
-the value and its type are traversed together.
+msgspec's message has neither the given value nor a free name of a mapping, so both are traversed.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ class MismatchLocation:
     known: tuple[str, ...] = ()  # keys of the mapping, for `unknown`
 
     def __str__(self) -> str:
-        """Describe the location, the expected type, and the given value."""
         place = dotted(self.path) or WHOLE
         if self.fault == "missing":
             return f"{place}: {self.value!r} is missing"

@@ -29,8 +29,6 @@ def install() -> None:
 
 
 class _Finder:
-    """Finds the earlier names, and modules below them."""
-
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

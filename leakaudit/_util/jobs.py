@@ -1,7 +1,7 @@
 """Independent jobs, and where they are computed.
 
-A job is a function that can be pickled, and its items. Its value must depend on the item only, so
-random numbers are seeded from it; then the results are the same with every pool.
+The value of a job depends on its item only, from which random numbers are seeded, so that the
+results are the same with every pool.
 """
 
 from __future__ import annotations

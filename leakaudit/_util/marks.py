@@ -1,8 +1,6 @@
 """Marks in files that contain personal data, by which `leakaudit purge` recognises them.
 
-They are in the metadata of a picture, a comment of a page of Markdown, the last line of a text and
-the comment of an archive. A file without one is somebody else's, unless its own format identifies
-it.
+A file without a mark is somebody else's, unless its own format identifies it.
 """
 
 from __future__ import annotations

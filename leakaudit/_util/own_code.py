@@ -1,6 +1,6 @@
 """Code outside leakaudit: which factories may be called, and where their modules are searched.
 
-A file of a stranger can name a factory, but only the user can allow it to be called, one at a time.
+A file of a stranger can name a factory, but only the user can allow it.
 """
 
 from __future__ import annotations

@@ -108,9 +108,12 @@ def resolve(
     """
     folder = folder or Path.cwd()
     environ = os.environ if environ is None else environ
+    variables = {name: environ.get(f"LEAKAUDIT_{name.upper()}") for name in SETTINGS}
+    project = _table(folder / "pyproject.toml").table("tool", "leakaudit")
     layers = [
-        *_files(folder),
-        ("environment", _read(_variables(environ), "environment")),
+        ("pyproject.toml", _given(project, folder)),
+        ("leakaudit.toml", _given(_table(folder / "leakaudit.toml"), folder)),
+        ("environment", _read(variables, "environment")),
         ("flag", _read({name: flags.get(name) for name in SETTINGS}, "flag")),
     ]
     found: dict[str, tuple[Any, str]] = {}
@@ -126,16 +129,6 @@ def resolve(
             "default; remove the link, or pass --output"
         )
     return found
-
-
-def _files(folder: Path) -> list[tuple[str, dict[str, Any]]]:
-    return [
-        (
-            "pyproject.toml",
-            _given(_table(folder / "pyproject.toml").table("tool", "leakaudit"), folder),
-        ),
-        ("leakaudit.toml", _given(_table(folder / "leakaudit.toml"), folder)),
-    ]
 
 
 def _table(path: Path) -> config.ConfigTable:
@@ -185,15 +178,6 @@ def _require_harmless(name: str, value: Any, folder: Path, source: str, line: st
 def inside(folder: Path, name: str) -> bool:
     """Return whether a path leads to a place below a folder, links included."""
     return files.resolved(folder / name).is_relative_to(files.resolved(folder))
-
-
-def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
-    found = {}
-    for name in SETTINGS:
-        variable = f"LEAKAUDIT_{name.upper()}"
-        if variable in environ:
-            found[name] = environ[variable]
-    return found
 
 
 def _read(values: Mapping[str, Any], source: str) -> dict[str, Any]:

@@ -184,7 +184,6 @@ class View:
     """What one adversary observes of a trace: messages, and the constants that it knows."""
 
     def __init__(self, adversary: Adversary, trace: Trace) -> None:
-        """Keep the trace private; only the methods return parts of it."""
         self.adversary = adversary
         self._trace = trace
         self.protocol: str = trace.protocol
@@ -318,7 +317,6 @@ class View:
 
     @cached_property
     def _index(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Sorted keys and payload rows of the observed messages, a pair for each table."""
         return [self._heard(m) for m in self._trace.messages]
 
     def _heard(self, m: Messages) -> tuple[np.ndarray, np.ndarray]:

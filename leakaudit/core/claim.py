@@ -36,8 +36,6 @@ class NormAssumption:
 class Claim:
     """What a paper claims about its protocol with these constants.
 
-    Texts are only displayed, never parsed; whatever a check needs has its own field.
-
     Attributes:
         source: Paper and theorem.
         promise: The claim in one sentence.
@@ -48,14 +46,14 @@ class Claim:
         rounds: Last round for which the claim holds.
         assumes: The theorem's assumptions, in words.
         sensitivity: Euclidean distance between a node's gradients on neighbouring data, as the
-            theorem assumes it; None if it does not state one.
+            theorem assumes it, if it does.
         sampled: Whether a record enters only some gradients, which are drawn in secret.
         met: Whether these constants give the noise that the theorem requires.
         pair: (v, u) if the claim covers only what node v learns about node u.
         neighbours: `adjacency` as a value. If it is None, the lint interprets the words.
         gradient_norm: The assumed bound on the gradients of single records, if there is one.
-        classic: Whether the noise follows from the classical calibration of the Gaussian mechanism,
-            sigma = sqrt(2 log(1.25 / delta)) sensitivity / epsilon, proved for epsilon below 1.
+        classic: Whether the noise is sigma = sqrt(2 log(1.25 / delta)) sensitivity / epsilon, the
+            classical calibration of the Gaussian mechanism, proved for epsilon below 1.
         variant: Name of one of several forms of the same theorem.
     """
 

@@ -21,5 +21,4 @@ class CardDisplay:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        """Return the card, which is the method's name in every notebook."""
         return card(self)

@@ -19,42 +19,36 @@ class GradientLeak(CardDisplay):
 
     If only sums over several nodes are determined, the loss is the mean over the records of all.
 
-    A row with a single 1 is a gradient (used by DLG, for example); a row +1, -1 is a difference
-    of two (used by the differential attack).
+    A row with a single 1 is a gradient, as DLG uses it; a row +1, -1 is a difference of two.
 
     Attributes:
         node: The node that the gradients belong to.
-        rounds: (T,) int64, the protocol's rounds in which the gradients were taken, as in
-            g[node, round]: round t is the one whose messages carry t, and the first is 1.
+        rounds: (T,) int64, the protocol's rounds in which the gradients were taken, from 1.
         combination: (m, T).
         value: (m, c).
-        std: (m,) standard deviation of the noise on each coordinate, including the rounding of the
-            messages.
+        std: (m,) standard deviation of the noise on each coordinate, with the messages' rounding.
         columns: (start, stop) of the flat model vector; c = stop - start.
-        noise: (m, q) or None. The error of value is ``noise @ e`` with e of unit variance, so rows
-            with a common error are correlated; std contains the norms of its rows.
-        theta: (T, d), the models at which the gradients were taken; None if this adversary does not
-            know them.
+        noise: (m, q) or None. The error of value is ``noise @ e`` with e of unit variance; std
+            contains the norms of its rows.
+        theta: (T, d), the models at which the gradients were taken; None if unknown.
         theta_std: Standard deviation of the error of `theta`.
         batch: Samples behind each gradient, or behind each of its inner steps; None if unknown.
-        records: Records that the node holds, of which each batch is a part; None if unknown.
+        records: Records that the node holds; None if unknown.
         wire: Precision of the number format of messages: the distance from 1 to the next number.
         inner: Gradient steps summed in each gradient: 1, or k_max.
-        inner_weight: Sum of the weights of these steps, in units of the last one; None stands for
-            `inner`. With momentum, earlier gradients have larger weights.
+        inner_weight: Sum of the weights of these steps, in units of the last one; larger than
+            `inner`, for which None stands, with momentum.
         step: Step size of the inner steps; None if there are none or it is unknown.
         adversary: The adversary that obtains this leak.
         formula: How it was derived, for reports.
         scope: Limits of the derivation, for reports.
-        theta_rounds: (T,) int64, the rounds of the models at which the gradients were taken, often
-            one before `rounds`; empty if unknown.
-        seen: (m, c) bool, the entries of value that are determined, if messages hold only some
-            coordinates; the other entries are zero and mean nothing. None if all are determined.
-        training: The local steps, if value holds what they changed (the model before them minus the
-            one after them) and no gradient. The columns then stand for rounds, and theta holds the
-            models before the steps. None for gradients.
-        others: Nodes whose records count as well, because only the mean over all these nodes is
-            determined; sorted, without `node`.
+        theta_rounds: (T,) int64, the rounds of these models, often one before; empty if unknown.
+        seen: (m, c) bool, the entries of value that are determined; the others are zero and mean
+            nothing. None if all are determined.
+        training: The local steps, if value holds the model before them minus the one after them.
+            The columns then stand for rounds, and theta holds the models before. None for
+            gradients.
+        others: Sorted nodes whose records count as well, if only a mean over nodes is determined.
 
     Raises:
         LeakauditError: The shapes do not agree.
@@ -231,8 +225,8 @@ class Leaks(CardDisplay):
         task: The task that the gradients belong to.
         items: The leaks, by node. One of a sum over several nodes stands for all of them.
         undetermined: Node -> the reason why none of its gradients is determined.
-        not_understood: Those of these nodes for which the reason is that the messages are not the
-            ones that the protocol declares, so that nothing is known about what they determine.
+        not_understood: Those of these nodes whose messages are not the ones that the protocol
+            declares, so that nothing is known about what they determine.
     """
 
     task: TaskSpec

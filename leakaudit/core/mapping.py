@@ -1,11 +1,11 @@
 """Mapped files: their memory does not grow, and a file that is truncated is noticed.
 
-A page of a mapped file that was read stays in memory until the operating system needs it, so a
-program that reads 200 GB in pieces appears to use all of it. Pages that were changed are kept.
+A page that was read stays in memory until the operating system needs it, so a program that reads
+200 GB in pieces appears to use all of it.
 
 What is gone of a truncated file reads as zeros, so whoever uses what was read checks that it was
 there: `release` after every block, `verify` before results are written. Linux, which would end the
-process instead (SIGBUS), is made to do the same.
+process (SIGBUS), is made to do the same.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ _FIXED = 0x10  # MAP_FIXED: in place of what is mapped there
 
 @dataclass
 class _File:
-    """A mapped file."""
-
     path: str
     start: int  # address of its first byte
     size: int  # number of bytes that are mapped
@@ -54,7 +52,6 @@ class _File:
     told: bool = False  # whether an error was raised about it
 
     def __contains__(self, address: int) -> bool:
-        """Whether an address is in the map."""
         return self.start <= address < self.start + self.size
 
     def stop(self) -> int:
@@ -180,8 +177,6 @@ _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p
 
 
 class _Action(ctypes.Structure):
-    """struct sigaction."""
-
     _fields_ = (
         ("handler", ctypes.c_void_p),
         ("mask", ctypes.c_byte * 128),

@@ -32,7 +32,6 @@ class StoredColumns:
     seed: int | None = None  # seed of the sketch; None without a sketch
 
     def __post_init__(self) -> None:
-        """Reject spans that are not in order, or outside the message."""
         ends = [place for span in self.spans for place in span]
         inside = bool(ends) and ends[0] >= 0 and ends[-1] <= self.size
         if not inside or any(a >= b for a, b in pairwise(ends)):

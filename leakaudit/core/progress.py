@@ -112,7 +112,6 @@ class _NotebookLine:
         self._shown: Any = None  # a handle of IPython, which is not a dependency
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show a step, if the last one was shown some time ago."""
         now = time.monotonic()
         if now - self._last < EVERY:
             return
@@ -122,7 +121,6 @@ class _NotebookLine:
         self._show({"text/plain": line, "text/html": f"{bar} {html.escape(line)}"})
 
     def close(self) -> None:
-        """Empty the line, if anything was shown."""
         if self._shown is not None:
             self._show({"text/plain": "", "text/html": ""})
 

@@ -1,7 +1,6 @@
 """The table of quantities: what is measured of a recovered record, and how it is shown.
 
-Whatever shows numbers iterates over it. A new quantity is one row here, and one function of the
-same name in `leakaudit.scoring.metrics`.
+A new quantity is one row here, and one function of its name in `leakaudit.scoring.metrics`.
 """
 
 from __future__ import annotations

@@ -58,13 +58,12 @@ class Reconstruction(CardDisplay):
         interval: (b, *shape) half-widths of simultaneous intervals of all values; with INTERVAL.
         choices: For an input that is one of several candidates, by its position: up to `SHOWN`
             others (k, *shape) that explain the leak equally well.
-        tokens: (v,) Sorted numbers of the different tokens that occur, if their order is not known;
-            None for every other result.
+        tokens: (v,) Sorted numbers of the different tokens, if their order is not known.
         others: Nodes that the inputs may belong to as well (`GradientLeak.others`).
-        rounds: For each input (b), the rounds whose gradients it was shown to explain; empty if the
-            statements about the inputs concern all rounds of the leak.
+        rounds: For each input (b), the rounds whose gradients it was shown to explain; empty for
+            all rounds of the leak.
         evidence: What supports the inputs of the statement, such as the number of records behind
-            each gradient; empty if this was not examined.
+            each gradient, if this was examined.
     """
 
     node: int

@@ -1,10 +1,9 @@
 """Victims, attacks and report formats by name; the core refers to none of them directly.
 
-A leaf is one file in `leakaudit.victims`, `leakaudit.attacks` or `leakaudit.reports`, which
-decorates a class or function with `@victim`, `@attack` or `@renderer` and the name of the file.
-Other distributions register through entry points with the same group names. Other modules, and
-protocol files (docs/protocol-file.md), are named in the environment variable LEAKAUDIT_PLUGINS or
-with `--plugin`: a configuration file cannot name one, because importing it executes code.
+A leaf is one file, which decorates a class or function with `@victim`, `@attack` or `@renderer` and
+the name of the file. Others register through entry points of the same group names, or are named in
+LEAKAUDIT_PLUGINS or with `--plugin`, as protocol files are. A configuration file cannot name one,
+because importing it executes code.
 """
 
 from __future__ import annotations

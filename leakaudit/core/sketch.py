@@ -41,7 +41,6 @@ class Sketch:
     """The linear map S for vectors of one length."""
 
     def __init__(self, size: int, seed: int) -> None:
-        """Store the arguments; signs are drawn when they are needed."""
         self.size = size
         self.seed = seed
 

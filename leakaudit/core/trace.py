@@ -138,8 +138,7 @@ class TaskSpec:
         levels: 255 if inputs are k/255, else 0.
         data: Name of the data set.
         labels: Names of the classes; may be empty.
-        beside: Folder in which a program is looked for before the current one: that of the file
-            that names it. It is not stored.
+        beside: Folder of the file that names a program, which is looked for there; not stored.
     """
 
     model: str
@@ -210,7 +209,6 @@ class Messages:
     stored: Tensor | None = None
 
     def __len__(self) -> int:
-        """Number of messages m."""
         return len(self.round)
 
     @property
@@ -219,7 +217,6 @@ class Messages:
         return self.payload if self.stored is None else self.stored
 
     def __repr__(self) -> str:
-        """Sizes and kinds, without the payload."""
         rows, columns = self.payload.shape
         kinds = f"{', '.join(self.kinds)!r:.60}"
         return f"Messages({len(self)} of kinds {kinds}, payload {rows} x {columns})"
@@ -235,17 +232,14 @@ class Trace(CardDisplay):
         task: The training task.
         graph: The network.
         layout: Position of each parameter in the flat model vector.
-        columns: (start, stop) of the flat model vector that was recorded; (0, layout.size) for all.
-            If several spans were recorded, the first one.
+        columns: (start, stop) of the flat model vector that was recorded, or the first such span.
         rounds: Number of rounds.
         messages: One table per file of the recording: one, or one per shard.
         public: Named tensors that everyone knows, such as ``w0`` (d,), the common initial model.
-        id: Identical in the trace and its truth. Users may choose it; `recording` distinguishes
-            runs with the same id.
+        id: Identical in the trace and its truth. Users may choose it, unlike `recording`.
         complete: False if the recording was interrupted.
         provenance: When and how it was recorded.
-        kept: Everything that was recorded of each message, if that is more than `columns`: other
-            spans of columns, a sketch and the norm; else None.
+        kept: Everything that was recorded of each message, if that is more than `columns`.
     """
 
     protocol: str

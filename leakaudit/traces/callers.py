@@ -1,7 +1,7 @@
 """Where a program sends its messages: a file below the current folder, and a line.
 
-A recorder notes the first call for each kind in the provenance of the truth, which stays with its
-owner. A path outside the current folder would name a folder of the machine, so it is not recorded.
+The first call for each kind is noted in the truth, which stays with its owner. Other paths are not,
+because they would name a folder of the machine.
 """
 
 from __future__ import annotations

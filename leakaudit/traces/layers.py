@@ -64,7 +64,6 @@ def _module(layout: Layout, name: str) -> list[str]:
 
 
 def _matching(layout: Layout, pattern: str) -> list[str]:
-    """Return the parameters of which the name or the module matches the pattern."""
     found = []
     for name in layout.names:
         module = name.rpartition(".")[0]

@@ -45,35 +45,30 @@ LAST_ROUND = (1 << 31) - 1  # what the int32 column of rounds can hold
 class Recorder:
     """Records messages into a trace, round by round.
 
-    A run that is killed leaves a trace up to its last complete round, and so does one that ends
-    with an exception; both are marked as incomplete. Any existing file at `path` is replaced when
-    the first message is recorded.
+    A run that is killed or ends with an exception leaves a trace up to its last complete round,
+    marked as incomplete. A file at `path` is replaced when the first message is recorded.
 
     Args:
         path: A .pt file. A folder (if it exists, or if the text ends with "/") receives shards.
             None records in memory.
-        protocol: A registered victim, with `params` as its constants and its own kinds of messages;
-            the path of a protocol file, which ends in ``.toml`` and whose text the trace then
-            carries; or ``own:NAME`` for a protocol without a declaration.
+        protocol: A registered victim, with `params` as its constants; the path of a protocol file
+            (``.toml``), whose text the trace then carries; or ``own:NAME`` without a declaration.
         task: The learning task.
         graph: Defines who can send to whom.
         params: Constants of the protocol.
         layout: Layout of the flat model vector; by default that of the task.
         rounds: Expected number of rounds; None if unknown.
         messages: Expected number of messages; None if unknown.
-        rows: Expected number of payloads, smaller than that of messages if some are sent to several
-            nodes; by default the same.
+        rows: Expected number of payloads, smaller than that of messages if there are broadcasts.
         dtype: Number format of the payloads.
         columns: (start, stop) of the recorded part of the flat vector; by default all of it.
         layers: What is recorded of each message, in place of `columns`: ``all``, ``first``,
-            ``last``, names of parameters or modules, and ``sketch`` for a sketch of all columns and
-            the norm (`leakaudit.traces.layers`); or a `StoredColumns`.
+            ``last``, names of parameters or modules, and ``sketch`` (docs/traces.md); or a
+            `StoredColumns`.
         public: Tensors that are known to everybody, by name.
         secure_kinds: Kinds of messages that are sent encrypted.
-        id: Identifier of the recording, equal in trace and truth; random if None. Runs with the
-            same id are distinguished by another number, which is always random.
-        truth: Whether, or where, to write the truth if any is provided; by default next to the
-            trace.
+        id: Identifier of the recording, equal in trace and truth; random if None.
+        truth: Whether, or where, to write the truth, if any; by default next to the trace.
         keep_states: Whether to keep the values passed to `state`.
         keep_curves: Whether to keep the values passed to `curve`.
         max_bytes: Maximum size of the recording.
@@ -90,9 +85,8 @@ class Recorder:
         columns: Its columns; of several spans, the first.
 
     Raises:
-        LeakauditError: Before anything is created: the arguments are inconsistent, a protocol or
-            constant is unknown, the path cannot be written, or the recording would exceed
-            max_bytes.
+        LeakauditError: Before anything is created: the arguments do not fit together, the path
+            cannot be written, or the recording would exceed max_bytes.
     """
 
     partial = False
@@ -450,7 +444,6 @@ class Recorder:
 
 
 def _described(task: TaskSpec | Task, layout: Layout | None) -> tuple[TaskSpec, Layout]:
-    """Return the description of a task, and its layout unless one is given."""
     if not isinstance(task, TaskSpec):
         return task.spec, layout or task.layout
     if layout is None:
@@ -459,7 +452,6 @@ def _described(task: TaskSpec | Task, layout: Layout | None) -> tuple[TaskSpec, 
 
 
 def _with_sha256(task: TaskSpec) -> TaskSpec:
-    """Return a task that names its program by the name and the sha256 of its file."""
     source = build_task.program_file(task)
     args = {**task.args, "sha256": build_task.digest(source)}
     return replace(task, model=source.name, beside=str(source.absolute().parent), args=args)

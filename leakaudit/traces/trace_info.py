@@ -121,7 +121,6 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
 
 
 def _check_kept(kept: StoredColumns, stored: Tensor, first: int, path: Path) -> None:
-    """Raise LeakauditError for stored rows (n, width) that no message can have."""
     import torch
 
     wrong = ~torch.isfinite(stored[:, : kept.linear]).all(dim=1)
@@ -138,7 +137,6 @@ def _check_kept(kept: StoredColumns, stored: Tensor, first: int, path: Path) -> 
 
 
 def _name_worst(m: Messages, row: int, path: Path) -> None:
-    """Raise LeakauditError with the first message that has this payload."""
     carrying = np.flatnonzero(m.row.numpy() == row)
     if not carrying.size:
         raise LeakauditError(

@@ -203,7 +203,6 @@ def _aborted(folder: Path) -> bool:
 
 
 def _probe(path: Path, folder: bool) -> None:
-    """Raise LeakauditError unless a recording can be written to `path`."""
     if folder and path.is_dir() and not _aborted(path):
         try:
             shards.read(path)

@@ -229,6 +229,7 @@ READS = {
     "leakaudit/traces/_storage/arrays.py:_array": ERROR,
     "leakaudit/traces/_storage/foreign.py:_first_line": ERROR,
     "leakaudit/traces/_storage/foreign.py:_trace": FORMAT,
+    "leakaudit/traces/_storage/foreign.py:read_npz": FORMAT,
     "leakaudit/_util/untrusted/safe_reader.py": "a list of words in the source",
     "leakaudit/traces/_storage/shards.py": NAMED,
     "leakaudit/traces/_storage/sidecar.py": FOREIGN,

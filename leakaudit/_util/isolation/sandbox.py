@@ -1,13 +1,8 @@
 """Isolation of the current process, for code of strangers, as far as the platform allows.
 
-On Linux, four independent mechanisms take away what a training program does not need, for ever and
-from all processes that are started later:
-
-- no new privileges, so that programs such as sudo do not give any;
-- namespaces without a network and without the processes of others, where users may create
-  them; all file systems are read-only in them, so that permissions cannot be changed either;
-- Landlock, which limits the files that can be read or written, and shields other processes;
-- a filter of system calls, which denies new sockets of any kind, among others.
+On Linux, it gets no new privileges, namespaces without a network and without the processes of
+others, a limit on files by Landlock, and a filter of system calls, independently of each other.
+None of them can be undone, and all processes that are started later inherit them.
 """
 
 from __future__ import annotations
@@ -181,7 +176,6 @@ def _namespaces(libc: ctypes.CDLL) -> bool:
 
 
 def _unshared(libc: ctypes.CDLL) -> bool:
-    """Enter new namespaces as the same user; return whether that is allowed."""
     user, group = os.getuid(), os.getgid()
     if libc.unshare(NEW_USER | NEW_NET | NEW_IPC | NEW_PID | NEW_MOUNTS):
         return False
@@ -227,7 +221,6 @@ def _mount(
 def _attributes(
     libc: ctypes.CDLL, path: Path, add: int = 0, remove: int = 0, propagation: int = 0
 ) -> bool:
-    """Change the attributes of a mount and of those below it; return whether that works."""
     asked = struct.pack("=4Q", add, remove, propagation, 0)
     size = ctypes.c_size_t(len(asked))
     return not libc.syscall(MOUNT_SETATTR, HERE, os.fsencode(path), RECURSIVE, asked, size)
@@ -238,7 +231,6 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
 
 
 def _landlock(libc: ctypes.CDLL, version: int, allowed: Permissions) -> bool:
-    """Limit the files that can be read or written; return whether that works."""
     rights = (1 << 13) - 1
     for since, right in ((2, 1 << 13), (3, TRUNCATE), (5, IOCTL)):
         if version >= since:
@@ -280,7 +272,6 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
 
 
 def _filter(libc: ctypes.CDLL, own: bool) -> bool:
-    """Deny the system calls of `DENIED`; return whether that works."""
     if platform.machine() not in ARCHITECTURES or struct.calcsize("P") != 8:
         return False
     architecture, column = ARCHITECTURES[platform.machine()]

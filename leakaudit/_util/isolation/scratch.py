@@ -1,7 +1,7 @@
 """Temporary folders in which code of strangers works.
 
-The standard library's `TemporaryDirectory` changed the permissions of what links name (before
-Python 3.11.8 and 3.12.1), and recurses into folders.
+`TemporaryDirectory` changed the permissions of what links name (before Python 3.11.8 and 3.12.1),
+and recurses into folders.
 """
 
 from __future__ import annotations

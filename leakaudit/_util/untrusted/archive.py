@@ -1,8 +1,6 @@
 """The container of a .pt file: a zip archive of stored records, in the form that torch writes.
 
-Records are never compressed, so that a tensor can be mapped. Files written here are sparse, have
-64-bit sizes throughout and no checksum of the tensors, which are filled in later; a sha256 next to
-the file protects them.
+Files written here are sparse and have no checksum of the tensors, which are filled in later.
 
 Layout of a zip archive (PKWARE APPNOTE 6.3): for each record, a local header (PK 3 4) with its name
 and extra fields, followed by its data; after all records, the central directory with one entry (PK
@@ -66,8 +64,6 @@ def short(text: object) -> str:
 
 
 class _Directory(NamedTuple):
-    """Position of the central directory."""
-
     records: int
     length: int
     start: int
@@ -192,7 +188,6 @@ class ArchiveWriter:
     _PADDING = 0x4246  # the extra field with which torch pads, "FB"
 
     def __init__(self, prefix: str = "trace") -> None:
-        """Start without records."""
         self.prefix = prefix
         self.at = 0
         self.records: dict[str, Record] = {}

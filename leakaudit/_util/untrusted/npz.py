@@ -74,7 +74,6 @@ class Npz:
         self.files = [entry.filename.removesuffix(ENDING) for entry in entries]
 
     def __enter__(self) -> Npz:
-        """Return this file."""
         return self
 
     def __exit__(
@@ -83,11 +82,9 @@ class Npz:
         error: BaseException | None,
         where: TracebackType | None,
     ) -> None:
-        """Close the file."""
         self._archive.close()
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return an array."""
         if name not in self.files:
             raise KeyError(name)
         with _damage(name):
@@ -100,7 +97,6 @@ class Npz:
         return math.prod(shape)
 
     def _header(self, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Return the shape and the type that an array declares."""
         import numpy as np
 
         with self._archive.open(name + ENDING) as file:

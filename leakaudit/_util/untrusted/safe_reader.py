@@ -1,10 +1,9 @@
 """Safe reading of a .pt file from an untrusted source: all of it is checked, none of it executed.
 
 `torch.load(weights_only=True)` rejects code, but not an archive or an index that exhausts the
-memory, and its private mapping reserves space for the whole file. Therefore torch never receives
-the file: its index is read here, and accepted only if it consists of what `torch.save` writes for
-dictionaries of tensors, which become views of the mapped file. `outline` does without torch, whose
-import takes longer than everything else.
+memory. So torch never receives the file: its index is accepted only if it consists of what
+`torch.save` writes for dictionaries of tensors, which become views of the mapped file. `outline`
+does without torch, whose import takes longer than everything else.
 """
 
 from __future__ import annotations
@@ -90,7 +89,6 @@ class _MappedTensor:
         return np.array(flat.reshape(self.shape), dtype, copy=copy)
 
     def tensor(self) -> Tensor:
-        """Return a tensor."""
         import torch
 
         kind = getattr(torch, self.dtype)
@@ -194,7 +192,6 @@ def _parse(index: bytes) -> Any:
 
 
 def _allow(opcode: str, arg: Any, count: int) -> None:
-    """Raise `FileFault` unless a trace may contain this step of a pickle."""
     if opcode not in OPCODES:
         refuse(f"its index uses {opcode}, which a trace does not need")
     if opcode == "GLOBAL" and arg not in _NAMES:

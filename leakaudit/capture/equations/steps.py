@@ -195,7 +195,6 @@ def _inputs(task: Task, rest: _EquationRemainder, rank: int, eps: float) -> tupl
 
 
 def _record(task: Task, rest: _EquationRemainder) -> Tensor | None:
-    """Return the one record (1, p) that all rounds have in common."""
     scaled = [block(task, value) / float(value.norm()) for value in rest.values.values()]
     _, sizes, vh = np.linalg.svd(np.concatenate(scaled), full_matrices=False)
     row = torch.from_numpy(vh[:1])
@@ -205,7 +204,6 @@ def _record(task: Task, rest: _EquationRemainder) -> Tensor | None:
 
 
 def _batch(task: Task, rest: _EquationRemainder, rank: int) -> Tensor | None:
-    """Return the records (b, p) that all rounds have in common, if the attack `exact` finds all."""
     rounds = sorted(rest.values)
     values = torch.stack([rest.values[t] / rest.values[t].norm() for t in rounds])
     errors = torch.tensor([rest.noise[t] for t in rounds], dtype=torch.float64)

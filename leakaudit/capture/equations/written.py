@@ -41,8 +41,6 @@ def protocol_file(
 
 
 class _EquationWriter:
-    """Writes the equations of all kinds."""
-
     def __init__(self, streams: SenderStreams, task: Task, equations: Sequence[Equation]) -> None:
         self.streams = streams
         self.task = task
@@ -58,7 +56,6 @@ class _EquationWriter:
         self.matrices: dict[str, list[list[Fraction]]] = {}
 
     def text(self, name: str) -> str:
-        """Return the text of the file, if it can state how the first rounds differ."""
         start: list[str] = []
         first: list[str] = []
         round: list[str] = []

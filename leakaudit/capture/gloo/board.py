@@ -21,7 +21,6 @@ class ProcessBoard:
     """One row per process: its state, the time since when, and the last round that it completed."""
 
     def __init__(self, path: str | os.PathLike[str], procs: int, new: bool = False) -> None:
-        """Map the file."""
         mode: Literal["w+", "r+"] = "w+" if new else "r+"
         self._rows = np.memmap(Path(path), dtype=np.float64, mode=mode, shape=(procs, 3))
 

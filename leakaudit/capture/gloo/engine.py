@@ -36,8 +36,6 @@ GRACE = 2.0
 
 
 class _Termination(StrEnum):
-    """Why processes were ended while still running."""
-
     NOT = ""
     INTERRUPTED = "the run was interrupted"
     FAILED = "another process failed"

@@ -49,7 +49,6 @@ class Fault:
         return cls(known, int(node), int(round), receiver, _seconds(seconds))
 
     def __str__(self) -> str:
-        """Return the form that `parse` reads."""
         ends = str(self.node) if self.to is None else f"{self.node}-{self.to}"
         delay = f":{self.seconds:g}" if self.kind == "late" else ""
         return f"{self.kind}:{ends}@{self.round}{delay}"

@@ -22,8 +22,6 @@ class _Packet:
 
 @dataclass(frozen=True)
 class _End:
-    """The last notice of a sender, and the exchange that it had reached."""
-
     word: int
     reached: int
 
@@ -32,7 +30,6 @@ class Inbox:
     """The packets of each sender, in the order in which it sent them."""
 
     def __init__(self, peers: Iterable[int]) -> None:
-        """Start empty."""
         self._in: dict[int, Queue[_Packet | _End]] = {p: Queue() for p in peers}
         self._early: dict[int, _Packet] = {}  # packets of later exchanges, kept until needed
         self._gone: dict[int, _End] = {}

@@ -106,7 +106,6 @@ def _missing(events: Iterable[Event]) -> list[dict[str, Json]]:
 
 
 def _runs(rounds: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and last of every run of consecutive rounds."""
     ordered = sorted(set(rounds))
     first = ordered[0]
     last = first

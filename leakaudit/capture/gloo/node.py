@@ -53,10 +53,6 @@ class _LocalTask(Task):
         chunk: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Compute `Task.gradients` for the rows of x that are not NaN.
-
-        Those of other nodes are NaN.
-        """
         here = x.reshape(len(x), -1)[:, 0].isfinite()
         if bool(here.all()):
             return super().gradients(thetas, x, y, chunk, out)

@@ -80,11 +80,9 @@ class _Connections:
             thread.start()
 
     def post(self, peer: int, number: int, rows: Tensor) -> None:
-        """Send rows (k, d); they are dropped if the peer has ended."""
         self._out[peer].put((number, rows))
 
     def flush(self) -> None:
-        """Wait until everything has been sent."""
         for queue in self._out.values():
             queue.join()
 
@@ -111,7 +109,6 @@ class _Connections:
             self._out[peer].task_done()
 
     def _listen(self, peer: int) -> None:
-        """Put a peer's packets into the inbox until its goodbye arrives."""
         head = torch.empty(3, dtype=torch.int64)
         try:
             while True:

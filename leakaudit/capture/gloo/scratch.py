@@ -1,7 +1,6 @@
 """The folder in which the processes of one run meet.
 
-Its run holds it locked. A folder that nobody holds belongs to a run that was killed, and the next
-run that writes to the same place removes it.
+Its run holds it locked; the next run removes a folder that nobody holds.
 """
 
 from __future__ import annotations

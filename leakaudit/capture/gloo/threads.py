@@ -41,7 +41,6 @@ class _ThreadConnections:
         """Do nothing: packets are delivered immediately."""
 
     def end(self, word: int, reached: int = 0) -> None:
-        """Notify all others that this thread has ended or crashed."""
         for other in self.hands:
             if other is not self:
                 other.inbox.end(self.rank, word, reached)

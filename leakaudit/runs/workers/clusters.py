@@ -1,7 +1,6 @@
 """Jobs on joblib's backends, on a cluster of dask.distributed and on a cluster of ray.
 
-The user starts the clusters. The function travels once per worker, items and values as bytes; both
-schedulers repeat a job whose worker died.
+The user starts the clusters; both schedulers repeat a job whose worker died.
 """
 
 from __future__ import annotations

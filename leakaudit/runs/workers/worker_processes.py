@@ -1,7 +1,6 @@
 """Worker processes that compute jobs one after another until all are done.
 
-torch is imported once for all. A process works on one job at a time, so that it is known which job
-was lost if it dies, and ends with the process that started it.
+A process works on one job at a time, so that it is known which job was lost if it dies.
 """
 
 from __future__ import annotations
@@ -88,7 +87,6 @@ class _Worker:
         theirs.close()
 
     def give(self, place: int | None, item: Any) -> None:
-        """Send a job, or None, which ends the process."""
         self.started = True
         self.held = place
         message = None
@@ -102,7 +100,6 @@ class _Worker:
             self.alive = False
 
     def died(self) -> str:
-        """Return how the process ended; raise LeakauditError if it never started."""
         self.alive = False
         self.process.join()
         code = self.process.exitcode or 0

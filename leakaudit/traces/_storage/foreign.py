@@ -126,7 +126,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _arrays(trace: Trace) -> tuple[dict[str, Tensor], str]:
-    """Return one array for each column, over all tables, and the description."""
     names = {kind: k for k, kind in enumerate(trace.kinds())}
     parts: dict[str, list[Tensor]] = {name: [] for name in (*INDEX, "secure", "payload")}
     rows = 0  # of the preceding tables
@@ -208,7 +207,6 @@ def _extent(column: Tensor) -> str:
 
 
 def _table(arrays: Arrays, kinds: Json, path: Path) -> tuple[list[str], dict[str, Tensor]]:
-    """Return the names of kinds and the columns of the messages, with defaults."""
     table = {name: _column(arrays, name, path) for name in ("round", "src", "dst")}
     count = len(table["round"])
     names, table["kind"] = _kinds(arrays, kinds, count, path)
@@ -228,7 +226,6 @@ def _column(arrays: Arrays, name: str, path: Path) -> Tensor:
 
 
 def _kinds(arrays: Arrays, names: Json, count: int, path: Path) -> tuple[list[str], Tensor]:
-    """Return the names of kinds, and the kind of each message."""
     if "kind" not in arrays:
         only = "message"
         if isinstance(names, list) and names:

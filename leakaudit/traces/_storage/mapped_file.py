@@ -1,9 +1,8 @@
 """A .pt file that is laid out with holes of zeros, and then filled in place through a memory map.
 
-`torch.save` stores records uncompressed, so the bytes of a tensor are the same in the file as in
-memory. The operating system writes the map to the disk, so a process that is killed loses nothing,
-and the file can be read at any time. The large tensor comes last, so that it can be truncated to
-the part that was used.
+`torch.save` stores records uncompressed, so the bytes of a tensor are the same in the file. A
+process that is killed loses nothing, and the file can be read at any time. The large tensor comes
+last, so that it can be truncated to the part that was used.
 """
 
 from __future__ import annotations
@@ -125,7 +124,6 @@ class MapFile(MemoryFile):
         self._released = 0
 
     def _view(self, leaf: Tensor | ZeroTensor, start: int) -> Tensor:
-        """Return the tensor that is in the map from `start` on."""
         count = math.prod(leaf.shape)
         if not count:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
@@ -163,7 +161,6 @@ class MapFile(MemoryFile):
         self._ready = stop
 
     def _whole(self) -> None:
-        """Raise LeakauditError if the file became smaller, so that data may be lost."""
         if os.fstat(self._fd).st_size < self._size:
             raise LeakauditError(
                 f"{self.path} was truncated while it was written; keep others away from it, and "
@@ -198,11 +195,11 @@ class MapFile(MemoryFile):
     def finish(self, rows: int) -> None:
         """Truncate the last leaf in place, write everything to the disk, and close.
 
-        A reader finds a valid file at every moment. An archive is read from the directory at its
-        end, so a second directory, for the shorter tensor, is written into the unused part of that
-        tensor; then the headers are replaced by those of the same size for the shorter tensor, and
-        the file is truncated after the new directory. If that does not fit, the file keeps its
-        length; `written` states how much of it is valid.
+        An archive is read from the directory at its end. So a second directory, for the shorter
+        tensor, is written into the unused part of that tensor, then headers of the same size for
+        it, and the file is truncated after the new directory: a reader finds a valid file at every
+        moment. If that does not fit, the file keeps its length; `written` states how much of it is
+        valid.
         """
         last = _last_leaf(self._plan)
         cut = ZeroTensor((rows, *last.shape[1:]), last.dtype)

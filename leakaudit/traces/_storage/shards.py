@@ -97,7 +97,6 @@ def read(folder: Path) -> Manifest:
 
 
 def _json(path: Path, folder: Path) -> Json:
-    """Return the contents of a manifest; None if it is too long or not JSON."""
     with explained(f"cannot read {path}"):
         if path.is_symlink() or not path.is_file():
             raise LeakauditError(

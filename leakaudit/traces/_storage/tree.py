@@ -229,7 +229,6 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
 
 
 def _check_records(truth: Truth) -> None:
-    """Raise `FileFault` unless records are of one length and of the task's shape."""
     lengths = {t.shape[:1] for t in (truth.x, truth.y, truth.node, truth.index)}
     shapes = {tuple(t.shape[1:]) for t in (truth.x, truth.pool)}
     if len(lengths) != 1 or shapes != {tuple(truth.task.shape)}:
@@ -251,7 +250,6 @@ def _check_records(truth: Truth) -> None:
 
 
 def _check_values(truth: Truth) -> None:
-    """Raise `FileFault` unless labels fit the loss, and tokens are those of the task."""
     from leakaudit.traces import vocabulary  # it needs torch, which outlines are read without
 
     try:

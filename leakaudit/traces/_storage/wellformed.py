@@ -58,7 +58,7 @@ _Free: TypeAlias = object  # any JSON value
 
 
 @runtime_checkable
-class Array(Protocol):
+class _Array(Protocol):
     """A tensor, or one that has not been read."""
 
     @property
@@ -83,7 +83,6 @@ class CommittedTable:
     closed: bool  # whether the recording is complete
 
     def __len__(self) -> int:
-        """Number of messages m."""
         return len(self.secure)
 
 
@@ -118,7 +117,7 @@ class _SketchEntry(_Open, frozen=True, kw_only=True):
 
 
 class _KeptEntry(_Open, frozen=True, kw_only=True):
-    """What is stored of every message, if that is more than one span of columns."""
+    """What is stored of every message."""
 
     # first recorded column of each span, and the first one after it
     spans: tuple[tuple[int, int], ...]
@@ -228,7 +227,7 @@ def kept(
     return found
 
 
-def graph(nodes: int, edges: Array) -> Graph:
+def graph(nodes: int, edges: _Array) -> Graph:
     """Return the topology from edges (e, 2), which are distinct pairs (i, j) with i < j."""
     most = min(MAX_NODES, SPARE_NODES + 2 * edges.shape[0])
     if not 1 <= nodes <= most or edges.shape[1] != 2 or edges.shape[0] > MAX_EDGES:
@@ -249,7 +248,7 @@ def tensor(
     """Return one tensor of the tree; `dim` is its number of axes, None for any."""
     value = tree.get(name)
     came = "not a tensor"
-    if isinstance(value, Array):
+    if isinstance(value, _Array):
         dtype = type_of(value)
         came = f"{dtype} of shape {tuple(value.shape)}"
         if dtype in dtypes and dim in (None, len(value.shape)):
@@ -259,7 +258,7 @@ def tensor(
     refuse(f"{name!r} should be a tensor of {kinds}{axes}, but is {came}")
 
 
-def type_of(array: Array) -> str:
+def type_of(array: _Array) -> str:
     """Return the name of the type of an array's numbers, such as ``float32``."""
     return str(array.dtype).removeprefix("torch.")
 
@@ -268,7 +267,7 @@ def tensors(tree: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return a dictionary of tensors; empty if it is missing."""
     value = tree.get(name, {})
     sound = isinstance(value, dict) and all(
-        isinstance(t, Array) and key.isprintable() and len(key) <= LONGEST_NAME
+        isinstance(t, _Array) and key.isprintable() and len(key) <= LONGEST_NAME
         for key, t in value.items()
     )
     if not sound:
@@ -335,7 +334,7 @@ def _check_range(name: str, column: np.ndarray[Any, Any], stop: int) -> None:
         refuse(f"a message has {name} {wrong}, expected 0 to {stop - 1}")
 
 
-def _kinds(text: Array) -> tuple[str, ...]:
+def _kinds(text: _Array) -> tuple[str, ...]:
     """Return the names of kinds, each on a line, up to the first zero."""
     size = text.shape[0]
     if size > 16 * KINDS:  # later versions may keep more

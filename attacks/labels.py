@@ -134,8 +134,7 @@ class Labels(Attack):
         best = read_labels.read(leak, task, batch) if self.method == "best" else None
         if best is not None:
             return best
-        if head is None:
-            return LabelReading(torch.empty(0, dtype=torch.int64), read_labels.UNKNOWN, "nothing")
+        assert head is not None  # `refuses` has found one
         if self.method == "pooled":
             return read_labels.rounded(label_counts.pooled(head, batch), batch, self.method)
         if self.method == "ilrg":
@@ -153,7 +152,8 @@ class Labels(Attack):
         generator: Generator,
     ) -> Tensor:
         """Return counts or classes (C,) for the methods that do not report their certainty."""
-        if self.method == "llg-dummies" and leak.theta is not None:
+        if self.method == "llg-dummies":
+            assert leak.theta is not None
             theta = leak.theta[int(leak.combination[row].abs().argmax())].double()
             impact, offset = label_counts.dummies(task, theta, batch, generator)
             return label_counts.llg(head, batch, impact, offset)

@@ -17,7 +17,7 @@ from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import certify, first_layer_rows, vision_tokens
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.pixel_grid import OFF, PixelGrid
-from leakaudit.inversion.labels import batch_labels
+from leakaudit.inversion.labels import consistency
 from leakaudit.inversion.search import objectives
 from leakaudit.tasks.models import EncoderBlock, VisionTransformer
 
@@ -188,7 +188,7 @@ def _judged(leak: GradientLeak, task: Task, x: Tensor, doubt: str) -> Reconstruc
     inside = bool((typical < OFF).all()) and float(away.max()) < CLEAR
     images = snapped.reshape(x.shape)
     shown = images if inside else x
-    y = batch_labels.labels(leak, task, shown)
+    y = consistency.labels(leak, task, shown)
     residual = 1.0
     if not inside:
         doubt = doubt or (

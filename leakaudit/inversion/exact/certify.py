@@ -18,7 +18,7 @@ from leakaudit.inversion.exact import (
     slopes,
     uniqueness,
 )
-from leakaudit.inversion.exact.observations import BatchObservations, estimates
+from leakaudit.inversion.exact.first_layer_rows import BatchObservations
 from leakaudit.inversion.exact.pixel_errors import SURE, UNEVEN, wrong_pixel
 from leakaudit.inversion.exact.pixel_grid import PixelGrid, others_between
 from leakaudit.inversion.exact.uniqueness import WindowRows
@@ -117,7 +117,8 @@ class Proof:
         """That of all inputs together: EXACT, INTERVAL or APPROXIMATE."""
         if self.interval is not None:
             return Certificate.INTERVAL
-        return Certificate.EXACT if self.exact == len(self.x) else Certificate.APPROXIMATE
+        all_exact = 0 < self.exact == len(self.x)
+        return Certificate.EXACT if all_exact else Certificate.APPROXIMATE
 
 
 def single(
@@ -130,7 +131,7 @@ def single(
     alone: bool,
 ) -> Proof:
     """Judge one input `row` (p + 1,), followed by a 1, that spans all rows (m, H, p + 1)."""
-    found = estimates(leak, stack, white, row[None])
+    found = first_layer_rows.estimates(leak, stack, white, row[None])
     x = found.pixels(grid)
     why = scarce(leak, task, white, row[None])
     if not alone:
@@ -301,7 +302,7 @@ def table(heard: BatchObservations, x: Tensor) -> Proof:
         why = "the rows where the inputs are inactive do not determine them"
         return Proof(x, why=why)
     inside, mixed = fitted
-    found = estimates(leak, heard.stack, heard.white, inside @ span.basis)
+    found = first_layer_rows.estimates(leak, heard.stack, heard.white, inside @ span.basis)
     values = found.pixels(heard.grid)
     # Errors of the duals also add to each input a multiple of its difference from every other one.
     quantile = -UNEVEN * float(ndtri((1 - SURE) / (2 * values.numel())))

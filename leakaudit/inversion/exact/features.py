@@ -24,7 +24,7 @@ from leakaudit.inversion.exact.extreme_rays import ConvexCone
 from leakaudit.inversion.exact.peel import PeeledSample, closed, peel, sized
 from leakaudit.inversion.exact.pixel_grid import OFF, PixelGrid
 from leakaudit.inversion.exact.ray_samples import EquationSamples
-from leakaudit.inversion.labels import batch_labels
+from leakaudit.inversion.labels import consistency
 from leakaudit.inversion.search import objectives
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ACTIVATIONS
@@ -354,7 +354,7 @@ def _reported(
             why or f"{len(exact)} images have features of the leak, but there are {wanted} samples"
         )
     if len(exact) == wanted:
-        y = batch_labels.labels(leak, task, exact)
+        y = consistency.labels(leak, task, exact)
         certified = wanted
     if y is not None:
         left, noise = objectives.compared(leak.equation(found.equation), task, exact, y)

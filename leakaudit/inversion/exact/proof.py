@@ -12,9 +12,9 @@ from leakaudit.core.reconstruction import SHOWN, Certificate, Reconstruction
 from leakaudit.inversion.exact import certify
 from leakaudit.inversion.exact.certify import Proof
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
-from leakaudit.inversion.exact.observations import BatchObservations
+from leakaudit.inversion.exact.first_layer_rows import BatchObservations
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
-from leakaudit.inversion.labels import batch_labels, consistency
+from leakaudit.inversion.labels import consistency
 
 # Root mean square distance from which two estimates count as different. A choice: five grey levels
 # of 255.
@@ -56,7 +56,7 @@ def reconstruction(name: str, proof: Proof, heard: BatchObservations) -> Reconst
         if wanted == 1:
             y = consistency.label(leak, task, x)
         else:
-            y = batch_labels.labels(leak, task, x)
+            y = consistency.labels(leak, task, x)
     others = _candidates(proof.choices, proof.x, heard.grid)
     shown: dict[int, Tensor] = {}
     for k, some in proof.choices.items():

@@ -15,7 +15,7 @@ from leakaudit.inversion.exact import certify, features, whole_batch, whole_chai
 from leakaudit.inversion.exact.chain_pieces import ComposedFunction
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.exact.whole_chain import ChainEquations, ChainSystem
-from leakaudit.inversion.labels import batch_labels
+from leakaudit.inversion.labels import consistency
 from leakaudit.inversion.search import objectives
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _reported(leak: GradientLeak, task: Task, images: _Images, grid: PixelGrid) 
         why = whole_batch.STUCK
     else:
         x = grid.snapped(x)
-        y = batch_labels.labels(leak, task, x)
+        y = consistency.labels(leak, task, x)
         if not bool(whole_chain.unique(system, images.x).all()):
             why = whole_batch.LOOSE
         elif y is None:

@@ -16,7 +16,7 @@ from leakaudit.tasks import losses
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
-    from leakaudit.inversion.exact.observations import BatchObservations
+    from leakaudit.inversion.exact.first_layer_rows import BatchObservations
     from leakaudit.inversion.exact.pixel_grid import PixelGrid
     from leakaudit.tasks.task import Task
 
@@ -228,22 +228,19 @@ def _slopes(leak: GradientLeak, task: Task, row: int, images: Tensor) -> tuple[T
     Also returns the error (b,) that rounding in the program causes: a probability near 1 minus
     1 has no relative precision.
     """
-    if leak.theta is None or task.first_linear is None or task.first_linear[1] is None:
-        raise ValueError("slopes require known models and a first layer with bias")
+    assert leak.theta is not None
+    assert task.first_linear is not None
     x = images.reshape(-1, *task.spec.shape)
-    total: Tensor | None = None
+    parts: list[Tensor] = []
     errors = torch.zeros(len(x), dtype=torch.float64)
     precision = max(leak.wire, torch.finfo(leak.value.dtype).eps)
     for model in leak.combination[row].nonzero().flatten().tolist():
         out, inside = _outputs(task, task.first_linear[0], leak.theta[model].double(), x)
         weight = leak.combination[row, model].double()
-        one = weight * _output_slopes(task, out) @ inside
-        total = one if total is None else total + one
+        parts.append(weight * _output_slopes(task, out) @ inside)
         terms = out.abs().clamp_min(1.0) if task.spec.loss == "squared" else torch.ones_like(out)
         errors += precision * (weight * terms[:, :, None] * inside).flatten(1).norm(dim=1)
-    if total is None:
-        raise ValueError("a row that combines no gradient has no slopes")
-    return total, errors
+    return sum(parts[1:], start=parts[0]), errors
 
 
 def _outputs(task: Task, weight: str, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

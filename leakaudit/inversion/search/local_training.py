@@ -87,7 +87,7 @@ def refused(
 ) -> str | None:
     """Explain why an attack that compares updates at known labels cannot use a leak."""
     if not leak.is_plain:
-        return "it fits single gradients, but this leak contains combinations; use differential"
+        return objectives.COMBINED
     why = missing(leak, batch, samples)
     if why:
         return why

@@ -66,6 +66,9 @@ class Target:
         return size if math.isfinite(size) else math.inf
 
 
+COMBINED = "it fits single gradients, but this leak contains combinations; use differential"
+
+
 def missing(leak: GradientLeak, batch: int | None) -> str | None:
     """Explain what an attack by optimisation lacks in a leak; None if nothing is missing.
 
@@ -123,11 +126,9 @@ def target(leak: GradientLeak, task: Task, rows: int, dtype: torch.dtype) -> Tar
     value = leak.value[chosen].to(task.device, torch.float64)
     # In float64, because the squared rounding error of a small gradient is 0 in float32.
     whiten, noise = _whiten(leak, chosen, value)
-    theta = value.new_empty(0, dtype=dtype)
-    if leak.theta is not None:
-        theta = leak.theta[used].to(task.device, dtype)
+    assert leak.theta is not None
     return Target(
-        theta=theta,
+        theta=leak.theta[used].to(task.device, dtype),
         combination=combination.to(dtype),
         value=value.to(dtype),
         mixing=(whiten @ combination).to(dtype),

@@ -18,6 +18,7 @@ from leakaudit.inversion.exact import certify, first_layer_rows, vision_tokens
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.pixel_grid import OFF, PixelGrid
 from leakaudit.inversion.labels import consistency
+from leakaudit.inversion.linear import positive
 from leakaudit.inversion.search import objectives
 from leakaudit.tasks.models import EncoderBlock, VisionTransformer
 
@@ -126,7 +127,7 @@ def _dependent(leak: GradientLeak, task: Task, gradient: Mapping[str, Tensor]) -
     rounding = torch.finfo(leak.value.dtype).eps * float(embedding.abs().amax())
     noise = max(rounding, float(leak.std[0] / leak.combination[0, 0].abs()))
     # Error of a normalised pixel in the weakest direction, then in grey levels.
-    error = noise / float(sizes[-1].clamp_min(torch.finfo(sizes.dtype).tiny))
+    error = noise / float(positive(sizes[-1]))
     levels = error * float(PixelGrid.of(task).std.max()) * task.spec.levels
     if len(sizes) < len(gradient["places"]) - 1 or levels > SURE:
         return "the slopes of the patches depend on each other"

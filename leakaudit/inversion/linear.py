@@ -24,6 +24,11 @@ def least_squares(matrix: Tensor, right: Tensor) -> Tensor:
     return solution
 
 
+def positive(size: Tensor) -> Tensor:
+    """Return sizes that are never below the smallest number, to divide by them."""
+    return size.clamp_min(torch.finfo(size.dtype).tiny)
+
+
 def singular_values(matrix: Tensor) -> Tensor:
     """Return the singular values of a tall matrix, which are those of R in its QR decomposition."""
     sizes: Tensor = torch.linalg.svdvals(torch.linalg.qr(matrix).R)

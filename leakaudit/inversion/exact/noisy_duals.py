@@ -14,7 +14,7 @@ from leakaudit.inversion.exact.duals_to_inputs import KnownInputs, merged
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.likelihood import SampleFit
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
-from leakaudit.inversion.linear import independent
+from leakaudit.inversion.linear import independent, positive
 
 # Along a dual vector, the rows of a neuron are noise of known size if its sample is inactive there,
 # and contain signal of some size otherwise (`activation_patterns`). Close to the noise level, a
@@ -293,6 +293,6 @@ def _least(weight: Tensor, forms: Tensor) -> Tensor:
 
 def _unit(x: Tensor) -> Tensor:
     """Scale rows (N, b) to length 1."""
-    length = x.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    length = positive(x.norm(dim=1, keepdim=True))
     unit: Tensor = x / length
     return unit

@@ -15,6 +15,7 @@ from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.first_layer_rows import BatchObservations
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import consistency
+from leakaudit.inversion.linear import positive
 
 # Root mean square distance from which two estimates count as different. A choice: five grey levels
 # of 255.
@@ -133,5 +134,4 @@ def _residual(x: Tensor, white: Tensor, grid: PixelGrid) -> float:
         return 1.0
     flat = white.flatten(0, 1)
     basis = torch.linalg.qr(grid.rows(x).T).Q
-    size = flat.norm().clamp_min(torch.finfo(flat.dtype).tiny)
-    return float((flat - flat @ basis @ basis.T).norm() / size)
+    return float((flat - flat @ basis @ basis.T).norm() / positive(flat.norm()))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.inversion.exact import first_layer_rows
-from leakaudit.inversion.linear import singular_values
+from leakaudit.inversion.linear import positive, singular_values
 from leakaudit.inversion.search import priors
 from leakaudit.tasks import losses
 
@@ -119,12 +119,11 @@ def _tells_apart(found: Tensor, allowed: Tensor) -> bool:
     unnoticed.
     """
     rounds, _, b = found.shape
-    tiny = torch.finfo(found.dtype).tiny
     if b == 1:
         return bool((found[:, :, 0].norm(dim=1) > allowed[:, 0]).any())
     for j in range(b):
         others = torch.arange(b) != j
-        seen = found[:, :, others] / allowed[:, j, None, None].clamp_min(tiny)
+        seen = found[:, :, others] / positive(allowed[:, j, None, None])
         least = singular_values(seen.flatten(0, 1))[-1]
         if not float(least) > WORSE * math.sqrt(rounds):
             return False
@@ -136,7 +135,7 @@ def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> Tensor:
     size = expected.norm(dim=1)
     if loss == "squared":
         return torch.zeros_like(size, dtype=torch.bool)
-    length = (expected @ mine) / size.square().clamp_min(torch.finfo(mine.dtype).tiny)
+    length = (expected @ mine) / positive(size.square())
     off = (mine - length[:, None] * expected).norm(dim=1)
     # If an input has another's slopes as well, the other has none left and it has twice its own.
     there = (length * size > allowed) | (size <= allowed)

@@ -16,6 +16,7 @@ from leakaudit.inversion.exact.chain_pieces import (
     weight_gradient,
 )
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import positive
 from leakaudit.tasks.activations import ACTIVATIONS, Inverse
 
 # `peel` takes one layer off after the other, and needs enough equations for each of them. But what
@@ -96,8 +97,6 @@ SETTLED = 0.05
 # Features of a model up to which the matrix of its equations is computed for that. A choice: it has
 # 20 MB for images of CIFAR-10, and conjugate gradients take ten times as long.
 DENSE = 1000
-
-TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,11 +336,11 @@ class _LinearSystem:
             if bool((size <= tolerance**2 * start).all()):
                 break
             moved = self.normal(p) + added * p
-            length = _spread(size / self.product(p, moved).clamp_min(TINY), p)
+            length = _spread(size / positive(self.product(p, moved)), p)
             v = v + length * p
             left = left - length * moved
             again = self.product(left, left)
-            p = left + _spread(again / size.clamp_min(TINY), p) * p
+            p = left + _spread(again / positive(size), p) * p
             size = again
         return v
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.labels import label_signs
-from leakaudit.inversion.linear import least_squares
+from leakaudit.inversion.linear import least_squares, positive
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -115,7 +115,7 @@ def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> 
     first, second = trust.topk(2).indices
     alpha = coordinates[first, 0] - coordinates[second, 0]
     beta = coordinates[first, 1] - coordinates[second, 1]
-    q: Tensor = (alpha @ beta) / (alpha @ alpha).clamp_min(torch.finfo(m.dtype).tiny) * v
+    q: Tensor = (alpha @ beta) / positive(alpha @ alpha) * v
     return q
 
 

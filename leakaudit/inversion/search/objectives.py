@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.inversion.linear import positive
 from leakaudit.inversion.search import priors
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Target:
     def cosine(self, found: Tensor) -> Tensor:
         """Return one minus the cosine of whitened rows of gradients (T, c) and the target."""
         rows = self.mixing @ found
-        size = rows.norm().clamp_min(torch.finfo(rows.dtype).tiny)
+        size = positive(rows.norm())
         loss: Tensor = 1 - (rows * self.aim).sum() / size
         return loss
 
@@ -226,7 +227,7 @@ class _Squares(torch.autograd.Function):
 
 def angles(found: Tensor, aim: Tensor) -> Tensor:
     """Return the same as `cosine`, (k,), for rows (k, m * c) of `mixed`."""
-    size = torch.linalg.vecdot(found, found).sqrt().clamp_min(torch.finfo(found.dtype).tiny)
+    size = positive(torch.linalg.vecdot(found, found).sqrt())
     loss: Tensor = 1 - torch.linalg.vecdot(found, aim.flatten(1)) / size
     return loss
 

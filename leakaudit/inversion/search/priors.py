@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from leakaudit._util.assignment import assign
+from leakaudit.inversion.linear import positive
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -135,7 +136,7 @@ def apart(found: Statistics, known: Statistics) -> Tensor:
             continue
         a, b = found[name]
         mean, var = (t.to(a) for t in statistics)
-        size = var.mean().clamp_min(torch.finfo(var.dtype).tiny)
+        size = positive(var.mean())
         gap = (a - mean).square().mean() / size + (b - var).square().mean() / size.square()
         weight = FIRST if k == 0 else 1.0
         gaps.append(weight * gap)

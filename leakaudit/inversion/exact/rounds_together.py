@@ -66,7 +66,7 @@ def recover(leak: GradientLeak, task: Task, most: int, generator: Generator) -> 
     for equation in rounds:
         if missed == PATIENCE or expired():
             break
-        known = _equations(leak, task, equation, grid, generator)
+        known = _equations(leak, task, equation, generator)
         if isinstance(known, str):
             why = known
             missed += 1
@@ -117,7 +117,7 @@ class _Images:
 
 
 def _equations(
-    leak: GradientLeak, task: Task, equation: int, grid: PixelGrid, generator: Generator
+    leak: GradientLeak, task: Task, equation: int, generator: Generator
 ) -> ChainEquations | str:
     found = features.samples(leak, task, equation, generator)
     if isinstance(found, str):

@@ -214,7 +214,7 @@ def batch(heard: BatchObservations, x: Tensor, estimates: Tensor) -> Proof:
     """
     grid = heard.grid
     span = heard.span
-    inside = grid.stored(torch.cat([x, estimates]), span.basis) @ span.basis.T
+    inside = grid.stored(torch.cat([x, estimates]), span.basis)[0] @ span.basis.T
     picked = torch.tensor(independent(inside, APART, span.batch)[0], dtype=torch.long)
     among = len(x)
     estimates = estimates[picked[picked >= among] - among]
@@ -464,7 +464,7 @@ def _settled(heard: BatchObservations, x: Tensor, estimates: Tensor) -> tuple[Te
     off the grid.
     """
     grid = heard.grid
-    rows = torch.cat([grid.stored(x, heard.span.basis), grid.rows(estimates)])
+    rows = torch.cat([grid.stored(x, heard.span.basis)[0], grid.rows(estimates)])
     rounded = torch.cat([x, grid.snapped(estimates)])
     strays = torch.arange(len(rows)) >= len(x)
     while True:

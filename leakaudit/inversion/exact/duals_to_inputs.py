@@ -84,7 +84,7 @@ def recover(
     for turn in range(ROUNDS):
         # The first round ignores the known inputs: a search of the whole batch also finds their
         # duals.
-        inside = grid.stored(found.certified if turn else known[:0], basis) @ basis.T
+        inside = grid.stored(found.certified if turn else known[:0], basis)[1]
         duals = _search(groups, inside, found.duals, visits, generator)
         complete = len(duals) == groups.batch and not any(d.doubt for d in duals)
         guesses = grid.pixels(_estimates(groups, duals) @ basis) if duals else known[:0]
@@ -93,7 +93,7 @@ def recover(
             new = _repaired(new, guesses, grid)
         if groups.batch - TINY <= len(new) < groups.batch:
             for dual, x in zip(duals, guesses[-len(duals) :], strict=True):
-                inside = grid.stored(new, basis) @ basis.T
+                inside = grid.stored(new, basis)[1]
                 new = _freed(new, dual, x, inside, groups, grid)
         more = len(new) > len(found.certified)
         left = guesses[~grid.holds(guesses)] if grid.levels else guesses

@@ -183,7 +183,7 @@ def by_slopes(heard: BatchObservations, x: Tensor, choices: Mapping[int, Tensor]
     expected = [_slopes(leak, task, row, some)[0] for some in images]
     places = torch.cartesian_prod(*[torch.arange(len(some)) for some in images])
     places = places.reshape(-1, len(x))
-    inside = [heard.grid.stored(some, basis) @ basis.T for some in images]
+    inside = [heard.grid.stored(some, basis)[0] @ basis.T for some in images]
     batches = torch.stack([inside[k][places[:, k]] for k in range(len(x))], dim=1)  # (trials, b, b)
     duals, failed = torch.linalg.inv_ex(batches)
     found = (rows @ basis.T) @ duals  # (trials, H, b)

@@ -85,6 +85,6 @@ def descended(
         x = torch.where(better[:, None], new, x)
         value = torch.where(better[:, None], new_value, value)
         left = torch.where(better, new_left, left)
-        change = torch.where(better, SUCCEEDS, fails[0])
-        damping = (damping * change).clamp(LEAST, fails[1])
+        damping = torch.where(better, SUCCEEDS * damping, fails[0] * damping)
+        damping = damping.clamp(LEAST, fails[1])
     return x, left

@@ -226,7 +226,8 @@ class _Search:
             strength = positive(normal.diagonal(dim1=1, dim2=2).mean(1))
             shifted = normal + (damping * strength)[:, None, None] * identity
             change = torch.linalg.solve_ex(shifted, matrix.mT @ value[:, :, None])[0][:, :, 0]
-            return ray - change.nan_to_num() @ free
+            there: Tensor = ray - change.nan_to_num() @ free
+            return there
 
         return linear.descended(ray, residual, stepped, STEPS, FAILS)[0]
 

@@ -131,6 +131,7 @@ class Analytic(Attack):
 
 
 def _rounds(leak: GradientLeak, used: int) -> tuple[int, ...]:
+    """Return the rounds of the first equations, which the limit on numbers leaves."""
     columns = leak.combination[:used].count_nonzero(dim=0) > 0
     return tuple(leak.rounds[columns].tolist())
 

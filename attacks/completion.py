@@ -155,6 +155,7 @@ class _Entries:
 
 
 def _several(leak: GradientLeak) -> bool:
+    """Return whether each gradient comes from more than one sample."""
     return leak.batch is not None and leak.batch > 1
 
 
@@ -187,6 +188,7 @@ def _aligned(leak: GradientLeak) -> GradientLeak | None:
 
 
 def _single(heard: _Entries) -> Reconstruction:
+    """Recover one input by a rank-one completion."""
     grid = heard.grid
     change = 1 / (grid.levels or LEVELS)
     found = completion.single(heard.stack, heard.seen, heard.leak.std, change / grid.std)

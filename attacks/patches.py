@@ -167,6 +167,7 @@ def _tokens(
 
 
 def _unclear(span: Span | None, white: Tensor, count: int, name: str) -> str:
+    """Explain why a gradient does not show all tokens; empty if it does."""
     if span is None:
         return f"the singular values of the gradient of {name} do not show the tokens"
     if span.batch != count:

@@ -338,6 +338,7 @@ def companions(
 
 
 def _neurons(heard: BatchObservations, length: int) -> WindowRows:
+    """Return the rows of all neurons over windows, in coordinates of their space."""
     parts = [part @ heard.span.basis.T for part in heard.windows(length)]
     rows = torch.cat([part.transpose(0, 1) for part in parts])
     neuron = torch.arange(parts[0].shape[1]).repeat(len(parts))
@@ -451,6 +452,7 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, span: Tensor) -> str:
 
 
 def _unclear(heard: BatchObservations) -> str:
+    """Explain why the rows do not reveal the number of inputs with certainty; empty if they do."""
     if not ends(heard.span, heard.white):
         return "a singular value after those of the batch is larger than message rounding explains"
     return scarce(heard.leak, heard.task, heard.white, heard.span.basis)

@@ -135,6 +135,7 @@ def _search(
 
 
 def _belongs(dual: Dual, j: int, known: Tensor) -> bool:
+    """Check whether a dual belongs to known sample j: x_j q = 1, and x_i q = 0 for the others."""
     part = (known @ dual.vector).abs()
     meets = float(part[j]) > STRAY * float(known[j].norm())
     others = float(part.sum() - part[j])
@@ -142,6 +143,7 @@ def _belongs(dual: Dual, j: int, known: Tensor) -> bool:
 
 
 def _purified(groups: Groups, dual: Dual, j: int, known: Tensor) -> Dual:
+    """Make the dual vector of known sample j orthogonal to all other known samples (n, b)."""
     seen = known @ dual.vector
     seen[j] = 0
     q = dual.vector - least_squares(known, seen)
@@ -162,6 +164,7 @@ def _deflated(groups: Groups, known: Tensor, visits: int, generator: Generator) 
 
 
 def _more(groups: Groups, visits: int, generator: Generator) -> list[Dual]:
+    """Search by walks, then by draws, then for relative duals if some are still missing."""
     duals = groups.search(visits, generator)
     duals = neuron_sampling.sample(groups, duals, visits, generator)
     if len(duals) == groups.batch and not any(d.doubt for d in duals):
@@ -249,6 +252,7 @@ def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups
 
 
 def _repaired(certified: Tensor, guesses: Tensor, grid: PixelGrid) -> Tensor:
+    """Remove a multiple of one certified input from estimates; add those that reach the grid."""
     for x in guesses[~grid.holds(guesses)]:
         for other in certified:
             fixed = grid.in_plane(x, other[None])

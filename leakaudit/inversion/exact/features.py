@@ -144,6 +144,7 @@ def samples(
 
 
 def _by_softmax(found: EquationSamples, generator: Generator) -> EquationSamples:
+    """Find samples by the softmax behind the last layer, if that finds all of them."""
     leak = found.leak
     if last_layer.too_large(leak.batch, found.task.spec.classes):
         return found
@@ -200,6 +201,7 @@ class _Sample:
 
 
 def _images(found: EquationSamples, whole: bool) -> _Images:
+    """Peel every ray, close what is open, compare features, and solve the rest as a whole."""
     task = found.task
     samples: list[_Sample] = []
     reasons: list[str] = []
@@ -239,6 +241,7 @@ def _images(found: EquationSamples, whole: bool) -> _Images:
 
 
 def _best(found: EquationSamples, ray: int, values: Tensor, error: float) -> _Sample | str:
+    """Peel features (n,) through the model whose pixels are closest to the grid."""
     reason = ""
     best: tuple[float, _Sample] | None = None
     for chain, weight in found.chains:
@@ -274,6 +277,7 @@ def _again(found: EquationSamples, samples: list[_Sample]) -> list[_Sample]:
 def _with_refined(
     found: EquationSamples, samples: list[_Sample], known: dict[int, Tensor]
 ) -> list[_Sample]:
+    """Peel the samples that are not known again, given exact features (n,) of the others."""
     values = torch.stack([one.values for one in samples])
     deviation = torch.from_numpy(found.error).to(values)
     noise = float(found.leak.std[found.equation]) * found.span.noise
@@ -305,6 +309,7 @@ def _refined(sample: _Sample, values: Tensor, deviation: Tensor, grid: PixelGrid
 
 
 def _away(peeled: PeeledSample, grid: PixelGrid) -> float:
+    """Return the root mean square distance of the determined pixels from the grid."""
     pixels = (peeled.x * grid.std + grid.mean)[peeled.determined] * grid.levels
     return float((pixels - pixels.round()).square().mean().sqrt())
 
@@ -327,6 +332,7 @@ def _features(chain: list[Layer], x: Tensor, task: Task) -> Tensor:
 
 
 def _doubt(leak: GradientLeak, span: Span, white: Tensor, expected: int | None) -> str:
+    """Explain why the rows do not show the number of samples with certainty; empty if they do."""
     if not certify.ends(span, white):
         return "a singular value after those of the batch is larger than message rounding explains"
     if expected is None or not leak.steady:
@@ -420,6 +426,7 @@ def first_linear(task: Task) -> _FirstLinear | str:
 
 
 def _unfit(part: ChainModule, before: ChainModule | None) -> str:
+    """Explain why a layer cannot be inverted, given the layer before it; empty if it can."""
     m = part.module
     if isinstance(m, nn.Conv2d) and not sequential.plain(m):
         return f"{part.name} is a convolution with groups or with padding other than zeros"

@@ -242,6 +242,7 @@ def around(stack: Tensor, known: Tensor, batch: int, generator: Generator) -> Te
 
 
 def _drops(sizes: Tensor, expected: int | None, used: int) -> Tensor:
+    """Return ratios of each singular value to the next, as far as the batch may end there."""
     floor = LEAST * float(sizes[0]) + torch.finfo(sizes.dtype).tiny
     ratio = sizes[:-1] / sizes[1:].clamp_min(floor)
     return ratio[: min(len(ratio), expected or len(ratio), max(0, used - 1))]

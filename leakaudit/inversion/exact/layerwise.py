@@ -148,6 +148,7 @@ def descend(
 def _relations(
     layer: Layer, at: int, weight: Tensor, output: Output, d: Tensor, error: float
 ) -> tuple[LayerRelations, float]:
+    """Collect what is known from a layer's gradient and output, and the error of its input."""
     dense = isinstance(layer.module, nn.Linear)
     if not bool(d.any()):
         # The gradient vanishes and contains no information.

@@ -265,6 +265,7 @@ def _independent(evidence: NeuronRows, pool: Tensor) -> Tensor:
 
 
 def _places(evidence: NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
+    """Return the indices of the duals (b, b) that a vector contains most of."""
     all_of_them = evidence.scaled(duals).T
     parts = torch.linalg.solve_ex(all_of_them, evidence.scaled(new[None]).T).result
     held = parts[:, 0].abs()
@@ -272,6 +273,7 @@ def _places(evidence: NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
 
 
 def _fit(evidence: NeuronRows, duals: Tensor) -> SampleFit:
+    """Convert duals (b, b) into coordinates and determine their patterns."""
     inverse, info = torch.linalg.inv_ex(duals.T)
     if int(info):
         nowhere = torch.zeros(len(evidence.rows), len(duals), dtype=torch.bool)

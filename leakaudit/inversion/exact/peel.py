@@ -260,6 +260,7 @@ def _size(
 
 
 def _clear(output: Output, deviation: Tensor) -> Tensor:
+    """Return which outputs are known and not mistaken for zero, bool."""
     error = deviation.reshape(output.value.shape)
     return output.known & (output.value > ZERO_ERRORS * error)
 
@@ -301,6 +302,7 @@ def _pixels(
 def _equations(
     layer: Layer, output: Output, spread: Tensor, grid: PixelGrid
 ) -> open_pixels.PixelEquations:
+    """Return the equations of a first convolution's outputs between levels of pixels."""
     from scipy.sparse import diags_array  # slow to import
 
     known = np.flatnonzero(output.known.numpy())

@@ -210,6 +210,7 @@ def others_between(x: Tensor, companions: Tensor, levels: int) -> Tensor | None:
 
 
 def _integers(start: Tensor, moves: Tensor, denominator: int, levels: int) -> tuple[Tensor, Tensor]:
+    """Return start + moves / denominator (n, p), and which rows (n,) are integers in range."""
     there = start + moves.div(denominator, rounding_mode="floor")
     whole = (moves % denominator == 0).all(1)
     return there, whole & (there >= 0).all(1) & (there <= levels).all(1)

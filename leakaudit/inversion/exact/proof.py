@@ -94,6 +94,7 @@ def verdict(proof: Proof, wanted: int) -> tuple[Certificate, str]:
 
 
 def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: PixelGrid) -> Iterator[str]:
+    """Describe how many other candidates each input has, and how far apart they are."""
     for k, others in choices.items():
         levels = float((others - x[k]).abs().max()) * grid.levels
         yield (
@@ -130,6 +131,7 @@ def _distinct(found: KnownInputs, room: int, image: bool) -> Tensor:
 
 
 def _residual(x: Tensor, white: Tensor, grid: PixelGrid) -> float:
+    """Return the share of the whitened rows that the inputs (b, p) do not explain."""
     if not len(x):
         return 1.0
     flat = white.flatten(0, 1)

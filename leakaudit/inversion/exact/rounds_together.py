@@ -119,6 +119,7 @@ class _Images:
 def _equations(
     leak: GradientLeak, task: Task, equation: int, generator: Generator
 ) -> ChainEquations | str:
+    """Find the features of all samples in one round, or explain why there are none."""
     found = features.samples(leak, task, equation, generator)
     if isinstance(found, str):
         return found

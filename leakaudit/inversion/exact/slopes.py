@@ -145,6 +145,7 @@ def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> Tensor:
 
 
 def _possible(mine: Tensor, expected: Tensor, allowed: float, loss: str, fits: Tensor) -> bool:
+    """Check whether slopes (H,) fit a label, or combine all targets' as those of soft labels do."""
     return bool(fits.any()) or _spanned(mine, expected, allowed, loss)
 
 
@@ -206,6 +207,7 @@ def by_slopes(heard: BatchObservations, x: Tensor, choices: Mapping[int, Tensor]
 
 
 def _reproducible(leak: GradientLeak, task: Task) -> bool:
+    """Check whether gradients at the leak's models can be computed again sample by sample."""
     return leak.theta is not None and leak.inner == 1 and not priors.normalises(task)
 
 

@@ -259,6 +259,7 @@ def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
 
 
 def _patterns(size: Tensor) -> Tensor:
+    """Number the patterns of activity (G,) that follow from sizes (G, b)."""
     numbers: Tensor = torch.unique((size > ZERO).long(), dim=0, return_inverse=True)[1]
     return numbers
 

@@ -333,6 +333,7 @@ def _centred(x: Tensor) -> Tensor:
 
 
 def _different(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the different rows (k, h), and the index (n,) of each row among them."""
     near = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     same = near < APART * rows.norm(dim=1).mean()
     first = same.double().argmax(1)

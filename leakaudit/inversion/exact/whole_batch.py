@@ -88,6 +88,7 @@ class _RaySearch:
         self._attempt(every, ChainSystem((one,)))
 
     def _attempt(self, rays: list[int], equations: ChainSystem) -> None:
+        """Solve equations of some rays, and sort the images."""
         if equations.per_pixel < FEWEST:
             self.why = SHORT.format(equations.per_pixel)
             return

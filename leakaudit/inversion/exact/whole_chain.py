@@ -471,12 +471,14 @@ def weakest(line: _LinearSystem, like: Tensor, floor: Tensor) -> Tensor:
 
 
 def _strength(line: _LinearSystem, like: Tensor) -> Tensor:
+    """Return the mean strength (b,) of J^T J in a random direction."""
     v = torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=like.dtype)
     moved = line.normal(v)
     return (line.product(moved, moved) / line.product(v, v)).sqrt()
 
 
 def _inside(x: Tensor, grid: PixelGrid) -> Tensor:
+    """Move pixels into the range of the data."""
     flat = x.flatten(1)
     low = -grid.mean / grid.std
     high = (1 - grid.mean) / grid.std
@@ -484,6 +486,7 @@ def _inside(x: Tensor, grid: PixelGrid) -> Tensor:
 
 
 def _rounded(x: Tensor, grid: PixelGrid) -> Tensor:
+    """Round images to the grid, in the units of the network."""
     return grid.rounded(x.flatten(1)).reshape(x.shape)
 
 

@@ -54,6 +54,7 @@ def label(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
 
 
 def _by_candidates(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
+    """Try every class on the strongest row of the leak."""
     assert leak.theta is not None
     row = int(leak.value.norm(dim=1).argmax())
     used = leak.combination[row].nonzero().flatten()
@@ -70,6 +71,7 @@ def _by_candidates(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
 
 
 def _by_differences(leak: GradientLeak, task: Task) -> Tensor | None:
+    """Read the label from the sign of q = p - e_y, which follows from differences."""
     layer = task.last_linear
     if layer is None or first_layer_rows.not_leaked(leak, task, layer):
         return None

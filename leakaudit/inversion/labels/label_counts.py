@@ -261,6 +261,7 @@ def whole(real: Tensor, batch: int) -> Tensor:
 
 
 def _model(head: LastLayer) -> tuple[Tensor, Tensor]:
+    """Return weights and bias of the last layer; a bias of zero if it has none."""
     if head.matrix is None:
         raise AttackError(
             "labels: this method requires the model at which the gradient was computed; use llg"

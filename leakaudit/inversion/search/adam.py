@@ -143,6 +143,7 @@ def _step(
     project: Callable[[Tensor], Tensor],
     run: SearchRun,
 ) -> SearchRun:
+    """Take one step of one search; a point without a finite slope is replaced by the last one."""
     if schedule.langevin:
         walker.shake(schedule.langevin * schedule.at(k), generator)
     value, (slope,) = walker.evaluate(objective)

@@ -133,4 +133,5 @@ def misfit(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> fl
 
 
 def _updates(target: Target, task: Task, local: Local, x: Tensor, y: Tensor, graph: bool) -> Tensor:
+    """Return the updates (T, c) of the dummy records."""
     return torch.stack([update(task, local, w, x, y, graph)[target.columns] for w in target.theta])

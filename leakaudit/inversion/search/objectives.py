@@ -277,6 +277,7 @@ def reconstruction(
 
 
 def _window(leak: GradientLeak, rows: int) -> slice:
+    """Return the consecutive rows with the largest total signal-to-noise ratio."""
     rows = min(rows, len(leak.value))
     first = int(clarity(leak).unfold(0, rows, 1).sum(1).argmax())
     return slice(first, first + rows)

@@ -162,6 +162,7 @@ def shift(x: Tensor, reference: Tensor, most: int) -> Tensor:
 
 
 def _moved(n: int, by: int, device: torch.device) -> Tensor:
+    """Return the indices (n,) of the rows that a shift moves to each of n rows."""
     return (torch.arange(n, device=device) - by).clamp(0, n - 1)
 
 

@@ -88,8 +88,9 @@ class Attack(ABC):
 
 
 def _after_refusal(run: Run) -> Run:
-    @wraps(run)
     """Return a `__call__` that raises if `refuses` gives a reason."""
+
+    @wraps(run)
     def checked(attack: Attack, leak: GradientLeak, task: Task, generator: Generator) -> Any:
         why = attack.refuses(leak, task)
         if why:

@@ -97,7 +97,7 @@ class Exact(Attack):
         found = KnownInputs(nothing, nothing)
         noisy = span.white and 1 < span.batch <= noisy_duals.MOST
         if noisy:
-            found = noisy_duals.recover(heard.white, span, grid, nothing, heard.generator)
+            found = noisy_duals.recover(heard.white, span, grid, heard.generator)
         for tried, length in enumerate(heard.lengths(self.windows)):
             everything = len(found.certified) >= span.batch
             hopeless = noisy and span.clear < FAINT

@@ -101,13 +101,11 @@ EXCHANGES = 4
 TURNS = 4
 
 
-def recover(
-    white: Tensor, span: Span, grid: PixelGrid, known: Tensor, generator: Generator
-) -> KnownInputs:
-    """Find the inputs behind rows (m, H, p + 1) with white noise, given certified ones (n, p)."""
+def recover(white: Tensor, span: Span, grid: PixelGrid, generator: Generator) -> KnownInputs:
+    """Find the inputs behind rows (m, H, p + 1) whose noise is white."""
     basis = span.basis
-    certified = known
-    x = known[:0]
+    certified = white.new_zeros(0, len(grid.mean))
+    x = certified
     for _ in range(TURNS):
         if len(certified):
             exact = grid.rows(certified)

@@ -19,7 +19,7 @@ from leakaudit.inversion.exact import certify, first_layer_rows
 from leakaudit.inversion.exact.certify import Proof
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import consistency
-from leakaudit.inversion.linear import edge
+from leakaudit.inversion.linear import edge, positive
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -131,6 +131,7 @@ class Analytic(Attack):
 
 
 def _rounds(leak: GradientLeak, used: int) -> tuple[int, ...]:
+    """Return the rounds of the first equations, which the limit on numbers leaves."""
     columns = leak.combination[:used].count_nonzero(dim=0) > 0
     return tuple(leak.rounds[columns].tolist())
 
@@ -174,10 +175,10 @@ def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:
 
 def _power(stack: Tensor, start: Tensor) -> Tensor:
     """Run power iterations on stack^T stack; returns a unit vector (p,)."""
-    v: Tensor = start / start.norm().clamp_min(torch.finfo(start.dtype).tiny)
+    v: Tensor = start / positive(start.norm())
     for _ in range(ITERATIONS):
         new: Tensor = stack.T @ (stack @ v)
-        new = new / new.norm().clamp_min(torch.finfo(new.dtype).tiny)
+        new = new / positive(new.norm())
         if (new - v).norm() < STILL * math.sqrt(len(v)):
             break
         v = new

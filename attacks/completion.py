@@ -23,9 +23,8 @@ from leakaudit.inversion.exact import (
 )
 from leakaudit.inversion.exact.activation_patterns import Groups
 from leakaudit.inversion.exact.completion import CompletedInput
-from leakaudit.inversion.exact.first_layer_rows import Span
+from leakaudit.inversion.exact.first_layer_rows import BatchObservations, Span
 from leakaudit.inversion.exact.gluing import GluedSpace
-from leakaudit.inversion.exact.observations import BatchObservations
 from leakaudit.inversion.exact.pixel_errors import HALF, Estimates, repeated, wrong_pixel
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.linear import edge, singular_values
@@ -98,7 +97,8 @@ class Completion(Attack):
         """Reconstruct the inputs; `_doubt` and `certify.batch` list what makes them exact."""
         if _several(leak):
             leak = _aligned(leak) or leak
-        seen = first_layer_rows.entries(_mask(leak), leak, task)
+        assert leak.seen is not None
+        seen = first_layer_rows.entries(leak.seen, leak, task)
         heard = _Entries(leak, task, first_layer_rows.rows(leak, task), seen, PixelGrid.of(task))
         step("completion", 0, 1)
         if _several(leak):
@@ -155,13 +155,8 @@ class _Entries:
 
 
 def _several(leak: GradientLeak) -> bool:
+    """Return whether each gradient comes from more than one sample."""
     return leak.batch is not None and leak.batch > 1
-
-
-def _mask(leak: GradientLeak) -> Tensor:
-    if leak.seen is None:
-        return torch.ones_like(leak.value, dtype=torch.bool)
-    return leak.seen
 
 
 def _aligned(leak: GradientLeak) -> GradientLeak | None:
@@ -172,7 +167,8 @@ def _aligned(leak: GradientLeak) -> GradientLeak | None:
     coordinates that the others do not all hold. None if it lacks more than half of the
     coordinates.
     """
-    seen = _mask(leak)
+    seen = leak.seen
+    assert seen is not None
     count = seen.sum(1)
     kept = 2 * count > count.max()
     common = seen[kept].all(0)
@@ -192,6 +188,7 @@ def _aligned(leak: GradientLeak) -> GradientLeak | None:
 
 
 def _single(heard: _Entries) -> Reconstruction:
+    """Recover one input by a rank-one completion."""
     grid = heard.grid
     change = 1 / (grid.levels or LEVELS)
     found = completion.single(heard.stack, heard.seen, heard.leak.std, change / grid.std)

@@ -22,7 +22,7 @@ from leakaudit.inversion.exact import (
 )
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.extreme_rays import Array
-from leakaudit.inversion.exact.observations import BatchObservations
+from leakaudit.inversion.exact.first_layer_rows import BatchObservations
 from leakaudit.inversion.exact.pixel_grid import OFF_SEARCHED, PixelGrid
 from leakaudit.inversion.search import objectives
 

@@ -277,6 +277,7 @@ class Differential(Attack):
         return optimise.lbfgs(objective, start, steps, self._goal(target), "differential")
 
     def _goal(self, target: Target) -> float:
+        """Return the squared residual at which a search stops."""
         return max(self.goal, target.noise) ** 2
 
     def _signed(self, target: Target, task: Task, y: Tensor, start: Tensor) -> SearchRun:
@@ -308,4 +309,5 @@ def _objective(columns: slice, gradients: Gradients, given: Point, point: Point)
 
 
 def _of_features(task: Task, known: SampleKnowledge, x: Tensor) -> float:
+    """Return the relative residual of the features."""
     return float(feature_inversion.misfit(task, known, x).detach().sqrt())

@@ -64,7 +64,7 @@ class DLG(Attack):
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Require plain gradients at known models."""
         if not leak.is_plain:
-            return "it fits single gradients, but this leak contains combinations; use differential"
+            return objectives.COMBINED
         return objectives.missing(leak, self.batch)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:

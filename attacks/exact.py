@@ -16,7 +16,7 @@ from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import duals_to_inputs, first_layer_rows, noisy_duals, proof
 from leakaudit.inversion.exact.activation_patterns import Groups
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
-from leakaudit.inversion.exact.observations import BatchObservations
+from leakaudit.inversion.exact.first_layer_rows import BatchObservations
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Exact(Attack):
         found = KnownInputs(nothing, nothing)
         noisy = span.white and 1 < span.batch <= noisy_duals.MOST
         if noisy:
-            found = noisy_duals.recover(heard.white, span, grid, nothing, heard.generator)
+            found = noisy_duals.recover(heard.white, span, grid, heard.generator)
         for tried, length in enumerate(heard.lengths(self.windows)):
             everything = len(found.certified) >= span.batch
             hopeless = noisy and span.clear < FAINT

@@ -202,6 +202,7 @@ class GradInversion(Attack):
         return loss
 
     def _smooth(self, x: Tensor) -> Tensor:
+        """Return total variation and energy."""
         return self.tv * priors.total_variation(x) + self.energy * x.square().mean()
 
     def _search(

@@ -60,7 +60,7 @@ class IDLG(Attack):
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Require plain gradients of one sample at known models, including the last layer."""
         if not leak.is_plain:
-            return "it fits single gradients, but this leak contains combinations; use differential"
+            return objectives.COMBINED
         if leak.batch is not None and leak.batch > 1:
             return f"it reads one label, but each gradient comes from {leak.batch} samples; use dlg"
         why = objectives.missing(leak, batch=1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from leakaudit._util.plural import counted
 from leakaudit.core.leak import GradientLeak
@@ -15,7 +15,6 @@ from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import label_counts, label_signs, read_labels
-from leakaudit.inversion.labels.label_counts import LastLayer
 from leakaudit.inversion.labels.read_labels import LabelReading
 
 if TYPE_CHECKING:
@@ -23,6 +22,16 @@ if TYPE_CHECKING:
 
 # The last layer's gradient is a sum of (softmax - one-hot label) times features, and the methods
 # derive the number of samples of each class from it in different ways (`label_counts`).
+
+
+# Methods that count samples, with real numbers or whole ones, and that only find classes (C,).
+REAL = {"pooled": label_counts.pooled, "ilrg": label_counts.ilrg}
+WHOLE = {"llg": label_counts.llg, "yin": label_counts.yin}
+CLASSES = {
+    "rlg": label_counts.rlg,
+    "bias": label_counts.by_bias,
+    "rows": label_counts.by_rows,
+}
 
 
 @attack("labels")
@@ -129,44 +138,25 @@ class Labels(Attack):
     def _read(
         self, leak: GradientLeak, task: Task, batch: int, generator: Generator
     ) -> LabelReading:
+        if self.method == "best":
+            best = read_labels.read(leak, task, batch)
+            assert best is not None  # `refuses` has found a last layer
+            return best
         row = label_signs.plain_rows(leak)[0]
         head = label_counts.of(leak, task, row)
-        best = read_labels.read(leak, task, batch) if self.method == "best" else None
-        if best is not None:
-            return best
-        if head is None:
-            return LabelReading(torch.empty(0, dtype=torch.int64), read_labels.UNKNOWN, "nothing")
-        if self.method == "pooled":
-            return read_labels.rounded(label_counts.pooled(head, batch), batch, self.method)
-        if self.method == "ilrg":
-            return read_labels.rounded(label_counts.ilrg(head, batch), batch, self.method)
-        n = self._whole(leak, task, head, row, batch, generator)
-        return LabelReading(read_labels.spread(n.long()), read_labels.UNKNOWN, self.method)
-
-    def _whole(
-        self,
-        leak: GradientLeak,
-        task: Task,
-        head: LastLayer,
-        row: int,
-        batch: int,
-        generator: Generator,
-    ) -> Tensor:
-        """Return counts or classes (C,) for the methods that do not report their certainty."""
-        if self.method == "llg-dummies" and leak.theta is not None:
+        assert head is not None
+        if self.method in REAL:
+            return read_labels.rounded(REAL[self.method](head, batch), batch, self.method)
+        if self.method in CLASSES:
+            n = CLASSES[self.method](head).long()
+        elif self.method == "llg-dummies":
+            assert leak.theta is not None
             theta = leak.theta[int(leak.combination[row].abs().argmax())].double()
             impact, offset = label_counts.dummies(task, theta, batch, generator)
-            return label_counts.llg(head, batch, impact, offset)
-        if self.method == "llg":
-            return label_counts.llg(head, batch)
-        if self.method == "yin":
-            return label_counts.yin(head, batch)
-        single = {
-            "rlg": label_counts.rlg,
-            "bias": label_counts.by_bias,
-            "rows": label_counts.by_rows,
-        }
-        return single[self.method](head)
+            n = label_counts.llg(head, batch, impact, offset)
+        else:
+            n = WHOLE[self.method](head, batch)
+        return LabelReading(read_labels.spread(n), read_labels.UNKNOWN, self.method)
 
 
 def _is_sure(found: LabelReading) -> bool:

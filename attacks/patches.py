@@ -17,7 +17,8 @@ from leakaudit.inversion.attack import Attack, failed
 from leakaudit.inversion.exact import certify, first_layer_rows, vision_tokens
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.pixel_grid import OFF, PixelGrid
-from leakaudit.inversion.labels import batch_labels
+from leakaudit.inversion.labels import consistency
+from leakaudit.inversion.linear import positive
 from leakaudit.inversion.search import objectives
 from leakaudit.tasks.models import EncoderBlock, VisionTransformer
 
@@ -126,7 +127,7 @@ def _dependent(leak: GradientLeak, task: Task, gradient: Mapping[str, Tensor]) -
     rounding = torch.finfo(leak.value.dtype).eps * float(embedding.abs().amax())
     noise = max(rounding, float(leak.std[0] / leak.combination[0, 0].abs()))
     # Error of a normalised pixel in the weakest direction, then in grey levels.
-    error = noise / float(sizes[-1].clamp_min(torch.finfo(sizes.dtype).tiny))
+    error = noise / float(positive(sizes[-1]))
     levels = error * float(PixelGrid.of(task).std.max()) * task.spec.levels
     if len(sizes) < len(gradient["places"]) - 1 or levels > SURE:
         return "the slopes of the patches depend on each other"
@@ -166,6 +167,7 @@ def _tokens(
 
 
 def _unclear(span: Span | None, white: Tensor, count: int, name: str) -> str:
+    """Explain why a gradient does not show all tokens; empty if it does."""
     if span is None:
         return f"the singular values of the gradient of {name} do not show the tokens"
     if span.batch != count:
@@ -188,7 +190,7 @@ def _judged(leak: GradientLeak, task: Task, x: Tensor, doubt: str) -> Reconstruc
     inside = bool((typical < OFF).all()) and float(away.max()) < CLEAR
     images = snapped.reshape(x.shape)
     shown = images if inside else x
-    y = batch_labels.labels(leak, task, shown)
+    y = consistency.labels(leak, task, shown)
     residual = 1.0
     if not inside:
         doubt = doubt or (

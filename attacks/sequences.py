@@ -198,6 +198,7 @@ def _counted(
 
 
 def _doubts(tree: prefixes.Tree, nodes: int, rank: int, rows: int, neurons: int) -> list[str]:
+    """Return which conditions of the certificate do not hold."""
     doubts = []
     if nodes != rank:
         doubts.append(f"the tree has {nodes} rows, but its space has {rank} dimensions")

@@ -126,6 +126,7 @@ def _unordered(leak: GradientLeak, task: Task, tokens: Tensor, note: str) -> Rec
 
 
 def _listed(found: Tensor) -> str:
+    """Return the number of different tokens, and the first of them."""
     listed = ", ".join(map(str, found[:LISTED].tolist()))
     more = ", ..." if len(found) > LISTED else ""
     return f"{len(found)} different tokens: {listed}{more}"

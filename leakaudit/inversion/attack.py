@@ -88,6 +88,8 @@ class Attack(ABC):
 
 
 def _after_refusal(run: Run) -> Run:
+    """Return a `__call__` that raises if `refuses` gives a reason."""
+
     @wraps(run)
     def checked(attack: Attack, leak: GradientLeak, task: Task, generator: Generator) -> Any:
         why = attack.refuses(leak, task)

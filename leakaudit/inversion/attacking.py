@@ -138,6 +138,7 @@ def _check(chosen: Attack, name: str, leak: GradientLeak, task: Task) -> None:
 
 
 def _refusal(chosen: Attack, leak: GradientLeak, task: Task) -> str | None:
+    """Return why an attack cannot use a leak; None if it can."""
     if task.tokens and not chosen.tokens:
         return (
             "it recovers numbers, but the inputs of the model are tokens; use sequences or tokens"
@@ -288,6 +289,7 @@ def _run(
     task: Task,
     generators: Sequence[Generator],
 ) -> Iterator[FinalReconstruction]:
+    """Run one attack on the leaks with the given indices."""
     if isinstance(chosen, Batched) and len(places) > 1 and task.layout.size <= LOOP_ABOVE:
         start = time.perf_counter()
         some = [leaks[k] for k in places]

@@ -24,6 +24,11 @@ def least_squares(matrix: Tensor, right: Tensor) -> Tensor:
     return solution
 
 
+def positive(size: Tensor) -> Tensor:
+    """Return sizes that are never below the smallest number, to divide by them."""
+    return size.clamp_min(torch.finfo(size.dtype).tiny)
+
+
 def singular_values(matrix: Tensor) -> Tensor:
     """Return the singular values of a tall matrix, which are those of R in its QR decomposition."""
     sizes: Tensor = torch.linalg.svdvals(torch.linalg.qr(matrix).R)
@@ -80,6 +85,6 @@ def descended(
         x = torch.where(better[:, None], new, x)
         value = torch.where(better[:, None], new_value, value)
         left = torch.where(better, new_left, left)
-        change = torch.where(better, SUCCEEDS, fails[0])
-        damping = (damping * change).clamp(LEAST, fails[1])
+        damping = torch.where(better, SUCCEEDS * damping, fails[0] * damping)
+        damping = damping.clamp(LEAST, fails[1])
     return x, left

@@ -69,6 +69,7 @@ def attack(leak: GradientLeak, task: Task, attempt: Attempt) -> Reconstruction:
 
 
 def _separable(leak: GradientLeak) -> bool:
+    """Return whether a leak has several equations, and single gradients among them."""
     return len(leak.value) > 1 and not leak.gaps and bool(leak.single.any())
 
 
@@ -89,6 +90,7 @@ def _evidence(
     found: Reconstruction | None,
     explained: Tensor | None,
 ) -> tuple[Evidence, ...]:
+    """Return what supports the declared number of records; empty if nothing was examined."""
     if known is not None:
         return (known.evidence,)
     if found is None or explained is None or not leak.steady:
@@ -135,6 +137,7 @@ def _with_rounds(
 
 
 def _rounds(leak: GradientLeak, equations: Tensor) -> list[int]:
+    """Return the rounds of some equations, given as (m,) bool."""
     used = leak.combination[equations].count_nonzero(dim=0) > 0
     rounds: list[int] = leak.rounds[used].tolist()
     return rounds
@@ -260,6 +263,7 @@ class _Search:
         self.inputs.append(new)
 
     def _reported(self, together: Reconstruction | None, gradients: int) -> Reconstruction:
+        """Return the certified inputs, and after them estimates of the other gradients' inputs."""
         best = max([*self.tried, *([] if together is None else [together])], key=_rank)
         interval = self._interval()
         estimates: list[Reconstruction] = []

@@ -312,6 +312,7 @@ def blind_chance(guesses: int, candidates: Tensor, total: int) -> float:
 def _score(
     found: Reconstruction, truth: Truth, records: Tensor, weights: Weights | None, own: bool
 ) -> Score:
+    """Match one reconstruction to its nodes' records and measure every pair."""
     nodes = found.nodes
     x, y = (part.cpu() for part in truth.of(*nodes))
     require_records(truth, found.node)
@@ -438,6 +439,7 @@ def _measure(
 
 
 def _share(found: Tensor, true: Tensor) -> float:
+    """Return the share of the true labels that were found."""
     pairs = match_labels(found, true)
     correct = metrics.labels_correct(found[pairs.found], true[pairs.true])
     return float(correct.sum()) / len(true)

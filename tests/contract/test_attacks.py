@@ -19,6 +19,7 @@ from leakaudit.core.errors import AttackError, LeakauditError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import TaskSpec
+from leakaudit.inversion.attack import Attack
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
 
@@ -203,6 +204,20 @@ def wrong_leaks() -> list[tuple[str, str, GradientLeak]]:
             ("as it is", model, leak),
         ]
     return out
+
+
+def test_a_call_asks_first_whether_an_attack_refuses() -> None:
+    """The author of an attack need not, as in docs/add-an-attack.md."""
+
+    class Never(Attack):
+        def refuses(self, leak: GradientLeak, task: Task) -> str | None:
+            return "it uses none"
+
+        def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+            raise AssertionError("it was called")
+
+    with pytest.raises(AttackError, match="never cannot use this leak: it uses none"):
+        Never()(planted("mlp", False)[0], task("mlp"), Generator())
 
 
 @pytest.mark.parametrize("name", NAMES)

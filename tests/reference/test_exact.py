@@ -17,7 +17,7 @@ from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.exact import duals_to_inputs, first_layer_rows
 from leakaudit.inversion.exact.activation_patterns import Groups
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
-from leakaudit.inversion.labels import batch_labels
+from leakaudit.inversion.labels import consistency
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.scoring.scoring import Score
@@ -223,10 +223,10 @@ def test_labels_of_a_known_batch_solve_linear_equations() -> None:
         theta=theta,
         batch=6,
     )
-    found = batch_labels.labels(leak, task, x)
+    found = consistency.labels(leak, task, x)
     assert found is not None
     assert torch.equal(found, y)
-    assert batch_labels.labels(leak, task, x.flip(0).roll(1, 3)) is None
+    assert consistency.labels(leak, task, x.flip(0).roll(1, 3)) is None
 
 
 def test_what_it_refuses() -> None:

@@ -18,7 +18,7 @@ from leakaudit.inversion.exact import (
     slopes,
     uniqueness,
 )
-from leakaudit.inversion.exact.observations import BatchObservations, estimates
+from leakaudit.inversion.exact.first_layer_rows import BatchObservations
 from leakaudit.inversion.exact.pixel_errors import SURE, UNEVEN, wrong_pixel
 from leakaudit.inversion.exact.pixel_grid import PixelGrid, others_between
 from leakaudit.inversion.exact.uniqueness import WindowRows
@@ -117,7 +117,8 @@ class Proof:
         """That of all inputs together: EXACT, INTERVAL or APPROXIMATE."""
         if self.interval is not None:
             return Certificate.INTERVAL
-        return Certificate.EXACT if self.exact == len(self.x) else Certificate.APPROXIMATE
+        all_exact = 0 < self.exact == len(self.x)
+        return Certificate.EXACT if all_exact else Certificate.APPROXIMATE
 
 
 def single(
@@ -130,7 +131,7 @@ def single(
     alone: bool,
 ) -> Proof:
     """Judge one input `row` (p + 1,), followed by a 1, that spans all rows (m, H, p + 1)."""
-    found = estimates(leak, stack, white, row[None])
+    found = first_layer_rows.estimates(leak, stack, white, row[None])
     x = found.pixels(grid)
     why = scarce(leak, task, white, row[None])
     if not alone:
@@ -213,7 +214,7 @@ def batch(heard: BatchObservations, x: Tensor, estimates: Tensor) -> Proof:
     """
     grid = heard.grid
     span = heard.span
-    inside = grid.stored(torch.cat([x, estimates]), span.basis) @ span.basis.T
+    inside = grid.stored(torch.cat([x, estimates]), span.basis)[0] @ span.basis.T
     picked = torch.tensor(independent(inside, APART, span.batch)[0], dtype=torch.long)
     among = len(x)
     estimates = estimates[picked[picked >= among] - among]
@@ -301,7 +302,7 @@ def table(heard: BatchObservations, x: Tensor) -> Proof:
         why = "the rows where the inputs are inactive do not determine them"
         return Proof(x, why=why)
     inside, mixed = fitted
-    found = estimates(leak, heard.stack, heard.white, inside @ span.basis)
+    found = first_layer_rows.estimates(leak, heard.stack, heard.white, inside @ span.basis)
     values = found.pixels(heard.grid)
     # Errors of the duals also add to each input a multiple of its difference from every other one.
     quantile = -UNEVEN * float(ndtri((1 - SURE) / (2 * values.numel())))
@@ -337,6 +338,7 @@ def companions(
 
 
 def _neurons(heard: BatchObservations, length: int) -> WindowRows:
+    """Return the rows of all neurons over windows, in coordinates of their space."""
     parts = [part @ heard.span.basis.T for part in heard.windows(length)]
     rows = torch.cat([part.transpose(0, 1) for part in parts])
     neuron = torch.arange(parts[0].shape[1]).repeat(len(parts))
@@ -450,6 +452,7 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, span: Tensor) -> str:
 
 
 def _unclear(heard: BatchObservations) -> str:
+    """Explain why the rows do not reveal the number of inputs with certainty; empty if they do."""
     if not ends(heard.span, heard.white):
         return "a singular value after those of the batch is larger than message rounding explains"
     return scarce(heard.leak, heard.task, heard.white, heard.span.basis)
@@ -463,7 +466,7 @@ def _settled(heard: BatchObservations, x: Tensor, estimates: Tensor) -> tuple[Te
     off the grid.
     """
     grid = heard.grid
-    rows = torch.cat([grid.stored(x, heard.span.basis), grid.rows(estimates)])
+    rows = torch.cat([grid.stored(x, heard.span.basis)[0], grid.rows(estimates)])
     rounded = torch.cat([x, grid.snapped(estimates)])
     strays = torch.arange(len(rows)) >= len(x)
     while True:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leakaudit._util.assignment import match
+from leakaudit.inversion.linear import positive
 from leakaudit.inversion.search import priors
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class _LowRankLayer:
         rows = self.patches(x).transpose(1, 2).flatten(0, 1)
         rows = rows - rows.mean(0)
         explained = (rows @ self.space.to(x).T).square().sum()
-        return 1 - explained / rows.square().sum().clamp_min(torch.finfo(x.dtype).tiny)
+        return 1 - explained / positive(rows.square().sum())
 
 
 @dataclass(frozen=True)
@@ -118,15 +119,14 @@ class LayerInputs:
         """Compare the activations of a candidate batch with the inputs, by a smooth measure."""
         got = seen[self.layer.name]
         got = got - got.mean(0)
-        length = got.norm().clamp_min(torch.finfo(got.dtype).tiny)
-        cosine: Tensor = (got * self.x.to(got)).sum() / length
+        cosine: Tensor = (got * self.x.to(got)).sum() / positive(got.norm())
         others = [one.outside(seen[one.name]) for one in self.before]
         return 1 - cosine + sum(others, start=got.new_zeros(()))
 
     def residual(self, seen: Tensor) -> float:
         """Compare inputs (b, c, h, w) with the known ones, in the order that fits best."""
         a = seen - seen.mean(0)
-        a = a / a.norm().clamp_min(torch.finfo(a.dtype).tiny)
+        a = a / positive(a.norm())
         pairs = match(a, self.x.to(a))
         if pairs.missing:
             return math.inf
@@ -247,7 +247,7 @@ def _layers(
         matrix = gradient[at.start - columns.start : at.stop - columns.start]
         matrix = matrix.reshape(conv.out_channels, -1)
         _, sizes, rows = torch.linalg.svd(matrix, full_matrices=False)
-        drop = float(sizes[rank] / sizes[rank - 1].clamp_min(torch.finfo(sizes.dtype).tiny))
+        drop = float(sizes[rank] / positive(sizes[rank - 1]))
         if sizes[rank - 1] > 0 and drop < DROP:
             found.append(_LowRankLayer(name, tuple(x.shape[1:]), rows[:rank], drop, windows))
     return found

@@ -126,12 +126,14 @@ def reads_every_token(task: Task, read: Reading) -> str:
 
 
 def _moved(task: Task) -> Tensor:
+    """Draw weights (d,) around the initial ones."""
     generator = Generator().manual_seed(0)
     theta = task.init(generator).double()
     return theta + MOVED * torch.randn(len(theta), generator=generator).to(theta)
 
 
 def _same(task: Task, theta: Tensor, model: Decoder, x: Tensor) -> bool:
+    """Return whether the task's model at theta and a decoder give the same logits of x (s, L)."""
     x = x.to(theta.device)
     with torch.no_grad():
         wanted = task.logits(theta, x)
@@ -197,6 +199,7 @@ def _candidates(
 def _renamed(
     parameters: Named, names: Mapping[str, str], turned: bool, length: int
 ) -> dict[str, Tensor]:
+    """Return parameters by the names of the decoder, with weights as (outputs, inputs)."""
     found: dict[str, Tensor] = {}
     for name, own in names.items():
         layer, _, kind = name.rpartition(".")

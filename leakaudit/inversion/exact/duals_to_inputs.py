@@ -84,7 +84,7 @@ def recover(
     for turn in range(ROUNDS):
         # The first round ignores the known inputs: a search of the whole batch also finds their
         # duals.
-        inside = grid.stored(found.certified if turn else known[:0], basis) @ basis.T
+        inside = grid.stored(found.certified if turn else known[:0], basis)[1]
         duals = _search(groups, inside, found.duals, visits, generator)
         complete = len(duals) == groups.batch and not any(d.doubt for d in duals)
         guesses = grid.pixels(_estimates(groups, duals) @ basis) if duals else known[:0]
@@ -93,7 +93,7 @@ def recover(
             new = _repaired(new, guesses, grid)
         if groups.batch - TINY <= len(new) < groups.batch:
             for dual, x in zip(duals, guesses[-len(duals) :], strict=True):
-                inside = grid.stored(new, basis) @ basis.T
+                inside = grid.stored(new, basis)[1]
                 new = _freed(new, dual, x, inside, groups, grid)
         more = len(new) > len(found.certified)
         left = guesses[~grid.holds(guesses)] if grid.levels else guesses
@@ -135,6 +135,7 @@ def _search(
 
 
 def _belongs(dual: Dual, j: int, known: Tensor) -> bool:
+    """Check whether a dual belongs to known sample j: x_j q = 1, and x_i q = 0 for the others."""
     part = (known @ dual.vector).abs()
     meets = float(part[j]) > STRAY * float(known[j].norm())
     others = float(part.sum() - part[j])
@@ -142,6 +143,7 @@ def _belongs(dual: Dual, j: int, known: Tensor) -> bool:
 
 
 def _purified(groups: Groups, dual: Dual, j: int, known: Tensor) -> Dual:
+    """Make the dual vector of known sample j orthogonal to all other known samples (n, b)."""
     seen = known @ dual.vector
     seen[j] = 0
     q = dual.vector - least_squares(known, seen)
@@ -162,6 +164,7 @@ def _deflated(groups: Groups, known: Tensor, visits: int, generator: Generator) 
 
 
 def _more(groups: Groups, visits: int, generator: Generator) -> list[Dual]:
+    """Search by walks, then by draws, then for relative duals if some are still missing."""
     duals = groups.search(visits, generator)
     duals = neuron_sampling.sample(groups, duals, visits, generator)
     if len(duals) == groups.batch and not any(d.doubt for d in duals):
@@ -249,6 +252,7 @@ def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups
 
 
 def _repaired(certified: Tensor, guesses: Tensor, grid: PixelGrid) -> Tensor:
+    """Remove a multiple of one certified input from estimates; add those that reach the grid."""
     for x in guesses[~grid.holds(guesses)]:
         for other in certified:
             fixed = grid.in_plane(x, other[None])

@@ -166,6 +166,7 @@ def _sample(
     rng: np.random.Generator,
 ) -> Array | None:
     # After every second failure, the direction avoids only some of the rays found, for variety.
+    """Solve programs from one random start until a ray is accepted; None if none is."""
     avoided = [u for u in found if missed % 2 == 0 or rng.random() < AVOIDED]
     direction = _direction(cone, avoided, rng)
     if direction is None:

@@ -24,7 +24,7 @@ from leakaudit.inversion.exact.extreme_rays import ConvexCone
 from leakaudit.inversion.exact.peel import PeeledSample, closed, peel, sized
 from leakaudit.inversion.exact.pixel_grid import OFF, PixelGrid
 from leakaudit.inversion.exact.ray_samples import EquationSamples
-from leakaudit.inversion.labels import batch_labels
+from leakaudit.inversion.labels import consistency
 from leakaudit.inversion.search import objectives
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ACTIVATIONS
@@ -108,7 +108,7 @@ def recover(
     found = samples(leak, task, equation, generator)
     if isinstance(found, str):
         return failed("cone", leak, task, found)
-    return _reported(leak, task, _images(found, whole), found)
+    return _reported(_images(found, whole), found)
 
 
 def samples(
@@ -144,6 +144,7 @@ def samples(
 
 
 def _by_softmax(found: EquationSamples, generator: Generator) -> EquationSamples:
+    """Find samples by the softmax behind the last layer, if that finds all of them."""
     leak = found.leak
     if last_layer.too_large(leak.batch, found.task.spec.classes):
         return found
@@ -186,8 +187,10 @@ class _Sample:
     error: float  # relative error of the features
     allowed: Tensor  # (n,) largest errors of the features
 
-    def image(self, x: Tensor, grid: PixelGrid, task: Task) -> Tensor | None:
+    def image(self, x: Tensor, found: EquationSamples) -> Tensor | None:
         """Return the rounded image if its features are those of the leak; None if they are not."""
+        task = found.task
+        grid = found.grid
         image = task.denormalise(x.reshape(1, *task.spec.shape))
         away = (image * grid.levels - (image * grid.levels).round()).square().mean().sqrt()
         if not float(away) < OFF:
@@ -198,25 +201,25 @@ class _Sample:
 
 
 def _images(found: EquationSamples, whole: bool) -> _Images:
+    """Peel every ray, close what is open, compare features, and solve the rest as a whole."""
     task = found.task
-    grid = PixelGrid.of(task)
     samples: list[_Sample] = []
     reasons: list[str] = []
     for k, ray in enumerate(torch.from_numpy(found.rays).to(found.rows)):
         values = ray @ found.span.basis[:, :-1]
         error = max(float(found.error[k]) / float(values.abs().max()), ROUNDED / FITS)
-        best = _best(found, k, values, error, grid)
+        best = _best(found, k, values, error)
         if isinstance(best, str):
             reasons.append(best)
         else:
             samples.append(best)
-    samples = _again(found, samples, grid)
-    inputs = _closed(found, samples, grid) or [one.peeled.x for one in samples]
+    samples = _again(found, samples)
+    inputs = _closed(found, samples) or [one.peeled.x for one in samples]
     plain: dict[int, Tensor] = {}
     other: dict[int, Tensor] = {}
     close: dict[int, Tensor] = {}
     for x, one in zip(inputs, samples, strict=True):
-        snapped = one.image(x, grid, task)
+        snapped = one.image(x, found)
         if snapped is None:
             close[one.ray] = task.denormalise(x.reshape(1, *task.spec.shape))[0]
         elif one.peeled.plain and found.firm:
@@ -237,24 +240,23 @@ def _images(found: EquationSamples, whole: bool) -> _Images:
     )
 
 
-def _best(
-    found: EquationSamples, ray: int, values: Tensor, error: float, grid: PixelGrid
-) -> _Sample | str:
+def _best(found: EquationSamples, ray: int, values: Tensor, error: float) -> _Sample | str:
+    """Peel features (n,) through the model whose pixels are closest to the grid."""
     reason = ""
     best: tuple[float, _Sample] | None = None
     for chain, weight in found.chains:
-        one = peel(chain, values, error, grid)
+        one = peel(chain, values, error, found.grid)
         if isinstance(one, str):
             reason = reason or one
             continue
-        away = _away(one, grid)
+        away = _away(one, found.grid)
         allowed = torch.full_like(values, FITS * error * float(values.abs().max()))
         if best is None or away < best[0]:
             best = away, _Sample(ray, one, chain, weight, values, error, allowed)
     return best[1] if best else reason
 
 
-def _again(found: EquationSamples, samples: list[_Sample], grid: PixelGrid) -> list[_Sample]:
+def _again(found: EquationSamples, samples: list[_Sample]) -> list[_Sample]:
     """Peel the samples that are not proven again, with features refined by those that are."""
     models = int(found.leak.combination[found.equation].count_nonzero())
     all_there = len(samples) == len(found.rays) == found.span.batch
@@ -264,17 +266,18 @@ def _again(found: EquationSamples, samples: list[_Sample], grid: PixelGrid) -> l
     while True:
         before = len(known)
         for k, one in enumerate(samples):
-            image = one.image(one.peeled.x, grid, found.task) if one.peeled.plain else None
+            image = one.image(one.peeled.x, found) if one.peeled.plain else None
             if image is not None:
                 known[k] = _features(one.chain, image[None], found.task)
         if not before < len(known) < len(samples):
             return samples
-        samples = _with_refined(found, samples, known, grid)
+        samples = _with_refined(found, samples, known)
 
 
 def _with_refined(
-    found: EquationSamples, samples: list[_Sample], known: dict[int, Tensor], grid: PixelGrid
+    found: EquationSamples, samples: list[_Sample], known: dict[int, Tensor]
 ) -> list[_Sample]:
+    """Peel the samples that are not known again, given exact features (n,) of the others."""
     values = torch.stack([one.values for one in samples])
     deviation = torch.from_numpy(found.error).to(values)
     noise = float(found.leak.std[found.equation]) * found.span.noise
@@ -284,7 +287,7 @@ def _with_refined(
     out = list(samples)
     weak = [k for k in range(len(samples)) if k not in known]
     for k, mine, spread in zip(weak, *refined, strict=True):
-        better = _refined(samples[k], mine, spread, grid)
+        better = _refined(samples[k], mine, spread, found.grid)
         if better is not None:
             out[k] = better
     return out
@@ -306,11 +309,12 @@ def _refined(sample: _Sample, values: Tensor, deviation: Tensor, grid: PixelGrid
 
 
 def _away(peeled: PeeledSample, grid: PixelGrid) -> float:
+    """Return the root mean square distance of the determined pixels from the grid."""
     pixels = (peeled.x * grid.std + grid.mean)[peeled.determined] * grid.levels
     return float((pixels - pixels.round()).square().mean().sqrt())
 
 
-def _closed(found: EquationSamples, samples: list[_Sample], grid: PixelGrid) -> list[Tensor] | None:
+def _closed(found: EquationSamples, samples: list[_Sample]) -> list[Tensor] | None:
     """Close open directions if all samples are there and the first convolution has leaked."""
     peeled = [one.peeled for one in samples]
     if not samples or len(samples) != found.span.batch:
@@ -320,7 +324,7 @@ def _closed(found: EquationSamples, samples: list[_Sample], grid: PixelGrid) -> 
         return None
     neurons = found.slopes
     slopes = torch.stack([neurons[:, one.ray] @ one.weight for one in samples], dim=1)
-    return closed(peeled, slopes, gradient.flatten(), grid)
+    return closed(peeled, slopes, gradient.flatten(), found.grid)
 
 
 def _features(chain: list[Layer], x: Tensor, task: Task) -> Tensor:
@@ -328,6 +332,7 @@ def _features(chain: list[Layer], x: Tensor, task: Task) -> Tensor:
 
 
 def _doubt(leak: GradientLeak, span: Span, white: Tensor, expected: int | None) -> str:
+    """Explain why the rows do not show the number of samples with certainty; empty if they do."""
     if not certify.ends(span, white):
         return "a singular value after those of the batch is larger than message rounding explains"
     if expected is None or not leak.steady:
@@ -337,9 +342,9 @@ def _doubt(leak: GradientLeak, span: Span, white: Tensor, expected: int | None) 
     return ""
 
 
-def _reported(
-    leak: GradientLeak, task: Task, images: _Images, found: EquationSamples
-) -> Reconstruction:
+def _reported(images: _Images, found: EquationSamples) -> Reconstruction:
+    leak = found.leak
+    task = found.task
     why = found.doubt
     wanted = leak.batch or found.span.batch
     exact = torch.cat([images.plain, images.other])
@@ -354,7 +359,7 @@ def _reported(
             why or f"{len(exact)} images have features of the leak, but there are {wanted} samples"
         )
     if len(exact) == wanted:
-        y = batch_labels.labels(leak, task, exact)
+        y = consistency.labels(leak, task, exact)
         certified = wanted
     if y is not None:
         left, noise = objectives.compared(leak.equation(found.equation), task, exact, y)
@@ -421,6 +426,7 @@ def first_linear(task: Task) -> _FirstLinear | str:
 
 
 def _unfit(part: ChainModule, before: ChainModule | None) -> str:
+    """Explain why a layer cannot be inverted, given the layer before it; empty if it can."""
     m = part.module
     if isinstance(m, nn.Conv2d) and not sequential.plain(m):
         return f"{part.name} is a convolution with groups or with padding other than zeros"

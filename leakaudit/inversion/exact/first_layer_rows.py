@@ -11,6 +11,8 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import AttackError
+from leakaudit.inversion.exact.pixel_errors import Estimates
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.linear import edge
 
 if TYPE_CHECKING:
@@ -78,6 +80,9 @@ RESOLVED = 100.0 * torch.finfo(torch.float64).eps
 # Smallest singular value by which another is divided, relative to the largest one: below the
 # precision of float64, so that it only prevents 0 / 0.
 LEAST = 1e-17
+
+# Minimum number of rounds of a window. In a single round, there is no noise over time.
+SHORTEST = 2
 
 
 @dataclass(frozen=True)
@@ -237,6 +242,7 @@ def around(stack: Tensor, known: Tensor, batch: int, generator: Generator) -> Te
 
 
 def _drops(sizes: Tensor, expected: int | None, used: int) -> Tensor:
+    """Return ratios of each singular value to the next, as far as the batch may end there."""
     floor = LEAST * float(sizes[0]) + torch.finfo(sizes.dtype).tiny
     ratio = sizes[:-1] / sizes[1:].clamp_min(floor)
     return ratio[: min(len(ratio), expected or len(ratio), max(0, used - 1))]
@@ -288,3 +294,43 @@ def largest(flat: Tensor, count: int, generator: Generator) -> tuple[Tensor, Ten
         right = torch.linalg.qr((left.T @ flat).T).Q
     _, sizes, turn = torch.linalg.svd(torch.linalg.qr(flat @ right).R)
     return sizes, turn @ right.T
+
+
+@dataclass(frozen=True)
+class BatchObservations:
+    """The observations by which a batch is judged."""
+
+    leak: GradientLeak  # source of the rows
+    task: Task
+    stack: Tensor  # (m, H, p + 1) rows of the first layer
+    white: Tensor  # the same rows, whitened over all rounds
+    span: Span
+    grid: PixelGrid
+    generator: Generator  # divides neurons into parts
+    # if only some entries were observed: the whitened rows, and a mask (H, p + 1) of these entries.
+    # The other rows above are then completed, and no evidence for pixels.
+    observed: tuple[Tensor, Tensor] | None = None
+
+    def lengths(self, most: int) -> list[int]:
+        """Return lengths of windows: all rounds, half of them, a quarter, and so on."""
+        rounds = len(self.stack)
+        return [rounds // 2**k for k in range(most) if not k or rounds // 2**k >= SHORTEST]
+
+    def windows(self, length: int) -> list[Tensor]:
+        """Return the rows, whitened over windows of some rounds."""
+        rounds = len(self.stack)
+        if length == rounds:
+            return [self.white]
+        windows = [slice(a, a + length) for a in range(0, rounds - length + 1, length)]
+        return [whiten(self.stack, self.leak, one) for one in windows]
+
+    def estimates(self, rows: Tensor) -> Estimates:
+        """Estimate the inputs (b, p + 1) again, from observed entries."""
+        if self.observed is None:
+            return estimates(self.leak, self.stack, self.white, rows)
+        return Estimates.observed(*self.observed, rows, self.stack)
+
+
+def estimates(leak: GradientLeak, stack: Tensor, white: Tensor, rows: Tensor) -> Estimates:
+    """Estimate inputs (b, p + 1) again from all rows of a leak."""
+    return Estimates.of(white, rows, stack, leak.wire, fresh(leak))

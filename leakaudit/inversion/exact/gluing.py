@@ -90,6 +90,7 @@ class _Neuron:
 
     @property
     def edge(self) -> float:
+        """The largest singular value of white noise of this size, or of rounding in float64."""
         rounding = torch.finfo(self.rows.dtype).eps * float(self.rows.norm())
         return max(linear.edge(*self.rows.shape), rounding)
 
@@ -229,6 +230,7 @@ def _equations(
 
 
 def _result(neurons: list[_Neuron], space: Tensor, known: Tensor, batch: int) -> GluedSpace:
+    """Return the space with orthonormal rows, the slopes, and what remains unexplained."""
     basis = torch.linalg.qr(space[:, known].T).Q.T
     whole = torch.zeros_like(space)
     whole[:, known] = basis

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 
 from leakaudit.core.progress import expired, step
 from leakaudit.inversion import linear
+from leakaudit.inversion.linear import positive
 
 # `extreme_rays` needs zeros. Features behind a sigmoid, tanh or an average have none. But if the
 # loss is cross-entropy, the slopes in the outputs of the last layer are a known function of its
@@ -73,7 +74,6 @@ LARGEST = 5e7
 # Gauss-Newton steps for all samples together; they converge quadratically from what was found.
 POLISH = 4
 
-TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0
 
 # Equations per unknown that a sample needs, so that a solution is no coincidence.
 ENOUGH = 2
@@ -223,10 +223,11 @@ class _Search:
             moved = p[:, :, None] * (weight - (p @ weight)[:, None])
             matrix = outside.T @ moved  # (k, m, q - 1)
             normal = matrix.mT @ matrix
-            strength = normal.diagonal(dim1=1, dim2=2).mean(1).clamp_min(TINY)
+            strength = positive(normal.diagonal(dim1=1, dim2=2).mean(1))
             shifted = normal + (damping * strength)[:, None, None] * identity
             change = torch.linalg.solve_ex(shifted, matrix.mT @ value[:, :, None])[0][:, :, 0]
-            return ray - change.nan_to_num() @ free
+            there: Tensor = ray - change.nan_to_num() @ free
+            return there
 
         return linear.descended(ray, residual, stepped, STEPS, FAILS)[0]
 

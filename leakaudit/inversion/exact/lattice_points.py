@@ -54,6 +54,7 @@ def reduced(r: Array) -> tuple[Array, Integers]:
 
 
 def _shorten(r: Array, turn: Integers, k: int) -> None:
+    """Subtract the basis vectors before k from it until all parts are at most a half."""
     half = LONGEST * np.abs(np.diag(r)[:k])
     while True:
         long = np.flatnonzero(np.abs(r[:k, k]) > half)

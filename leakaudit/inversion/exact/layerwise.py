@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.inversion.exact.chain_pieces import places
+from leakaudit.inversion.linear import positive
 from leakaudit.tasks.layer_chain import Layer, Output, before
 
 # Zhu and Blaschko 2021. Let d be the slope of the loss in a layer's output and h the layer's input.
@@ -114,9 +115,8 @@ class LayerRelations:
         known = self.output.known
         wrong = self.output.trust * torch.where(known, out - self.output.value, out.relu())
         right = torch.where(known, self.output.trust * self.output.value, 0)
-        tiny = torch.finfo(h.dtype).tiny
-        total: Tensor = (part - self.seen).square().sum() / self.seen.square().sum().clamp_min(tiny)
-        return total + wrong.square().sum() / right.square().sum().clamp_min(tiny)
+        total: Tensor = (part - self.seen).square().sum() / positive(self.seen.square().sum())
+        return total + wrong.square().sum() / positive(right.square().sum())
 
 
 def descend(
@@ -148,6 +148,7 @@ def descend(
 def _relations(
     layer: Layer, at: int, weight: Tensor, output: Output, d: Tensor, error: float
 ) -> tuple[LayerRelations, float]:
+    """Collect what is known from a layer's gradient and output, and the error of its input."""
     dense = isinstance(layer.module, nn.Linear)
     if not bool(d.any()):
         # The gradient vanishes and contains no information.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakaudit.inversion.linear import edge
+from leakaudit.inversion.linear import edge, positive
 from leakaudit.inversion.search import optimise
 
 # Let L_g (n, b) be the rows of neuron g in coordinates of the inputs' space, with errors of unit
@@ -151,5 +151,5 @@ def _explained(rows: Tensor, m: Tensor, active: Tensor) -> Tensor:
     mine, dual = _span(m, active)
     outside = m - (m @ dual.mT) @ mine
     along = torch.where(active[:, :, None], dual, outside)
-    along = along / along.norm(dim=2, keepdim=True).clamp_min(torch.finfo(m.dtype).tiny)
+    along = along / positive(along.norm(dim=2, keepdim=True))
     return torch.as_tensor((rows @ along.mT).square().sum(1))

@@ -14,7 +14,7 @@ from leakaudit.inversion.exact.duals_to_inputs import KnownInputs, merged
 from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.inversion.exact.likelihood import SampleFit
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
-from leakaudit.inversion.linear import independent
+from leakaudit.inversion.linear import independent, positive
 
 # Along a dual vector, the rows of a neuron are noise of known size if its sample is inactive there,
 # and contain signal of some size otherwise (`activation_patterns`). Close to the noise level, a
@@ -101,13 +101,11 @@ EXCHANGES = 4
 TURNS = 4
 
 
-def recover(
-    white: Tensor, span: Span, grid: PixelGrid, known: Tensor, generator: Generator
-) -> KnownInputs:
-    """Find the inputs behind rows (m, H, p + 1) with white noise, given certified ones (n, p)."""
+def recover(white: Tensor, span: Span, grid: PixelGrid, generator: Generator) -> KnownInputs:
+    """Find the inputs behind rows (m, H, p + 1) whose noise is white."""
     basis = span.basis
-    certified = known
-    x = known[:0]
+    certified = white.new_zeros(0, len(grid.mean))
+    x = certified
     for _ in range(TURNS):
         if len(certified):
             exact = grid.rows(certified)
@@ -265,6 +263,7 @@ def _independent(evidence: NeuronRows, pool: Tensor) -> Tensor:
 
 
 def _places(evidence: NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
+    """Return the indices of the duals (b, b) that a vector contains most of."""
     all_of_them = evidence.scaled(duals).T
     parts = torch.linalg.solve_ex(all_of_them, evidence.scaled(new[None]).T).result
     held = parts[:, 0].abs()
@@ -272,6 +271,7 @@ def _places(evidence: NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
 
 
 def _fit(evidence: NeuronRows, duals: Tensor) -> SampleFit:
+    """Convert duals (b, b) into coordinates and determine their patterns."""
     inverse, info = torch.linalg.inv_ex(duals.T)
     if int(info):
         nowhere = torch.zeros(len(evidence.rows), len(duals), dtype=torch.bool)
@@ -293,6 +293,6 @@ def _least(weight: Tensor, forms: Tensor) -> Tensor:
 
 def _unit(x: Tensor) -> Tensor:
     """Scale rows (N, b) to length 1."""
-    length = x.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    length = positive(x.norm(dim=1, keepdim=True))
     unit: Tensor = x / length
     return unit

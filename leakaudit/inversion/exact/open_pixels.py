@@ -157,6 +157,7 @@ class ProvenPixels:
         return max(self._seen(fewest=1), default=0.0) <= USED
 
     def _sweep(self) -> None:
+        """Prove pixels one by one, then together."""
         self.settle()
         while not self.known.all():
             if self._search(SMALL):
@@ -214,6 +215,7 @@ class ProvenPixels:
         return self._window(place, reach, pixels).crowd
 
     def _enumerate(self, place: Place, reach: int) -> int:
+        """Prove pixels of a position by all integer points; return how many."""
         found = self._window(place, reach, self._unknown(place))
         points = lattice_points.inside(found.factor, found.centre, found.radius, MOST)
         if points is None:
@@ -224,6 +226,7 @@ class ProvenPixels:
         return self._prove(found.pixels, points.min(axis=0), points.max(axis=0))
 
     def _narrow(self, found: _Ellipsoid) -> None:
+        """Prove the pixels of which one level is left."""
         low, high = found.box
         levels = self._equations.levels
         least = np.ceil(low - ROUNDING).clip(0, None)
@@ -257,6 +260,7 @@ class ProvenPixels:
         return self._projected(matrix[telling], right[telling], free[order], int(mine.sum()))
 
     def _projected(self, matrix: Array, right: Array, pixels: Indices, count: int) -> _Ellipsoid:
+        """Project the ellipsoid of equations (m, n) onto the last pixels."""
         m, n = matrix.shape
         allowed = self._share * (math.sqrt(m) + TAIL)
         half = self._equations.levels / 2

@@ -18,7 +18,7 @@ from leakaudit.inversion.exact import open_pixels
 from leakaudit.inversion.exact.chain_pieces import places, weight_gradient
 from leakaudit.inversion.exact.open_pixels import Array
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
-from leakaudit.inversion.linear import least_squares
+from leakaudit.inversion.linear import least_squares, positive
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ZERO_ERRORS
 from leakaudit.tasks.layer_chain import Layer, Output
@@ -174,7 +174,7 @@ def closed(
             left = left - one.gradient(known, here)
             columns.extend(one.gradient(direction, here) for direction in one.open.T)
         matrix = torch.stack(columns, dim=1)
-        size = matrix.norm(dim=0).clamp_min(torch.finfo(matrix.dtype).tiny)
+        size = positive(matrix.norm(dim=0))
         strength = torch.linalg.svdvals(matrix / size)
         if len(matrix) < len(columns) or not float(strength[-1]) > WEAK * float(strength[0]):
             return None
@@ -260,6 +260,7 @@ def _size(
 
 
 def _clear(output: Output, deviation: Tensor) -> Tensor:
+    """Return which outputs are known and not mistaken for zero, bool."""
     error = deviation.reshape(output.value.shape)
     return output.known & (output.value > ZERO_ERRORS * error)
 
@@ -301,6 +302,7 @@ def _pixels(
 def _equations(
     layer: Layer, output: Output, spread: Tensor, grid: PixelGrid
 ) -> open_pixels.PixelEquations:
+    """Return the equations of a first convolution's outputs between levels of pixels."""
     from scipy.sparse import diags_array  # slow to import
 
     known = np.flatnonzero(output.known.numpy())

@@ -91,15 +91,19 @@ class PixelGrid:
         """Return the nearest inputs on the grid, both as the network receives them."""
         return (self.snapped(x * self.std + self.mean) - self.mean) / self.std
 
-    def stored(self, x: Tensor, basis: Tensor) -> Tensor:
-        """Return inputs (n, p) on the grid as the first layer received them: (n, p + 1).
+    def stored(self, x: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs (n, p) on the grid as the first layer received them.
 
-        The program may have stored k/levels in full or rounded it to float32. The version
-        that lies closer to the space with `basis` is returned.
+        The program may have stored k/levels in full or rounded it to float32. The version that
+        lies closer to the space with `basis` (b, p + 1) is returned: its rows (n, p + 1), and its
+        coordinates (n, b) in the space.
         """
         versions = torch.stack([self.rows(x), self.rows(x.float().to(x))])
-        off = (versions - versions @ basis.T @ basis).norm(dim=2)
-        return torch.where((off[0] < off[1])[:, None], versions[0], versions[1])
+        inside = versions @ basis.T
+        off = (versions - inside @ basis).norm(dim=2)
+        full = (off[0] < off[1])[:, None]
+        rows = torch.where(full, versions[0], versions[1])
+        return rows, torch.where(full, inside[0], inside[1])
 
     def denoised(self, x: Tensor) -> Tensor:
         """Round the inputs (n, p) that are close enough to the grid to benefit (`NEAR`)."""
@@ -206,6 +210,7 @@ def others_between(x: Tensor, companions: Tensor, levels: int) -> Tensor | None:
 
 
 def _integers(start: Tensor, moves: Tensor, denominator: int, levels: int) -> tuple[Tensor, Tensor]:
+    """Return start + moves / denominator (n, p), and which rows (n,) are integers in range."""
     there = start + moves.div(denominator, rounding_mode="floor")
     whole = (moves % denominator == 0).all(1)
     return there, whole & (there >= 0).all(1) & (there <= levels).all(1)

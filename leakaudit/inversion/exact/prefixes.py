@@ -362,6 +362,7 @@ def _first(model: Decoder) -> EncoderBlock:
 
 
 def _final(model: Decoder, x: Tensor) -> Tensor:
+    """Return the inputs (s, L, h) of the output layer."""
     seen: list[Tensor] = []
     hook = model.head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     model(x)

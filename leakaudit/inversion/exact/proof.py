@@ -12,9 +12,10 @@ from leakaudit.core.reconstruction import SHOWN, Certificate, Reconstruction
 from leakaudit.inversion.exact import certify
 from leakaudit.inversion.exact.certify import Proof
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
-from leakaudit.inversion.exact.observations import BatchObservations
+from leakaudit.inversion.exact.first_layer_rows import BatchObservations
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
-from leakaudit.inversion.labels import batch_labels, consistency
+from leakaudit.inversion.labels import consistency
+from leakaudit.inversion.linear import positive
 
 # Root mean square distance from which two estimates count as different. A choice: five grey levels
 # of 255.
@@ -56,7 +57,7 @@ def reconstruction(name: str, proof: Proof, heard: BatchObservations) -> Reconst
         if wanted == 1:
             y = consistency.label(leak, task, x)
         else:
-            y = batch_labels.labels(leak, task, x)
+            y = consistency.labels(leak, task, x)
     others = _candidates(proof.choices, proof.x, heard.grid)
     shown: dict[int, Tensor] = {}
     for k, some in proof.choices.items():
@@ -93,6 +94,7 @@ def verdict(proof: Proof, wanted: int) -> tuple[Certificate, str]:
 
 
 def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: PixelGrid) -> Iterator[str]:
+    """Describe how many other candidates each input has, and how far apart they are."""
     for k, others in choices.items():
         levels = float((others - x[k]).abs().max()) * grid.levels
         yield (
@@ -129,9 +131,9 @@ def _distinct(found: KnownInputs, room: int, image: bool) -> Tensor:
 
 
 def _residual(x: Tensor, white: Tensor, grid: PixelGrid) -> float:
+    """Return the share of the whitened rows that the inputs (b, p) do not explain."""
     if not len(x):
         return 1.0
     flat = white.flatten(0, 1)
     basis = torch.linalg.qr(grid.rows(x).T).Q
-    size = flat.norm().clamp_min(torch.finfo(flat.dtype).tiny)
-    return float((flat - flat @ basis @ basis.T).norm() / size)
+    return float((flat - flat @ basis @ basis.T).norm() / positive(flat.norm()))

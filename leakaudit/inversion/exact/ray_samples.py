@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,7 @@ from leakaudit.inversion.exact import (
     extreme_rays,
 )
 from leakaudit.inversion.exact.extreme_rays import ConvexCone
+from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import label_counts
 from leakaudit.inversion.linear import least_squares
 from leakaudit.tasks import layer_chain
@@ -41,7 +43,12 @@ class EquationSamples:
     doubt: str  # why the rows do not show the number of samples with certainty; empty if they do
     firm: bool = True  # whether zeros determine the rays
 
-    @property
+    @cached_property
+    def grid(self) -> PixelGrid:
+        """The grid of the data."""
+        return PixelGrid.of(self.task)
+
+    @cached_property
     def chains(self) -> list[tuple[list[Layer], Tensor]]:
         """For each model that takes part: the layers before the linear one, and its weights."""
         assert self.leak.theta is not None

@@ -15,7 +15,7 @@ from leakaudit.inversion.exact import certify, features, whole_batch, whole_chai
 from leakaudit.inversion.exact.chain_pieces import ComposedFunction
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.exact.whole_chain import ChainEquations, ChainSystem
-from leakaudit.inversion.labels import batch_labels
+from leakaudit.inversion.labels import consistency
 from leakaudit.inversion.search import objectives
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def recover(leak: GradientLeak, task: Task, most: int, generator: Generator) -> 
     for equation in rounds:
         if missed == PATIENCE or expired():
             break
-        known = _equations(leak, task, equation, grid, generator)
+        known = _equations(leak, task, equation, generator)
         if isinstance(known, str):
             why = known
             missed += 1
@@ -117,8 +117,9 @@ class _Images:
 
 
 def _equations(
-    leak: GradientLeak, task: Task, equation: int, grid: PixelGrid, generator: Generator
+    leak: GradientLeak, task: Task, equation: int, generator: Generator
 ) -> ChainEquations | str:
+    """Find the features of all samples in one round, or explain why there are none."""
     found = features.samples(leak, task, equation, generator)
     if isinstance(found, str):
         return found
@@ -147,7 +148,7 @@ def _reported(leak: GradientLeak, task: Task, images: _Images, grid: PixelGrid) 
         why = whole_batch.STUCK
     else:
         x = grid.snapped(x)
-        y = batch_labels.labels(leak, task, x)
+        y = consistency.labels(leak, task, x)
         if not bool(whole_chain.unique(system, images.x).all()):
             why = whole_batch.LOOSE
         elif y is None:

@@ -126,6 +126,7 @@ def _visible(decayed: Tensor, step: float, error: Tensor) -> Tensor:
 
 
 def _off_grid(change: Tensor, step: float) -> Tensor:
+    """Return the largest distance of a number from a multiple of the step, in steps."""
     shares = change / step
     return (shares - shares.round()).abs().max()
 

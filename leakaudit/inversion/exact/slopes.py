@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.inversion.exact import first_layer_rows
-from leakaudit.inversion.linear import singular_values
+from leakaudit.inversion.linear import positive, singular_values
 from leakaudit.inversion.search import priors
 from leakaudit.tasks import losses
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
-    from leakaudit.inversion.exact.observations import BatchObservations
+    from leakaudit.inversion.exact.first_layer_rows import BatchObservations
     from leakaudit.inversion.exact.pixel_grid import PixelGrid
     from leakaudit.tasks.task import Task
 
@@ -119,12 +119,11 @@ def _tells_apart(found: Tensor, allowed: Tensor) -> bool:
     unnoticed.
     """
     rounds, _, b = found.shape
-    tiny = torch.finfo(found.dtype).tiny
     if b == 1:
         return bool((found[:, :, 0].norm(dim=1) > allowed[:, 0]).any())
     for j in range(b):
         others = torch.arange(b) != j
-        seen = found[:, :, others] / allowed[:, j, None, None].clamp_min(tiny)
+        seen = found[:, :, others] / positive(allowed[:, j, None, None])
         least = singular_values(seen.flatten(0, 1))[-1]
         if not float(least) > WORSE * math.sqrt(rounds):
             return False
@@ -136,7 +135,7 @@ def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> Tensor:
     size = expected.norm(dim=1)
     if loss == "squared":
         return torch.zeros_like(size, dtype=torch.bool)
-    length = (expected @ mine) / size.square().clamp_min(torch.finfo(mine.dtype).tiny)
+    length = (expected @ mine) / positive(size.square())
     off = (mine - length[:, None] * expected).norm(dim=1)
     # If an input has another's slopes as well, the other has none left and it has twice its own.
     there = (length * size > allowed) | (size <= allowed)
@@ -146,6 +145,7 @@ def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> Tensor:
 
 
 def _possible(mine: Tensor, expected: Tensor, allowed: float, loss: str, fits: Tensor) -> bool:
+    """Check whether slopes (H,) fit a label, or combine all targets' as those of soft labels do."""
     return bool(fits.any()) or _spanned(mine, expected, allowed, loss)
 
 
@@ -184,7 +184,7 @@ def by_slopes(heard: BatchObservations, x: Tensor, choices: Mapping[int, Tensor]
     expected = [_slopes(leak, task, row, some)[0] for some in images]
     places = torch.cartesian_prod(*[torch.arange(len(some)) for some in images])
     places = places.reshape(-1, len(x))
-    inside = [heard.grid.stored(some, basis) @ basis.T for some in images]
+    inside = [heard.grid.stored(some, basis)[0] @ basis.T for some in images]
     batches = torch.stack([inside[k][places[:, k]] for k in range(len(x))], dim=1)  # (trials, b, b)
     duals, failed = torch.linalg.inv_ex(batches)
     found = (rows @ basis.T) @ duals  # (trials, H, b)
@@ -207,6 +207,7 @@ def by_slopes(heard: BatchObservations, x: Tensor, choices: Mapping[int, Tensor]
 
 
 def _reproducible(leak: GradientLeak, task: Task) -> bool:
+    """Check whether gradients at the leak's models can be computed again sample by sample."""
     return leak.theta is not None and leak.inner == 1 and not priors.normalises(task)
 
 
@@ -228,22 +229,19 @@ def _slopes(leak: GradientLeak, task: Task, row: int, images: Tensor) -> tuple[T
     Also returns the error (b,) that rounding in the program causes: a probability near 1 minus
     1 has no relative precision.
     """
-    if leak.theta is None or task.first_linear is None or task.first_linear[1] is None:
-        raise ValueError("slopes require known models and a first layer with bias")
+    assert leak.theta is not None
+    assert task.first_linear is not None
     x = images.reshape(-1, *task.spec.shape)
-    total: Tensor | None = None
+    parts: list[Tensor] = []
     errors = torch.zeros(len(x), dtype=torch.float64)
     precision = max(leak.wire, torch.finfo(leak.value.dtype).eps)
     for model in leak.combination[row].nonzero().flatten().tolist():
         out, inside = _outputs(task, task.first_linear[0], leak.theta[model].double(), x)
         weight = leak.combination[row, model].double()
-        one = weight * _output_slopes(task, out) @ inside
-        total = one if total is None else total + one
+        parts.append(weight * _output_slopes(task, out) @ inside)
         terms = out.abs().clamp_min(1.0) if task.spec.loss == "squared" else torch.ones_like(out)
         errors += precision * (weight * terms[:, :, None] * inside).flatten(1).norm(dim=1)
-    if total is None:
-        raise ValueError("a row that combines no gradient has no slopes")
-    return total, errors
+    return sum(parts[1:], start=parts[0]), errors
 
 
 def _outputs(task: Task, weight: str, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

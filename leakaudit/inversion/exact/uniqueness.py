@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.inversion.linear import edge
+from leakaudit.inversion.linear import edge, positive
 
 # The rows of a first layer, W = Delta [X 1], span a space with many bases. If X explains them, so
 # does A X for every invertible A whose rows add up to one. If images are similar, such as x, x + 1
@@ -168,7 +168,7 @@ def independent_rounds(slopes: Tensor, size: Tensor) -> int:
     loud = 0.0
     if bool((size > ZERO).any()):
         loud = float(size[size > ZERO].median())
-    part = spread / spread[0].clamp_min(torch.finfo(spread.dtype).tiny)
+    part = spread / positive(spread[0])
     return int(((part > TIMES) & (part * loud > FIRES)).sum())
 
 
@@ -259,6 +259,7 @@ def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
 
 
 def _patterns(size: Tensor) -> Tensor:
+    """Number the patterns of activity (G,) that follow from sizes (G, b)."""
     numbers: Tensor = torch.unique((size > ZERO).long(), dim=0, return_inverse=True)[1]
     return numbers
 
@@ -289,7 +290,7 @@ class _Evidence:
         """Scale the rows."""
         triangle = torch.linalg.qr(data.rows.flatten(0, 1)).R
         _, size, right = torch.linalg.svd(triangle, full_matrices=False)
-        scale = right.T / size.clamp_min(torch.finfo(size.dtype).tiny)
+        scale = right.T / positive(size)
         scaled = data.rows @ scale
         return cls(scaled.mT @ scaled, data.noise**2 * scale.T @ scale, data.rows.shape[1])
 

@@ -142,8 +142,12 @@ class _Search:
             residual = partial(self._residual, weight=weight)
             stepped = partial(self._stepped, weight=weight)
             y, left = linear.descended(y, residual, stepped, steps, FAILS, enough**2)
-        points: Tensor = self.centre + y @ self.axes.T
+        points = self._points(y)
         return points[left.sqrt() < FOUND * self._expected(y, points)]
+
+    def _points(self, y: Tensor) -> Tensor:
+        points: Tensor = self.centre + y @ self.axes.T
+        return points
 
     def _expected(self, y: Tensor, points: Tensor) -> Tensor:
         """Return the residuals (s,) that noise and rounding cause for tokens.
@@ -164,7 +168,7 @@ class _Search:
 
     def _hidden(self, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the upper layer computes (s, m), and its hidden values with a 1."""
-        inner = (self.centre + y @ self.axes.T) @ self.weight.T
+        inner = self._points(y) @ self.weight.T
         hidden = nn.functional.gelu(inner)
         return inner, torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
 
@@ -172,7 +176,7 @@ class _Search:
         """Return the part of hidden values outside their space, and the deviation of the norm."""
         _, whole = self._hidden(y)
         outside = whole - whole @ self.hidden.T @ self.hidden
-        normal = (self.centre + y @ self.axes.T) @ self.normal
+        normal = self._points(y) @ self.normal
         off = normal.square().mean(1, keepdim=True) - 1
         return torch.cat([outside, weight * off], dim=1)
 
@@ -181,7 +185,7 @@ class _Search:
         inner, _ = self._hidden(y)
         slope = gelu_slope(inner)[:, :, None] * self.slope
         inside = self.hidden[:, :-1] @ slope
-        normal = (self.centre + y @ self.axes.T) @ self.normal
+        normal = self._points(y) @ self.normal
         along = 2 * weight / normal.shape[1] * (normal @ self.normal.T @ self.axes)
         matrix = slope.mT @ slope - inside.mT @ inside + along[:, :, None] * along[:, None]
         right = (slope.mT @ value[:, :-2, None])[:, :, 0] + along * value[:, -1:]
@@ -329,6 +333,7 @@ def _centred(x: Tensor) -> Tensor:
 
 
 def _different(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the different rows (k, h), and the index (n,) of each row among them."""
     near = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     same = near < APART * rows.norm(dim=1).mean()
     first = same.double().argmax(1)

@@ -175,12 +175,14 @@ def _begin(
 
 
 def _solve_slopes(state: _State, rows: Tensor) -> None:
+    """Determine D from F, row by row."""
     weight = 1 / state.variance(state.deviation)
     right = (weight * rows) @ state.features.T * state.live
     state.slopes = (_of_rows(state, weight) @ right[:, :, None])[:, :, 0]
 
 
 def _of_rows(state: _State, weight: Tensor) -> Tensor:
+    """Return the inverse (H, b, b) of the normal equations of each row's slopes."""
     b = len(state.features)
     pairs = (state.features[:, None] * state.features[None]).reshape(b * b, -1)
     mask = state.live.to(weight)
@@ -228,6 +230,7 @@ def _solve_both(state: _State, rows: Tensor) -> None:
 
 
 def _solve_features(state: _State, rows: Tensor) -> None:
+    """Determine the weak part of F from D, column by column."""
     known = ~state.weak
     weight = 1 / state.variance()
     left = rows - state.slopes[:, known] @ state.features[known]

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from leakaudit.inversion.exact import certify, whole_chain
 from leakaudit.inversion.exact.chain_pieces import ComposedFunction
-from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.exact.whole_chain import ChainEquations, ChainSystem
 
 if TYPE_CHECKING:
@@ -89,11 +88,12 @@ class _RaySearch:
         self._attempt(every, ChainSystem((one,)))
 
     def _attempt(self, rays: list[int], equations: ChainSystem) -> None:
+        """Solve equations of some rays, and sort the images."""
         if equations.per_pixel < FEWEST:
             self.why = SHORT.format(equations.per_pixel)
             return
         task = self.found.task
-        grid = PixelGrid.of(task)
+        grid = self.found.grid
         start = torch.full((len(rays), *task.spec.shape), GREY, dtype=self.found.rows.dtype)
         best = {**self.close, **self.unique, **self.known}
         for place, k in enumerate(rays):
@@ -125,8 +125,7 @@ def equations(
     floor = max(LEAST, ROUNDED * min(1.0, precision))
     errors = torch.from_numpy(found.error).to(values)[chosen]
     error = (errors / values.abs().amax(1)).clamp_min(floor)
-    grid = PixelGrid.of(found.task)
-    level = (1 / (grid.levels * grid.std)).reshape(1, *found.task.spec.shape)
+    level = (1 / (found.grid.levels * found.grid.std)).reshape(1, *found.task.spec.shape)
     return ChainEquations(chain, values, error, level)
 
 

@@ -16,6 +16,7 @@ from leakaudit.inversion.exact.chain_pieces import (
     weight_gradient,
 )
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
+from leakaudit.inversion.linear import positive
 from leakaudit.tasks.activations import ACTIVATIONS, Inverse
 
 # `peel` takes one layer off after the other, and needs enough equations for each of them. But what
@@ -96,8 +97,6 @@ SETTLED = 0.05
 # Features of a model up to which the matrix of its equations is computed for that. A choice: it has
 # 20 MB for images of CIFAR-10, and conjugate gradients take ten times as long.
 DENSE = 1000
-
-TINY = torch.finfo(torch.float64).tiny  # only prevents 0 / 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -337,11 +336,11 @@ class _LinearSystem:
             if bool((size <= tolerance**2 * start).all()):
                 break
             moved = self.normal(p) + added * p
-            length = _spread(size / self.product(p, moved).clamp_min(TINY), p)
+            length = _spread(size / positive(self.product(p, moved)), p)
             v = v + length * p
             left = left - length * moved
             again = self.product(left, left)
-            p = left + _spread(again / size.clamp_min(TINY), p) * p
+            p = left + _spread(again / positive(size), p) * p
             size = again
         return v
 
@@ -472,12 +471,14 @@ def weakest(line: _LinearSystem, like: Tensor, floor: Tensor) -> Tensor:
 
 
 def _strength(line: _LinearSystem, like: Tensor) -> Tensor:
+    """Return the mean strength (b,) of J^T J in a random direction."""
     v = torch.randn(like.shape, generator=torch.Generator().manual_seed(0), dtype=like.dtype)
     moved = line.normal(v)
     return (line.product(moved, moved) / line.product(v, v)).sqrt()
 
 
 def _inside(x: Tensor, grid: PixelGrid) -> Tensor:
+    """Move pixels into the range of the data."""
     flat = x.flatten(1)
     low = -grid.mean / grid.std
     high = (1 - grid.mean) / grid.std
@@ -485,6 +486,7 @@ def _inside(x: Tensor, grid: PixelGrid) -> Tensor:
 
 
 def _rounded(x: Tensor, grid: PixelGrid) -> Tensor:
+    """Round images to the grid, in the units of the network."""
     return grid.rounded(x.flatten(1)).reshape(x.shape)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import AttackError
-from leakaudit.inversion.linear import least_squares
+from leakaudit.inversion.linear import least_squares, positive
 from leakaudit.inversion.search import priors
 
 if TYPE_CHECKING:
@@ -228,8 +228,7 @@ def pooled(head: LastLayer, batch: int) -> Tensor:
     """
     matrix, shift = _model(head)
     bias = _bias(head)
-    tiny = torch.finfo(bias.dtype).tiny
-    h = bias @ head.weight / bias.square().sum().clamp_min(tiny)
+    h = bias @ head.weight / positive(bias.square().sum())
     p = (matrix @ h + shift).softmax(0).expand(head.classes, -1)
     # Three right-hand sides at once: D = u - v h^T is linear in h, and n has the same equations as
     # v.
@@ -241,7 +240,7 @@ def pooled(head: LastLayer, batch: int) -> Tensor:
         v = solved[:, -2]
         n = solved[:, -1]
         trust = 1 / (n.clamp_min(0) + TRUST)
-        h = (trust * v) @ u / (trust * v.square()).sum().clamp_min(tiny)
+        h = (trust * v) @ u / positive((trust * v.square()).sum())
         own = (u - v[:, None] * h) / n.clamp_min(ONE)[:, None]
         apart = torch.where((n > PRESENT)[:, None], own, 0.0)
         p = 0.5 * p + 0.5 * ((h + apart) @ matrix.T + shift).softmax(1)
@@ -262,6 +261,7 @@ def whole(real: Tensor, batch: int) -> Tensor:
 
 
 def _model(head: LastLayer) -> tuple[Tensor, Tensor]:
+    """Return weights and bias of the last layer; a bias of zero if it has none."""
     if head.matrix is None:
         raise AttackError(
             "labels: this method requires the model at which the gradient was computed; use llg"

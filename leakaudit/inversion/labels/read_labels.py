@@ -73,6 +73,7 @@ def read(leak: GradientLeak, task: Task, batch: int) -> LabelReading | None:
 
 
 def _heads(leak: GradientLeak, task: Task) -> list[label_counts.LastLayer]:
+    """Return the last layer in the plain rows that contain it."""
     found: list[label_counts.LastLayer] = []
     for row in label_signs.plain_rows(leak)[:ROWS]:
         head = label_counts.of(leak, task, row)

@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.progress import expired, step
+from leakaudit.inversion.linear import positive
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.optimise import Ended, Objective, Point, SearchRun, better
 
@@ -142,6 +143,7 @@ def _step(
     project: Callable[[Tensor], Tensor],
     run: SearchRun,
 ) -> SearchRun:
+    """Take one step of one search; a point without a finite slope is replaced by the last one."""
     if schedule.langevin:
         walker.shake(schedule.langevin * schedule.at(k), generator)
     value, (slope,) = walker.evaluate(objective)
@@ -244,6 +246,5 @@ def shaped(slope: Tensor, slopes: Slopes) -> Tensor:
     if slopes == "hard":
         return slope.sign()
     if slopes == "soft":
-        size = (slope.abs() + slope.abs().mean()).clamp_min(torch.finfo(slope.dtype).tiny)
-        return slope / size
+        return slope / positive(slope.abs() + slope.abs().mean())
     return slope

@@ -106,6 +106,7 @@ def restarted(
 
 
 def _best(old: SearchRun | None, new: SearchRun) -> SearchRun:
+    """Return the better of two runs, with the total steps of both."""
     if old is None:
         return new
     return new.after(old) if new.objective < old.objective else old.after(new)
@@ -144,6 +145,7 @@ def _search(
     what: str,
     needless: Callable[[int], bool],
 ) -> Iterator[tuple[int, SearchRun]]:
+    """Search from points (K, n) that fit in memory together, in one format after another."""
     left = {k: SearchRun(problems.split(x)) for k, x in enumerate(flat)}
     formats = schedule.formats[-1:] if problems.chunk == 1 else schedule.formats
     pairs: dict[int, LbfgsMemory] = {}
@@ -332,6 +334,7 @@ class _Batch:
 
 
 def _along(a: Tensor, b: Tensor) -> Tensor:
+    """Return the products (K,) of vectors (K, n), in float64."""
     product: Tensor = torch.linalg.vecdot(a.double(), b.double())
     return product
 

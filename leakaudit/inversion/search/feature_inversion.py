@@ -102,6 +102,7 @@ def _smooth(
     steps: int,
     enlarge: Callable[[Tensor], Tensor],
 ) -> SearchRun:
+    """Run one search with one weight of total variation."""
 
     def objective(z: Tensor) -> Tensor:
         x = enlarge(z)

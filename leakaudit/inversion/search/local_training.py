@@ -87,7 +87,7 @@ def refused(
 ) -> str | None:
     """Explain why an attack that compares updates at known labels cannot use a leak."""
     if not leak.is_plain:
-        return "it fits single gradients, but this leak contains combinations; use differential"
+        return objectives.COMBINED
     why = missing(leak, batch, samples)
     if why:
         return why
@@ -133,4 +133,5 @@ def misfit(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> fl
 
 
 def _updates(target: Target, task: Task, local: Local, x: Tensor, y: Tensor, graph: bool) -> Tensor:
+    """Return the updates (T, c) of the dummy records."""
     return torch.stack([update(task, local, w, x, y, graph)[target.columns] for w in target.theta])

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.inversion.linear import positive
 from leakaudit.inversion.search import priors
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Target:
     def cosine(self, found: Tensor) -> Tensor:
         """Return one minus the cosine of whitened rows of gradients (T, c) and the target."""
         rows = self.mixing @ found
-        size = rows.norm().clamp_min(torch.finfo(rows.dtype).tiny)
+        size = positive(rows.norm())
         loss: Tensor = 1 - (rows * self.aim).sum() / size
         return loss
 
@@ -64,6 +65,9 @@ class Target:
         """Return the relative norm of the whitened residual; infinite if it is not finite."""
         size = float((self.mixing @ found - self.aim).norm())
         return size if math.isfinite(size) else math.inf
+
+
+COMBINED = "it fits single gradients, but this leak contains combinations; use differential"
 
 
 def missing(leak: GradientLeak, batch: int | None) -> str | None:
@@ -123,11 +127,9 @@ def target(leak: GradientLeak, task: Task, rows: int, dtype: torch.dtype) -> Tar
     value = leak.value[chosen].to(task.device, torch.float64)
     # In float64, because the squared rounding error of a small gradient is 0 in float32.
     whiten, noise = _whiten(leak, chosen, value)
-    theta = value.new_empty(0, dtype=dtype)
-    if leak.theta is not None:
-        theta = leak.theta[used].to(task.device, dtype)
+    assert leak.theta is not None
     return Target(
-        theta=theta,
+        theta=leak.theta[used].to(task.device, dtype),
         combination=combination.to(dtype),
         value=value.to(dtype),
         mixing=(whiten @ combination).to(dtype),
@@ -225,7 +227,7 @@ class _Squares(torch.autograd.Function):
 
 def angles(found: Tensor, aim: Tensor) -> Tensor:
     """Return the same as `cosine`, (k,), for rows (k, m * c) of `mixed`."""
-    size = torch.linalg.vecdot(found, found).sqrt().clamp_min(torch.finfo(found.dtype).tiny)
+    size = positive(torch.linalg.vecdot(found, found).sqrt())
     loss: Tensor = 1 - torch.linalg.vecdot(found, aim.flatten(1)) / size
     return loss
 
@@ -275,6 +277,7 @@ def reconstruction(
 
 
 def _window(leak: GradientLeak, rows: int) -> slice:
+    """Return the consecutive rows with the largest total signal-to-noise ratio."""
     rows = min(rows, len(leak.value))
     first = int(clarity(leak).unfold(0, rows, 1).sum(1).argmax())
     return slice(first, first + rows)

@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from leakaudit._util.assignment import assign
+from leakaudit.inversion.linear import positive
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -135,7 +136,7 @@ def apart(found: Statistics, known: Statistics) -> Tensor:
             continue
         a, b = found[name]
         mean, var = (t.to(a) for t in statistics)
-        size = var.mean().clamp_min(torch.finfo(var.dtype).tiny)
+        size = positive(var.mean())
         gap = (a - mean).square().mean() / size + (b - var).square().mean() / size.square()
         weight = FIRST if k == 0 else 1.0
         gaps.append(weight * gap)
@@ -161,6 +162,7 @@ def shift(x: Tensor, reference: Tensor, most: int) -> Tensor:
 
 
 def _moved(n: int, by: int, device: torch.device) -> Tensor:
+    """Return the indices (n,) of the rows that a shift moves to each of n rows."""
     return (torch.arange(n, device=device) - by).clamp(0, n - 1)
 
 

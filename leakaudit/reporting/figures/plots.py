@@ -288,6 +288,15 @@ def looks_of(
     return found
 
 
+def with_intervals(
+    texts: Mapping[str, str], panels: Iterable[Panel], medians: str, rates: str
+) -> dict[str, str]:
+    """Return the texts of styles, with other ones for medians and rates that have intervals."""
+    lines = [line for panel in panels for line in panel.lines if any(line.intervals)]
+    own = {"median": medians, "rate": rates}
+    return {**texts, **{line.style: own[line.style] for line in lines if line.style in own}}
+
+
 def expect_suffix(path: Path, option: str = "--output") -> None:
     """Check that the suffix of a file name is a supported chart format."""
     if path.suffix.lower() not in SUFFIXES:

@@ -71,7 +71,9 @@ def panels(sweep: SweepPart) -> _Drawing:
     if not drawn:
         drawn.append(("no cell has a result", [Panel("PSNR", ())]))
     legend = {name: name for name in names[: len(plots.COLOURS)]}
-    return _Drawing(tuple(drawn), legend, _styles(drawn), max(0, len(rows) - ROWS))
+    every = [panel for _, some in drawn for panel in some]
+    styles = plots.with_intervals(STYLES, every, MEDIANS, RATES)
+    return _Drawing(tuple(drawn), legend, styles, max(0, len(rows) - ROWS))
 
 
 @dataclass(frozen=True)
@@ -267,21 +269,6 @@ def _places(mine: Sequence[SweepPoint], view: _View) -> list[SweepPoint | None]:
 
 def _share(point: SweepPoint) -> float | None:
     return point.recovered / point.records if point.records else None
-
-
-def _styles(rows: Sequence[plots.Row]) -> dict[str, str]:
-    bars: set[str] = set()
-    for _, some in rows:
-        for panel in some:
-            for line in panel.lines:
-                if any(line.intervals):
-                    bars.add(line.style)
-    texts = dict(STYLES)
-    if "median" in bars:
-        texts["median"] = MEDIANS
-    if "rate" in bars:
-        texts["rate"] = RATES
-    return texts
 
 
 def _sorted(values: Iterable[Free]) -> list[Free]:

@@ -640,6 +640,16 @@ def cell_of(finding: Finding) -> str:
     return f"{point_of(cell.epsilon)}, seed {cell.seed}"
 
 
+def epsilon_order(epsilon: Extended) -> float:
+    """Return epsilon as a number: infinity without noise, 0 for constants as configured."""
+    return float(decoded(epsilon) or 0.0)
+
+
+def epsilon_name(epsilon: Extended) -> str:
+    """Return the name of a grid point on the axis of a figure."""
+    return "as set" if not epsilon else format(decoded(epsilon), "g")
+
+
 def grid_epsilon(epsilon: Extended) -> str:
     """Return a point of an audit's grid as a table cell, such as ``10``."""
     if epsilon is None:

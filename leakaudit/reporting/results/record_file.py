@@ -19,6 +19,7 @@ from leakaudit._util.uncollected import read_json
 from leakaudit._util.untrusted import npz
 from leakaudit.core import mapping, registry
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.evidence import Evidence, Origin
 from leakaudit.core.reconstruction import Certificate, Reconstruction, check_stored
 from leakaudit.core.trace import Json
 from leakaudit.reporting.results import model
@@ -269,7 +270,10 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
         tokens,
         given(finding.others, ()),
         given(finding.rounds, ()),
-        tuple(model.evidence_of(one) for one in given(finding.evidence, ())),
+        tuple(
+            Evidence(one.subject, Origin[one.origin], one.detail)
+            for one in given(finding.evidence, ())
+        ),
     )
 
 

@@ -19,7 +19,7 @@ from leakaudit.reporting.results.model import RunRecord, Undetermined
 
 @renderer("junit")
 def render(results: Mapping[str, Json]) -> str:
-    """Return JUnit XML in the form that Jenkins and GitLab read, with one suite per adversary.
+    """Return JUnit XML in the form that Jenkins and GitLab read.
 
     Inconclusive checks and undetermined nodes are skipped. A run that did not examine everything,
     or whose truth refutes its certificates, has a case with an error.

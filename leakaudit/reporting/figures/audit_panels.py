@@ -83,7 +83,8 @@ def styles(panels: Sequence[plots.Panel]) -> dict[str, str]:
 
 
 def _points(audit: AuditPart) -> list[float]:
-    return sorted({epsilon_order(one.epsilon) for one in (*audit.curves, *audit.verdicts)})
+    points = {epsilon_order(curve.epsilon) for curve in audit.curves}
+    return sorted(points | {epsilon_order(verdict.epsilon) for verdict in audit.verdicts})
 
 
 def _quality(record: AuditRecord, points: Sequence[float], who: str) -> list[plots.Panel]:

@@ -197,16 +197,17 @@ def _rows(points: Sequence[SweepPoint], view: _View) -> dict[str, list[SweepPoin
 def _panels(
     group: Sequence[SweepPoint], view: _View, names: Sequence[str], psnr: float
 ) -> list[Panel]:
+    own: dict[str, list[SweepPoint]] = {name: [] for name in names}
+    for point in group:
+        own[view.line(point)].append(point)
     found = []
     for one in curves_of(group):
         lines = []
-        for name in names:
-            mine = [point for point in group if view.line(point) == name]
+        for name, mine in own.items():
             lines += _quality(mine, view, name, one)
         found.append(_panel(one.drawn, lines, view, one.high, plots.cap(one.unit)))
     shares = []
-    for name in names:
-        mine = [point for point in group if view.line(point) == name]
+    for name, mine in own.items():
         shares += _shares(mine, view, name)
     found.append(_panel(f"recovered: {psnr:g} dB or more", shares, view, 1.0))
     return found

@@ -224,7 +224,7 @@ def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> str:
 
 def count_verdicts(verdicts: Iterable[VerdictEntry]) -> dict[Verdict, int]:
     """Return the number of verdicts of each kind that occurs, the most severe first."""
-    counts = Counter(one.verdict for one in verdicts)
+    counts = Counter[str](one.verdict for one in verdicts)
     return {verdict: counts[verdict.name] for verdict in VERDICT_ORDER if verdict.name in counts}
 
 

@@ -73,8 +73,9 @@ def text(record: AuditRecord, width: int | None = None) -> list[RenderableType]:
     judgements = _rows(record.audit)
     shown = judgements if width is None else judgements[:SHOWN]
     rows = []
-    for *where, verdict, measured in shown:
-        rows.append((*where, Text(verdict.words, style=STYLES[verdict]), measured))
+    for row in shown:
+        verdict = Text(row[4].words, style=STYLES[row[4]])
+        rows.append((*row[:4], verdict, row[5]))
     judged = table(columns, rows, width)
     summary = Text(clean(record.summary), style="bold")
     parts: list[RenderableType] = [summary, attacked, Text(REFUSED, style="dim"), judged]
@@ -128,7 +129,7 @@ def verdicts(audit: AuditPart) -> list[tuple[str, ...]]:
     Points without a guarantee are omitted; the tests of a guarantee that allows everything share
     one row.
     """
-    return [(*where, verdict.words, measured) for *where, verdict, measured in _rows(audit)]
+    return [(*row[:4], row[4].words, row[5]) for row in _rows(audit)]
 
 
 def _rows(audit: AuditPart) -> list[_Row]:

@@ -13,9 +13,9 @@ from leakaudit.reporting.results import model
 
 @renderer("csv")
 def render(results: Mapping[str, Json], table: str | None = None) -> str:
-    """Return a table as RFC 4180 describes it, in which no name acts as a formula.
+    """Return a table as RFC 4180 describes it.
 
-    If rows are missing, the first cell of a last line says so.
+    No name acts as a formula. If rows are missing, the first cell of a last line says so.
     """
     record = model.of(results)
     made = flat.table(record, table)

@@ -18,7 +18,10 @@ _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 @renderer("github")
 def render(results: Mapping[str, Json]) -> str:
-    """Return workflow commands: the summary, then one line per check."""
+    """Return the summary and one line per check; the Markdown report serves as the job's summary.
+
+    They are workflow commands of GitHub Actions.
+    """
     shown = DisplayRecord.of(results)
     found = checks(shown.record)
     command = "notice" if is_settled(shown.record) else "warning"

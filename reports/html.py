@@ -13,7 +13,7 @@ from leakaudit.reporting.results import model
 
 @renderer("html")
 def render(results: Mapping[str, Json]) -> str:
-    """Return one self-contained page that requests nothing, with every name escaped."""
+    """Return one self-contained page that requests nothing."""
     if results["kind"] == "sweep":
         # The tables of the terminal, which other pages do without
         from leakaudit.reporting.figures import plots, sweep_figure

@@ -19,7 +19,7 @@ from leakaudit.reporting.results.model import RunRecord, Undetermined
 
 @renderer("junit")
 def render(results: Mapping[str, Json]) -> str:
-    """Return JUnit XML in the form that Jenkins and GitLab read, with one suite per adversary.
+    """Return JUnit XML in the form that Jenkins and GitLab read.
 
     Inconclusive checks and undetermined nodes are skipped. A run that did not examine everything,
     or whose truth refutes its certificates, has a case with an error.
@@ -71,13 +71,14 @@ def _count(cases: list[Tree.Element], outcome: str) -> str:
     return str(sum(case.find(outcome) is not None for case in cases))
 
 
+def _element(record: RunRecord, name: str, rule: str, seconds: float = 0.0) -> Tree.Element:
+    """A case without an outcome; viewers group the cases of one rule by its class."""
+    group = f"leakaudit.{clean(record.trace.protocol)}.{rule}"
+    return Tree.Element("testcase", name=name, classname=group, time=f"{seconds:.3f}")
+
+
 def _case(record: RunRecord, check: GradedItem) -> Tree.Element:
-    case = Tree.Element(
-        "testcase",
-        name=check.name,
-        classname=_class(record, check.rule),
-        time=f"{check.seconds:.3f}",
-    )
+    case = _element(record, check.name, check.rule, check.seconds)
     if check.level == "error":
         failure = Tree.SubElement(case, "failure", type=check.word, message=check.message)
         failure.text = check.detail or check.message
@@ -88,12 +89,7 @@ def _case(record: RunRecord, check: GradedItem) -> Tree.Element:
 
 
 def _unknown(record: RunRecord, one: Undetermined) -> Tree.Element:
-    case = Tree.Element(
-        "testcase",
-        name=f"node {one.node}: no leak determined",
-        classname=_class(record, "none"),
-        time="0.000",
-    )
+    case = _element(record, f"node {one.node}: no leak determined", "none")
     message = clean(one.reason)
     if one.understood is False:
         message = f"not understood: {message}"
@@ -108,17 +104,13 @@ def _unexamined(record: RunRecord, nothing: bool) -> Tree.Element:
     if nothing:
         name = "examined"
         message = "nothing was examined"
-    case = Tree.Element("testcase", name=name, classname=_class(record, "run"), time="0.000")
+    case = _element(record, name, "run")
     error = Tree.SubElement(case, "error", type="not examined", message=message)
     error.text = clean("; ".join([message, *record.not_tried]))
     return case
 
 
 def _refuted(record: RunRecord, why: str) -> Tree.Element:
-    case = Tree.Element("testcase", name="truth", classname=_class(record, "run"), time="0.000")
+    case = _element(record, "truth", "run")
     Tree.SubElement(case, "error", type="refuted", message=why)
     return case
-
-
-def _class(record: RunRecord, rule: str) -> str:
-    return f"leakaudit.{clean(record.trace.protocol)}.{rule}"

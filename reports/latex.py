@@ -101,7 +101,7 @@ CAPPED = rf"A PSNR above {plots.PSNR_SHOWN:g}\,dB is given as $>${plots.PSNR_SHO
 
 @renderer("latex")
 def render(results: Mapping[str, Json], table: str | None = None) -> str:
-    """Return a table in ASCII that needs booktabs, and longtable if it is long."""
+    """Return a table environment that needs booktabs, and longtable if it is long."""
     record = model.of(results)
     made = flat.table(record, table)
     rows = made.dicts()

@@ -13,5 +13,5 @@ from leakaudit.reporting.figures import paper, record_figure
 def render(results: Mapping[str, Json], figure_width: str | float = "page") -> bytes:
     """Draw the figure of a record."""
     width = paper.width_of(figure_width)
-    content, _ = record_figure.of(results)
-    return paper.png(content, width)
+    content, title = record_figure.of(results)
+    return paper.drawn(content, "png", width, title)

@@ -14,4 +14,4 @@ def render(results: Mapping[str, Json], figure_width: str | float = "page") -> s
     """Draw the figure of a record."""
     width = paper.width_of(figure_width)
     content, title = record_figure.of(results)
-    return paper.svg(content, width, title)
+    return paper.drawn(content, "svg", width, title).decode()

@@ -230,12 +230,12 @@ def test_names_of_a_record_are_drawn_as_text() -> None:
 def test_many_rows_take_several_pages() -> None:
     panel = plots.Panel("SSIM", (plots.PlotLine("a", "rate", [0.5]),), points=("1",))
     rows = [(f"row {k}", [panel]) for k in range(12)]
-    made = paper.pdf(CurveFigure(rows, {"a": "a"}, {}), 84, "many")
+    made = paper.drawn(CurveFigure(rows, {"a": "a"}, {}), "pdf", 84, "many")
     assert len(re.findall(rb"/MediaBox", made)) == 3
     names = [f"node {k}" for k in range(120)]
     strips = Strips(names, [StripPanel("PSNR, dB", [[1.0]] * 120)])
-    assert len(re.findall(rb"/MediaBox", paper.pdf(strips, 84, "many"))) == 3
-    assert paper.png(strips, 84).startswith(b"\x89PNG")
+    assert len(re.findall(rb"/MediaBox", paper.drawn(strips, "pdf", 84, "many"))) == 3
+    assert paper.drawn(strips, "png", 84, "").startswith(b"\x89PNG")
 
 
 def test_zero_and_infinity_are_beside_a_logarithmic_axis_and_not_joined_to_it() -> None:

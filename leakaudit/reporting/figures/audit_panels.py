@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from leakaudit.core.quantities import Quantity
 from leakaudit.reporting.figures import plots
+from leakaudit.reporting.findings.wording import epsilon_name, epsilon_order
 from leakaudit.reporting.results import intervals
 from leakaudit.reporting.results.model import (
     AuditPart,
     AuditRecord,
     CurvePoint,
     CurveValues,
-    Extended,
     NumberColumn,
     SweepStatistics,
     VerdictEntry,
     curves_of,
-    decoded,
     given,
     statistics,
 )
@@ -41,7 +39,7 @@ def views(record: AuditRecord) -> list[_AdversaryPanels]:
     """Return the panels of every adversary of an audit."""
     audit = record.audit
     points = _points(audit)
-    names = tuple(map(_name, points))
+    names = tuple(map(epsilon_name, points))
     found = []
     for who in dict.fromkeys(curve.adversary for curve in audit.curves):
         panels = [*_quality(record, points, who), *_success(audit, points, who)]
@@ -79,41 +77,14 @@ def legend(audit: AuditPart, panels: Sequence[plots.Panel]) -> dict[str, str]:
 
 def styles(panels: Sequence[plots.Panel]) -> dict[str, str]:
     """Return what the styles of lines and their intervals mean, for the legend."""
-    used: set[str] = set()
-    bars: set[str] = set()  # styles with an interval
-    for panel in panels:
-        for line in panel.lines:
-            used.add(line.style)
-            if any(line.intervals):
-                bars.add(line.style)
+    used = {line.style for panel in panels for line in panel.lines}
     texts = {style: text for style, text in STYLES.items() if style in used}
-    if "median" in bars:
-        texts["median"] = MEDIANS
-    if "rate" in bars:
-        texts["rate"] = RATES
-    return texts
+    return plots.with_intervals(texts, panels, MEDIANS, RATES)
 
 
 def _points(audit: AuditPart) -> list[float]:
-    every: set[float] = set()
-    for curve in audit.curves:
-        every.add(_key(curve.epsilon))
-    for verdict in audit.verdicts:
-        every.add(_key(verdict.epsilon))
-    return sorted(every)
-
-
-def _key(epsilon: Extended) -> float:
-    """Epsilon as a number: infinity without noise, 0 for constants as configured."""
-    return float(decoded(epsilon) or 0.0)
-
-
-def _name(point: float) -> str:
-    if point == math.inf:
-        return "inf"
-    if point == 0:
-        return "as set"
-    return f"{point:g}"
+    points = {epsilon_order(curve.epsilon) for curve in audit.curves}
+    return sorted(points | {epsilon_order(verdict.epsilon) for verdict in audit.verdicts})
 
 
 def _quality(record: AuditRecord, points: Sequence[float], who: str) -> list[plots.Panel]:
@@ -144,8 +115,8 @@ def _lines(
     for curve in curves:
         found = statistics(curve, one)
         if found is not None:
-            at[_key(curve.epsilon)] = found
-            between[_key(curve.epsilon)] = _range(record, curve, one)
+            at[epsilon_order(curve.epsilon)] = found
+            between[epsilon_order(curve.epsilon)] = _range(record, curve, one)
     if not at:
         return []
     bars = [between.get(point) for point in points]
@@ -203,9 +174,9 @@ def _rates(attack: str, tests: Sequence[VerdictEntry], points: Sequence[float]) 
     for one in tests:
         hits = int(_counted(one, "hits") or 0)
         trials = int(_counted(one, "trials") or 1)
-        rates[_key(one.epsilon)] = hits / trials
+        rates[epsilon_order(one.epsilon)] = hits / trials
         if trials > 1:
-            between[_key(one.epsilon)] = intervals.of_rate(hits, trials)
+            between[epsilon_order(one.epsilon)] = intervals.of_rate(hits, trials)
     measured = [rates.get(point) for point in points]
     return plots.PlotLine(attack, "rate", measured, [between.get(point) for point in points])
 
@@ -215,7 +186,7 @@ def _limits(name: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -
     for one in tests:
         ceiling = _counted(one, "ceiling")
         if ceiling is not None:
-            at[_key(one.epsilon)] = max(ceiling, at.get(_key(one.epsilon), 0.0))
+            at[epsilon_order(one.epsilon)] = max(ceiling, at.get(epsilon_order(one.epsilon), 0.0))
     return plots.PlotLine(name, "ceiling", [at.get(point) for point in points])
 
 

@@ -49,61 +49,43 @@ def width_of(width: str | float) -> float:
     return found
 
 
-def pdf(content: Content, width: float, title: str) -> bytes:
-    """Return a PDF with as many pages as necessary."""
+def drawn(content: Content, kind: str, width: float, title: str) -> bytes:
+    """Return a figure as ``pdf``, with as many pages as necessary, ``svg`` or ``png``."""
     from matplotlib.backends.backend_pdf import PdfPages
 
+    mark = marks.of(personal=not isinstance(content, CurveFigure | Strips))
     # Neither the time nor the versions of programs, which vary.
-    metadata = {"Title": clean(title), "CreationDate": None, "Creator": _mark(content)}
-    with plots.settings(changed=SETTINGS), io.BytesIO() as file:
-        with PdfPages(file, metadata={**metadata, "Producer": None}) as pages:
-            for figure in _figures(content, width, HIGHEST):
-                pages.savefig(figure)
-        return file.getvalue()
-
-
-def svg(content: Content, width: float, title: str) -> str:
-    """Return one figure as SVG."""
-    (figure,) = _figures(content, width, math.inf)
+    about = {"Title": clean(title), "Creator": mark}
     omitted = dict.fromkeys(("Date", "Format", "Type"))
-    metadata = {**omitted, "Title": clean(title), "Creator": _mark(content)}
+    metadata = {
+        "pdf": {**about, "CreationDate": None, "Producer": None},
+        "svg": {**omitted, **about},
+        "png": {marks.SOFTWARE: mark},
+    }[kind]
     with plots.settings(changed=SETTINGS), io.BytesIO() as file:
-        figure.savefig(file, format="svg", metadata=metadata)
-        return file.getvalue().decode()
-
-
-def png(content: Content, width: float) -> bytes:
-    """Return one figure as PNG."""
-    (figure,) = _figures(content, width, math.inf)
-    metadata = {marks.SOFTWARE: _mark(content)}
-    with plots.settings(changed=SETTINGS), io.BytesIO() as file:
-        figure.savefig(file, format="png", dpi=DOTS, metadata=metadata)
+        if kind == "pdf":
+            with PdfPages(file, metadata=metadata) as pages:
+                for figure in _figures(content, width, HIGHEST):
+                    pages.savefig(figure)
+        else:
+            (figure,) = _figures(content, width, math.inf)
+            figure.savefig(
+                file, format=kind, dpi=DOTS if kind == "png" else None, metadata=metadata
+            )
         return file.getvalue()
 
 
 def save(content: Content, path: Path, width: float, title: str) -> None:
     """Write a figure atomically, in the format given by the suffix."""
     plots.expect_suffix(path)
-    kind = path.suffix.lower()
-    if kind == ".pdf":
-        written = pdf(content, width, title)
-    elif kind == ".svg":
-        written = svg(content, width, title).encode()
-    else:
-        written = png(content, width)
+    written = drawn(content, path.suffix.lower()[1:], width, title)
     with replacing(path) as file:
         file.write(written)
 
 
-def _mark(content: Content) -> str:
-    """The mark of a figure: images show personal data, and charts do not."""
-    return marks.of(personal=not isinstance(content, CurveFigure | Strips))
-
-
 def _figures(content: Content, width: float, highest: float) -> list[Figure]:
-    with plots.settings(changed=SETTINGS):
-        if isinstance(content, CurveFigure):
-            return paper_curves.draw(content, width, highest)
-        if isinstance(content, Strips):
-            return paper_strips.draw(content, width, highest)
-        return paper_images.draw(content, width, highest)
+    if isinstance(content, CurveFigure):
+        return paper_curves.draw(content, width, highest)
+    if isinstance(content, Strips):
+        return paper_strips.draw(content, width, highest)
+    return paper_images.draw(content, width, highest)

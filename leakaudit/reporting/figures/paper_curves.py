@@ -105,29 +105,18 @@ def _across(content: CurveFigure, width: float) -> int:
     return math.ceil(most / math.ceil(most / fit))
 
 
-def _used(content: CurveFigure) -> dict[str, list[str]]:
-    used: dict[str, list[str]] = {}
-    for _, panels in content.rows:
-        for panel in panels:
-            for line in panel.lines:
-                used.setdefault(line.name, []).append(line.style)
-    return used
-
-
 def _names(content: CurveFigure, looks: Mapping[str, plots.LineLook]) -> list[Entry]:
-    used = _used(content)
+    used = plots.used_styles(content.rows)
     entries = []
     for name, text in content.legend.items():
-        styles = used.get(name, [])
-        style = styles[0] if styles else "median"
-        if "median" in styles:
-            style = "median"
+        styles = used.get(name, ["median"])
+        style = "median" if "median" in styles else styles[0]
         entries.append((plots.artist(style, looks[name], [0.0], [math.nan], THIN, MARKER), text))
     return entries
 
 
 def _meanings(content: CurveFigure) -> list[Entry]:
-    used = _used(content)
+    used = plots.used_styles(content.rows)
     entries = []
     for style, text in content.styles.items():
         if text and any(style in styles for styles in used.values()):
@@ -214,8 +203,7 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
         log = bool(values) and plots.logarithmic(values)
     drawable = [value for value in values if plots.is_drawn(value, log)]
     if not drawable:
-        place.set_axis_off()
-        place.text(0.5, 0.5, panel.empty, transform=place.transAxes, ha="center")
+        plots.say_instead(place, panel.empty)
         return
     scale = _Scale.of(panel.points, max((len(line.values) for line in lines), default=0))
     dodged = [line.name for line in lines if any(line.intervals)]

@@ -71,8 +71,7 @@ def draw(content: Strips, width: float, highest: float) -> list[Figure]:
             place.xaxis.set_major_locator(ticker.MaxNLocator(4, steps=plots.ROUND))
             place.xaxis.set_major_formatter(_numbered(strip.cap))
             if not any(strip.values):
-                place.set_axis_off()
-                place.text(0.5, 0.5, strip.title, transform=place.transAxes, ha="center")
+                plots.say_instead(place, strip.title)
                 continue
             place.margins(x=0.08)
             place.update_datalim([(0.0, 0.0)], updatey=False)

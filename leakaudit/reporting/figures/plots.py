@@ -288,6 +288,15 @@ def looks_of(
     return found
 
 
+def with_intervals(
+    texts: Mapping[str, str], panels: Iterable[Panel], medians: str, rates: str
+) -> dict[str, str]:
+    """Return the texts of styles, with other ones for medians and rates that have intervals."""
+    lines = [line for panel in panels for line in panel.lines if any(line.intervals)]
+    own = {"median": medians, "rate": rates}
+    return {**texts, **{line.style: own[line.style] for line in lines if line.style in own}}
+
+
 def expect_suffix(path: Path, option: str = "--output") -> None:
     """Check that the suffix of a file name is a supported chart format."""
     if path.suffix.lower() not in SUFFIXES:
@@ -421,14 +430,10 @@ def _entries(
     looks: Mapping[str, LineLook],
     note: str,
 ) -> list[tuple[Line2D, str]]:
-    used: dict[str, set[str]] = {}
-    for _, panels in rows:
-        for panel in panels:
-            for line in panel.lines:
-                used.setdefault(line.name, set()).add(line.style)
+    used = used_styles(rows)
     entries = []
     for name, words in legend.items():
-        kinds = used.get(name, set())
+        kinds = set(used.get(name, ()))
         # For a name with several styles, the style with markers represents all of them.
         style = "median"
         if len(kinds) == 1:
@@ -498,8 +503,7 @@ def _panel(figure: Figure, panel: Panel, looks: Mapping[str, LineLook], letters:
         log = logarithmic(values)
     drawable = [v for v in values if is_drawn(v, log)]
     if not drawable:
-        place.set_axis_off()
-        place.text(0.5, 0.5, panel.empty, transform=place.transAxes, ha="center", color=QUIET)
+        say_instead(place, panel.empty, QUIET)
         return place
     if log and min(values) <= 0:
         place.set_title("zeros are not shown", loc="right", fontsize=9, color=QUIET)
@@ -589,6 +593,22 @@ def whiskers(
             whisker.set_markersize(end)
             whisker.set_clip_on(False)
             yield whisker
+
+
+def used_styles(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """Return the styles of the lines of each name."""
+    used: dict[str, list[str]] = {}
+    for _, panels in rows:
+        for panel in panels:
+            for line in panel.lines:
+                used.setdefault(line.name, []).append(line.style)
+    return used
+
+
+def say_instead(place: Axes, text: str, colour: str = INK) -> None:
+    """Write a text in place of axes without values."""
+    place.set_axis_off()
+    place.text(0.5, 0.5, text, transform=place.transAxes, ha="center", color=colour)
 
 
 def values_of(lines: Iterable[PlotLine]) -> list[float]:

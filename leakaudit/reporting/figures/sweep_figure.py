@@ -71,7 +71,9 @@ def panels(sweep: SweepPart) -> _Drawing:
     if not drawn:
         drawn.append(("no cell has a result", [Panel("PSNR", ())]))
     legend = {name: name for name in names[: len(plots.COLOURS)]}
-    return _Drawing(tuple(drawn), legend, _styles(drawn), max(0, len(rows) - ROWS))
+    every = [panel for _, some in drawn for panel in some]
+    styles = plots.with_intervals(STYLES, every, MEDIANS, RATES)
+    return _Drawing(tuple(drawn), legend, styles, max(0, len(rows) - ROWS))
 
 
 @dataclass(frozen=True)
@@ -195,16 +197,17 @@ def _rows(points: Sequence[SweepPoint], view: _View) -> dict[str, list[SweepPoin
 def _panels(
     group: Sequence[SweepPoint], view: _View, names: Sequence[str], psnr: float
 ) -> list[Panel]:
+    own: dict[str, list[SweepPoint]] = {name: [] for name in names}
+    for point in group:
+        own[view.line(point)].append(point)
     found = []
     for one in curves_of(group):
         lines = []
-        for name in names:
-            mine = [point for point in group if view.line(point) == name]
+        for name, mine in own.items():
             lines += _quality(mine, view, name, one)
         found.append(_panel(one.drawn, lines, view, one.high, plots.cap(one.unit)))
     shares = []
-    for name in names:
-        mine = [point for point in group if view.line(point) == name]
+    for name, mine in own.items():
         shares += _shares(mine, view, name)
     found.append(_panel(f"recovered: {psnr:g} dB or more", shares, view, 1.0))
     return found
@@ -267,21 +270,6 @@ def _places(mine: Sequence[SweepPoint], view: _View) -> list[SweepPoint | None]:
 
 def _share(point: SweepPoint) -> float | None:
     return point.recovered / point.records if point.records else None
-
-
-def _styles(rows: Sequence[plots.Row]) -> dict[str, str]:
-    bars: set[str] = set()
-    for _, some in rows:
-        for panel in some:
-            for line in panel.lines:
-                if any(line.intervals):
-                    bars.add(line.style)
-    texts = dict(STYLES)
-    if "median" in bars:
-        texts["median"] = MEDIANS
-    if "rate" in bars:
-        texts["rate"] = RATES
-    return texts
 
 
 def _sorted(values: Iterable[Free]) -> list[Free]:

@@ -204,7 +204,7 @@ def _gated(rule: RuleEntry, cell: CellEntry | None) -> GradedItem:
         id=hashlib.sha256(mark).hexdigest(),
         name=clean(f"{rule.cell}: {rule_name(rule)}"),
         rule=clean(cell.attack if cell else rule.measure or rule.kind),
-        node=cell.worst_node or 0 if cell else 0,
+        node=cell.worst.node if cell and cell.worst else 0,
         adversary=clean(cell.adversary) if cell else "",
         level=RULES.get(rule.status, "note"),
         message=clean(f"{outcome_word(rule)}: {rule.cell}: {rule.says}"),

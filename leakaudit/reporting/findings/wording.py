@@ -224,7 +224,7 @@ def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> str:
 
 def count_verdicts(verdicts: Iterable[VerdictEntry]) -> dict[Verdict, int]:
     """Return the number of verdicts of each kind that occurs, the most severe first."""
-    counts = Counter(one.verdict for one in verdicts)
+    counts = Counter[str](one.verdict for one in verdicts)
     return {verdict: counts[verdict.name] for verdict in VERDICT_ORDER if verdict.name in counts}
 
 
@@ -638,6 +638,16 @@ def cell_of(finding: Finding) -> str:
     if cell is None:
         return ""
     return f"{point_of(cell.epsilon)}, seed {cell.seed}"
+
+
+def epsilon_order(epsilon: Extended) -> float:
+    """Return epsilon as a number: infinity without noise, 0 for constants as configured."""
+    return float(decoded(epsilon) or 0.0)
+
+
+def epsilon_name(epsilon: Extended) -> str:
+    """Return the name of a grid point on the axis of a figure."""
+    return "as set" if not epsilon else format(decoded(epsilon), "g")
 
 
 def grid_epsilon(epsilon: Extended) -> str:

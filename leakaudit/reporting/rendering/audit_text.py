@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -56,18 +56,8 @@ SPARE = ("refused", "median", "mean")  # columns of `CURVE` that a narrow termin
 SENTENCES = ("test", "what was measured")  # columns of `HEADINGS` with text
 
 
-@dataclass(frozen=True)
-class _VerdictRow:
-    """One row of the table of verdicts."""
-
-    where: tuple[str, str, str]  # epsilon, adversary, guarantee
-    test: str
-    verdict: Verdict
-    measured: str
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        return (*self.where, self.test, self.verdict.words, self.measured)
+# Epsilon, adversary, guarantee, test, verdict, and what was measured
+_Row: TypeAlias = tuple[str, str, str, str, Verdict, str]
 
 
 def text(record: AuditRecord, width: int | None = None) -> list[RenderableType]:
@@ -83,9 +73,9 @@ def text(record: AuditRecord, width: int | None = None) -> list[RenderableType]:
     judgements = _rows(record.audit)
     shown = judgements if width is None else judgements[:SHOWN]
     rows = []
-    for one in shown:
-        verdict = Text(one.verdict.words, style=STYLES[one.verdict])
-        rows.append((*one.where, one.test, verdict, one.measured))
+    for row in shown:
+        verdict = Text(row[4].words, style=STYLES[row[4]])
+        rows.append((*row[:4], verdict, row[5]))
     judged = table(columns, rows, width)
     summary = Text(clean(record.summary), style="bold")
     parts: list[RenderableType] = [summary, attacked, Text(REFUSED, style="dim"), judged]
@@ -139,11 +129,11 @@ def verdicts(audit: AuditPart) -> list[tuple[str, ...]]:
     Points without a guarantee are omitted; the tests of a guarantee that allows everything share
     one row.
     """
-    return [row.cells for row in _rows(audit)]
+    return [(*row[:4], row[4].words, row[5]) for row in _rows(audit)]
 
 
-def _rows(audit: AuditPart) -> list[_VerdictRow]:
-    rows = []
+def _rows(audit: AuditPart) -> list[_Row]:
+    rows: list[_Row] = []
     vacuous = Counter[tuple[str, str, str]]()
     for one in sorted(audit.verdicts, key=_rank):
         verdict = Verdict[one.verdict]
@@ -156,11 +146,9 @@ def _rows(audit: AuditPart) -> list[_VerdictRow]:
         test = test_words(one)
         if one.attack not in list(Guesser):  # a registered attack
             test = f"{one.attack}: {test}"
-        rows.append(_VerdictRow(where, clean(test), verdict, clean(_measured(one))))
+        rows.append((*where, clean(test), verdict, clean(_measured(one))))
     for where, count in vacuous.items():
-        rows.append(
-            _VerdictRow(where, plural.counted(count, "test"), Verdict.INCONCLUSIVE, VACUOUS)
-        )
+        rows.append((*where, plural.counted(count, "test"), Verdict.INCONCLUSIVE, VACUOUS))
     return rows
 
 

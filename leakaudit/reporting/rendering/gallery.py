@@ -7,7 +7,7 @@ import io
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from leakaudit.reporting.findings.measured import of_record
 from leakaudit.reporting.findings.shown import Picture, Section
 from leakaudit.reporting.findings.wording import cell_of, point_of
 from leakaudit.reporting.results import model, record_file
-from leakaudit.reporting.results.model import Finding, StoredImages, given
+from leakaudit.reporting.results.model import Finding, RunRecord, StoredImages, given
 
 # All of these are choices: how much space images may take on a page.
 OTHERS = 6  # candidates that are shown beside an image
@@ -77,22 +77,21 @@ class _Drawn:
 
 def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
     """Add images to a record."""
-    record = model.of_run(results)
-    sections = sections_of(record.findings, given(record.originals, None), folder)
+    sections = sections_of(model.of_run(results), folder)
     return {**results, "gallery": [asdict(section) for section in sections]}
 
 
-def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path) -> list[Section]:
+def sections_of(record: RunRecord, folder: Path) -> list[Section]:
     """Choose and read the images of findings."""
     groups: dict[tuple[str, str], list[Entry]] = {}
     totals: Counter[tuple[str, str]] = Counter()
-    for finding in findings:
+    for finding in record.findings:
         if finding.images:
             key = finding.attack, finding.adversary
             groups.setdefault(key, []).extend(_entries(finding))
             totals[key] += _records(finding)
     room = max(4, MOST // max(1, len(groups)))
-    files = _Files(folder, originals, {})
+    files = _Files(folder, given(record.originals, None), {})
     drawn = []
     for entries in groups.values():
         part = room if len(entries) <= room else min(4 * EACH, room)

@@ -29,7 +29,6 @@ from leakaudit._util.plain import encoded as encoded
 from leakaudit.core import display
 from leakaudit.core.display import CardDisplay
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.evidence import Evidence, Origin
 from leakaudit.core.quantities import QUANTITIES, Data, Metrics, Place, Quantity, add_columns, shown
 from leakaudit.core.verdict import Verdict
 
@@ -929,13 +928,6 @@ class CellEntry(_Entry, frozen=True, kw_only=True):
     reasons: dict[str, str]
     seconds: Number
 
-    @property
-    def worst_node(self) -> int | None:
-        """The node that owns the record that was recovered best, None if there is none."""
-        if self.worst is None:
-            return None
-        return self.worst.node
-
 
 class PitfallText(_Entry, frozen=True, kw_only=True):
     """A pitfall of the lint in words.
@@ -1292,11 +1284,6 @@ NO_SCORES = Scores(chance=None, labels_found=None, not_recovered=0, matched=())
 def certificate(name: str, sentence: str) -> CertificateEntry:
     """Return a certificate as an entry."""
     return msgspec.convert({"name": name, "sentence": sentence}, CertificateEntry)
-
-
-def evidence_of(entry: EvidenceEntry) -> Evidence:
-    """Return what supports an input of a statement."""
-    return Evidence(entry.subject, Origin[entry.origin], entry.detail)
 
 
 def given(value: T | UnsetType, default: T) -> T:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -19,6 +18,7 @@ from leakaudit._util.uncollected import read_json
 from leakaudit._util.untrusted import npz
 from leakaudit.core import mapping, registry
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.evidence import Evidence, Origin
 from leakaudit.core.reconstruction import Certificate, Reconstruction, check_stored
 from leakaudit.core.trace import Json
 from leakaudit.reporting.results import model
@@ -240,18 +240,24 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
         raise LeakauditError(
             f"node {finding.node}: its reconstruction was not stored; run the attack again"
         )
+    import torch
+
     path = folder / images.file
     with (
         reading(path, f"the saved reconstruction {images.x!r}, could not read it"),
         npz.Npz(path) as file,
     ):
-        tensors = _Tensors(file)
-        x = tensors.named(images.x)
-        y = tensors.optional(images.y)
-        interval = tensors.optional(given(images.interval, None))
-        tokens = tensors.optional(given(images.tokens, None))
+
+        def tensor(name: str | None) -> Tensor | None:
+            return None if name is None else torch.from_numpy(file[name])
+
+        x = torch.from_numpy(file[images.x])
+        y = tensor(images.y)
+        interval = tensor(given(images.interval, None))
+        tokens = tensor(given(images.tokens, None))
         choices = {
-            int(place): tensors.named(name) for place, name in given(images.choices, {}).items()
+            int(place): torch.from_numpy(file[name])
+            for place, name in given(images.choices, {}).items()
         }
         check_stored(x, y, interval, choices, tokens)
     return Reconstruction(
@@ -269,7 +275,10 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
         tokens,
         given(finding.others, ()),
         given(finding.rounds, ()),
-        tuple(model.evidence_of(one) for one in given(finding.evidence, ())),
+        tuple(
+            Evidence(one.subject, Origin[one.origin], one.detail)
+            for one in given(finding.evidence, ())
+        ),
     )
 
 
@@ -279,22 +288,3 @@ def _stored(tensor: Tensor) -> np.ndarray:
 
     values = tensor.detach().cpu()
     return values.float().numpy() if values.dtype == torch.bfloat16 else values.numpy()
-
-
-@dataclass(frozen=True)
-class _Tensors:
-    """The arrays of one npz as tensors."""
-
-    file: npz.Npz
-
-    def named(self, name: str) -> Tensor:
-        """Return an array that must exist."""
-        import torch
-
-        return torch.from_numpy(self.file[name])
-
-    def optional(self, name: str | None) -> Tensor | None:
-        """Return an array, None if no name is given."""
-        if name is None:
-            return None
-        return self.named(name)

@@ -240,7 +240,7 @@ def _images(record: model.Record, folder: Path) -> dict[str, np.ndarray]:
     if not isinstance(record, RunRecord):
         return {}
     images: dict[str, np.ndarray] = {}
-    sections = gallery.sections_of(record.findings, given(record.originals, None), folder)
+    sections = gallery.sections_of(record, folder)
     for section in sections:
         for k, picture in enumerate(section.images):
             drawn = _side_by_side(picture)

@@ -39,7 +39,7 @@ def export(root: Path, target: Path, step: Callable[[str, int, int], None]) -> _
     for done, run in enumerate(listing.runs):
         step("reports", done, len(listing.runs))
         try:
-            text = pages.report(run, reports.page(listing.paths[run.id]))
+            text = pages.report(run, reports.page(listing.paths[run.id]).html)
         except LeakauditError as error:
             why = str(error).replace(f"{index.root}/", "")
             failed.append((run.place, why))

@@ -17,8 +17,8 @@ from leakaudit.reporting.rendering import templates
 from leakaudit.reporting.viewing import compare, filters
 from leakaudit.reporting.viewing.filters import Query
 from leakaudit.reporting.viewing.index import RUNS, FolderListing
-from leakaudit.reporting.viewing.reports import Changes, Page
-from leakaudit.reporting.viewing.running import FinishedCell, Progress
+from leakaudit.reporting.viewing.reports import Changes
+from leakaudit.reporting.viewing.running import Progress
 from leakaudit.reporting.viewing.summaries import RunSummary
 
 ROWS = 2000  # runs on one page of the list; a choice
@@ -98,20 +98,20 @@ def compared(runs: Sequence[RunSummary], changes: Changes | None, why: str) -> s
     )
 
 
-def watched(progress: Progress, cells: Sequence[FinishedCell], paused: bool) -> str:
+def watched(progress: Progress, cells: Sequence[object], paused: bool) -> str:
     """Render the progress of a run."""
     return _render("watch.html.j2", progress=progress, cells=cells, paused=paused, refresh=REFRESH)
 
 
-def report(run: RunSummary, page: Page) -> str:
+def report(run: RunSummary, html: str) -> str:
     """Return the report of a run, with a way back to the list."""
     bar = (
         f'<nav aria-label="All runs"><p><a href="../{LIST}">All runs</a> '
         f'<span class="quiet">/ {escape(run.place)}</span></p></nav>'
     )
-    before, mark, after = page.html.partition("<body>")
+    before, mark, after = html.partition("<body>")
     if not mark:
-        return page.html
+        return html
     return f"{before}{mark}\n{bar}{after}"
 
 

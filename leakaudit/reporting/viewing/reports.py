@@ -27,7 +27,7 @@ BESIDE = 10_000  # files of a folder whose state decides whether a report is ren
 Key = tuple[object, ...]
 
 
-class Page(Struct, frozen=True):
+class _Page(Struct, frozen=True):
     """A report."""
 
     html: str
@@ -54,7 +54,7 @@ class Reports:
         """Prepare; no process is started before the first report."""
         self._root = root
         self._seconds = seconds
-        self._kept: OrderedDict[Key, Page] = OrderedDict()
+        self._kept: OrderedDict[Key, _Page] = OrderedDict()
         self._size = 0
         self._warm = False
         self._lock = threading.Lock()
@@ -66,14 +66,14 @@ class Reports:
                 self._warm = True
                 forks.context(PRELOADED)
 
-    def page(self, folder: Path) -> Page:
+    def page(self, folder: Path) -> _Page:
         """Return the report of a run."""
         key = _state(folder)
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        made = msgspec.json.decode(self._ask("page", (folder,)), type=Page)
+        made = msgspec.json.decode(self._ask("page", (folder,)), type=_Page)
         self._keep(key, made)
         return made
 
@@ -81,7 +81,7 @@ class Reports:
         """Compare two runs."""
         return msgspec.json.decode(self._ask("changes", (now, before)), type=Changes)
 
-    def _keep(self, key: Key, made: Page) -> None:
+    def _keep(self, key: Key, made: _Page) -> None:
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = made
@@ -128,7 +128,7 @@ def _work(
     worker.work(answer, job, folders, root)
 
 
-def _size(page: Page) -> int:
+def _size(page: _Page) -> int:
     return len(page.html)
 
 

@@ -63,7 +63,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class FinishedCell:
+class _FinishedCell:
     """A finished cell of a sweep."""
 
     victim: str
@@ -93,8 +93,8 @@ def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> P
             )
         times.append(noted.updated)
     if sweep:
-        ended = _ended(folder / CELLS)
-        failed = _counted(folder / ERRORS, ".txt")
+        ended = sorted(written for written, _ in _dated(folder / CELLS))
+        failed = len(_some(folder / ERRORS, ".txt"))
         times += ended
         total = max((stage.total for stage in stages if stage.what == CELLS), default=0)
         # A part of a sweep counts its own cells, but the folder may hold those of other parts.
@@ -126,17 +126,14 @@ def _noted(folder: Path) -> ProgressFile | None:
     return noted
 
 
-def _ended(folder: Path) -> list[float]:
-    found = []
+def _dated(folder: Path) -> list[tuple[float, Path]]:
+    """The files of the cells of a sweep, with the times at which they were written."""
+    dated = []
     for path in _some(folder, ".json"):
         facts = files.facts(path)
         if facts is not None:
-            found.append(facts.st_mtime)
-    return sorted(found)
-
-
-def _counted(folder: Path, suffix: str) -> int:
-    return len(_some(folder, suffix))
+            dated.append((facts.st_mtime, path))
+    return dated
 
 
 def _some(folder: Path, suffix: str) -> list[Path]:
@@ -170,16 +167,11 @@ def _left(
     return missing * max(0.0, noted.updated - noted.started) / min(MOST, first.done)
 
 
-def latest(folder: Path) -> list[FinishedCell]:
+def latest(folder: Path) -> list[_FinishedCell]:
     """Return the cells of a sweep that ended last."""
-    dated = []
-    for path in _some(folder / CELLS, ".json"):
-        facts = files.facts(path)
-        if facts is not None:
-            dated.append((facts.st_mtime, path))
     cells = []
     now = time.time()
-    for written, path in sorted(dated, reverse=True)[:LATEST]:
+    for written, path in sorted(_dated(folder / CELLS), reverse=True)[:LATEST]:
         try:
             result = from_json(files.head(path, CELL), CellResult)
         except (UnreadableFile, ValueError, RecursionError):
@@ -188,7 +180,7 @@ def latest(folder: Path) -> list[FinishedCell]:
     return cells
 
 
-def _cell(result: CellResult, ago: float) -> FinishedCell:
+def _cell(result: CellResult, ago: float) -> _FinishedCell:
     config = result.config
     epsilon = ""
     if config.epsilon is not None:
@@ -199,7 +191,7 @@ def _cell(result: CellResult, ago: float) -> FinishedCell:
         if value is not None:
             found.append(value)
     psnr = f"{max(found):.1f}" if found and result.status == DONE else ""
-    return FinishedCell(
+    return _FinishedCell(
         victim=clean(config.scenario.get("victim", ""))[:80],
         attack=clean(config.attack)[:80],
         adversary=clean(config.adversary)[:80],

@@ -142,7 +142,7 @@ class _RunSite:
             text = _relative(str(error), self.index.root)
             shown = pages.message("The report cannot be shown", text, f"../{pages.LIST}")
             return HTMLResponse(shown, 422, _policy(pages.policy()))
-        return HTMLResponse(pages.report(run, page), headers=_policy(page.policy))
+        return HTMLResponse(pages.report(run, page.html), headers=_policy(page.policy))
 
     def compare(self, request: Request) -> Response:
         """Answer with a comparison."""

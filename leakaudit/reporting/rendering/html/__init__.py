@@ -15,6 +15,7 @@ from markupsafe import Markup, escape
 from leakaudit.core.verdict import Holds
 from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.findings.wording import clean, point_of, test_words
+from leakaudit.reporting.findings.worst_case import who
 from leakaudit.reporting.rendering.html.content import content
 from leakaudit.reporting.rendering.templates import environment, source_of
 
@@ -47,6 +48,7 @@ def _environment() -> Environment:
     made.globals["policy"] = policy()
     made.filters |= {"code": _code, "figure": _figure, "counted": _counted}
     made.filters |= {"point": point_of, "test_words": test_words, "most": _most}
+    made.filters["who"] = lambda adversary: who(str(adversary))
     return made
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from leakaudit._util.plural import counted, named
 from leakaudit.core.evidence import Origin, weakest
@@ -234,7 +234,8 @@ def _advice(worst: Comparison) -> list[Advice]:
     return advice
 
 
-def _row(one: Comparison, mark: str) -> Mapping[str, object]:
+def _row(one: Comparison, mark: str) -> tuple[grading.Level, Comparison, str]:
+    """The severity of a view, the view, and its details."""
     bound = one.bound
     says = one.why
     if bound.holds is Holds.AT_MOST and bound.linear is not None:
@@ -245,23 +246,10 @@ def _row(one: Comparison, mark: str) -> Mapping[str, object]:
         says = f"without noise: {', '.join(bound.leaking[:3])}"
         if len(bound.leaking) > 3:
             says = f"{says} and {len(bound.leaking) - 3} more"
-    level = "note"
+    level: grading.Level = "error" if bound.leaking else "note"
     if one.claim is not None:
         level = grading.VERDICTS[one.verdict.name]
-    elif bound.leaking:
-        level = "error"
-    return {
-        "level": level,
-        "node": bound.node,
-        "adversary": who(str(bound.adversary)),
-        "mu": one.mu_in_words,
-        "epsilon": one.epsilon_in_words,
-        "claimed": _number(None if one.claim is None else one.claim.epsilon),
-        "ratio": _number(one.ratio),
-        "noise": "-" if one.calibration is None else one.calibration.words,
-        "verdict": one.verdict.words,
-        "says": f"{says} {mark}".strip(),
-    }
+    return level, one, f"{says} {mark}".strip()
 
 
 def _number(value: float | None) -> str:

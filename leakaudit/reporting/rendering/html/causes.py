@@ -13,29 +13,16 @@ from leakaudit.reporting.findings.wording import point_of, span_of
 from leakaudit.reporting.findings.worst_case import tally
 from leakaudit.reporting.results.model import Finding, given
 
+HEADINGS = ("outcome", "adversary", "attack", "leak (rounds)", "nodes", "exact")
 MOST = 40  # most causes that are listed; a choice
-
-
-@dataclass(frozen=True)
-class _FindingCause:
-    """Findings with the same adversary, attack, leak and outcome."""
-
-    level: grading.Level  # severity, a CSS class
-    outcome: str  # the outcome in a few words
-    adversary: str  # the adversary, and the point of an audit's grid
-    attack: str
-    leak: str  # kind of the leak and its rounds
-    nodes: str
-    exact: str  # number of records that were recovered exactly, of all
-    near: str  # the closest record, by the metric of the table
 
 
 @dataclass(frozen=True)
 class _CauseTable:
     """The table of causes."""
 
-    rows: Sequence[_FindingCause]  # the causes, the most severe first
-    near: str  # heading of the column with the closest record, "" if none was scored
+    headings: Sequence[str]  # the last ones are those of numbers
+    rows: Sequence[tuple[grading.Level, Sequence[str]]]  # the causes, the most severe first
     left_out: int  # number of causes that are not listed
 
 
@@ -54,9 +41,12 @@ def causes(findings: Sequence[Finding]) -> _CauseTable | None:
         near = "-"
         if metric is not None and measured:
             near = metric.text(metric.better(measured))
-        rows.append(_row(some, near))
-    heading = "" if metric is None else f"closest, {metric.unit or metric.words}"
-    return _CauseTable(rows, heading, max(0, len(ordered) - MOST))
+        cells = _cells(some)
+        rows.append((grading.level(some[0]), cells if metric is None else [*cells, near]))
+    headings = list(HEADINGS)
+    if metric is not None:
+        headings.append(f"closest, {metric.unit or metric.words}")
+    return _CauseTable(headings, rows, max(0, len(ordered) - MOST))
 
 
 def _values(one: Quantity, findings: Iterable[Finding]) -> list[float]:
@@ -83,24 +73,20 @@ def _severity(some: Sequence[Finding]) -> tuple[int, tuple[float, ...]]:
     return grading.RANK[grading.level(some[0])], max(map(harm, some))
 
 
-def _row(some: Sequence[Finding], near: str) -> _FindingCause:
+def _cells(some: Sequence[Finding]) -> list[str]:
     first = some[0]
     cell = given(first.cell, None)
     point = "" if cell is None else f", {point_of(cell.epsilon)}"
-    nodes: set[int] = set()
-    for one in some:
-        nodes.update(one.nodes)
+    nodes = {node for one in some for node in one.nodes}
     exact, records = tally(some)
-    return _FindingCause(
-        level=grading.level(first),
-        outcome=_outcome(first, exact),
-        adversary=f"{first.adversary}{point}",
-        attack=first.attack,
-        leak=f"{first.leak.kind} {span_of(first)}",
-        nodes=listed(sorted(nodes)),
-        exact=f"{exact} of {'?' if records is None else records}",
-        near=near,
-    )
+    return [
+        _outcome(first, exact),
+        f"{first.adversary}{point}",
+        first.attack,
+        f"{first.leak.kind} {span_of(first)}",
+        listed(sorted(nodes)),
+        f"{exact} of {'?' if records is None else records}",
+    ]
 
 
 def _outcome(first: Finding, exact: int) -> str:

@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from leakaudit.reporting.findings.wording import epsilon_name, epsilon_order
 from leakaudit.reporting.rendering.html.shades import STEPS, NetworkScene, Shade
-from leakaudit.reporting.results.model import Extended, decoded
 
 ROWS = 48  # most rows; if there are more nodes, several share a row, which shows the worst of them
 COLUMNS = 48  # the same for rounds
@@ -64,46 +64,28 @@ def by_round(scene: NetworkScene) -> _HeatTable | None:
 def by_point(scene: NetworkScene) -> _HeatTable | None:
     """Show by node and grid point of an audit what was recovered, with the largest epsilon last."""
     shades = [one for one in scene.shades if one.point]
-    points = sorted({one.point[0] for one in shades}, key=_order)[-COLUMNS:]
-    columns: list[Span] = []
-    column: dict[tuple[Extended, ...], int] = {}
-    for k, point in enumerate(points):
-        name = _name(point)
-        columns.append((name, name))
-        column[point,] = k
+    points = sorted({one.point for one in shades}, key=lambda point: epsilon_order(*point))
+    names = {point: epsilon_name(*point) for point in points[-COLUMNS:]}
 
     def places(one: Shade) -> Iterable[int]:
-        return [column[one.point]] if one.point in column else []
+        return [list(names).index(one.point)] if one.point in names else []
 
     said = "What was recovered from each node at each epsilon."
+    columns = [(name, name) for name in names.values()]
     return _map(shades, columns, places, "epsilon", said, wide=3 * CELL)
 
 
-def _order(epsilon: Extended) -> float:
-    return float(decoded(epsilon) or 0.0)
-
-
-def _name(epsilon: Extended) -> str:
-    if epsilon is None:
-        return "as set"
-    if epsilon == "inf":
-        return "inf"
-    return f"{epsilon:g}"
-
-
 def by_adversary(scene: NetworkScene) -> _HeatTable | None:
-    """Show by node and adversary what was recovered."""
+    """Show by node and adversary what was recovered; None if there is only one adversary."""
     names = adversaries(scene)
     if len(names) < 2:
         return None
-    columns = _spans(range(1, len(names) + 1), 1)
-    column = {name: k for k, name in enumerate(names)}
 
     def places(one: Shade) -> Iterable[int]:
-        return [column[one.adversary]] if one.adversary in column else []
+        return [names.index(one.adversary)] if one.adversary in names else []
 
     said = "What each adversary recovered from each node."
-    return _map(scene.shades, columns, places, "adversary", said)
+    return _map(scene.shades, _spans(range(1, len(names) + 1), 1), places, "adversary", said)
 
 
 def adversaries(scene: NetworkScene) -> list[str]:

@@ -79,10 +79,8 @@ class _Options(SharedOptions):
 def run(args: _Options) -> int:
     """Attack, write the results and print them.
 
-    Returns:
-        The exit code; 3 if the recording is not what it declares, its reconstructions are neither
-        certified nor scored with a truth, the truth refutes every certificate, or no node was
-        examined, so that the result is inconclusive, and 130 if the run was interrupted.
+    Returns 3 if the recording is not what it declares, nothing is certified or scored, the truth
+    refutes every certificate, or no node was examined.
     """
     from leakaudit.reporting.findings import worst_case
     from leakaudit.reporting.rendering import console, passages
@@ -129,7 +127,7 @@ def run(args: _Options) -> int:
 
 
 def _dry(path: Path, options: AttackOptions) -> dict[str, Any]:
-    """Return the leak of each node, and the attacks that would be tried on it, in order."""
+    """Return the leak of each node, and the attacks that would be tried, in order."""
     from leakaudit.inversion import attacking
     from leakaudit.tasks.task import Task
     from leakaudit.traces import trace_file

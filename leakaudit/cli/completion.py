@@ -47,7 +47,6 @@ def script(shell: str | None) -> str:
 
 
 def _actions(top: argparse.ArgumentParser, verb: str = "") -> Iterator[tuple[str, argparse.Action]]:
-    """Yield the arguments of all verbs, each with its verb."""
     for action in top._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, sub in action.choices.items():
@@ -57,7 +56,6 @@ def _actions(top: argparse.ArgumentParser, verb: str = "") -> Iterator[tuple[str
 
 
 def _describe(verb: str, action: argparse.Action, file: object, folder: object) -> None:
-    """Set what completes an argument, for shtab."""
     if isinstance(action.metavar, str) and action.metavar.startswith("PLAN"):
         action.metavar = "PLAN"  # the words of a usage line are no name of a shell variable
     if action.choices is not None or action.nargs == 0:

@@ -1,4 +1,4 @@
-"""The options that define the adversary, for the commands that analyse its view of a trace."""
+"""The options that define the adversary whose view of a trace is analysed."""
 
 from __future__ import annotations
 
@@ -41,14 +41,7 @@ class ListenerOptions(Options):
 
 
 def window(text: str | None) -> range | None:
-    """Parse a range of rounds.
-
-    Args:
-        text: A:B, A: or :B for the rounds A to B - 1; None for all.
-
-    Returns:
-        The rounds, or None for all.
-    """
+    """Parse A:B, A: or :B, the rounds A to B - 1; None for all."""
     if text is None:
         return None
     first, colon, last = text.partition(":")

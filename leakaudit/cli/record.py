@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Help(argparse.Action):
-    """Help that also lists the parameters of the victim, and its messages, if one is named."""
+    """Help that also lists parameters and messages of a named victim."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object
@@ -33,7 +33,6 @@ class _Help(argparse.Action):
 
 
 def _describe(victim: str) -> None:
-    """Print the parameters of a victim, and the messages that it sends."""
     from leakaudit._util import declarations
     from leakaudit.cli.list import parameters, wrapped
     from leakaudit.reporting.rendering import console
@@ -49,8 +48,6 @@ def _describe(victim: str) -> None:
 
 
 class _KeyOptions(Options):
-    """The keys of a scenario."""
-
     nodes: int | None = option("number of nodes with data (default 10)")
     graph: str | None = option(
         "graph: ring, star, complete, rgg, rgg:R (random points closer than R are connected), er, "
@@ -227,7 +224,7 @@ def run(args: _Options) -> int:
 
 
 def _spread(args: _Options, plan: Plan) -> ProcessLayout | None:
-    """Return how the nodes are spread over processes; None if they run in this one."""
+    """Return how nodes are spread over processes; None if they run in this one."""
     if args.engine == "inline":
         given = [
             f"--{name}"
@@ -252,7 +249,6 @@ def _spread(args: _Options, plan: Plan) -> ProcessLayout | None:
 
 
 def _bytes(path: Path) -> int:
-    """The size of a trace: one file, or a folder of several."""
     if path.is_file():
         return path.stat().st_size
     return sum(part.stat().st_size for part in path.rglob("*") if part.is_file())

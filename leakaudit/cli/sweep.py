@@ -68,11 +68,7 @@ class _Options(SharedOptions):
     "leakaudit sweep merge part1/ part2/ -o results.json",
 )
 def run(args: _Options) -> int:
-    """Run a sweep, or merge its parts.
-
-    Returns:
-        The exit code: 3 if a cell failed or is missing, 130 after Ctrl-C.
-    """
+    """Run a sweep, or merge its parts; 3 if a cell failed or is missing."""
     merging = args.what[0] == "merge"
     computing = args.computing
     spread = computing.backend == "process" and computing.workers != 0
@@ -171,7 +167,6 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _show(found: SweepRecord, args: _Options) -> None:
-    """Print the results in every format, and draw the figure for a paper."""
     from leakaudit.reporting.results import model
 
     for name in args.format or ["text"]:

@@ -1,7 +1,4 @@
-"""SecureD-FL: how accurately its averaging by ADMM computes the average.
-
-The groups do not matter for this: eqs. (4) to (6) hold for any groups.
-"""
+"""SecureD-FL: how accurately its averaging by ADMM computes the average, for any groups."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ FIGURE_4 = 1e-13  # mean squared error that the paper reports after four iterati
 
 @dataclass(frozen=True)
 class _PeerAverages:
-    """The vectors that eqs. (4) to (6) compute from the models of the peers."""
+    """The vectors of eqs. (4) to (6)."""
 
     z: Tensor  # estimates of the average (I + 1, d), beginning with z^0 = 0
     lam: Tensor  # dual variables (I + 1, n, d)
@@ -37,17 +34,11 @@ class _PeerAverages:
         return list(map(float, (self.z - self.mean).norm(dim=1)))
 
     def squared(self, iterations: int) -> float:
-        """Return the mean squared error of z after a number of iterations."""
         return float((self.z[iterations] - self.mean).double().square().mean())
 
 
 def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> _PeerAverages:
-    """Average models by eqs. (4) to (6), in the number format of the models.
-
-    Args:
-        w: Models of the peers (n, d).
-        lam: Initial dual variables (n, d).
-    """
+    """Average models w (n, d) with duals lam (n, d) by eqs. (4) to (6), in their number format."""
     z = torch.zeros_like(w[0])
     estimates = [z]
     duals = [lam]

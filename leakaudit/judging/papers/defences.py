@@ -1,7 +1,4 @@
-"""The PDMM thesis: what its defences hide and cost, and how it compares with a server.
-
-Another row examines when its quadratic approximation, QA-PDMM, converges.
-"""
+"""The PDMM thesis: what its defences hide and cost, and when QA-PDMM converges."""
 
 from __future__ import annotations
 
@@ -34,15 +31,12 @@ VANISHED = 1e-6
 
 
 def _trained(rounds: int, **settings: float) -> FinishedRun:
-    """Run the thesis' example: logistic regression on 60 nodes with one sample each.
-
-    The graph is a random geometric graph.
-    """
+    """Run the thesis' example: logistic regression on a geometric graph of 60 nodes."""
     return run(rounds=rounds, **{**THESIS, "set": {**THESIS["set"], **settings}})
 
 
 def _inputs(done: FinishedRun) -> float:
-    """Return the median relative error of the inputs computed from one-step differences."""
+    """Return the median relative error of the inputs, from one-step differences."""
     return input_error(done, list(hearing.leaks(done.trace, nodes=ATTACKED, rounds=6)))
 
 

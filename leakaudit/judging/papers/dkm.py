@@ -38,10 +38,7 @@ def _theorem_6(epsilon: float, delta: float, times: float = 1.0) -> Additive:
 
 
 def _enough(epsilon: float, delta: float) -> float:
-    """Return the factor on the printed variance that achieves (epsilon, delta).
-
-    A is that of Theorem 6 for the increased variance.
-    """
+    """Return the factor on the printed variance that achieves (epsilon, delta)."""
 
     def kept(times: float) -> bool:
         return _theorem_6(epsilon, delta, times).delta(epsilon, 1.0) <= delta * (1 + 1e-6)

@@ -18,9 +18,9 @@ STOPS = (100, 400, 1600)
 
 
 def _reached(graph: str, eta: str = "node") -> tuple[float, float]:
-    """Return how far the final models are from the optimum, and from that of weighted losses.
+    """Return how far the final models are from the optimum, and from that with degrees as weights.
 
-    The weights are the degrees. Without noise, DP-Norm is ECL (edge-consensus learning).
+    Without noise, DP-Norm is ECL (edge-consensus learning).
     """
     done = run(
         victim="dpnorm",

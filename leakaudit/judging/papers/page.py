@@ -16,11 +16,7 @@ from leakaudit.reporting.rendering.html.first_screen import First
 
 
 def page(claims: Sequence[JudgedClaim]) -> str:
-    """Render evaluated claims.
-
-    Args:
-        claims: The claims with their findings, at least one.
-    """
+    """Render evaluated claims, at least one."""
     return rendered("claims.html.j2", _content(claims))
 
 

@@ -46,16 +46,11 @@ def reached(
 ) -> float:
     """Return an epsilon that subsampled releases reach, by the best threshold on their sum.
 
-    All other records have constant losses and this one has a linear loss, so a release is N(0,
-    noise^2), moved by ``moves[0]`` in one data set and by ``moves[1]`` in the other whenever the
-    batch contains the record. The sum of all releases then has the distribution of ``move * B +
-    noise sqrt(steps) Z`` with B binomial and Z standard normal, and every event E gives
-    log((P(E) - delta) / Q(E)) as a lower bound.
-
-    Args:
-        rate: Probability that a batch contains the record, B / d_i.
-        noise: Standard deviation of a release, in units of the clipped gradient's share G / B.
-        delta: Delta of (epsilon, delta)-differential privacy.
+    This record has a linear loss and all others constant ones, so a release is N(0, noise^2), moved
+    by ``moves[0]`` in one data set and ``moves[1]`` in the other if the batch contains it, with
+    probability `rate`. The sum is ``move * B + noise sqrt(steps) Z`` with B binomial and Z standard
+    normal; every event E bounds epsilon by log((P(E) - delta) / Q(E)) from below. `noise` is in
+    units of the clipped gradient's share G / B.
     """
     from scipy.stats import binom  # slow to import
 
@@ -104,10 +99,7 @@ def _sgd_noise() -> float:
 
 
 def _admm_noise() -> float:
-    """Return Table II's sigma of DP-ADMM at (1, .001), in units of the gradient.
-
-    In these units, eta and D cancel.
-    """
+    """Return Table II's sigma of DP-ADMM at (1, .001), in units of the gradient."""
     victim = cast(
         Any,
         registry.configure(
@@ -127,10 +119,7 @@ def _admm_noise() -> float:
 
 
 def _public_batches() -> dict[str, float]:
-    """Return the epsilon of DP-SGD if everybody knows that the record is in every second batch.
-
-    The sampling is then not credited.
-    """
+    """Return the epsilon of DP-SGD if the record is known to be in every second batch."""
     rounds = 20
     made = protocol(
         victim="dpsgd",
@@ -211,7 +200,6 @@ def _admm_row() -> Iterator[Judgement]:
 
 
 def _larger(least: dict[str, float]) -> str:
-    """Return the methods whose noise is exceeded by both sums of DP-Norm."""
     names = [name for name, ratio in least.items() if ratio > 1]
     return " and ".join(f"those of {name}" for name in names) or "no others"
 

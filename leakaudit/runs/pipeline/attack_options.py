@@ -36,7 +36,7 @@ class AttackOptions:
     max_memory: int | None = None
 
     def within(self, trace: Trace) -> AttackOptions:
-        """Return the options with a number of gradients that `max_memory` allows."""
+        """Return the options with as many gradients as `max_memory` allows."""
         if self.max_memory is None:
             return self
         return replace(self, rounds=hearing.affordable(trace, self.rounds, self.max_memory))

@@ -1,7 +1,4 @@
-"""The nodes of a trace, attacked in groups.
-
-The leaks of a group are searched together, and the time left is shared by all nodes left.
-"""
+"""The nodes of a trace in groups, whose leaks are searched together in the time left."""
 
 from __future__ import annotations
 
@@ -65,8 +62,8 @@ def attack(
 ) -> GroupResults:
     """Attack all nodes of a run; after Ctrl-C, return the results so far.
 
-    Groups are the same whatever was finished before, and what was searched in one batch is kept
-    together. So a run that was interrupted and resumed gives what a run without a break gives.
+    Groups do not depend on what was finished before, so a resumed run gives what a run without a
+    break gives.
     """
     if options.nodes is None:
         order = list(hearing.targets(trace, options.adversary))
@@ -90,7 +87,7 @@ def attack(
 
 
 def _finished(trace: Trace, kept: Checkpoint) -> dict[int, Reconstruction]:
-    """Return the results of a checkpoint, which must be those of nodes and inputs of the trace."""
+    """Return the results of a checkpoint, which must fit the trace."""
     done = kept.finished()
     for one in done.values():
         nodes = {one.node, *one.others}
@@ -105,7 +102,7 @@ def _finished(trace: Trace, kept: Checkpoint) -> dict[int, Reconstruction]:
 
 
 def _together(trace: Trace, task: Task, options: AttackOptions) -> int:
-    """Return the number of nodes per group: one if the model is too large for vmap.
+    """Return the nodes per group: one if the model is too large for vmap.
 
     A node needs a gradient and a model in each round, both in float64.
     """
@@ -118,8 +115,6 @@ def _together(trace: Trace, task: Task, options: AttackOptions) -> int:
 
 @dataclass
 class _Run:
-    """A run in progress."""
-
     trace: Trace
     task: Task  # model and loss of the trace
     options: AttackOptions
@@ -132,7 +127,7 @@ class _Run:
     saved: float = field(default_factory=time.monotonic)
 
     def here(self, groups: Sequence[tuple[int, ...]]) -> None:
-        """Attack groups one after the other, and keep each reconstruction when it is finished."""
+        """Attack groups one after the other, and keep each reconstruction at once."""
         deduction = Deduction(self.trace, self.options.adversary)
         covered: frozenset[int] = frozenset()
         attacked = 0
@@ -150,7 +145,7 @@ class _Run:
             attacked += len(nodes)
 
     def elsewhere(self, groups: Sequence[tuple[int, ...]], path: Path, executor: Pool) -> None:
-        """Attack groups on an executor, and keep the reconstructions of each finished group."""
+        """Attack groups on an executor, and keep those of each finished group."""
         workers = executor.workers or len(groups)
         turns = math.ceil(len(groups) / workers)
         job = GroupJob(path.absolute(), recording_of(self.trace), self.options, turns)
@@ -167,7 +162,7 @@ class _Run:
         return NodeGroup(nodes, covered & {*nodes}, frozenset(nodes) & self.done.keys())
 
     def _heard(self, heard: GroupLeaks) -> list[GradientLeak]:
-        """Note what was deduced about a group, and return the leaks that are not finished."""
+        """Note what was deduced, and return the leaks that are not finished."""
         self.found.reasons |= heard.reasons
         self.found.not_understood |= heard.not_understood
         left = []
@@ -181,7 +176,6 @@ class _Run:
     def _settled(
         self, leaks: Sequence[GradientLeak], search: Iterable[FinalReconstruction]
     ) -> None:
-        """Note the reconstructions of the leaks of a group."""
         batch: list[Reconstruction] = []
         for settled in search:
             self.found.pairs.append((leaks[settled.place], settled.found))
@@ -193,7 +187,6 @@ class _Run:
         self.kept.save(batch)
 
     def keep(self) -> None:
-        """Write the results since the last file."""
         self.kept.save(self.alone)
         self.alone = []
         self.saved = time.monotonic()

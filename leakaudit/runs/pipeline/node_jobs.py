@@ -1,8 +1,7 @@
 """Groups of nodes attacked by other processes, which read the trace themselves.
 
-Reconstructions depend on the nodes of a group, and on which of them an earlier group covers by a
-sum of gradients. That is only known once the earlier groups are finished. So all groups are first
-attacked as if nothing was covered, which is rarely wrong, and those for which it was are repeated.
+Which nodes an earlier group covers by a sum of gradients is only known once it is finished. So all
+groups are first attacked as if nothing was covered, and repeated if that was wrong, which is rare.
 """
 
 from __future__ import annotations
@@ -61,19 +60,13 @@ class GroupLeaks:
 
 @dataclass(frozen=True)
 class _AttackedGroup:
-    """One group that was attacked."""
-
     heard: GroupLeaks
     # the reconstructions of the leaks that were not done before, in their order
     settled: tuple[FinalReconstruction, ...]
 
 
 def listen(heard: Deduction, group: NodeGroup, rounds: int | None) -> GroupLeaks:
-    """Deduce the leaks of one group.
-
-    Args:
-        rounds: Largest number of gradients, None for the default.
-    """
+    """Deduce the leaks of one group, of at most so many rounds."""
     covered = set(group.covered)
     leaks: list[GradientLeak] = []
     reasons: dict[int, str] = {}
@@ -92,7 +85,7 @@ def listen(heard: Deduction, group: NodeGroup, rounds: int | None) -> GroupLeaks
 def settle(
     leaks: Sequence[GradientLeak], task: Task, options: AttackOptions
 ) -> Iterator[FinalReconstruction]:
-    """Attack the leaks of one group, and yield each as soon as it is finished."""
+    """Attack the leaks of one group, and yield each when it is finished."""
     random = [generator(options.seed, leak.node) for leak in leaks]
     return attacking.attack_together(leaks, task, options.attack, random, **options.settings)
 
@@ -171,7 +164,7 @@ def recording_of(trace: Trace) -> tuple[str, str | None]:
 
 
 def _without_values(leak: GradientLeak) -> GradientLeak:
-    """Return a leak with zeros for all large tensors, of which only one zero is sent."""
+    """Return a leak whose large tensors are one zero, expanded."""
     return replace(
         leak,
         value=torch.zeros(1, dtype=leak.value.dtype).expand_as(leak.value),

@@ -21,8 +21,6 @@ from leakaudit.traces.recorder import human
 
 
 class _DryCells(Struct, frozen=True, kw_only=True):
-    """The cells of one victim and attack."""
-
     victim: str
     attack: str
     cells: int
@@ -33,8 +31,6 @@ class _DryCells(Struct, frozen=True, kw_only=True):
 
 
 class _DrySweep(Struct, frozen=True, kw_only=True):
-    """What a sweep would do."""
-
     cells: int
     done: int  # number of cells with a result
     axes: dict[str, tuple[Free, ...]]  # values of every axis
@@ -50,10 +46,7 @@ class _DrySweep(Struct, frozen=True, kw_only=True):
 
 
 def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> _DrySweep:
-    """Return the number of cells, how many have a result, and the cost of the others.
-
-    The cost is estimated from the timings of this folder's cells.
-    """
+    """Return the cells, and the cost of those left, by the timings of this folder."""
     planned = StoredPlan(plan, cells.versions())
     store = Store(folder)
     mine = part(planned.keyed, options.shard)
@@ -81,12 +74,11 @@ def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> _DrySweep:
 
 
 def _kind(cell: PlannedCell) -> tuple[str, str]:
-    """Return the key by which cells of similar cost are grouped."""
     return cell.scenario.victim, cell.attack
 
 
 def _mean_times(store: Store, planned: StoredPlan) -> dict[tuple[str, str], float]:
-    """Return the mean processor time in seconds of this folder's cells, by victim and attack."""
+    """Return the mean processor time in seconds, by victim and attack."""
     every = planned.keyed
     times: dict[tuple[str, str], list[float]] = {}
     for timing in store.times():
@@ -101,7 +93,7 @@ def _costs(
     left: Iterable[PlannedCell],
     times: Mapping[tuple[str, str], float],
 ) -> tuple[list[_DryCells], float | None]:
-    """Return one row per victim and attack, and the total remaining seconds, None if unknown."""
+    """Return a row per victim and attack, and the seconds left; None if unknown."""
     waiting = Counter(map(_kind, left))
     rows = []
     total: float | None = 0.0

@@ -1,7 +1,4 @@
-"""The record of a sweep, from the results of its cells, wherever these were computed.
-
-The same cells always give the same bytes.
-"""
+"""The record of a sweep from the results of its cells; the same cells give the same bytes."""
 
 from __future__ import annotations
 
@@ -26,11 +23,7 @@ REPORT = "report.md"
 
 
 def write(folders: Sequence[Path], path: Path) -> SweepRecord:
-    """Merge the parts of a sweep.
-
-    Args:
-        path: The results.json to write; sweep.png and report.md are written beside it.
-    """
+    """Merge the parts of a sweep into a file, with sweep.png and report.md beside it."""
     planned, found = collect(folders)
     record = build(planned, found)
     plots.save(sweep_figure.figure(record.sweep), path.parent / FIGURE)
@@ -60,7 +53,7 @@ def collect(folders: Sequence[Path]) -> tuple[StoredPlan, dict[str, CellResult]]
 
 
 def _best(folders: Sequence[Path], key: str) -> CellResult | None:
-    """Return the first completed result of a cell, otherwise the first; None if there is none."""
+    """Return the first completed result of a cell, otherwise the first, if any."""
     tried = []
     for folder in folders:
         result = Store(folder).load(key)
@@ -99,7 +92,6 @@ def build(planned: StoredPlan, found: Mapping[str, CellResult]) -> SweepRecord:
 
 
 def _cell(cell: PlannedCell, key: str, result: CellResult, psnr: float) -> SweptCell:
-    """Return the entry of one cell in results.json."""
     return SweptCell(
         key=key,
         attack=cell.attack,
@@ -116,5 +108,5 @@ def _cell(cell: PlannedCell, key: str, result: CellResult, psnr: float) -> Swept
 
 
 def beside(path: Path) -> Path:
-    """Return the file to write: results.json if the path is a folder, else the path."""
+    """Return the file to write, results.json in a folder."""
     return path / "results.json" if path.is_dir() or str(path).endswith(os.sep) else path

@@ -1,4 +1,4 @@
-"""From cells to points: the combined results of all seeds at one point of the grid."""
+"""From cells to points: the results of all seeds at one point of the grid."""
 
 from __future__ import annotations
 
@@ -33,14 +33,9 @@ def columns(
 ) -> SweptColumns:
     """Return the metrics of a cell's reconstructions, and the number of recovered records.
 
-    A record is recovered at `psnr` dB or more; if the data are not images, at that signal-to-noise
-    ratio, -20 log10 of the relative error. A missed record is not recovered, and its value of a
-    metric is that of the mean of all other records.
-
-    Args:
-        psnr: PSNR in dB from which a record counts as recovered.
-        refused: The scores (`scoring.nothing`) of the nodes without a reconstruction; all their
-            records are missed.
+    A record is recovered at `psnr` dB or more, or without images at that signal-to-noise ratio, -20
+    log10 of the relative error. All records of `refused` nodes are missed, and count with a blind
+    guess, the mean of all others.
     """
     scores = [one.scores for one in findings if one.scores is not None]
     both = [*scores, *refused]
@@ -70,12 +65,10 @@ def columns(
 
 
 def _returned(scores: Scores) -> int:
-    """Return the number of records with a reconstruction."""
     return sum(row is not None for row in scores.matched)
 
 
 def _found(measured: Iterable[Column | UnsetType]) -> list[Number]:
-    """Return the values of one metric for all records that were found."""
     values: list[Number] = []
     for column in measured:
         if not isinstance(column, UnsetType):
@@ -84,7 +77,6 @@ def _found(measured: Iterable[Column | UnsetType]) -> list[Number]:
 
 
 def _missed(measured: Iterable[Column | UnsetType]) -> list[Number]:
-    """Return the values of one metric for all records that were missed."""
     values: list[Number] = []
     for column in measured:
         if not isinstance(column, UnsetType):
@@ -95,8 +87,8 @@ def _missed(measured: Iterable[Column | UnsetType]) -> list[Number]:
 def points(cells: Sequence[SweptCell]) -> list[SweepPoint]:
     """Return one entry per point of the grid, attack and adversary, over its seeds.
 
-    In every mean, nodes without a reconstruction count with a blind guess (the mean of all other
-    records), and their labels as not found. There is no mean if no node has a reconstruction.
+    In every mean, nodes without a reconstruction count with a blind guess and no label; there is
+    none if all lack one.
     """
     groups: dict[str, list[SweptCell]] = {}
     for cell in cells:
@@ -107,7 +99,6 @@ def points(cells: Sequence[SweptCell]) -> list[SweepPoint]:
 
 
 def _point(group: Sequence[SweptCell]) -> SweepPoint:
-    """Return the entry of the cells at one point."""
     first = group[0]
     held = [cell.columns for cell in group]
     refused = sum(given(one.refused, 0) for one in held)
@@ -142,11 +133,7 @@ def _point(group: Sequence[SweptCell]) -> SweepPoint:
 
 
 def across(plan: SweepPlan) -> str | None:
-    """Return the axis of the figure.
-
-    It is the plan's choice, otherwise epsilon, otherwise the first axis with several numbers,
-    otherwise the first with several values; None if nothing varies.
-    """
+    """Return the axis of the figure: the plan's, epsilon, or the first that varies."""
     if plan.figure is not None:
         return plan.figure
     if len(plan.epsilon) > 1:

@@ -70,7 +70,6 @@ def _planned(
     seeds: int | tuple[int, ...] = 1,
     **rest: Any,
 ) -> SweepPlan:
-    """Return the plan of a table ``[sweep]``."""
     if isinstance(seeds, int):
         if seeds > MOST_SEEDS:
             says = f"expected at most {MOST_SEEDS} seeds, got {seeds!s:.40}"
@@ -83,7 +82,7 @@ def _planned(
 def _axes(
     over: Mapping[str, Any],
 ) -> tuple[dict[str, tuple[Setting, ...]], dict[str, dict[str, tuple[Setting, ...]]]]:
-    """Return the axes of all cells, and the axes of single attacks or victims."""
+    """Return the axes of all cells, and those of single attacks or victims."""
     shared = {}
     own = {}
     for key, given in over.items():
@@ -98,7 +97,7 @@ def _axes(
 
 
 def with_seed(plan: SweepPlan, seed: int) -> SweepPlan:
-    """Return the same sweep with the same number of seeds, but another first seed."""
+    """Return the sweep with another first seed."""
     return replace(
         plan,
         scenario=replace(plan.scenario, seed=seed),
@@ -107,11 +106,7 @@ def with_seed(plan: SweepPlan, seed: int) -> SweepPlan:
 
 
 def with_device(plan: SweepPlan, device: str) -> SweepPlan:
-    """Return the same sweep on another device.
-
-    Args:
-        device: For example ``cuda``.
-    """
+    """Return the sweep on another device, such as ``cuda``."""
     return replace(plan, device=device)
 
 
@@ -135,7 +130,6 @@ def of_json(values: Any) -> SweepPlan:
 
 
 def _values(given: Any, *at: str) -> tuple[Setting, ...]:
-    """Return the values of an axis: distinct words, numbers or Booleans."""
     if not _are_values(given):
         expected = "expected a list of distinct words or finite numbers"
         raise config.InvalidValue("", f"{expected}, got {given!r:.60}", "over", *at)

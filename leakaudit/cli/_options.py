@@ -67,8 +67,8 @@ def expect_format(name: str, output: Path | None) -> None:
     """Refuse a file whose suffix stands for another format; plug-ins may use any."""
     if output is None or name not in KNOWN:
         return
-    fitting = SUFFIXES.get(output.suffix.lower(), KNOWN)
-    if name not in fitting:
+    fitting = SUFFIXES.get(output.suffix.lower())
+    if fitting is not None and name not in fitting:
         raise LeakauditError(
             f"-f {name} does not fit {output}, whose suffix stands for {fitting[0]}; omit -f, or "
             "change the suffix"

@@ -32,13 +32,12 @@ def run(args: SelfcheckOptions, form: str, progress: str) -> int:
     """
     from leakaudit.judging.selfcheck import check
     from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.results import model
 
     with console.shown(progress):
         rows = list(check(args.runs, args.trials, args.alpha, args.seed))
     ok = all(row.ok for row in rows)
     if form == "json":
-        show_json({**vars(args), "ok": ok, "rows": [model.plain(row.entry()) for row in rows]})
+        show_json({**vars(args), "ok": ok, "rows": [row.to_json() for row in rows]})
     else:
         _write(rows)
     if any(row.outcome == "outside" for row in rows):

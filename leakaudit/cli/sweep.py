@@ -79,7 +79,6 @@ def run(args: _Options) -> int:
     with loading(args.given):
         load_torch()
     from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.results import model
     from leakaudit.runs.sweeping import tables
     from leakaudit.runs.sweeping.dry_run import dry
     from leakaudit.runs.sweeping.run import SweepOptions, sweep
@@ -111,7 +110,7 @@ def run(args: _Options) -> int:
             "--figure: a single part has no figure; use the option with leakaudit sweep merge"
         )
     if args.dry_run:
-        show_json(model.plain(dry(plan, folder, options)))
+        show_json(dry(plan, folder, options))
         return 0
     with console.shown(chosen.progress, chosen.max_seconds, main="cells"):
         swept = sweep(plan, folder, options)

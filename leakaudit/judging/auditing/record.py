@@ -119,8 +119,7 @@ def _verdict(grid: Sequence[Level], test: Test) -> VerdictEntry:
         figures = model.plain(test.figures)
     promise = None
     if test.promise is not None:
-        values = {name: encoded(value) for name, value in vars(test.promise).items()}
-        promise = PromiseEntry(**values)
+        promise = PromiseEntry(**dict(vars(test.promise), epsilon=encoded(test.promise.epsilon)))
     return VerdictEntry(
         epsilon=encoded(grid[test.level].epsilon),
         adversary=str(test.adversary),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,8 +93,9 @@ def run(args: _Options) -> int:
             "merge DIR ..."
         )
     chosen = settings(args)
-    plan = tables.with_device(tables.load(Path(args.what[0])), str(chosen.device))
-    plan = plan if args.given.seed is None else tables.with_seed(plan, chosen.seed)
+    plan = replace(tables.load(Path(args.what[0])), device=str(chosen.device))
+    if args.given.seed is not None:
+        plan = tables.with_seed(plan, chosen.seed)
     options = SweepOptions(
         computing.workers,
         computing.backend,

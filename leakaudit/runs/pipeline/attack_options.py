@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from leakaudit._util.own_code import Trust
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Json, Trace
 from leakaudit.views.extraction import hearing
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

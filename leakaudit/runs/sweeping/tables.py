@@ -105,11 +105,6 @@ def with_seed(plan: SweepPlan, seed: int) -> SweepPlan:
     )
 
 
-def with_device(plan: SweepPlan, device: str) -> SweepPlan:
-    """Return the sweep on another device, such as ``cuda``."""
-    return replace(plan, device=device)
-
-
 def to_json(plan: SweepPlan) -> dict[str, Json]:
     """Return everything that defines the sweep; `of_json` reads it."""
     plain = {**asdict(plan), "epsilon": [encoded(epsilon) for epsilon in plan.epsilon]}

@@ -151,12 +151,14 @@ def _add(
         how.setdefault("type", kind)
     if how.get("default") and "(default" not in how["help"]:
         how["help"] += f" (default {how['default']})"
+    names = how.pop("names", None)
     if flags is None:
-        parser.add_argument(name, **how)
-        return
-    if not any(flag.startswith("--") for flag in flags):
-        flags = (*flags, f"--{name.replace('_', '-')}")
-    parser.add_argument(*flags, dest=name, **how)
+        action = parser.add_argument(name, **how)
+    else:
+        if not any(flag.startswith("--") for flag in flags):
+            flags = (*flags, f"--{name.replace('_', '-')}")
+        action = parser.add_argument(*flags, dest=name, **how)
+    action.names = names  # type: ignore[attr-defined]  # read by completion
 
 
 def _add_settings(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
@@ -172,4 +174,5 @@ def _add_settings(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> No
             _add(group, name, bool | None, flags, help=setting.help)
             continue
         words = f"{setting.help} (default {setting.default})"
-        _add(group, name, str, flags, help=words, metavar=name.split("_")[-1].upper())
+        metavar = name.split("_")[-1].upper()
+        _add(group, name, str, flags, help=words, metavar=metavar, names=name)

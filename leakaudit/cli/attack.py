@@ -42,6 +42,7 @@ class _Options(SharedOptions):
         "attack to run, see 'leakaudit list attacks' (default auto: the strongest that applies)",
         default="auto",
         metavar="NAME",
+        names="attacks",
     )
     set: list[str] = option("set a hyper-parameter of the attack; repeatable", metavar="NAME=VALUE")
     gradients: int | None = option(
@@ -58,6 +59,7 @@ class _Options(SharedOptions):
         "format of the output: text, json or markdown; repeatable (default text)",
         "-f",
         metavar="FORMAT",
+        names="reports",
     )
     trust_model: bool | str = trusting("trace")
     resume: bool = option("continue an interrupted run in the same output folder")

@@ -47,6 +47,7 @@ class _Options(SharedOptions):
         "channels, one on each channel of a node, each neighbour, and coalitions)",
         "--as",
         metavar="WHO",
+        names="adversaries",
     )
     coalitions: int | None = option(
         "maximum number of curious nodes that cooperate (default 1)", metavar="K"

@@ -43,6 +43,7 @@ class _Options(SharedOptions):
         "repeatable (default text)",
         "-f",
         metavar="FORMAT",
+        names="reports",
     )
     verbose: bool = option("list the rules that are within their limits, too", "-v")
 

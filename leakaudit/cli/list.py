@@ -42,7 +42,7 @@ GRAPHS = {
 class _Options(SharedOptions):
     what: str = argument("kind of thing to list", choices=GROUPS)
     name: str | None = argument(
-        "describe only this one, with its parameters", nargs="?", metavar="NAME"
+        "describe only this one, with its parameters", nargs="?", metavar="NAME", names="all"
     )
     long: bool = option("describe all of them in detail")
     format: str = TEXT_OR_JSON

@@ -21,6 +21,7 @@ class ListenerOptions(Options):
         "--as",
         default="eavesdropper",
         metavar="WHO",
+        names="adversaries",
     )
     rounds: str | None = option(
         "rounds that the adversary observes, A to B - 1 (default: all)", metavar="A:B"

@@ -51,17 +51,19 @@ class _KeyOptions(Options):
     nodes: int | None = option("number of nodes with data (default 10)")
     graph: str | None = option(
         "graph: ring, star, complete, rgg, rgg:R (random points closer than R are connected), er, "
-        "grid or file:PATH (default rgg)"
+        "grid or file:PATH (default rgg)",
+        names="graphs",
     )
     rounds: int | None = option("number of rounds (default 20)")
-    data: str | None = option("data set, see 'leakaudit list data' (default faces)")
+    data: str | None = option("data set, see 'leakaudit list data' (default faces)", names="data")
     samples: int | None = option("number of records per node (default 1)")
     split: str | None = option(
         "distribution of the records: iid, classes:C or dirichlet:A (default iid)"
     )
     model: str | None = option(
         "model, see 'leakaudit list models', package.module:factory, or a torch.export program "
-        "file.pt2 (default mlp)"
+        "file.pt2 (default mlp)",
+        names="models",
     )
     dtype: str | None = option("number format: float32 or float64 (default float32)")
     wires: str | None = option("channels to record: all, none, node:3 or 0-1,1-2 (default all)")
@@ -82,7 +84,9 @@ class _KeyOptions(Options):
 class _Options(SharedOptions):
     settings = ("seed", "device", "threads", "data_root", "download", "max_bytes")
 
-    victim: str | None = argument("protocol to run, see 'leakaudit list victims'", nargs="?")
+    victim: str | None = argument(
+        "protocol to run, see 'leakaudit list victims'", nargs="?", names="victims"
+    )
     help: Any = option(
         "show this help; 'record pdmm --help' adds the parameters and messages of pdmm",
         "-h",
@@ -94,6 +98,7 @@ class _Options(SharedOptions):
         "is written beside it",
         "-o",
         default="trace.pt",
+        names="files",
     )
     scenario: Path | None = option(
         "TOML file with values for the options below; options on the command line take precedence",

@@ -72,6 +72,7 @@ class _Options(SharedOptions):
         "html, markdown, text, json, junit, sarif, github, csv, latex, pdf, svg, png, or a "
         "format of a plug-in (default: according to the name of the output file, otherwise html)",
         "-f",
+        names="reports",
     )
     output: Path | None = option(
         "file to write; missing folders are created (default: stdout)", "-o", metavar="FILE"

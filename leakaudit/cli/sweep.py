@@ -43,6 +43,7 @@ class _Options(SharedOptions):
         "the parts",
         nargs="+",
         metavar="PLAN | merge DIR",
+        names="files",
     )
     format: list[str] | None = PRINTED
     computing: _CellOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,6 @@ from leakaudit.runs.sweeping.plan import SweepPlan
 TABLES = ("scenario", "sweep", "audit")  # tables that a file may have
 MOST_SEEDS = 1_000_000  # a choice, far above what a sweep can compute
 ELSEWHERE = ("set", "seed", "states", "curves", "epsilon")  # not allowed as an axis of `over`
-VARY = tuple(f.name for f in fields(Scenario) if f.name not in ELSEWHERE)
 
 # The table [sweep].
 WRITTEN = form(

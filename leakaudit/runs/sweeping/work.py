@@ -31,6 +31,8 @@ from leakaudit.tasks.task import Task
 from leakaudit.views.extraction import hearing
 from leakaudit.views.extraction.deduction import Deduction
 
+# What a cell stores of a finding.
+KEPT = [name for name in CellFinding.__struct_fields__ if name != "certified"]
 SHARED = SharedData()  # the cells of a sweep share their data, and most of them their model
 
 
@@ -128,18 +130,8 @@ class Job:
 
 def _finding(leak: GradientLeak, found: Reconstruction, scored: Score) -> CellFinding:
     whole = findings.finding(leak, found, scored)
-    return CellFinding(
-        node=whole.node,
-        adversary=whole.adversary,
-        attack=whole.attack,
-        leak=whole.leak,
-        certificate=whole.certificate,
-        certified=findings.certified(found),
-        batch=whole.batch,
-        scores=whole.scores,
-        residual=whole.residual,
-        note=whole.note,
-    )
+    kept = {name: getattr(whole, name) for name in KEPT}
+    return CellFinding(**kept, certified=findings.certified(found))
 
 
 def _missed(node: int, cell: PlannedCell, truth: Truth) -> Scores:

@@ -12,7 +12,7 @@ from torch import Tensor
 from leakaudit._util.plain import Figures
 from leakaudit.core.verdict import Verdict, against
 from leakaudit.judging.papers.row import Judgement, judges
-from leakaudit.judging.papers.runs import fresh
+from leakaudit.judging.papers.runs import fresh, listed
 
 PEERS = 9
 SIZE = 2_000
@@ -132,13 +132,12 @@ def _two_iterations() -> Iterator[Judgement]:
         off = made.off()
         better &= off[2] < off[1]
         shifts[f"{rho:g}"] = float((made.z[2] - made.mean).mean())
-    listed = ", ".join(f"{shift:.3f} at rho = {rho}" for rho, shift in shifts.items())
     yield Judgement(
         "test accuracy after training with 2 iterations",
         Verdict.INCONCLUSIVE,
         "no model is trained on FEMNIST here, and the paper does not print rho. Since duals "
         "from [0, 1) have mean 1/2, every coordinate of z^2 exceeds the average by about "
-        f"1 / (2 + rho)^2: {listed}",
+        f"1 / (2 + rho)^2: {listed('{1:.3f} at rho = {0}', shifts)}",
         {"shift": shifts},
     )
     yield Judgement(

@@ -102,6 +102,11 @@ def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:
     return w[0]
 
 
+def listed(phrase: str, values: Mapping[str, Any] | Mapping[int, Any], between: str = ", ") -> str:
+    """Return a phrase for every entry, with the key for {0} and the value for {1}."""
+    return between.join(phrase.format(*entry) for entry in values.items())
+
+
 def fresh(seed: int = 0) -> torch.Generator:
     """Return a new generator, so that a row always gives the same result."""
     return torch.Generator().manual_seed(seed)

@@ -25,7 +25,7 @@ from leakaudit.judging.papers.dpnorm import (
 )
 from leakaudit.judging.papers.dpnorm import setting as dpnorm_setting
 from leakaudit.judging.papers.row import Judgement, judges
-from leakaudit.judging.papers.runs import attained_mu, protocol
+from leakaudit.judging.papers.runs import attained_mu, listed, protocol
 from leakaudit.theory.bounds import gaussian
 
 NOMINAL = 1.0
@@ -158,7 +158,7 @@ def _sgd_row() -> Iterator[Judgement]:
         SHORT, SHARE, noise * math.sqrt(SHORT / STEPS), JOINED, DELTA
     )  # with the noise that Table II gives for a training of 20 steps
     public = _public_batches()
-    listed = " and ".join(f"{epsilon:.2f} ({name})" for name, epsilon in public.items())
+    epsilons = listed("{1:.2f} ({0})", public, " and ")
     common = f"with secret batches of {BATCH} of {RECORDS} records and {STEPS} steps"
     yield Judgement(
         "one record is replaced (section II-B)",
@@ -177,7 +177,7 @@ def _sgd_row() -> Iterator[Judgement]:
     yield Judgement(
         "public batches",
         Verdict.UNCLAIMED,
-        f"epsilon is {listed} for a record in every second batch; the table relies on secret "
+        f"epsilon is {epsilons} for a record in every second batch; the table relies on secret "
         "sampling",
         {"epsilon": public},
     )
@@ -215,7 +215,7 @@ def _total_noise() -> Iterator[Judgement]:
     for name, std in others.items():
         sums[name] = STEPS * std
         squares[name] = STEPS * std**2
-    listed = ", ".join(f"{name} {sums[name]:.0f} and {squares[name]:.3g}" for name in sums)
+    both = ", ".join(f"{name} {sums[name]:.0f} and {squares[name]:.3g}" for name in sums)
     least = {
         name: min(sums["DP-Norm"] / sums[name], squares["DP-Norm"] / squares[name])
         for name in others
@@ -230,7 +230,7 @@ def _total_noise() -> Iterator[Judgement]:
         "DP-Norm": [ROUNDS * exact, ROUNDS * exact**2],
         "DP-SGD": [STEPS * same, STEPS * same**2],
     }
-    levels = ", ".join(f"{name} {std:.4f}" for name, std in {"DP-Norm": own, **others}.items())
+    levels = listed("{0} {1:.4f}", {"DP-Norm": own, **others})
     yield Judgement(
         "fewer draws, the paper's own reason (section V-D)",
         against(ROUNDS >= STEPS),
@@ -241,7 +241,7 @@ def _total_noise() -> Iterator[Judgement]:
         "less sigma_i in total (section VI-B): sums of sigma_i and of sigma_i^2",
         Verdict.UNSUPPORTED,
         f"in the paper's setting, Table II gives these sigma_i: {levels}; over all draws of a "
-        f"node, these are the sums: {listed}. DP-Norm's are larger than "
+        f"node, these are the sums: {both}. DP-Norm's are larger than "
         f"{_larger(least)}, but DP-Norm adds its noise to dual variables and the others "
         "add theirs to models: numbers on different scales, whose sums are not comparable",
         {"sigma": {"DP-Norm": own, **others}, "sums": sums, "squares": squares},

@@ -11,6 +11,7 @@ from leakaudit.cli._options import (
     INTERRUPTED,
     TRACE,
     ComputeOptions,
+    ListenerOptions,
     expect_text,
     half_of_free,
     memory,
@@ -20,7 +21,6 @@ from leakaudit.cli._options import (
     show_record,
     trusting,
 )
-from leakaudit.cli.listen import ListenerOptions
 from leakaudit.cli.record import pairs
 
 if TYPE_CHECKING:

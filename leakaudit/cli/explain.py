@@ -10,6 +10,7 @@ from leakaudit.cli._commands import SharedOptions, command, option
 from leakaudit.cli._options import (
     TEXT_OR_JSON,
     TRACE,
+    ListenerOptions,
     concluded,
     say,
     settings,
@@ -17,7 +18,6 @@ from leakaudit.cli._options import (
     show_json,
     show_table,
 )
-from leakaudit.cli.listen import ListenerOptions
 from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:

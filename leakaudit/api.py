@@ -1,7 +1,6 @@
-"""The verbs of the command line as functions: for notebooks and other programs.
+"""The verbs of the command line as functions, for notebooks and other programs.
 
-`leakaudit` exports them, beside those that need no wrapping (`load`, `leaks`, `explain`, `score`).
-Each function loads only what its own verb needs, when it is called.
+Each loads only what its own verb needs, when it is called.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def record(
 
     Args:
         scenario: The protocol, model, data and settings, or a TOML file with them.
-        path: Trace file to write; the truth is written beside it. None keeps both in memory.
+        path: Trace file to write, with the truth beside it. None keeps both in memory.
         data_root: Folder with data sets that are not bundled.
         download: Whether missing data sets may be downloaded.
         device: torch device on which the protocol runs.
@@ -78,8 +77,7 @@ def record(
         The trace, from which an adversary reads its view, and the truth, for scoring only.
 
     Raises:
-        LeakauditError: The scenario cannot run, or the recording would be larger than `max_bytes`.
-            Nothing is written then.
+        LeakauditError: The scenario cannot run, or needs more than `max_bytes`.
     """
     from leakaudit.protocols import recording
     from leakaudit.protocols.scenario import Scenario
@@ -110,15 +108,14 @@ def attack(
 
     Args:
         leaks: What an adversary learns, from `leakaudit.leaks`.
-        attack: An attack, such as ``la.attacks.DLG(steps=500)``, the name of one, or "auto": the
+        attack: An attack, such as ``la.attacks.DLG(steps=500)``, its name, or "auto": the
             strongest that applies to each leak.
         generator: Source of all randomness.
-        task: Needed only if the model is a user's own ``package.module:factory``:
-            ``Task.build(leaks.task, trusted=True)``.
+        task: ``Task.build(leaks.task, trusted=True)``, if the model is a user's own factory.
         **settings: Hyper-parameters of an attack given by name.
 
     Returns:
-        A reconstruction for each leak, in order, as a list.
+        A reconstruction for each leak, in order.
 
     Raises:
         LeakauditError: There is no such attack or setting, or an argument has the wrong type.
@@ -146,29 +143,26 @@ def bound(
 ) -> Comparisons:
     """Bound the privacy of one record in the view of every adversary, beside the claim.
 
-    If messages of a trace contradict what it declares, the last entry of `Comparison.rests` says
-    how.
+    If a trace contradicts its declaration, the last entry of `Comparison.rests` says how.
 
     Args:
         source: A trace, a scenario, or a file of either.
-        adversaries: Adversaries to evaluate, also as text such as "node:3"; by default the
-            outsider, an eavesdropper on each channel of a node, each neighbour, and coalitions of
-            other nodes.
+        adversaries: Adversaries, also as text such as "node:3"; by default the outsider, an
+            eavesdropper on each channel of a node, each neighbour, and coalitions.
         nodes: Nodes to analyse; all by default.
         coalitions: Maximum number of nodes that cooperate, if `adversaries` is None.
-        sensitivity: Largest change of one gradient that a record can cause (Euclidean norm). By
-            default the value that the claim assumes, else that of the declared clip; without
-            either, mu is a multiple of it, and there is no epsilon.
-        smoothness: Lipschitz constant of a node's gradients. Without it, protocols that do not
-            send their models have no epsilon per record.
+        sensitivity: Largest change of a gradient by one record (Euclidean norm); by default that
+            of the claim, else of the declared clip, without which there is no epsilon.
+        smoothness: Lipschitz constant of a node's gradients, for protocols that do not send their
+            models.
         delta: Delta at which epsilon is stated; by default that of the claim, else 1e-5.
         epsilon: Target of the recommended noise; by default the claimed epsilon.
-        data_root: Folder of data sets that are not bundled, for scenarios.
+        data_root: Folder of data sets that are not bundled.
         download: Whether missing data sets may be downloaded.
         executor: Where the views are computed; this process by default.
 
     Returns:
-        A comparison for each node and adversary, as a list: mu, epsilon, claim, verdict and noise.
+        Mu, epsilon, claim, verdict and noise for each node and adversary.
 
     Raises:
         LeakauditError: A file, a node or a number cannot be used.
@@ -221,14 +215,14 @@ def audit(
         data_root: Folder with data sets that are not bundled.
         download: Whether missing data sets may be downloaded.
         device: torch device for attacks and replays.
-        max_seconds: Time limit for all of them together in seconds; 0 for none.
-        executor: Where bounds, attacks and replays are computed; this process by default.
+        max_seconds: Time limit for all of them together; 0 for none.
+        executor: Where everything is computed; this process by default.
 
     Returns:
         The content of results.json: ``audit.verdicts`` are the judged claims.
 
     Raises:
-        LeakauditError: The plan, its data or the folder cannot be used. Nothing is written then.
+        LeakauditError: The plan, its data or the folder cannot be used.
     """
     from leakaudit._util.jobs import IN_PROCESS
     from leakaudit.judging.auditing.levels import RunEnvironment
@@ -259,8 +253,7 @@ def check(
         strict: Whether an increase that is not significant results in code 3.
 
     Returns:
-        The measurements and their comparison: ``code`` is 0 for no regression, 1 for a leak, 3 for
-        an inconclusive result.
+        The measurements; ``code`` is 0 for no regression, 1 for a leak, 3 if inconclusive.
 
     Raises:
         LeakauditError: The configuration or the baseline cannot be used.
@@ -308,9 +301,7 @@ def sweep(
     download: bool = False,
     trusted: Trust = False,
 ) -> SweepOutcome:
-    """Run every combination of attack, victim, epsilon, other settings and seed.
-
-    An interrupted sweep continues if the function is called with the same folder.
+    """Run every combination of a plan; the same call continues an interrupted sweep.
 
     Args:
         plan: The sweep, or the TOML file that describes it.
@@ -394,7 +385,7 @@ def report(
         redact: Whether to omit pictures, labels, notes and paths, and to renumber the nodes.
         redact_key: Redact; reports with the same secret key use the same node numbers.
         location: File of your repository to which SARIF findings refer.
-        width: Columns of a terminal to which "text" is wrapped; None does not wrap lines.
+        width: Columns to which "text" is wrapped; None does not wrap lines.
         color: Whether "text" contains terminal codes for colours.
         verbose: Whether "text" lists the rules of a gate that are within their limits, too.
         table: Table of "csv", "latex" and "json", such as "curves" of an audit; by default the
@@ -406,8 +397,7 @@ def report(
         The report; bytes for "pdf" and "png".
 
     Raises:
-        LeakauditError: There is no such report, a file cannot be used, or this kind of record
-            cannot be compared, redacted or rendered in this format.
+        LeakauditError: There is no such report, or the file or an option does not go with it.
     """
     from leakaudit.core.errors import LeakauditError
     from leakaudit.reporting.findings import comparison
@@ -459,13 +449,12 @@ def table(results: Results, name: str | None = None) -> list[Row]:
 
     Args:
         results: What `audit`, `check` or `sweep` returned; a results file or its folder; or a list
-            of findings of a record, or of scores.
-        name: Table of the results, such as "curves" of an audit; by default the first of
+            of findings, or of scores.
+        name: Table, such as "curves" of an audit; by default the first of
             `leakaudit.reporting.findings.flat.NAMES`.
 
     Returns:
-        One dictionary per finding, score, verdict, rule or point. Values are numbers, words,
-        Booleans or None.
+        One dictionary per finding, score, verdict, rule or point, with plain values.
 
     Raises:
         LeakauditError: A file cannot be used, or these results have no such table.
@@ -548,15 +537,11 @@ def log_to(
     redact_key: str | None = None,
     **settings: object,
 ) -> str:
-    """Send results to an experiment tracker.
+    """Send scores, pictures, texts and, except to TensorBoard, files to an experiment tracker.
 
-    Scores become metrics, pictures become images, and the headline and the report with its verdicts
-    become texts. results.json and the pictures become artifacts, which TensorBoard does not have.
-
-    Personal data leaves this machine if the tracker is on another one: pictures are reconstructions
-    of training data, and originals if the truth was known, and results.json contains recovered
-    labels, paths and the command. With ``pictures=False``, no image is sent. With ``redact=True``,
-    neither images, labels, notes nor paths are sent, and the nodes are renumbered.
+    Personal data leaves this machine if the tracker is on another one: pictures show training data,
+    and results.json contains recovered labels, paths and the command. ``redact=True`` sends neither
+    images, labels, notes nor paths, and renumbers the nodes.
 
     Args:
         tracker: "tensorboard", "mlflow" or "wandb"; the extra of the same name installs it.
@@ -569,15 +554,14 @@ def log_to(
         pictures: Whether to send images.
         redact: Whether to send redacted results only.
         redact_key: Redact; results with the same secret key use the same node numbers.
-        **settings: Further arguments of the tracker: of ``SummaryWriter``, of ``wandb.init``, or
-            for MLflow ``experiment`` and those of ``MlflowClient.create_run``.
+        **settings: Arguments of ``SummaryWriter``, of ``wandb.init``, or for MLflow ``experiment``
+            and those of ``MlflowClient.create_run``.
 
     Returns:
         The folder, or the id of the run in the tracker.
 
     Raises:
-        LeakauditError: There is no such tracker, its package is absent or too old, or the results
-            cannot be used.
+        LeakauditError: There is no such tracker or its package, or the results cannot be used.
     """
     from leakaudit.reporting import trackers
     from leakaudit.reporting.results import record_file

@@ -1,8 +1,8 @@
 """How commands are declared: the words and the options of each, once.
 
-A command is a function of one argument, a value of a class of `Options`. A field of the class is an
-`option`, a positional `argument`, or another class of options; its type says how words are read.
-The parser, its help, completion and the page of the documentation follow from these declarations.
+A command is a function of one argument, a value of a class of `Options`, whose fields are an
+`option`, a positional `argument`, or another such class. Parser, help, completion and the page of
+the documentation follow from them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def argument(help: str, **how: Any) -> Any:
 
 
 class Options:
-    """A record of options; a dataclass would take a tenth of the time that a parser takes."""
+    """A record of options; a dataclass would take a tenth of the time of a parser."""
 
     settings: tuple[str, ...] = ()  # those of `SETTINGS` besides `progress`
 
@@ -69,7 +69,7 @@ class Options:
 
     @classmethod
     def _declared(cls) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-        """Yield name, type and declaration of each field: of the class first, then of its bases."""
+        """Yield name, type and declaration of each field, its bases' last."""
         kinds = get_type_hints(cls)
         owners = [cls, *reversed(cls.__mro__[1:-2])]
         for name in dict.fromkeys(name for owner in owners for name in owner.__annotations__):
@@ -100,7 +100,7 @@ class Command:
     actions: tuple[Command, ...] = ()
 
     def add(self, commands: Any, bare: bool = False) -> None:
-        """Add its parser to those of the program or of a verb; a bare one has no options."""
+        """Add its parser to others; a bare one has no options."""
         parser = commands.add_parser(self.name.split()[-1], help=self.help, **self.words)
         if not bare:
             self._fill(parser)
@@ -137,7 +137,7 @@ def _add(
     flags: tuple[str, ...] | None,
     **how: Any,
 ) -> None:
-    """Add one option; its type says how words are read, and its help ends with the default."""
+    """Add one option; its type says how words are read, and its help names the default."""
     kinds = get_args(hint)
     optional = NoneType in kinds
     kind = kinds[0] if optional else hint
@@ -151,16 +151,18 @@ def _add(
         how.setdefault("type", kind)
     if how.get("default") and "(default" not in how["help"]:
         how["help"] += f" (default {how['default']})"
+    names = how.pop("names", None)
     if flags is None:
-        parser.add_argument(name, **how)
-        return
-    if not any(flag.startswith("--") for flag in flags):
-        flags = (*flags, f"--{name.replace('_', '-')}")
-    parser.add_argument(*flags, dest=name, **how)
+        action = parser.add_argument(name, **how)
+    else:
+        if not any(flag.startswith("--") for flag in flags):
+            flags = (*flags, f"--{name.replace('_', '-')}")
+        action = parser.add_argument(*flags, dest=name, **how)
+    action.names = names  # type: ignore[attr-defined]  # read by completion
 
 
 def _add_settings(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> None:
-    """Add settings, which environment variables and files can set as well."""
+    """Add settings, which the environment and files can set as well."""
     group = parser.add_argument_group(
         "shared options",
         "LEAKAUDIT_* variables, leakaudit.toml and pyproject.toml can set most of these as well.",
@@ -172,4 +174,5 @@ def _add_settings(parser: argparse.ArgumentParser, names: tuple[str, ...]) -> No
             _add(group, name, bool | None, flags, help=setting.help)
             continue
         words = f"{setting.help} (default {setting.default})"
-        _add(group, name, str, flags, help=words, metavar=name.split("_")[-1].upper())
+        metavar = name.split("_")[-1].upper()
+        _add(group, name, str, flags, help=words, metavar=metavar, names=name)

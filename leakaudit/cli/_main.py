@@ -1,4 +1,4 @@
-"""Find the verb, build only its parser, run it, and turn every outcome into an exit code."""
+"""Find the verb, build only its parser, run it, and turn the outcome into an exit code."""
 
 from __future__ import annotations
 
@@ -54,8 +54,6 @@ atexit.register(gc.freeze)
 
 
 class _Version(argparse.Action):
-    """Print our version and torch's, without importing torch."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         """Exit with code 0."""
         from importlib.metadata import PackageNotFoundError, version
@@ -71,14 +69,9 @@ class _Version(argparse.Action):
 
 
 def parser(only: str | None = None, bare: bool = False) -> Parser:
-    """Build the parser, of which a call needs little: one verb, or all without their options.
+    """Build the parser of one verb, or of all if None; a bare one has no options of verbs.
 
-    Args:
-        only: The verb to build the parser for; all if None.
-        bare: Whether to leave out the options of verbs.
-
-    Returns:
-        A parser; its result has ``run``, the function of the verb.
+    Its result has ``run``, the function of the verb.
     """
     top = Parser(
         prog="leakaudit",
@@ -105,14 +98,10 @@ def parser(only: str | None = None, bare: bool = False) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return its exit code.
+    """Run one verb with the arguments, those of the process if None, and return its exit code.
 
-    The codes 0 to 3 are the verdicts of the verb; 2 also stands for invalid input. 4 stands for a
-    run that failed: a program under test did not produce a recording, or leakaudit itself failed.
-    130 stands for an interruption. A run that failed never returns 0 or 1, which are verdicts.
-
-    Args:
-        argv: The arguments; those of the process if None.
+    0 to 3 are verdicts, and 2 is also invalid input. 4 stands for a run that failed: a program
+    under test left no recording, or leakaudit itself failed. 130 is an interruption.
     """
     given = _renamed(list(sys.argv[1:] if argv is None else argv))
     first = given[0] if given else ""
@@ -146,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _renamed(given: list[str]) -> list[str]:
-    """Return the arguments in today's spelling, and say so if it differs from what was typed."""
+    """Return the arguments in today's spelling, and say so if it differs."""
     for old, new in RENAMED.items():
         count = len(old.split())
         if given[:count] == old.split():
@@ -157,7 +146,7 @@ def _renamed(given: list[str]) -> list[str]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM end a run like Ctrl-C, which removes temporary files that hold private data."""
+    """Let SIGTERM end a run like Ctrl-C, which removes temporary files with private data."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -170,7 +159,7 @@ def _terminable() -> Iterator[None]:
 
 
 def _named(args: argparse.Namespace | None) -> str:
-    """Return the command as it begins a message: with its verb and its action, if it has one."""
+    """Return the command as it begins a message."""
     return "leakaudit" if args is None else f"leakaudit {_command(args)}"
 
 
@@ -180,10 +169,7 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _run(args: argparse.Namespace) -> tuple[int, str]:
-    """Run the verb; return its exit code and a message.
-
-    If the code of a plug-in or a model ends the process, there is no verdict.
-    """
+    """Run the verb; return its exit code and a message, also if other code ends the process."""
     from leakaudit.reporting.rendering import status
 
     try:
@@ -209,10 +195,7 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
 
 
 def _defect(error: Exception) -> str:
-    """Return one line: that leakaudit itself failed, where, and what to report.
-
-    If the environment variable `DEBUG` is set, the whole traceback is printed.
-    """
+    """Return one line: that leakaudit itself failed, where, and what to report."""
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
     place = traceback.extract_tb(error.__traceback__)[-1]

@@ -19,6 +19,7 @@ from leakaudit.core.errors import LeakauditError
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from leakaudit.core.adversary import Adversary
     from leakaudit.core.trace import Trace
     from leakaudit.reporting.rendering.tables import Column
     from leakaudit.reporting.results.model import Record
@@ -55,7 +56,7 @@ TEXT_OR_JSON = option("format of the output", "-f", default="text", choices=("te
 
 
 def trusting(what: str) -> Any:
-    """Declare the option that allows one model to execute its code."""
+    """Declare the option that trusts one model."""
     return option(
         f"allow this model to execute its code if the {what} names it",
         default=False,
@@ -64,11 +65,11 @@ def trusting(what: str) -> Any:
 
 
 def expect_format(name: str, output: Path | None) -> None:
-    """Refuse a file whose suffix stands for another format; formats of plug-ins have any suffix."""
+    """Refuse a file whose suffix stands for another format; plug-ins may use any."""
     if output is None or name not in KNOWN:
         return
-    fitting = SUFFIXES.get(output.suffix.lower(), KNOWN)
-    if name not in fitting:
+    fitting = SUFFIXES.get(output.suffix.lower())
+    if fitting is not None and name not in fitting:
         raise LeakauditError(
             f"-f {name} does not fit {output}, whose suffix stands for {fitting[0]}; omit -f, or "
             "change the suffix"
@@ -76,7 +77,7 @@ def expect_format(name: str, output: Path | None) -> None:
 
 
 class PageOptions(Options):
-    """The options of a command whose result can also be one HTML page."""
+    """The options of a command whose result can be an HTML page."""
 
     format: str | None = option(
         "format of the output (default: that of the suffix of -o, html or json; otherwise text)",
@@ -108,7 +109,7 @@ class PageOptions(Options):
 
 
 def write_page(page: str | bytes, output: Path | None, args: _Addressee, *read: Path) -> None:
-    """Write a page to a file, which must not be one that was read, or to stdout."""
+    """Write a page to stdout or a file, which must not be one that was read."""
     if isinstance(page, str):
         page = page.encode("utf-8", "backslashreplace")
     if output is None:
@@ -179,8 +180,52 @@ class ComputeOptions(Options):
         return executor
 
 
+class ListenerOptions(Options):
+    """The adversary on the command line."""
+
+    adversary: str = option(
+        "adversary: eavesdropper, node:3, nodes:3,5 (a coalition), edges:0-1,1-0 (some "
+        "channels), or several joined by '+'",
+        "--as",
+        default="eavesdropper",
+        metavar="WHO",
+        names="adversaries",
+    )
+    rounds: str | None = option(
+        "rounds that the adversary observes, A to B - 1 (default: all)", metavar="A:B"
+    )
+    knows: str | None = option(
+        "constants and public tensors that the adversary knows, e.g. rho,theta (default: all)",
+        metavar="NAMES",
+    )
+
+    def parse(self) -> Adversary:
+        """Return the adversary that the options define."""
+        from leakaudit.core.adversary import Adversary
+
+        rounds = window(self.rounds)
+        if self.knows:
+            return Adversary.parse(self.adversary, rounds, frozenset(self.knows.split(",")))
+        return Adversary.parse(self.adversary, rounds)
+
+
+def window(text: str | None) -> range | None:
+    """Parse A:B, A: or :B, the rounds A to B - 1; None for all."""
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not colon or not all(part.isdecimal() or not part for part in (first, last)):
+        raise LeakauditError(f"--rounds: expected A:B, such as 0:11, got {text!r}")
+    rounds = range(int(first or 0), int(last) if last else sys.maxsize)
+    if not rounds:
+        raise LeakauditError(
+            f"--rounds: expected A:B with A < B, got {text!r}, which contains no round"
+        )
+    return rounds
+
+
 def expect_text(name: str) -> None:
-    """Refuse a report format that does not exist, or whose output may not go to stdout."""
+    """Refuse a format that does not exist, or may not go to stdout."""
     from leakaudit.core import registry
 
     registry.get("reports", name)
@@ -191,7 +236,7 @@ def expect_text(name: str) -> None:
 
 
 def show_record(results: Mapping[str, Any], name: str) -> None:
-    """Write a record to stdout in one format; text uses the width and colours of a terminal."""
+    """Print a record in one format; text fits the terminal."""
     from leakaudit.core import registry
     from leakaudit.reporting.rendering import console
 
@@ -202,12 +247,12 @@ def show_record(results: Mapping[str, Any], name: str) -> None:
 
 
 def show_json(value: Any) -> None:
-    """Write values to stdout as indented JSON."""
+    """Print values as indented JSON."""
     show(json.dumps(value, indent=2) + "\n")
 
 
 def show_table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]]) -> None:
-    """Write a table to stdout, as wide as the terminal."""
+    """Print a table that fits the terminal."""
     from leakaudit.reporting.rendering import console, tables
 
     console.stdout().print(tables.table(columns, rows, console.width()))
@@ -245,7 +290,7 @@ def loading(args: argparse.Namespace) -> Iterator[None]:
 
 
 def load_torch() -> None:
-    """Import torch without collecting garbage: its objects stay, and are never searched again."""
+    """Import torch without collecting garbage: its objects stay."""
     if "torch" in sys.modules:
         return
     gc.disable()
@@ -257,10 +302,7 @@ def load_torch() -> None:
 
 
 def settings(args: SharedOptions) -> argparse.Namespace:
-    """Return the effective settings of a call, and apply those that concern torch.
-
-    Plug-ins are imported first.
-    """
+    """Import plug-ins, and return the effective settings, after applying those of torch."""
     from leakaudit.reporting.rendering import status
 
     plugins(args.given)
@@ -292,7 +334,7 @@ def memory(text: str) -> int:
 
 
 def half_of_free() -> int | None:
-    """Return half of the memory that is free, in bytes; None where the system does not tell."""
+    """Return half of the free memory in bytes; None where the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -316,7 +358,7 @@ def say(text: str, args: _Addressee) -> None:
 def concluded(reasons: Sequence[str], form: str) -> int:
     """Write why a result is inconclusive, also if the user asked for quiet.
 
-    The sentences follow a text; JSON contains them itself, so they are written to stderr.
+    JSON contains the reasons itself, so they go to stderr.
     """
     out = sys.stderr if form == "json" else sys.stdout
     for reason in reasons:
@@ -325,7 +367,7 @@ def concluded(reasons: Sequence[str], form: str) -> int:
 
 
 def show(text: str) -> None:
-    """Write to stdout and flush; if the reader has closed the pipe, the exit code is unaffected."""
+    """Write to stdout and flush; a reader that closed the pipe changes no exit code."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

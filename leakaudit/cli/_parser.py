@@ -1,4 +1,4 @@
-"""The parsers of the command line: how help is laid out, and how errors are worded."""
+"""How help is laid out, and how errors are worded."""
 
 from __future__ import annotations
 
@@ -13,15 +13,10 @@ EXAMPLES = "examples:"  # heading of the examples below the options
 
 
 class ParserMessage(SystemExit):
-    """A parser has printed help, a version or an error.
-
-    Any other SystemExit comes from code that was loaded.
-    """
+    """A parser has printed help, a version or an error; any other SystemExit is of loaded code."""
 
 
 class _Help(argparse.HelpFormatter):
-    """Wraps descriptions, and leaves each example on its own line."""
-
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if text.startswith(EXAMPLES):
             return text
@@ -29,7 +24,7 @@ class _Help(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose help begins with the description, and whose errors are one line."""
+    """A parser whose help begins with what it does, and whose errors are one line."""
 
     def __init__(self, **given: Any) -> None:
         """Accept whole option names only: ``--node`` must not be taken for ``--nodes``."""
@@ -51,7 +46,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]  # typeshed has overloads for other namespaces
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Report unknown options first: a missing argument may follow from a mistyped option."""
+        """Report unknown options first: a missing argument may follow from one."""
         given = sys.argv[1:] if args is None else args
         self._reject_unknown(self._own_words(given))
         found, rest = super().parse_known_args(args, namespace)
@@ -60,7 +55,7 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def _own_words(self, args: Sequence[str]) -> Iterator[str]:
-        """Yield the words that this parser reads: neither those of a verb nor of a program."""
+        """Yield the words of this parser, not of a verb or a program."""
         program = any(action.nargs == argparse.REMAINDER for action in self._actions)
         if program and "--" not in args:
             return
@@ -70,7 +65,6 @@ class Parser(argparse.ArgumentParser):
             yield word
 
     def _reject_unknown(self, words: Iterable[str]) -> None:
-        """End with the name of the first unknown option and of a similar one."""
         import difflib  # needed after a mistake only
 
         for word in words:
@@ -81,7 +75,7 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"there is no option {name}{hint}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Suggest a similar name in place of one that is not among the choices."""
+        """Suggest a name that is similar to one that is not among the choices."""
         if action.choices is not None and value not in action.choices:
             what = "/".join(action.option_strings) or action.metavar or action.dest
             near = suggest(str(value), map(str, action.choices))

@@ -11,6 +11,7 @@ from leakaudit.cli._options import (
     INTERRUPTED,
     TRACE,
     ComputeOptions,
+    ListenerOptions,
     expect_text,
     half_of_free,
     memory,
@@ -20,7 +21,6 @@ from leakaudit.cli._options import (
     show_record,
     trusting,
 )
-from leakaudit.cli.listen import ListenerOptions
 from leakaudit.cli.record import pairs
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class _Options(SharedOptions):
         "attack to run, see 'leakaudit list attacks' (default auto: the strongest that applies)",
         default="auto",
         metavar="NAME",
+        names="attacks",
     )
     set: list[str] = option("set a hyper-parameter of the attack; repeatable", metavar="NAME=VALUE")
     gradients: int | None = option(
@@ -58,6 +59,7 @@ class _Options(SharedOptions):
         "format of the output: text, json or markdown; repeatable (default text)",
         "-f",
         metavar="FORMAT",
+        names="reports",
     )
     trust_model: bool | str = trusting("trace")
     resume: bool = option("continue an interrupted run in the same output folder")
@@ -79,10 +81,8 @@ class _Options(SharedOptions):
 def run(args: _Options) -> int:
     """Attack, write the results and print them.
 
-    Returns:
-        The exit code; 3 if the recording is not what it declares, its reconstructions are neither
-        certified nor scored with a truth, the truth refutes every certificate, or no node was
-        examined, so that the result is inconclusive, and 130 if the run was interrupted.
+    Returns 3 if the recording is not what it declares, nothing is certified or scored, the truth
+    refutes every certificate, or no node was examined.
     """
     from leakaudit.reporting.findings import worst_case
     from leakaudit.reporting.rendering import console, passages
@@ -129,7 +129,7 @@ def run(args: _Options) -> int:
 
 
 def _dry(path: Path, options: AttackOptions) -> dict[str, Any]:
-    """Return the leak of each node, and the attacks that would be tried on it, in order."""
+    """Return the leak of each node, and the attacks that would be tried, in order."""
     from leakaudit.inversion import attacking
     from leakaudit.tasks.task import Task
     from leakaudit.traces import trace_file

@@ -70,7 +70,7 @@ def run(args: _Options) -> int:
     if args.dry_run:
         with console.shown(chosen.progress):
             planned = dry(plan, where)
-        show_json(model.plain(planned))
+        show_json(planned)
         return 0
     folder = Path(chosen.output)
     executor = args.computing.executor()

@@ -64,7 +64,6 @@ def run(asked: BaselineOptions, names: list[str], form: str, args: SharedOptions
 
 
 def _configured() -> tuple[Gate, Path]:
-    """Return the gate of this folder, and its baseline."""
     from leakaudit.judging.gate import files
 
     gate = files.configured(Path())
@@ -74,7 +73,6 @@ def _configured() -> tuple[Gate, Path]:
 
 
 def _table(base: Baseline) -> None:
-    """Print the means of all cells."""
     from leakaudit.reporting.findings import wording
     from leakaudit.reporting.rendering.tables import Column
 
@@ -90,7 +88,6 @@ def _table(base: Baseline) -> None:
 
 
 def _write(found: Sequence[BaselineChange], form: str, nothing: str) -> None:
-    """Print what changed between two baselines."""
     if form == "json":
         show_json([one.to_json() for one in found])
         return

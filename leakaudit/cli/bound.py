@@ -47,6 +47,7 @@ class _Options(SharedOptions):
         "channels, one on each channel of a node, each neighbour, and coalitions)",
         "--as",
         metavar="WHO",
+        names="adversaries",
     )
     coalitions: int | None = option(
         "maximum number of curious nodes that cooperate (default 1)", metavar="K"
@@ -205,7 +206,6 @@ def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, beg
 
 
 def _network(protocol: Protocol) -> TraceSummary:
-    """Describe the protocol and its network for a drawing."""
     from leakaudit.reporting.results.model import TraceSummary
 
     graph = protocol.graph
@@ -245,7 +245,6 @@ def _row(one: Comparison, mark: str) -> list[str]:
 
 
 def _who(one: Comparison) -> str:
-    """Name the adversary."""
     who = str(one.bound.adversary)
     if one.threat.kind == "wire":
         return f"one channel ({who})"
@@ -259,7 +258,7 @@ def _who(one: Comparison) -> str:
 
 
 def _what(one: Comparison) -> str:
-    """Return the verdict on the claim, and the unit of the bound or what leaks without noise."""
+    """Return the verdict, and the unit of the bound or what leaks without noise."""
     bound = one.bound
     if bound.refused:
         return f"no bound: {bound.refused}"
@@ -278,7 +277,7 @@ def _what(one: Comparison) -> str:
 
 
 def _unit(one: Comparison) -> str:
-    """Return the unit of the bound, whether it is exact, and what is known to be attained."""
+    """Return the unit of the bound, whether it is exact, and what is attained."""
     bound = one.bound
     unit = bound.unit or ""
     if bound.mu is not None:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class _GateOptions(Options):
-    """How the checks are run and reported."""
-
     strict: bool = option("exit with code 3 if a measure increased, but not significantly")
     untrusted: bool = option(
         "for untrusted code, such as pull requests: run everything in a process without "
@@ -45,6 +43,7 @@ class _Options(SharedOptions):
         "repeatable (default text)",
         "-f",
         metavar="FORMAT",
+        names="reports",
     )
     verbose: bool = option("list the rules that are within their limits, too", "-v")
 
@@ -60,7 +59,7 @@ class _Options(SharedOptions):
     'leakaudit check --update --reason "larger batches"',
 )
 def run(args: _Options) -> int:
-    """Run the gate, write results.json and print the outcome; or do what concerns the baseline."""
+    """Run the gate and print the outcome, or do what concerns the baseline."""
     asked = args.baseline
     if asked.update or asked.show or asked.diff is not None:
         return _baseline(args)
@@ -92,7 +91,6 @@ def run(args: _Options) -> int:
 
 
 def _baseline(args: _Options) -> int:
-    """Update, compare or show the baseline."""
     args.gate.refuse("not with --update, --diff or --show")
     forms = args.format or ["text"]
     if len(forms) > 1 or forms[0] not in ("text", "json"):
@@ -103,10 +101,7 @@ def _baseline(args: _Options) -> int:
 
 
 def _untrusted(args: _Options) -> int:
-    """Run the gate in isolation, and print the outcome here.
-
-    This process imports no plug-in, so that the reports are those of leakaudit.
-    """
+    """Run the gate in isolation, and print the outcome here, without plug-ins."""
     from leakaudit.core import registry
     from leakaudit.judging.gate import untrusted
     from leakaudit.reporting.results import record_file
@@ -137,7 +132,6 @@ def _report(
     folder: Path,
     args: _Options,
 ) -> None:
-    """Print or write a record in all formats that were asked for."""
     from leakaudit.core import registry
     from leakaudit.reporting.rendering import attachments
 
@@ -152,10 +146,7 @@ def _report(
 
 
 def _prepare() -> None:
-    """Start the process from which the programs under test are forked.
-
-    It imports torch at the same time as this process.
-    """
+    """Start the process from which programs are forked; it imports torch meanwhile."""
     from leakaudit.judging.gate import tables
 
     if any(check.run for check in tables.load(Path()).checks):
@@ -165,7 +156,7 @@ def _prepare() -> None:
 
 
 def _format(text: str) -> tuple[str, Path | None]:
-    """Parse FORMAT or FORMAT=FILE; an unknown format is rejected before anything runs."""
+    """Parse FORMAT or FORMAT=FILE; an unknown format is rejected at once."""
     from leakaudit.core import registry
 
     name, equals, file = text.partition("=")
@@ -200,7 +191,7 @@ def _show(name: str, file: Path | None, made: Mapping[str, Any], args: _Options)
 
 
 def _prefix(folder: Path) -> str:
-    """The path of a folder in its git repository; "" for the root, or outside a repository."""
+    """The path of a folder in its git repository; "" for the root, or outside."""
     for root in (folder, *folder.parents):
         if (root / ".git").exists():
             return "" if root == folder else folder.relative_to(root).as_posix()
@@ -208,7 +199,6 @@ def _prefix(folder: Path) -> str:
 
 
 def _dry(gate: Gate, seed: int, as_json: bool) -> int:
-    """Print an estimate of the time that each check takes."""
     from leakaudit.judging.gate import cost
 
     found = cost.estimate(gate, seed)

@@ -6,26 +6,17 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
+from leakaudit.cli.list import GROUPS, entries
 from leakaudit.core.errors import LeakauditError
 
 SHELLS = ("bash", "zsh", "tcsh")
-# Arguments that take a name, and where its possible values come from; see `_names`.
-NAMES = {
-    ("record", "victim"): "victims",
-    ("attack", "attack"): "attacks",
-    ("list", "name"): "all",
-    ("", "model"): "models",
-    ("", "data"): "data",
-    ("", "graph"): "graphs",
-    ("", "format"): "reports",
-    ("", "adversary"): "adversaries",
+# The values of what an argument declares as its `names`, besides those of `_names`.
+WORDS = {
+    "adversaries": ("eavesdropper", "node:", "nodes:", "edges:"),
+    "device": ("cpu", "cuda"),
+    "progress": ("auto", "rich", "plain", "none"),
 }
-ADVERSARIES = ("eavesdropper", "node:", "nodes:", "edges:")
-DEVICES = ("cpu", "cuda")
-PROGRESS = ("auto", "rich", "plain", "none")
-# Arguments that take a file although their type is text, and those that take a folder.
-FILES = ("truth", "output", "lpips_weights", "what", "results")
-FOLDERS = ("data_root",)
+FILES = ("files", "output", "lpips_weights")  # names that are files, although their type is text
 
 
 def script(shell: str | None) -> str:
@@ -41,51 +32,44 @@ def script(shell: str | None) -> str:
     from leakaudit.cli._main import parser
 
     top = parser()
-    for verb, action in _actions(top):
-        _describe(verb, action, shtab.FILE, shtab.DIRECTORY)
+    for action in _actions(top):
+        _describe(action, shtab.FILE, shtab.DIRECTORY)
     return shtab.complete(top, shell=shell).rstrip("\n") + "\n"
 
 
-def _actions(top: argparse.ArgumentParser, verb: str = "") -> Iterator[tuple[str, argparse.Action]]:
-    """Yield the arguments of all verbs, each with its verb."""
+def _actions(top: argparse.ArgumentParser) -> Iterator[argparse.Action]:
     for action in top._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for name, sub in action.choices.items():
-                yield from _actions(sub, verb or name)
+            for sub in action.choices.values():
+                yield from _actions(sub)
         else:
-            yield verb, action
+            yield action
 
 
-def _describe(verb: str, action: argparse.Action, file: object, folder: object) -> None:
-    """Set what completes an argument, for shtab."""
+def _describe(action: argparse.Action, file: object, folder: object) -> None:
     if isinstance(action.metavar, str) and action.metavar.startswith("PLAN"):
         action.metavar = "PLAN"  # the words of a usage line are no name of a shell variable
     if action.choices is not None or action.nargs == 0:
         return
-    group = NAMES.get((verb, action.dest)) or NAMES.get(("", action.dest))
-    if group is not None:
-        action.choices = _names(group)
-    elif action.dest == "device":
-        action.choices = DEVICES
-    elif action.dest == "progress":
-        action.choices = PROGRESS
-    elif action.dest in FOLDERS:
+    names = getattr(action, "names", None)
+    if names == "data_root":
         action.complete = folder  # type: ignore[attr-defined]  # read by shtab
-    elif action.type is Path or action.metavar == "FILE" or action.dest in FILES:
+    elif action.type is Path or action.metavar == "FILE" or names in FILES:
         action.complete = file  # type: ignore[attr-defined]
+    elif names in WORDS:
+        action.choices = WORDS[names]
+    elif names in (*GROUPS, "all"):
+        action.choices = _names(names)
 
 
 def _names(group: str) -> list[str]:
     """Return the names that an argument accepts, without loading what they name."""
-    from leakaudit.cli import list as listed
     from leakaudit.core import registry
 
-    if group == "adversaries":
-        return list(ADVERSARIES)
     if group == "all":
         return [*registry.names("victims"), *registry.names("attacks"), *registry.names("reports")]
     if group in registry.GROUPS:
         extra = ["auto"] if group == "attacks" else []
         return [*extra, *registry.names(group)]
-    names = [str(entry["name"]) for entry in listed.entries(group)]
+    names = [str(entry["name"]) for entry in entries(group)]
     return [name for name in names if ":" not in name]  # file:PATH and the like

@@ -40,9 +40,12 @@ def run(args: _Options) -> int:
         "the initial values z^0 are random and secret.",
         args,
     )
-    setting = "--nodes 10 --graph rgg --rounds 6 --data faces --samples 1 --model mlp"
-    model = "--set hidden=32 --dtype float32"
-    code = main(["record", "pdmm", "-o", str(trace), *setting.split(), *model.split(), *common])
+    record = [
+        *("record", "pdmm", "-o", str(trace), "--nodes", "10", "--graph", "rgg", "--rounds", "6"),
+        *("--data", "faces", "--samples", "1", "--model", "mlp", "--set", "hidden=32"),
+        *("--dtype", "float32"),
+    ]
+    code = main([*record, *common])
     observed = "An eavesdropper observes only the transmitted differences"
     say(f"{observed}: no models, no labels and no z^0.", args)
     found = folder / "demo"

@@ -10,6 +10,7 @@ from leakaudit.cli._commands import SharedOptions, command, option
 from leakaudit.cli._options import (
     TEXT_OR_JSON,
     TRACE,
+    ListenerOptions,
     concluded,
     say,
     settings,
@@ -17,7 +18,6 @@ from leakaudit.cli._options import (
     show_json,
     show_table,
 )
-from leakaudit.cli.listen import ListenerOptions
 from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _Options(SharedOptions):
     "leakaudit explain trace.pt --as node:1 --node 2 -o rows.png",
 )
 def run(args: _Options) -> int:
-    """Print a table for each named node, or one line for every node if none is named."""
+    """Print a table for each named node, or one line for every node."""
     from leakaudit.reporting.rendering import console
     from leakaudit.traces import trace_file
     from leakaudit.views.conformance import conformance
@@ -98,12 +98,12 @@ def run(args: _Options) -> int:
 
 
 def _limited(one: Explanation, uncompared: list[str]) -> Explanation:
-    """Add which rounds were not compared with the declaration to the basis of a result."""
+    """Add which rounds were not compared with the declaration."""
     return replace(one, scope="; ".join(filter(None, [one.scope, *uncompared])))
 
 
 def _of_model(trace: Trace) -> tuple[str, ...]:
-    """Return what a program beside a trace means for attacks; other models are not built."""
+    """Return what a program beside a trace means for attacks."""
     if not trace.task.is_program:
         return ()
     from leakaudit.tasks import remarks
@@ -116,7 +116,6 @@ def _of_model(trace: Trace) -> tuple[str, ...]:
 
 
 def _table(one: Explanation) -> None:
-    """Print the combinations of one node with their formulas."""
     from rich.text import Text
 
     from leakaudit.reporting.rendering import console
@@ -146,7 +145,7 @@ def _table(one: Explanation) -> None:
 
 
 def _noise(row: ExplainedRow) -> str:
-    """Return the noise relative to the value, with a mark if the noise hides the value."""
+    """Return the relative noise, with a mark if it hides the value."""
     relative = f"{row.std / row.size:.1e}" if row.size else "-"
     if row.formal:
         return f"{relative} (formal only)"
@@ -154,7 +153,7 @@ def _noise(row: ExplainedRow) -> str:
 
 
 def _shortened(formula: str) -> str:
-    """Return a formula, cut after a whole term if it is too long for a table."""
+    """Cut a formula after a whole term if it is too long for a table."""
     if len(formula) <= LONG:
         return formula
     whole_terms = formula[:LONG].rsplit(" ", 1)[0]

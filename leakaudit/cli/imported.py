@@ -82,7 +82,6 @@ def run(args: _Options) -> int:
 
 
 def _inferred(messages: Folder, logs: Sequence[RankLog]) -> Guess:
-    """Infer the description."""
     from leakaudit.capture.tap.guessing.guess import guess, unknown
 
     several = messages.ambiguous
@@ -96,7 +95,7 @@ def _inferred(messages: Folder, logs: Sequence[RankLog]) -> Guess:
 
 
 def _ask(args: _Options, found: Guess) -> None:
-    """Write an incomplete description beside the trace, and state what to do."""
+    """Write an incomplete description beside the trace, and say what to do."""
     beside, kept = tapped.keep_inferred(args, found)
     next = f"complete it, and run: leakaudit trace import {args.folder} --describe {beside}"
     if not kept:
@@ -113,7 +112,7 @@ def _write(
     logs: Sequence[RankLog],
     used: MessageDescription,
 ) -> list[str]:
-    """Write the trace, and report its size, what is proved, and what is missing."""
+    """Write the trace; report its size, what is proved, and what is missing."""
     from leakaudit.capture.tap import merge
     from leakaudit.capture.tap.guessing import confirm, observed
     from leakaudit.capture.tap.messages import wires

@@ -128,11 +128,7 @@ def run(args: _Options) -> int:
 
 
 def starter(function: str | None, scenario: Path | None) -> str:
-    """Return the text of a first configuration.
-
-    Args:
-        function: The program under test, ``module:function``; None if a scenario is.
-    """
+    """Return a first configuration, for a function, a scenario file, or an example."""
     if function:
         return STARTER.format(program=f"run = {inline(function)}\n", scenario="")
     if scenario:

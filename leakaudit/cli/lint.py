@@ -41,12 +41,7 @@ class _Options(SharedOptions):
     "leakaudit trace lint trace.pt --truth trace.truth.pt --strict",
 )
 def run(args: _Options) -> int:
-    """Print the findings.
-
-    Returns:
-        The exit code; with --strict, 1 for a bad finding, and 3 if an open question remains or
-        nothing was examined.
-    """
+    """Print the findings; with --strict, return 1 for a bad one, and 3 if a question is open."""
     from leakaudit.core.verdict import Verdict
     from leakaudit.judging.lint.checks import Lint
     from leakaudit.reporting.rendering import console

@@ -42,7 +42,7 @@ GRAPHS = {
 class _Options(SharedOptions):
     what: str = argument("kind of thing to list", choices=GROUPS)
     name: str | None = argument(
-        "describe only this one, with its parameters", nargs="?", metavar="NAME"
+        "describe only this one, with its parameters", nargs="?", metavar="NAME", names="all"
     )
     long: bool = option("describe all of them in detail")
     format: str = TEXT_OR_JSON
@@ -75,7 +75,6 @@ def run(args: _Options) -> int:
 
 
 def _named(rows: Sequence[dict[str, Any]], what: str, name: str) -> dict[str, Any]:
-    """Return the row of one name."""
     for row in rows:
         if row["name"] == name:
             return row
@@ -84,7 +83,6 @@ def _named(rows: Sequence[dict[str, Any]], what: str, name: str) -> dict[str, An
 
 
 def _write(what: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print names with a line about each, and their sources."""
     from leakaudit.reporting.rendering.tables import Column
 
     columns = [Column("name"), Column("description", text=True)]
@@ -100,7 +98,7 @@ def _write(what: str, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _details(what: str, row: Mapping[str, Any], width: int | None) -> str:
-    """Return everything about one entry: a line for each property and each parameter."""
+    """Return a line for each property and parameter of one entry."""
     lines = [row["name"]]
     for key, value in row.items():
         if key not in ("name", "parameters") and value != "":
@@ -116,12 +114,7 @@ def _details(what: str, row: Mapping[str, Any], width: int | None) -> str:
 
 
 def wrapped(text: str, width: int | None, indent: str) -> list[str]:
-    """Return a line, or several if it does not fit the terminal.
-
-    Args:
-        width: Columns of the terminal; None does not wrap.
-        indent: Begins the first line; further lines are indented more.
-    """
+    """Return lines that fit the terminal, the first one indented less; None does not wrap."""
     if width is None:
         return [indent + text]
     more = indent + "    "
@@ -129,7 +122,7 @@ def wrapped(text: str, width: int | None, indent: str) -> list[str]:
 
 
 def parameters(known: Mapping[str, Parameter]) -> list[str]:
-    """Return a line for each parameter: its default, meaning, choices and symbol."""
+    """Return a line per parameter: default, meaning, choices and symbol."""
     from leakaudit.core.registry import written
 
     lines = []
@@ -142,14 +135,9 @@ def parameters(known: Mapping[str, Parameter]) -> list[str]:
 
 
 def short(source: str) -> str:
-    """Return authors and year of a source.
+    """Return authors and year of a source such as "Lian et al. 2017, Algorithm 1 (D-PSGD)".
 
-    Args:
-        source: A reference, such as "Lian et al. 2017, Algorithm 1 (D-PSGD)".
-
-    Returns:
-        The part up to the year, with the first of three or more authors; without a year, the part
-        before the first comma, colon or bracket.
+    Of three or more authors, the first; without a year, what is before a comma, colon or bracket.
     """
     dated = re.match(r"(.*?\b(?:19|20)\d\d)\b", source)
     if dated is None:
@@ -162,7 +150,6 @@ def short(source: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a docstring's line without markup and final stop."""
     return text.replace("``", "").removesuffix(".")
 
 
@@ -192,7 +179,6 @@ def entries(what: str) -> list[dict[str, Any]]:
 
 
 def _models() -> list[dict[str, Any]]:
-    """Return name, arguments with their defaults, and note of every model."""
     from leakaudit._util import declarations
     from leakaudit.core.registry import written
 

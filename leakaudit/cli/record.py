@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Help(argparse.Action):
-    """Help that also lists the parameters of the victim, and its messages, if one is named."""
+    """Help that also lists parameters and messages of a named victim."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object
@@ -33,7 +33,6 @@ class _Help(argparse.Action):
 
 
 def _describe(victim: str) -> None:
-    """Print the parameters of a victim, and the messages that it sends."""
     from leakaudit._util import declarations
     from leakaudit.cli.list import parameters, wrapped
     from leakaudit.reporting.rendering import console
@@ -49,22 +48,22 @@ def _describe(victim: str) -> None:
 
 
 class _KeyOptions(Options):
-    """The keys of a scenario."""
-
     nodes: int | None = option("number of nodes with data (default 10)")
     graph: str | None = option(
         "graph: ring, star, complete, rgg, rgg:R (random points closer than R are connected), er, "
-        "grid or file:PATH (default rgg)"
+        "grid or file:PATH (default rgg)",
+        names="graphs",
     )
     rounds: int | None = option("number of rounds (default 20)")
-    data: str | None = option("data set, see 'leakaudit list data' (default faces)")
+    data: str | None = option("data set, see 'leakaudit list data' (default faces)", names="data")
     samples: int | None = option("number of records per node (default 1)")
     split: str | None = option(
         "distribution of the records: iid, classes:C or dirichlet:A (default iid)"
     )
     model: str | None = option(
         "model, see 'leakaudit list models', package.module:factory, or a torch.export program "
-        "file.pt2 (default mlp)"
+        "file.pt2 (default mlp)",
+        names="models",
     )
     dtype: str | None = option("number format: float32 or float64 (default float32)")
     wires: str | None = option("channels to record: all, none, node:3 or 0-1,1-2 (default all)")
@@ -85,7 +84,9 @@ class _KeyOptions(Options):
 class _Options(SharedOptions):
     settings = ("seed", "device", "threads", "data_root", "download", "max_bytes")
 
-    victim: str | None = argument("protocol to run, see 'leakaudit list victims'", nargs="?")
+    victim: str | None = argument(
+        "protocol to run, see 'leakaudit list victims'", nargs="?", names="victims"
+    )
     help: Any = option(
         "show this help; 'record pdmm --help' adds the parameters and messages of pdmm",
         "-h",
@@ -97,6 +98,7 @@ class _Options(SharedOptions):
         "is written beside it",
         "-o",
         default="trace.pt",
+        names="files",
     )
     scenario: Path | None = option(
         "TOML file with values for the options below; options on the command line take precedence",
@@ -227,7 +229,7 @@ def run(args: _Options) -> int:
 
 
 def _spread(args: _Options, plan: Plan) -> ProcessLayout | None:
-    """Return how the nodes are spread over processes; None if they run in this one."""
+    """Return how nodes are spread over processes; None if they run in this one."""
     if args.engine == "inline":
         given = [
             f"--{name}"
@@ -252,7 +254,6 @@ def _spread(args: _Options, plan: Plan) -> ProcessLayout | None:
 
 
 def _bytes(path: Path) -> int:
-    """The size of a trace: one file, or a folder of several."""
     if path.is_file():
         return path.stat().st_size
     return sum(part.stat().st_size for part in path.rglob("*") if part.is_file())

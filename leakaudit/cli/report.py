@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 
 class _RescoreOptions(Options):
-    """What is scored again."""
-
     metric: list[str] = option(
         "metric to compute again; repeatable; the others keep their values (default: all)",
         metavar="NAME",
@@ -39,8 +37,6 @@ class _RescoreOptions(Options):
 
 
 class _ConvertOptions(Options):
-    """What a format shows."""
-
     table: str | None = option(
         "table of csv, latex and json: findings of an attack; verdicts (default), curves, "
         "views or findings of an audit; rules (default) or measures of a check; points (default) "
@@ -76,6 +72,7 @@ class _Options(SharedOptions):
         "html, markdown, text, json, junit, sarif, github, csv, latex, pdf, svg, png, or a "
         "format of a plug-in (default: according to the name of the output file, otherwise html)",
         "-f",
+        names="reports",
     )
     output: Path | None = option(
         "file to write; missing folders are created (default: stdout)", "-o", metavar="FILE"
@@ -142,12 +139,7 @@ def run(args: _Options) -> int:
 
 
 def _rescore(args: _Options) -> int:
-    """Score again; write results.json, the picture and report.md, and print the table.
-
-    Returns:
-        The exit code; 3 if the recording was not what it declares, if the truth refutes every
-        certificate, or if no node was examined.
-    """
+    """Score again, write the results and print the table; return 3 if inconclusive."""
     from leakaudit.api import RECORD, file_of
     from leakaudit.reporting.findings import worst_case
     from leakaudit.reporting.rendering import console
@@ -206,7 +198,6 @@ def _named(record: AttackRecord) -> Path:
 
 
 def _format(output: Path | None) -> str:
-    """Return the format that the name of the output file indicates."""
     if output is None or not output.suffix:
         return "html"
     if output.suffix.lower() not in SUFFIXES:

@@ -89,7 +89,7 @@ def _write(found: list[JudgedClaim]) -> None:
 
 
 def _origin(row: PublishedClaim) -> list[str]:
-    """Return two lines: how the claim is known, with a quotation, and the assumptions."""
+    """Return two lines: how the claim is known, and what it assumes."""
     quoted = "; ".join(f'"{quote.text}" ({quote.place})' for quote in row.quotes)
     known = f"{row.quality.name.lower()}: {quoted}" if quoted else row.quality.value
     return [known, f"assumes: {'; '.join(row.assumes)}"]

@@ -28,18 +28,16 @@ class SelfcheckOptions(Options):
 def run(args: SelfcheckOptions, form: str, progress: str) -> int:
     """Print a line for each estimator and mechanism.
 
-    Returns:
-        The exit code: 1 if a rate is outside its limit, 3 if there are too few runs to tell.
+    Returns 1 if a rate is outside its limit, 3 if there are too few runs to tell.
     """
     from leakaudit.judging.selfcheck import check
     from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.results import model
 
     with console.shown(progress):
         rows = list(check(args.runs, args.trials, args.alpha, args.seed))
     ok = all(row.ok for row in rows)
     if form == "json":
-        show_json({**vars(args), "ok": ok, "rows": [model.plain(row.entry()) for row in rows]})
+        show_json({**vars(args), "ok": ok, "rows": [row.to_json() for row in rows]})
     else:
         _write(rows)
     if any(row.outcome == "outside" for row in rows):
@@ -87,7 +85,6 @@ def _write(rows: Sequence[ErrorRate]) -> None:
 
 
 def _note(rows: Sequence[ErrorRate]) -> str:
-    """Explain the rates, and what to do about one that is outside its limit."""
     first = rows[0]
     said = (
         f"refuted: fraction of {first.runs} audits at level {first.alpha:g} that refute the claim: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ class _Options(SharedOptions):
         "the parts",
         nargs="+",
         metavar="PLAN | merge DIR",
+        names="files",
     )
     format: list[str] | None = PRINTED
     computing: _CellOptions
@@ -68,11 +70,7 @@ class _Options(SharedOptions):
     "leakaudit sweep merge part1/ part2/ -o results.json",
 )
 def run(args: _Options) -> int:
-    """Run a sweep, or merge its parts.
-
-    Returns:
-        The exit code: 3 if a cell failed or is missing, 130 after Ctrl-C.
-    """
+    """Run a sweep, or merge its parts; 3 if a cell failed or is missing."""
     merging = args.what[0] == "merge"
     computing = args.computing
     spread = computing.backend == "process" and computing.workers != 0
@@ -83,7 +81,6 @@ def run(args: _Options) -> int:
     with loading(args.given):
         load_torch()
     from leakaudit.reporting.rendering import console
-    from leakaudit.reporting.results import model
     from leakaudit.runs.sweeping import tables
     from leakaudit.runs.sweeping.dry_run import dry
     from leakaudit.runs.sweeping.run import SweepOptions, sweep
@@ -97,8 +94,9 @@ def run(args: _Options) -> int:
             "merge DIR ..."
         )
     chosen = settings(args)
-    plan = tables.with_device(tables.load(Path(args.what[0])), str(chosen.device))
-    plan = plan if args.given.seed is None else tables.with_seed(plan, chosen.seed)
+    plan = replace(tables.load(Path(args.what[0])), device=str(chosen.device))
+    if args.given.seed is not None:
+        plan = tables.with_seed(plan, chosen.seed)
     options = SweepOptions(
         computing.workers,
         computing.backend,
@@ -115,7 +113,7 @@ def run(args: _Options) -> int:
             "--figure: a single part has no figure; use the option with leakaudit sweep merge"
         )
     if args.dry_run:
-        show_json(model.plain(dry(plan, folder, options)))
+        show_json(dry(plan, folder, options))
         return 0
     with console.shown(chosen.progress, chosen.max_seconds, main="cells"):
         swept = sweep(plan, folder, options)
@@ -171,7 +169,6 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _show(found: SweepRecord, args: _Options) -> None:
-    """Print the results in every format, and draw the figure for a paper."""
     from leakaudit.reporting.results import model
 
     for name in args.format or ["text"]:

@@ -69,10 +69,7 @@ class _Options(SharedOptions):
     usage=USAGE,
 )
 def run(args: _Options) -> int:
-    """Run the program and write the trace.
-
-    The exit code is the program's, or 3 if its messages need a description.
-    """
+    """Run the program and write the trace; 3 if its messages need a description."""
     if args.command and args.command[0] in ACTIONS:
         args.given.action = args.command[0]  # for messages
         given = ACTIONS[args.command[0]].parser().parse_args(args.command[1:])
@@ -135,7 +132,6 @@ def _finish(
     described: MessageDescription | None,
     code: int,
 ) -> int:
-    """Make a trace of the log."""
     from leakaudit.capture.tap import launch
 
     if not any(folder.iterdir()):
@@ -171,7 +167,7 @@ def _finish(
 
 
 def _model(args: _Options, folder: Path) -> SavedModel | None:
-    """Save the model of the program beside the trace, if the user asks for it."""
+    """Save the program's model beside the trace, if the user asks for it."""
     if args.model_from is None:
         return None
     from leakaudit.capture.tap import saved
@@ -183,7 +179,7 @@ def _model(args: _Options, folder: Path) -> SavedModel | None:
 
 
 def _guessed(args: _Options, folder: Path, model: SavedModel | None) -> MessageDescription | None:
-    """Infer the description and write it beside the trace; None if it is incomplete."""
+    """Infer the description and write it beside the trace; None if incomplete."""
     from leakaudit.capture.tap.guessing.guess import guess
     from leakaudit.capture.tap.log.reading import read_logs
     from leakaudit.capture.tap.messages import trained
@@ -213,7 +209,6 @@ def _guessed(args: _Options, folder: Path, model: SavedModel | None) -> MessageD
 
 
 def _layers(text: str | None) -> list[str] | None:
-    """Return the parameters to record; None for the default."""
     from leakaudit.capture.tap.log.layers import SKETCH
 
     if text is None:
@@ -228,10 +223,7 @@ def _layers(text: str | None) -> list[str] | None:
 
 
 def _limit(max_bytes: int, folder: Path) -> tuple[int, str]:
-    """Return the limit on the recorded messages, and where it comes from.
-
-    The trace takes as much again as the log from which it is made.
-    """
+    """Return the limit on messages, and where it comes from; the trace takes as much again."""
     existing = next(parent for parent in folder.absolute().parents if parent.exists())
     free = shutil.disk_usage(existing).free // 2
     if free < max_bytes:
@@ -240,7 +232,6 @@ def _limit(max_bytes: int, folder: Path) -> tuple[int, str]:
 
 
 def _choice(layers: list[str] | None) -> str:
-    """Return which parameters are recorded of a model that is not described."""
     from leakaudit.capture.tap.log.layers import LARGE
 
     if layers is not None:
@@ -252,10 +243,7 @@ def _choice(layers: list[str] | None) -> str:
 
 
 def _need(limit: int, described: MessageDescription, layers: list[str] | None) -> str:
-    """Return what is recorded of a described model, and how many messages fit, in words.
-
-    Rejects a choice of parameters that contains none of the model.
-    """
+    """Return what is recorded of a described model, which may not be nothing."""
     from leakaudit.capture.tap.log import layers as choice
     from leakaudit.traces.recorder import human
 

@@ -127,8 +127,6 @@ def merge(args: _MergeOptions) -> int:
 
 
 class _Tracing(Protocol):
-    """Options of a command that writes a trace."""
-
     written: TraceOptions
     quiet: bool
 
@@ -137,7 +135,7 @@ class _Tracing(Protocol):
 
 
 def keep_inferred(args: _Tracing, found: Guess) -> tuple[Path, bool]:
-    """Write an inferred description beside the trace, unless a different one exists.
+    """Write an inferred description beside the trace, unless it differs from one there.
 
     Returns the file, and whether it has this description.
     """
@@ -159,7 +157,7 @@ def write(
     described: MessageDescription,
     code: int = 0,
 ) -> None:
-    """Write the trace, and report its size and what is missing."""
+    """Write the trace; report its size and what is missing."""
     from leakaudit.capture.tap import merge
     from leakaudit.capture.tap.guessing import confirm, origins
     from leakaudit.capture.tap.log.reading import read_logs
@@ -197,7 +195,7 @@ def write(
 def unclear(trace: Trace, args: _Tracing) -> list[str]:
     """Return how a new recording differs from its description.
 
-    A protocol without a declaration has nothing to differ from; the next command is stated.
+    Without a declaration, the next command is stated.
     """
     from leakaudit.core import registry
     from leakaudit.traces import trace_file
@@ -224,7 +222,7 @@ def log(trace: Path) -> Path:
 
 
 def _folder(given: Path) -> Path:
-    """Return the folder of a log; also if the user named the trace beside it."""
+    """Return the folder of a log, also for the trace beside it."""
     if given.suffix == ".pt":
         return log(given)
     return given

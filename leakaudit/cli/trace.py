@@ -133,7 +133,6 @@ run = Command(
 
 
 def _show(facts: Mapping[str, Any], form: str) -> None:
-    """Print the facts as JSON, or one row for each."""
     if form == "json":
         show_json(facts)
         return
@@ -153,11 +152,7 @@ def _show(facts: Mapping[str, Any], form: str) -> None:
 
 
 def _relations(path: Path, truth: Path | None, trusted: bool | str) -> dict[str, Any]:
-    """Check the declared relations on the run.
-
-    The worst residual is relative to the terms of its relation; ``scope`` names what gaps in the
-    trace exclude.
-    """
+    """Check the declared relations; residuals are relative, ``scope`` is what gaps exclude."""
     from dataclasses import asdict
 
     from leakaudit.protocols import declared

@@ -70,7 +70,6 @@ def run(args: _Options) -> int:
 
 
 def _serve(args: _Options) -> int:
-    """Serve a folder; Ctrl-C is the usual end and results in code 0."""
     from leakaudit.reporting.viewing import server
 
     token = secrets.token_urlsafe(32)
@@ -92,10 +91,9 @@ def _serve(args: _Options) -> int:
 
 @contextmanager
 def _opened(address: str) -> Iterator[None]:
-    """Open an address in the default browser, and clean up at the end of the block.
+    """Open an address in the default browser, and clean up at the end.
 
-    All users of the machine can read the command line of a browser. It therefore names a page that
-    only its owner can read, and this page leads to the address.
+    All users can read its command line, so it names a page that only its owner can read.
     """
     import webbrowser
 
@@ -108,7 +106,7 @@ def _opened(address: str) -> Iterator[None]:
 
 
 def _export(args: _Options, site: Path) -> int:
-    """Write the pages; a run without a report is named, and its page states the reason."""
+    """Write the pages; a run without a report has one that states why."""
     from leakaudit.reporting.rendering import console
     from leakaudit.reporting.viewing.export import export
 

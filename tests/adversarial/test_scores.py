@@ -26,7 +26,7 @@ from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.reporting.findings import findings, wording
 from leakaudit.reporting.results.model import Scores, fitted
-from leakaudit.runs.sweeping import points
+from leakaudit.runs.sweeping import merge
 from leakaudit.scoring.scoring import Score, score
 from leakaudit.tasks import data
 from leakaudit.views.extraction import explanation
@@ -239,7 +239,7 @@ def test_missed_records_count_as_the_mean_of_all_others() -> None:
         wording.spread(fitted(plain, Scores).psnr, PSNR)
         == f"{wanted['median']:.1f} ({wanted['min']:.1f} to 200.0)"
     )
-    columns = points.columns([in_a_cell(fitted(plain, Scores))], 4, 10.0)
+    columns = merge.columns([in_a_cell(fitted(plain, Scores))], 4, 10.0)
     assert columns.recovered == 1  # the mean image has 14 dB, and recovers nothing
     assert len(getattr(columns, PSNR.key)) == 4
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec import UNSET
+from msgspec.structs import replace
 from scipy.stats import binom, fisher_exact
 
 from leakaudit.core.errors import LeakauditError

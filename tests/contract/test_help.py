@@ -94,6 +94,7 @@ LATER: dict[tuple[str, str], object] = {
     **{(f"leakaudit {verb}", "format"): "text" for verb in REPEATABLE},
     ("leakaudit record", "timeout"): ProcessLayout.timeout,
     ("leakaudit report", "location"): sarif.LOCATION,
+    ("leakaudit report", "width"): "page",
     ("leakaudit bound", "coalitions"): 1,
     ("leakaudit trace lint", "truth"): "none",
 }

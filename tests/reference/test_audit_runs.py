@@ -21,9 +21,15 @@ from leakaudit.judging.auditing.judge import judge
 from leakaudit.judging.auditing.levels import attacked, declared, levels
 from leakaudit.judging.auditing.measure import Blind, cases, measure, static
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.judging.auditing.replays import Replays, models, replay, taken_at, whitening
-from leakaudit.judging.auditing.runs import replayed, seeded
-from leakaudit.judging.auditing.simulate import simulate
+from leakaudit.judging.auditing.replays import (
+    Replays,
+    models,
+    replay,
+    replayed,
+    taken_at,
+    whitening,
+)
+from leakaudit.judging.auditing.simulate import seeded, simulate
 from leakaudit.protocols.recording import record
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import clipping

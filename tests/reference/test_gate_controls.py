@@ -363,5 +363,5 @@ def test_epsilon_is_that_of_the_exact_view() -> None:
         )
         epsilon = judged.priced["eps", "eavesdropper"].epsilon
         assert epsilon is not None
-        assert epsilon.value == pytest.approx(worst)
+        assert epsilon == pytest.approx(worst)
         assert judged.code == code, [r.says for r in judged.rules]

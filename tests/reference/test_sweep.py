@@ -32,7 +32,7 @@ from leakaudit.reporting.results.model import (
     given,
     plain,
 )
-from leakaudit.runs.sweeping import merge, points, tables
+from leakaudit.runs.sweeping import merge, tables
 from leakaudit.runs.sweeping.cells import PlannedCell, expand, versions
 from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.run import SweepOptions, part, sweep
@@ -222,10 +222,10 @@ def test_records_are_counted_from_what_the_scores_say(tmp_path: Path) -> None:
 def test_data_that_are_no_images_count_by_their_ratio_of_signal_to_noise() -> None:
     errors = NumberColumn(per_image=(0.09, 0.11, None), min=0.09, median=0.1, mean=0.1)
     scores = replace_fields(NO_SCORES, relative_error=errors, matched=(0, 1, None))
-    found = points.columns([in_a_cell(scores)], 3, 20.0)  # 20 dB are a relative error of 0.1
+    found = merge.columns([in_a_cell(scores)], 3, 20.0)  # 20 dB are a relative error of 0.1
     assert (found.records, found.recovered) == (3, 1)
     # Found by the fuzzer: the relative error of this ratio is beyond all floats.
-    assert points.columns([in_a_cell(scores)], 3, -1e300).recovered == 2
+    assert merge.columns([in_a_cell(scores)], 3, -1e300).recovered == 2
 
 
 def test_two_values_of_an_axis_have_two_words() -> None:

@@ -17,11 +17,11 @@ from leakaudit.judging.auditing.promise import Promise
 from leakaudit.judging.auditing.replays import (
     Replays,
     clipped_at,
+    replayed,
     taken_at,
     unusable,
     whitening,
 )
-from leakaudit.judging.auditing.runs import replayed
 from leakaudit.protocols.recording import Plan, record
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task

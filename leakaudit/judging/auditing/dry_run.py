@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msgspec import Struct, field
-
 from leakaudit.core import registry
+from leakaudit.core.trace import Json
 from leakaudit.core.verdict import Holds
 from leakaudit.judging.auditing.levels import Level, RunEnvironment, attacked, in_words, levels
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.reporting.results.model import Extended, Free, encoded
+from leakaudit.reporting.results.model import encoded
 from leakaudit.tasks.shared import SharedData
 from leakaudit.views.accounting.compare import Comparison
 
@@ -19,35 +18,20 @@ from leakaudit.views.accounting.compare import Comparison
 PRICED = 200_000
 
 
-class _DryPoint(Struct, frozen=True, kw_only=True):
-    """One point of the grid; of a plan that is too large, only its name."""
-
-    epsilon: str
-    constants: Mapping[str, Free] = {}  # constants of the victim that were set for it
-    delta: float | None = None  # delta of every epsilon
-    sensitivity: float | None = None  # sensitivity that every epsilon assumes
-    # by adversary, the worst epsilon of one record; None if a view has none
-    record: dict[str, Extended] = {}
-    holds: dict[str, str] = {}  # by adversary, whether that is exact or an upper bound
-    # by adversary, an upper bound of the worst epsilon of a whole node
-    node_at_most: dict[str, Extended] = {}
-    rounds_priced: int = 0  # number of rounds that these epsilons cover
+# What a point has beside its name if the plan is too large for a dry run to compute epsilon.
+UNPRICED: Mapping[str, Json] = {
+    "constants": {},
+    "delta": None,
+    "sensitivity": None,
+    "record": {},
+    "holds": {},
+    "node_at_most": {},
+    "rounds_priced": 0,
+}
 
 
-class _DryRun(Struct, frozen=True, kw_only=True):
-    plan: Mapping[str, Free]
-    grid: tuple[_DryPoint, ...]
-    omitted: str  # why the points have no epsilon; empty if they have
-    runs: int  # number of recordings
-    replays: int  # number of recordings for replays and canaries
-    attacks: int
-    # cost of each attack by name, in words
-    cost_of_an_attack: dict[str, str] = field(name="cost of an attack")
-    parameters: int  # size of the model
-
-
-def dry(plan: AuditPlan, where: RunEnvironment) -> _DryRun:
-    """Return the grid and the amount of work."""
+def dry(plan: AuditPlan, where: RunEnvironment) -> dict[str, Json]:
+    """Return the grid, the numbers of recordings, replays and attacks, and what an attack costs."""
     shared = SharedData()
     base = where.plan(plan.scenario, shared)
     nodes = attacked(plan, base)
@@ -58,20 +42,21 @@ def dry(plan: AuditPlan, where: RunEnvironment) -> _DryRun:
     views = points * len(plan.adversaries)
     omitted = _too_large(len(base.graph.arcs) * plan.scenario.rounds * targets * points)
     if omitted:
-        grid = tuple(_DryPoint(epsilon=in_words(epsilon)) for epsilon in plan.epsilon or (None,))
+        names = map(in_words, plan.epsilon or (None,))
+        grid = [{"epsilon": name, **UNPRICED} for name in names]
     else:
-        grid = tuple(_point(plan, level) for level in levels(plan, where, shared=shared))
+        grid = [_point(plan, level) for level in levels(plan, where, shared=shared)]
     costs = {name: registry.get("attacks", name).cost for name in plan.attacks if name != "auto"}
-    return _DryRun(
-        plan=plan.to_json(),
-        grid=grid,
-        omitted=omitted,
-        runs=points * plan.seeds,
-        replays=views * (plan.replays + plan.canary + plan.one_run),
-        attacks=points * plan.seeds * targets * len(plan.attacks),
-        cost_of_an_attack=costs,
-        parameters=base.task.layout.size,
-    )
+    return {
+        "plan": plan.to_json(),
+        "grid": grid,
+        "omitted": omitted,
+        "runs": points * plan.seeds,
+        "replays": views * (plan.replays + plan.canary + plan.one_run),
+        "attacks": points * plan.seeds * targets * len(plan.attacks),
+        "cost of an attack": costs,
+        "parameters": base.task.layout.size,
+    }
 
 
 def _too_large(messages: int) -> str:
@@ -84,7 +69,11 @@ def _too_large(messages: int) -> str:
     )
 
 
-def _point(plan: AuditPlan, level: Level) -> _DryPoint:
+def _point(plan: AuditPlan, level: Level) -> dict[str, Json]:
+    """Return one point; by adversary, the worst epsilon of a record, and at most of a node.
+
+    None if a view has none.
+    """
     record = {}
     holds = {}
     node = {}
@@ -100,16 +89,16 @@ def _point(plan: AuditPlan, level: Level) -> _DryPoint:
     rounds = level.ready.scenario.rounds
     if level.views:
         rounds = level.views[0].bound.rounds
-    return _DryPoint(
-        epsilon=level.words,
-        constants=dict(level.constants),
-        delta=level.delta,
-        sensitivity=level.sensitivity,
-        record=record,
-        holds=holds,
-        node_at_most=node,
-        rounds_priced=rounds,
-    )
+    return {
+        "epsilon": level.words,
+        "constants": level.constants,
+        "delta": level.delta,
+        "sensitivity": level.sensitivity,
+        "record": record,
+        "holds": holds,
+        "node_at_most": node,
+        "rounds_priced": rounds,
+    }
 
 
 def _severity(view: Comparison) -> tuple[float, bool]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -33,15 +32,7 @@ from leakaudit.reporting.results.model import (
 )
 from leakaudit.scoring.scoring import definitions
 
-
-@dataclass(frozen=True)
-class Files:
-    """The files beside the record."""
-
-    images: Sequence[StoredImages]  # where the reconstruction of each outcome is stored
-    picture: str | None  # the picture of reconstructions; None if there is none
-    originals: str | None  # the true images of the first run; None if there are none
-    figure: str | None  # the figure; None if there is none
+FIGURE = "audit.png"
 
 
 def build(
@@ -50,12 +41,12 @@ def build(
     simulated: SimulationResults,
     judged: Sequence[Test],
     provenance: Provenance,
-    files: Files,
+    images: Sequence[StoredImages],
     lpips: str,
 ) -> AuditRecord:
-    """Return the record of an audit."""
+    """Return the record of an audit, without pictures; `images` are those of each outcome."""
     trace = simulated.trace
-    found = _findings(grid, simulated, files.images)
+    found = _findings(grid, simulated, images)
     verdicts = tuple(_verdict(grid, one) for one in judged)
     return AuditRecord(
         schema=model.SCHEMA,
@@ -68,8 +59,7 @@ def build(
         not_tried=_left_out(grid, simulated),
         metrics=definitions(trace.task, lpips),
         attacks=findings.attacks_of(found),
-        picture=files.picture,
-        originals=files.originals,
+        picture=None,
         provenance=provenance,
         audit=AuditPart(
             alpha=plan.alpha,
@@ -77,7 +67,7 @@ def build(
             grid=tuple(_point(level) for level in grid),
             curves=tuple(_curves(plan, grid, simulated)),
             verdicts=verdicts,
-            figure=files.figure,
+            figure=FIGURE,
         ),
     )
 
@@ -119,8 +109,7 @@ def _verdict(grid: Sequence[Level], test: Test) -> VerdictEntry:
         figures = model.plain(test.figures)
     promise = None
     if test.promise is not None:
-        values = {name: encoded(value) for name, value in vars(test.promise).items()}
-        promise = PromiseEntry(**values)
+        promise = PromiseEntry(**dict(vars(test.promise), epsilon=encoded(test.promise.epsilon)))
     return VerdictEntry(
         epsilon=encoded(grid[test.level].epsilon),
         adversary=str(test.adversary),

@@ -7,11 +7,11 @@ would remain of a leak ``combination @ gradients = value`` if it were the target
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from leakaudit._util.seeds import child
 from leakaudit.core.adversary import Adversary
@@ -19,7 +19,7 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.progress import expired, step
 from leakaudit.core.trace import Trace
-from leakaudit.judging.auditing.runs import replayed
+from leakaudit.protocols import recording
 from leakaudit.protocols.recording import Plan, record
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
@@ -58,6 +58,16 @@ class Replays:
         best, at = self.scores.nan_to_num(nan=-torch.inf).max(1)
         alone = (self.scores == best[:, None]).sum(1) == 1
         return int(((at == self.drawn) & alone & best.isfinite()).sum())
+
+
+def replayed(ready: Plan, rows: Tensor, seed: int) -> Plan:
+    """Return the plan with the same start and schedule, but other records (N, k) and noise."""
+    noise = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 1))
+    random: Mapping[str, Generator] = {
+        **recording.generators(ready.scenario.seed, *recording.STREAMS),
+        "run": noise,
+    }
+    return replace(ready, rows=rows, random=random)
 
 
 def replay(

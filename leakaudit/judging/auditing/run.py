@@ -8,6 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from msgspec import structs
+
 from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.progress import expired, step, watching
 from leakaudit.judging.auditing import record
@@ -23,7 +25,6 @@ from leakaudit.reporting.results.model import AuditRecord
 from leakaudit.reporting.results.output_folder import ready as writable
 from leakaudit.scoring import lpips_weights
 
-FIGURE = "audit.png"
 PICTURE = "reconstructions.png"
 
 
@@ -54,8 +55,7 @@ def audit(
         made = [o.found for o in simulated.outcomes]
         images = record_file.save_reconstructions(folder / "reconstructions.npz", made)
         chart = figure(plan, grid, simulated, measured)
-        plots.save(chart, folder / FIGURE)
-        drawn = _picture(grid, simulated, folder)
+        plots.save(chart, folder / record.FIGURE)
         origin = provenance.collect(
             simulated.trace,
             settings=plan.to_json(),
@@ -65,13 +65,12 @@ def audit(
             seconds=time.perf_counter() - clock,
         )
         _, sentence = lpips_weights.find("off", simulated.trace.task.shape)
-        files = record.Files(
-            images=images,
-            picture=drawn,
+        found = record.build(plan, grid, simulated, judged, origin, images, sentence)
+        found = structs.replace(
+            found,
+            picture=_picture(grid, simulated, folder),
             originals=pictures.save_originals(folder / "originals.npz", made, simulated.truth),
-            figure=FIGURE,
         )
-        found = record.build(plan, grid, simulated, judged, origin, files, sentence)
         return record_file.keep(found, folder)
 
 

@@ -21,11 +21,11 @@ from leakaudit.core.trace import Trace, Truth
 from leakaudit.inversion import attacking
 from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.judging.auditing.runs import seeded
-from leakaudit.protocols.recording import record
+from leakaudit.protocols import recording
 from leakaudit.reporting.results.model import CurveValues
 from leakaudit.scoring import metrics, scoring
 from leakaudit.scoring.scoring import Score
+from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
 from leakaudit.views.extraction import hearing
 from leakaudit.views.extraction.deduction import Deduction
@@ -121,15 +121,27 @@ class _RunJob:
 
     def recorded(self, run: tuple[int, int]) -> tuple[Trace, Truth]:
         level, seed = run
-        recorder = record(seeded(self.grid[level].ready, seed), None)
+        recorder = recording.record(seeded(self.grid[level].ready, seed), None)
         return recorder.trace, recorder.truth_record
 
     def results(
-        self, run: tuple[int, int], recording: tuple[Trace, Truth]
+        self, run: tuple[int, int], recorded: tuple[Trace, Truth]
     ) -> Iterator[_SimulatedReconstruction | _SkippedNode]:
-        trace, truth = recording
+        trace, truth = recorded
         task = Task.build(trace.task, device=self.device)
         return _attacks(self.plan, *run, trace, truth, task, self.nodes)
+
+
+def seeded(ready: recording.Plan, seed: int) -> recording.Plan:
+    """Return the plan of one run; run 0 is the scenario's own."""
+    scenario = ready.scenario
+    chosen = child(scenario.seed, seed) if seed else scenario.seed
+    random = dict(recording.generators(chosen, *recording.STREAMS))
+    random["schedule"] = recording.generators(scenario.seed, *recording.STREAMS)["schedule"]
+    rows = data.split(
+        ready.source, scenario.nodes, scenario.samples, scenario.split, random["split"]
+    )
+    return replace(ready, rows=rows, random=random)
 
 
 def simulate(
@@ -152,11 +164,11 @@ def simulate(
     try:
         if executor.inside:
             for run in runs:
-                recording = first if run == runs[0] else job.recorded(run)
+                recorded = first if run == runs[0] else job.recorded(run)
                 if expired():
                     complete = False
                     continue
-                for one in job.results(run, recording):
+                for one in job.results(run, recorded):
                     done += 1
                     step("attacks", done, len(runs) * each)
                     found[run].append(one)

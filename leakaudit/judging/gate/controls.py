@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -139,21 +139,24 @@ def planted(
     x = others[rows].to(run.truth.x)
     y = _labels(run, number, size)
 
-    pattern = _pattern(like, run)
-    models = pattern.models.to(run.task.device)
-    gradients = torch.stack([run.task.gradient(model, x.to(model), y) for model in models])
-    recorded = gradients[:, slice(*pattern.columns)].double().cpu()
-    value = pattern.combination.double() @ recorded
+    like = like or _single_gradients(run, node)
+    models = _models(run, len(like.rounds))
+    if like.theta is not None:
+        models = like.theta.double()
+    here = models.to(run.task.device)
+    gradients = torch.stack([run.task.gradient(model, x.to(model), y) for model in here])
+    recorded = gradients[:, slice(*like.columns)].double().cpu()
+    value = like.combination.double() @ recorded
     # Without noise, only the rounding of a message in float32 remains.
     rounding = float(value.square().mean().sqrt()) * torch.finfo(torch.float32).eps
     made = GradientLeak(
         node,
-        pattern.rounds,
-        pattern.combination,
-        value.to(pattern.dtype),
+        like.rounds,
+        like.combination,
+        value.to(like.value.dtype),
         torch.full((len(value),), rounding, dtype=torch.float64),
-        pattern.columns,
-        theta=pattern.models if pattern.known else None,
+        like.columns,
+        theta=None if like.theta is None else models,
         batch=size,
         formula="planted",
     )
@@ -169,39 +172,17 @@ def planted(
     return made, truth
 
 
-@dataclass(frozen=True)
-class _Pattern:
-    """The structure of a planted leak: everything except its records."""
-
-    rounds: Tensor  # (T,) rounds of its gradients
-    columns: tuple[int, int]  # recorded columns of the model
-    dtype: torch.dtype  # type of its values
-    combination: Tensor  # (m, T) weights of its gradients
-    models: Tensor  # (T, d) models at which the gradients are evaluated, in double precision
-    known: bool  # whether the adversary knows these models
-
-
-def _pattern(like: GradientLeak | None, run: SeedResults) -> _Pattern:
-    if like is None:
-        return _Pattern(
-            rounds=torch.arange(1, ROUNDS + 1),
-            columns=run.trace.columns,
-            dtype=run.trace.dtype,
-            combination=torch.eye(ROUNDS, dtype=torch.float64),
-            models=_models(run, ROUNDS),
-            known=True,
-        )
-    if like.theta is None:
-        models = _models(run, len(like.rounds))
-    else:
-        models = like.theta.double()
-    return _Pattern(
-        rounds=like.rounds,
-        columns=like.columns,
-        dtype=like.value.dtype,
-        combination=like.combination,
-        models=models,
-        known=like.theta is not None,
+def _single_gradients(run: SeedResults, node: int) -> GradientLeak:
+    """Return a leak of single gradients at known models, with values that mean nothing."""
+    first, last = run.trace.columns
+    return GradientLeak(
+        node,
+        rounds=torch.arange(1, ROUNDS + 1),
+        combination=torch.eye(ROUNDS, dtype=torch.float64),
+        value=torch.zeros(ROUNDS, last - first, dtype=run.trace.dtype),
+        std=torch.zeros(ROUNDS, dtype=torch.float64),
+        columns=run.trace.columns,
+        theta=_models(run, ROUNDS),
     )
 
 

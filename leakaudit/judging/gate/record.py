@@ -236,4 +236,5 @@ def _finite(one: NodeBest) -> NodeBest:
 
 
 def _rule(rule: Rule) -> RuleEntry:
-    return RuleEntry(**{name: encoded(value) for name, value in vars(rule).items()})
+    numbers = {"value": rule.value, "limit": rule.limit, "p": rule.p}
+    return RuleEntry(**dict(vars(rule), **{k: encoded(number) for k, number in numbers.items()}))

@@ -77,13 +77,8 @@ def _measure_budget(cell: GateCell, budget: Budget) -> Rule:
         why = "this kind of data does not have the measure"
         return _unjudged(cell, budget, f"{why}; use {others or 'epsilon'}")
     value = measures.aggregate(budget.aggregate, samples)
-    value_in_words = figure(budget.measure, value)
-    says = _limits(budget, f"{value_in_words} {_OVER_SEEDS[budget.aggregate]}")
-    nodes: tuple[int, ...] = ()
-    if value > budget.most:
-        says = f"{says}: {whom(cell)}"
-        nodes = _named(cell)
-    return _budget_rule(cell, budget, _level(budget, value), says, value, nodes)
+    said = f"{figure(budget.measure, value)} {_OVER_SEEDS[budget.aggregate]}"
+    return _limited(cell, budget, value, said, whom(cell), _named(cell))
 
 
 def _epsilon_budget(cell: GateCell, budget: Budget, priced: PricedView) -> Rule:
@@ -95,35 +90,28 @@ def _epsilon_budget(cell: GateCell, budget: Budget, priced: PricedView) -> Rule:
     doubted = priced.doubted
     if doubted is not None and value <= budget.most < doubted:
         figures = f"{said} as declared, but {doubted:.4g} {priced.doubt}"
-        says = f"a budget on epsilon cannot be judged: {figures}"
-        return _budget_rule(cell, budget, RuleStatus.VOID, says, value)
-    says = _limits(budget, said)
-    nodes: tuple[int, ...] = ()
-    if value > budget.most:
-        says = f"{says}: view bound of {cell.adversary} for the data of {named(priced.nodes)}"
-        nodes = tuple(sorted({*priced.nodes, *cell.adversary.corrupt}))
-    says = f"{says} (sensitivity {priced.sensitivity:g})"
-    return _budget_rule(cell, budget, _level(budget, value), says, value, nodes)
+        return replace(_unjudged(cell, budget, figures), value=value)
+    about = f"view bound of {cell.adversary} for the data of {named(priced.nodes)}"
+    nodes = tuple(sorted({*priced.nodes, *cell.adversary.corrupt}))
+    rule = _limited(cell, budget, value, said, about, nodes)
+    return replace(rule, says=f"{rule.says} (sensitivity {priced.sensitivity:g})")
 
 
-def _limits(budget: Budget, value: str) -> str:
+def _limited(
+    cell: GateCell, budget: Budget, value: float, said: str, about: str, nodes: tuple[int, ...]
+) -> Rule:
+    """Compare a value with the budget; only a rule that is over it says what leaked."""
     name = budget.measure
-    return f"{measured(name)}: {value}, at most {figure(name, budget.most)} allowed"
-
-
-def _level(budget: Budget, value: float) -> RuleStatus:
+    says = f"{measured(name)}: {said}, at most {figure(name, budget.most)} allowed"
     if value <= budget.most:
-        return RuleStatus.OK
-    if budget.level == "error":
-        return RuleStatus.OVER
-    return RuleStatus.WARNING
+        return _budget_rule(cell, budget, RuleStatus.OK, says, value)
+    status = RuleStatus.OVER if budget.level == "error" else RuleStatus.WARNING
+    return _budget_rule(cell, budget, status, f"{says}: {about}", value, nodes)
 
 
 def _unjudged(cell: GateCell, budget: Budget, why: str, nodes: tuple[int, ...] = ()) -> Rule:
     name = budget.measure
-    if name != "epsilon":
-        name = measured(name)
-    says = f"a budget on {name} cannot be judged: {why}"
+    says = f"a budget on {name if name == 'epsilon' else measured(name)} cannot be judged: {why}"
     return _budget_rule(cell, budget, RuleStatus.VOID, says, None, nodes)
 
 
@@ -347,8 +335,12 @@ def _partly_attacked(cell: GateCell) -> Rule:
     if cell.not_understood:
         status = RuleStatus.VOID
         says = f"it is not known what leaked: {says}"
-    nodes = tuple(sorted({*missing, *cell.adversary.corrupt}))
-    return Rule(RuleKind.ATTACKED, cell.name, "", status, says, nodes=nodes)
+    return _attacked_rule(cell, status, says, missing)
+
+
+def _attacked_rule(cell: GateCell, status: RuleStatus, says: str, nodes: Iterable[int]) -> Rule:
+    named = tuple(sorted({*nodes, *cell.adversary.corrupt}))
+    return Rule(RuleKind.ATTACKED, cell.name, "", status, says, nodes=named)
 
 
 def _unattacked(cell: GateCell) -> Rule:
@@ -358,17 +350,14 @@ def _unattacked(cell: GateCell) -> Rule:
         node, reason = min(cell.reasons.items())
         says = f"nothing was attacked, so nothing was measured: node {node}: {reason}"
         nodes = (node,)
-    if cell.not_understood:  # no guarantee of a protocol excuses what is not known
-        status = RuleStatus.VOID
-    elif cell.who in cell.check.undetermined:
+    status = RuleStatus.VOID  # no guarantee of a protocol excuses what is not understood
+    if cell.who in cell.check.undetermined and not cell.not_understood:
         status = RuleStatus.UNTESTED
         says = f"{says}; the check expects this for {cell.who}"
-    else:
-        status = RuleStatus.VOID
+    elif not cell.not_understood:
         setting = f'undetermined = ["{cell.who}"] in [check.{cell.check.name}]'
         says = f"{says}; if the protocol guarantees this, set {setting}"
-    nodes = tuple(sorted({*nodes, *cell.adversary.corrupt}))
-    return Rule(RuleKind.ATTACKED, cell.name, "", status, says, nodes=nodes)
+    return _attacked_rule(cell, status, says, nodes)
 
 
 # --- acceptances and exit codes -------------------------------------------------------------------

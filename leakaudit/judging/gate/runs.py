@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from leakaudit._util import config, own_code
 from leakaudit.core import registry
@@ -51,17 +51,8 @@ class SeedResults:
         return self.guesses[node]
 
 
-class Runner(Protocol):
-    """Runs the program of a check with one seed after another."""
-
-    def __call__(self, seed: int) -> SeedResults:
-        """Return the recording of a seed."""
-
-    def anew(self, seed: int) -> SeedResults | None:
-        """Return the recording of a seed by a new process; None if there is none."""
-
-    def close(self) -> None:
-        """Release the resources of the runner."""
+# Runs the program of a check with one seed after another; `anew` runs it in a new process.
+Runner: TypeAlias = "_Function | _Scenario"
 
 
 def ready(check: Check, folder: Path) -> Runner:

@@ -67,9 +67,10 @@ def check(words: Sequence[str], project: Path, output: Path, dry: bool = False) 
             (place / name).mkdir()
         told = {
             "words": ["check", *words, "--output", str(place / "out")],
-            "allowed": _plain(_allowed(project, place)),
+            "allowed": asdict(_allowed(project, place)),
         }
-        (place / TOLD).write_text(json.dumps(told))  # it may be longer than an argument
+        # It may be longer than an argument.
+        (place / TOLD).write_text(json.dumps(told, default=str))
         for name in TAKEN:
             (output / name).unlink(missing_ok=True)
         made = os.open(place / "out", scratch.FOLDER)  # whatever has this name later
@@ -124,13 +125,6 @@ def enter() -> list[str]:
     words: list[str] = told["words"]
     sys.argv = ["leakaudit", *words]
     return words
-
-
-def _plain(allowed: sandbox.Permissions) -> dict[str, object]:
-    return {
-        name: [str(path) for path in value] if isinstance(value, list) else value
-        for name, value in asdict(allowed).items()
-    }
 
 
 def _allowed(project: Path, place: Path) -> sandbox.Permissions:

@@ -59,7 +59,7 @@ NUMBERS = {
 def select(
     papers: Collection[str] = (), numbers: Collection[int] = ()
 ) -> tuple[PublishedClaim, ...]:
-    """Return the rows that have the given papers and numbers."""
+    """Return the rows with the given papers and numbers; by default, all."""
     wanted = []
     for paper in papers:
         name = paper.lower()
@@ -79,7 +79,7 @@ def _refuse_unknown(name: str, asked: Collection[object], known: Collection[obje
 
 
 def judge(rows: Sequence[PublishedClaim], executor: Pool = IN_PROCESS) -> Iterator[JudgedClaim]:
-    """Evaluate the rows, and yield each with its findings, in their order."""
+    """Evaluate the rows, and yield each with its findings, in order."""
     step("claims", 0, len(rows))
     for k, judged in enumerate(executor.map(_evaluated, rows)):
         yield judged
@@ -87,7 +87,6 @@ def judge(rows: Sequence[PublishedClaim], executor: Pool = IN_PROCESS) -> Iterat
 
 
 def _evaluated(row: PublishedClaim) -> JudgedClaim:
-    """Evaluate one row: the job of `judge`."""
     start = time.perf_counter()
     findings = tuple(row.judge())
     return JudgedClaim(row, findings, time.perf_counter() - start)

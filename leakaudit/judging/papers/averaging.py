@@ -1,7 +1,4 @@
-"""SecureD-FL: how accurately its averaging by ADMM computes the average.
-
-The groups do not matter for this: eqs. (4) to (6) hold for any groups.
-"""
+"""SecureD-FL: how accurately its averaging by ADMM computes the average, for any groups."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from torch import Tensor
 from leakaudit._util.plain import Figures
 from leakaudit.core.verdict import Verdict, against
 from leakaudit.judging.papers.row import Judgement, judges
-from leakaudit.judging.papers.runs import fresh
+from leakaudit.judging.papers.runs import fresh, listed
 
 PEERS = 9
 SIZE = 2_000
@@ -26,7 +23,7 @@ FIGURE_4 = 1e-13  # mean squared error that the paper reports after four iterati
 
 @dataclass(frozen=True)
 class _PeerAverages:
-    """The vectors that eqs. (4) to (6) compute from the models of the peers."""
+    """The vectors of eqs. (4) to (6)."""
 
     z: Tensor  # estimates of the average (I + 1, d), beginning with z^0 = 0
     lam: Tensor  # dual variables (I + 1, n, d)
@@ -37,17 +34,11 @@ class _PeerAverages:
         return list(map(float, (self.z - self.mean).norm(dim=1)))
 
     def squared(self, iterations: int) -> float:
-        """Return the mean squared error of z after a number of iterations."""
         return float((self.z[iterations] - self.mean).double().square().mean())
 
 
 def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> _PeerAverages:
-    """Average models by eqs. (4) to (6), in the number format of the models.
-
-    Args:
-        w: Models of the peers (n, d).
-        lam: Initial dual variables (n, d).
-    """
+    """Average models w (n, d) with duals lam (n, d) by eqs. (4) to (6), in their number format."""
     z = torch.zeros_like(w[0])
     estimates = [z]
     duals = [lam]
@@ -141,13 +132,12 @@ def _two_iterations() -> Iterator[Judgement]:
         off = made.off()
         better &= off[2] < off[1]
         shifts[f"{rho:g}"] = float((made.z[2] - made.mean).mean())
-    listed = ", ".join(f"{shift:.3f} at rho = {rho}" for rho, shift in shifts.items())
     yield Judgement(
         "test accuracy after training with 2 iterations",
         Verdict.INCONCLUSIVE,
         "no model is trained on FEMNIST here, and the paper does not print rho. Since duals "
         "from [0, 1) have mean 1/2, every coordinate of z^2 exceeds the average by about "
-        f"1 / (2 + rho)^2: {listed}",
+        f"1 / (2 + rho)^2: {listed('{1:.3f} at rho = {0}', shifts)}",
         {"shift": shifts},
     )
     yield Judgement(

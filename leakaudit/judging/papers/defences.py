@@ -1,7 +1,4 @@
-"""The PDMM thesis: what its defences hide and cost, and how it compares with a server.
-
-Another row examines when its quadratic approximation, QA-PDMM, converges.
-"""
+"""The PDMM thesis: what its defences hide and cost, and when QA-PDMM converges."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from leakaudit.core.trace import Graph
 from leakaudit.core.verdict import Verdict, against
 from leakaudit.judging.papers.pdmm import EXACT, THESIS, input_error
 from leakaudit.judging.papers.row import Judgement, judges
-from leakaudit.judging.papers.runs import FinishedRun, fresh, planned, protocol, run
+from leakaudit.judging.papers.runs import FinishedRun, fresh, listed, planned, protocol, run
 from leakaudit.theory.relations import determined, is_determined, know
 from leakaudit.views.extraction import hearing
 
@@ -34,28 +31,25 @@ VANISHED = 1e-6
 
 
 def _trained(rounds: int, **settings: float) -> FinishedRun:
-    """Run the thesis' example: logistic regression on 60 nodes with one sample each.
-
-    The graph is a random geometric graph.
-    """
+    """Run the thesis' example: logistic regression on a geometric graph of 60 nodes."""
     return run(rounds=rounds, **{**THESIS, "set": {**THESIS["set"], **settings}})
 
 
 def _inputs(done: FinishedRun) -> float:
-    """Return the median relative error of the inputs computed from one-step differences."""
+    """Return the median relative error of the inputs, from one-step differences."""
     return input_error(done, list(hearing.leaks(done.trace, nodes=ATTACKED, rounds=6)))
 
 
 @judges(37)
 def _quantisation() -> Iterator[Judgement]:
     found = {f"{cell:g}": _inputs(_trained(HEARD, quantize=cell)) for cell in CELLS}
-    listed = ", ".join(f"{error:.2g} with cells of {cell}" for cell, error in found.items())
+    errors = listed("{1:.2g} with cells of {0}", found)
     yield Judgement(
         "error of the inputs",
         Verdict.UNSUPPORTED,
         "the outcome depends on the width of the cells, which is not in our copy: one-step "
         f"differences of the first {HEARD} rounds give the inputs with a median error of "
-        f"{listed}. Small cells leave little for further rounds to improve",
+        f"{errors}. Small cells leave little for further rounds to improve",
         {"error": found},
     )
 
@@ -80,7 +74,7 @@ def _inexact() -> Iterator[Judgement]:
     told = {str(steps): _told(steps) for steps in (1, *STEPS)}
     hidden = [str(steps) for steps in STEPS]
     found = {str(steps): _inputs(_trained(HEARD, k_max=steps)) for steps in STEPS}
-    listed = ", ".join(f"{error:.1e} at k_max = {steps}" for steps, error in found.items())
+    errors = listed("{1:.1e} at k_max = {0}", found)
     where = f"at k_max = {' and '.join(hidden)}"
     yield Judgement(
         "errors in the difference of gradients",
@@ -93,7 +87,7 @@ def _inexact() -> Iterator[Judgement]:
     yield Judgement(
         "that it protects inputs",
         against(max(found.values()) < EXACT),
-        f"median error of the inputs of an adversary that knows k_max and the step size: {listed}. "
+        f"median error of the inputs of an adversary that knows k_max and the step size: {errors}. "
         "The messages give a weighted sum of the gradients of the inner steps, and with one "
         "sample, each of these gradients is a multiple of the same input",
         {"error": found},
@@ -115,20 +109,18 @@ def _unaffected() -> Iterator[Judgement]:
     steps = {str(count): _accuracy(_trained(200, k_max=count)) for count in STEPS}
     stops = {str(stop): _accuracy(_trained(stop)) for stop in STOPS}
 
-    def listed(accuracies: dict[str, float]) -> str:
-        return ", ".join(f"{accuracy:.3f} at {value}" for value, accuracy in accuracies.items())
-
+    at = "{1:.3f} at {0}"
     yield Judgement(
         "quantisation and inexact updates",
         against(min([*cells.values(), *steps.values()]) < whole - LOST),
         f"the training accuracy is {whole:.3f} without them; depending on the width of the "
-        f"cells, it is {listed(cells)}; depending on k_max, it is {listed(steps)}",
+        f"cells, it is {listed(at, cells)}; depending on k_max, it is {listed(at, steps)}",
         {"undefended": whole, "cells": cells, "k_max": steps, "t_max": stops},
     )
     yield Judgement(
         "early stopping",
         Verdict.UNSUPPORTED,
-        f"the thesis does not state t_max; the accuracy is {listed(stops)} rounds",
+        f"the thesis does not state t_max; the accuracy is {listed(at, stops)} rounds",
         {"t_max": stops},
     )
 
@@ -219,7 +211,7 @@ def _quadratic_condition() -> Iterator[Judgement]:
         above[f"{condition:g}"] = max(left)
         if condition < limit:
             below[f"{condition:g}"] = max(early)
-    shown = ", ".join(f"{left:.0e} at beta / m = {condition}" for condition, left in above.items())
+    shown = listed("{1:.0e} at beta / m = {0}", above)
     worst = max(below, key=float)
     yield Judgement(
         "sufficient: it converges if mu is above beta^2 / (2 m) (Theorem 2)",

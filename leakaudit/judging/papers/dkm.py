@@ -11,7 +11,7 @@ import torch
 from leakaudit._util.bisection import crossing, geometric
 from leakaudit.core.verdict import Verdict, against
 from leakaudit.judging.papers.row import Judgement, judges
-from leakaudit.judging.papers.runs import finish, fresh, planned, run
+from leakaudit.judging.papers.runs import finish, fresh, listed, planned, run
 from leakaudit.protocols import recording
 from leakaudit.protocols.mixing import matrix, metropolis
 from leakaudit.theory.bounds.empirical import lower, upper
@@ -38,10 +38,7 @@ def _theorem_6(epsilon: float, delta: float, times: float = 1.0) -> Additive:
 
 
 def _enough(epsilon: float, delta: float) -> float:
-    """Return the factor on the printed variance that achieves (epsilon, delta).
-
-    A is that of Theorem 6 for the increased variance.
-    """
+    """Return the factor on the printed variance that achieves (epsilon, delta)."""
 
     def kept(times: float) -> bool:
         return _theorem_6(epsilon, delta, times).delta(epsilon, 1.0) <= delta * (1 + 1e-6)
@@ -134,13 +131,13 @@ def _truncated_laplace() -> Iterator[Judgement]:
     single = noise.delta(epsilon, 1.0)
     found = {size: _vector_delta(noise, epsilon, size) for size in SIZES}
     support = noise.escape([1.0] * 1000)
-    listed = ", ".join(f"{found[size][0]:.3f} for {size}" for size in SIZES)
-    limits = ", ".join(f"{found[size][1]:.3f}" for size in SIZES)
+    deltas = listed("{1[0]:.3f} for {0}", found)
+    limits = listed("{1[1]:.3f}", found)
     yield Judgement(
         "vectors with a Euclidean bound",
         against(min(v[1] for v in found.values()) > delta),
         f"the claimed delta is {delta:g} at epsilon {epsilon:g}; for a shift of Euclidean length "
-        f"1, it is {listed} coordinates (at least {limits} at confidence {1 - ALPHA:g}), and for a "
+        f"1, it is {deltas} coordinates (at least {limits} at confidence {1 - ALPHA:g}), and for a "
         f"shift of 1 in each of 1000 coordinates, it is {support:.3f}",
         {
             "delta": {str(k): v[0] for k, v in found.items()},

@@ -1,7 +1,4 @@
-"""DP-dKM: generalisation, composition and the noise of the mixing step.
-
-Theorems 2 and 3 concern generalisation, Theorem 4 composition, and Theorem 5 the mixing step.
-"""
+"""DP-dKM: generalisation (Theorems 2, 3), composition (4) and the noise of the mixing step (5)."""
 
 from __future__ import annotations
 
@@ -38,13 +35,11 @@ def bound(epsilon: float, delta: float, agents: int, loss: float) -> float:
 def memorised(delta: float, loss: float, items: int, records: int) -> float:
     """Return the exact generalisation gap of an algorithm that is (0, delta)-private.
 
-    Records are uniform on `items` values. With probability delta the algorithm memorises: it
-    returns an x that is 1 for the values in its data and 0 for all others. Otherwise it returns
-    x = 0. The loss R (1 - x_value) is linear in x and lies in [0, R] on [0, 1]^items. The output
-    depends on the data only with probability delta, so the total variation between the outputs for
-    any two data sets is at most delta. If the algorithm memorises, the empirical loss is 0, and the
-    true loss is R times the share of values that are not in the data, on average
-    (1 - 1/items)^records.
+    With probability delta it memorises: of records that are uniform on `items` values, it returns
+    an x that is 1 for those in its data; otherwise x = 0. The loss R (1 - x_value) is linear in x
+    and lies in [0, R]. The output depends on the data only with probability delta, and then the
+    empirical loss is 0 and the true one R times the share of values not in the data, on average (1
+    - 1/items)^records.
     """
     return delta * loss * math.exp(records * math.log1p(-1 / items))
 
@@ -87,7 +82,7 @@ def _generalisation() -> Iterator[Judgement]:
 @judges(29)
 def _finite_sample() -> Iterator[Judgement]:
     def margin(delta: float, loss: float) -> tuple[float, float]:
-        """Return P[L <= empirical L + a] and what Theorem 3 claims it to be, at the worst a."""
+        """Return P[L <= empirical L + a] and Theorem 3's claim of it, at the worst a."""
         largest = loss * math.exp(
             AGENTS * RECORDS * math.log1p(-1 / ITEMS)
         )  # the gap if the data are memorised
@@ -119,11 +114,10 @@ def _finite_sample() -> Iterator[Judgement]:
 def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float, float]:
     """Return the weakest guarantee that Theorem 4 can give for several agents.
 
-    It consists of epsilon_1, which is the sum of the epsilons, and of the largest delta' over all
-    allowed a_m:
-    delta' = 1 - prod(1 - e^(-a_m) q_m) + 1 - prod(1 - q_m) with q_m = delta_m / (1 + e^epsilon_m).
-    This decreases in every a_m, so a_m = 0 gives an upper bound. It does not depend on the tilde
-    over delta, which our copy of the text has lost.
+    It has epsilon_1, the sum of the epsilons, and the largest delta' over all allowed a_m: delta' =
+    1 - prod(1 - e^(-a_m) q_m) + 1 - prod(1 - q_m) with q_m = delta_m / (1 + e^epsilon_m), which
+    decreases in every a_m, so a_m = 0 gives an upper bound, whatever the tilde over delta meant
+    that our copy has lost.
     """
     logarithms = []
     for epsilon, delta in zip(epsilons, deltas, strict=True):
@@ -133,27 +127,24 @@ def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float,
 
 
 def _two_agents() -> Judgement:
-    """Judge two agents that iterate twice with W = 1/2.
+    """Judge two agents that iterate twice with W = 1/2 and linear losses.
 
-    A record moves T(x) - x of its agent by a vector of length 1 / alpha.
-
-    The broadcasts of agent 1 are hidden by its own noise (standard deviation 2.5) in both rounds,
-    and in the second round also by half of the noise of agent 2 (standard deviation 125). The
-    broadcasts of agent 1 do not reveal the latter, but those of agent 2 do. With linear losses,
-    T(x) - x is constant.
+    A record moves T(x) - x of its agent by 1 / alpha. The broadcasts of agent 1 are hidden by its
+    own noise (2.5) in both rounds, and in the second also by half of agent 2's (125), which the
+    broadcasts of agent 2 reveal.
     """
     low = 2.5
     high = 125.0
     share = 0.5
 
     def own(std: float, other: float) -> float:
-        """Return mu of an agent's record, given only the two broadcasts of that agent."""
+        """Return mu of an agent's record, given only its own broadcasts."""
         return math.hypot(1 / std, 1 / math.hypot(std, share * other))
 
     def passed(std: float, other: float) -> float:
-        """Return mu of an agent's record, given only the broadcasts of the other agent.
+        """Return mu of an agent's record, given only the other's broadcasts.
 
-        The second broadcast of the other agent contains half of this agent's first.
+        The second of them contains half of this agent's first.
         """
         return share / math.hypot(share * std, other)
 

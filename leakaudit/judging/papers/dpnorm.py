@@ -26,11 +26,7 @@ NOMINAL = (1.0, 0.5, 0.4, 0.25, 0.1, 0.05, 0.02)
 
 
 def setting(epsilon: float) -> Protocol:
-    """Return DP-Norm with the constants of the paper's experiments.
-
-    Args:
-        epsilon: The nominal epsilon, which determines the noise by Theorem 1.
-    """
+    """Return DP-Norm with the constants of the paper's experiments, and the noise of Theorem 1."""
     return protocol(
         victim="dpnorm",
         rounds=ROUNDS,
@@ -51,7 +47,7 @@ def setting(epsilon: float) -> Protocol:
 def view_of_a_node(made: Protocol) -> Knowledge:
     """Return what an eavesdropper knows about node 0 from all rounds.
 
-    The relations of later rounds repeat those of the first few, so only these are solved.
+    Relations of later rounds repeat those of the first few, so only these are solved.
     """
     base = know(made.start, Adversary()).near([0])
     return know(made.continued(base.rows, range(1, made.rounds + 1)), Adversary())
@@ -64,7 +60,7 @@ def _sensitivity() -> float:
 
 
 def _levels(nominal: float) -> dict[str, float]:
-    """Return the noise of Theorem 1 in both forms, ``printed`` and ``eq8``, in units of Delta_2."""
+    """Return the noise of Theorem 1, ``printed`` and ``eq8``, in units of Delta_2."""
     made = setting(nominal)
     claims = made.victim.claims(made.graph, ROUNDS)
     return {claim.variant: (claim.std or 0.0) / _sensitivity() for claim in claims}
@@ -99,7 +95,7 @@ def _theorem_1() -> Iterator[Judgement]:
 
 
 def _in_a_run(printed: Mapping[float, float], declared: float) -> Judgement:
-    """Judge the printed noise levels by how much a record changes the messages of a run."""
+    """Judge the printed noise by how much a record changes the messages of a run."""
     view = view_of_a_node(setting(1.0))
     mu = drift(
         view, view.declared.gradients(0), 2 / BATCH, 0.0

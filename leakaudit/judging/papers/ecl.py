@@ -11,16 +11,16 @@ from torch import Tensor
 from leakaudit.core.verdict import Verdict, against
 from leakaudit.judging.papers.dpnorm import RING
 from leakaudit.judging.papers.row import Judgement, judges
-from leakaudit.judging.papers.runs import FinishedRun, optimum, run
+from leakaudit.judging.papers.runs import FinishedRun, listed, optimum, run
 
 ROUNDING = 1e-6
 STOPS = (100, 400, 1600)
 
 
 def _reached(graph: str, eta: str = "node") -> tuple[float, float]:
-    """Return how far the final models are from the optimum, and from that of weighted losses.
+    """Return how far the final models are from the optimum, and from that with degrees as weights.
 
-    The weights are the degrees. Without noise, DP-Norm is ECL (edge-consensus learning).
+    Without noise, DP-Norm is ECL (edge-consensus learning).
     """
     done = run(
         victim="dpnorm",
@@ -92,12 +92,12 @@ def _rate() -> Iterator[Judgement]:
     slower = any(
         found[late] > found[early] / (late / early) ** 0.5 for early, late in pairwise(STOPS)
     )
-    listed = ", ".join(f"{value:.1e} at R = {stop}" for stop, value in found.items())
+    values = listed("{1:.1e} at R = {0}", found)
     yield Judgement(
         "without noise (epsilon infinite)",
         against(slower),
         "logistic regression on a ring of 6, with one class per node and K = 1: the divergence "
-        f"is {listed}; eq. (9) allows it to fall only as 1 / sqrt(R)",
+        f"is {values}; eq. (9) allows it to fall only as 1 / sqrt(R)",
         {"divergence": {str(stop): value for stop, value in found.items()}},
     )
     yield Judgement(

@@ -67,7 +67,7 @@ def _pairwise() -> Iterator[Judgement]:
 
 
 def _rate() -> float:
-    """Return xi of exp(-xi |q|), the density of the registered protocol's noise on a ring."""
+    """Return xi of exp(-xi |q|), the density of the protocol's noise on a ring."""
     made = protocol(
         victim="pvpadmm",
         nodes=4,
@@ -90,10 +90,7 @@ def _rate() -> float:
 
 
 def _farthest() -> float:
-    """Return the largest change of an exact update if one of its records is replaced.
-
-    The replacements are random ones and the worst known one.
-    """
+    """Return the largest change of an exact update by one replaced record."""
     task = Task.build(
         TaskSpec("logistic", {"bias": False, "l2": RHO}, "binary", (2,), 2), dtype=torch.float64
     )

@@ -15,11 +15,7 @@ from leakaudit.reporting.rendering.html import rendered
 
 
 def page(claims: Sequence[JudgedClaim]) -> str:
-    """Render evaluated claims.
-
-    Args:
-        claims: The claims with their findings, at least one.
-    """
+    """Render evaluated claims, at least one."""
     return rendered("claims.html.j2", _content(claims))
 
 

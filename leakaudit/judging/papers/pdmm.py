@@ -1,7 +1,4 @@
-"""The PDMM thesis: what differential messages reveal.
-
-The rows also cover training that stops early, batches, and subsets of the channels.
-"""
+"""The PDMM thesis: what differential messages reveal, early, of batches and on some channels."""
 
 from __future__ import annotations
 
@@ -40,11 +37,7 @@ THESIS: dict[str, Any] = {
 
 
 def two_steps(done: FinishedRun, leak: GradientLeak) -> GradientLeak:
-    """Return g^1 - g^3 by eq. (4.3), taking the last models of all nodes as equal.
-
-    Args:
-        done: A run with theta = 1 and one gradient step.
-    """
+    """Return g^1 - g^3 by eq. (4.3), with theta = 1 and the last models of all nodes as equal."""
     w = done.truth.states["w"]
     rho = constant(done.trace, "rho")
     a = 1 / constant(done.trace, "alpha")
@@ -72,7 +65,7 @@ def two_steps(done: FinishedRun, leak: GradientLeak) -> GradientLeak:
 
 
 def input_error(done: FinishedRun, leaks: list[GradientLeak]) -> float:
-    """Return the median relative error of the inputs that the analytic attack computes."""
+    """Return the median relative error of the inputs of the analytic attack."""
     found = [attacking.attack_one(leak, done.plan.task, "analytic", fresh()) for leak in leaks]
     return median(float((s.relative_error or (1.0,))[0] or 1.0) for s in score(found, done.truth))
 
@@ -168,10 +161,7 @@ def _what_is_learnt() -> Iterator[Judgement]:
 
 
 def _images(samples: int, rounds: int, attack: str) -> tuple[int, int, bool]:
-    """Return how many faces and labels differences reveal, and whether all are certified EXACT.
-
-    A face counts if it is recovered bit for bit.
-    """
+    """Return how many faces and labels differences reveal, and whether all are EXACT."""
     alone = samples == 1
     done = run(
         nodes=4,

@@ -1,9 +1,6 @@
-"""DP-RECAL: privacy budgets, the unprotected message, and the distribution of activations.
+"""DP-RECAL: privacy budgets (Theorems 1 and 4), the unprotected message, and the activations.
 
-The budgets are those of Theorems 1 and 4, which depend on the numbers of activations.
-
-The formulas of the paper are lost in our copy of its text. What is judged here was reconstructed;
-the docstring of the protocol describes how.
+The formulas are lost in our copy; the protocol's docstring says how they were reconstructed.
 """
 
 from __future__ import annotations
@@ -55,9 +52,9 @@ def _mu(made: Protocol) -> float:
 
 
 def _against_claim(about: str, **settings: object) -> Judgement:
-    """Compare the epsilon of the busiest node with Theorem 4 at the schedule's PLF.
+    """Compare the epsilon of the busiest node with Theorem 4.
 
-    The PLF (privacy leakage frequency) is the number of activations of the busiest node.
+    Its activations are the PLF (privacy leakage frequency).
     """
     made = _declared(**settings)
     (claim,) = made.victim.claims(made.graph, ROUNDS, made.public)
@@ -81,10 +78,7 @@ def _against_claim(about: str, **settings: object) -> Judgement:
 
 
 def _recovered() -> float:
-    """Return the largest error of the gradients that are recovered if the noise is on lam.
-
-    The error is relative to the largest entry of the gradients of the node.
-    """
+    """Return the largest relative error of the gradients that noise on lam does not hide."""
     done = run(
         victim="recal",
         nodes=NODES,
@@ -127,10 +121,7 @@ def _theorem_4() -> Iterator[Judgement]:
 
 
 def _unless(variant: Judgement) -> Verdict:
-    """Return UNSUPPORTED if a reading that the lost formulas allow exceeds the claim.
-
-    It is not REFUTED, because the paper may not mean this reading.
-    """
+    """Return UNSUPPORTED, not REFUTED: the paper may not mean this reading of lost formulas."""
     return Verdict.UNSUPPORTED if variant.verdict is Verdict.REFUTED else variant.verdict
 
 
@@ -168,7 +159,7 @@ def _theorem_1() -> Iterator[Judgement]:
 @judges(27)
 def _second_message() -> Iterator[Judgement]:
     def exact(**settings: object) -> tuple[float, float]:
-        """Return mu of the busiest node for both messages, and mu for only its noisy states."""
+        """Return mu of the busiest node for both messages, and for its noisy states only."""
         made = _declared(**settings)
         _, times = _busiest(made)
         alone = math.sqrt(sum((TAU / SIGMA) ** 2 / DECAY**c for c in range(times)))

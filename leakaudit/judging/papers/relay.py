@@ -1,7 +1,6 @@
 """DP-RECAL: whether it converges (Theorems 2 and 3), and what its tables compare.
 
-The formulas of the paper are lost in our copy of its text. What is judged here was reconstructed;
-the docstring of the protocol describes how.
+The formulas are lost in our copy; the protocol's docstring says how they were reconstructed.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ PLF = 300  # privacy leakage frequency: activations of the busiest node in Table
 
 
 def _errors(at: tuple[int, ...], **settings: float) -> list[float]:
-    """Return how far the models are from the optimum after given numbers of activations.
-
-    The problem is a strongly convex logistic regression.
-    """
+    """Return how far the models are from the optimum after given numbers of activations."""
     chosen = {"tau": "0.2", "s": "0.5", "l2": 0.1, **settings}
     done = run(victim="recal", nodes=NODES, rounds=max(at), set=chosen, **RING)
     models = done.truth.states["w"]

@@ -85,7 +85,7 @@ class PublishedClaim:
 
 
 def published() -> Iterator[PublishedClaim]:
-    """Yield the claims of ``claims.toml``, of which every function must have been imported."""
+    """Yield the claims of ``claims.toml``; the modules of their functions must be imported."""
     for entry in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]:
         entry["quality"] = Quality[entry["quality"].upper()]
         entry["quotes"] = tuple(Quote(**quote) for quote in entry.get("quotes", ()))

@@ -1,4 +1,4 @@
-"""Functions that the judges share: a scenario becomes a declared protocol or a finished run."""
+"""What the judges share: a scenario becomes a declared protocol or a finished run."""
 
 from __future__ import annotations
 
@@ -91,11 +91,7 @@ def finish(plan: Plan) -> FinishedRun:
 
 
 def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:
-    """Return argmin sum_i weights_i f_i (d,) by Newton's method.
-
-    Args:
-        weights: One weight per node (N,); None if all are 1.
-    """
+    """Return argmin sum_i weights_i f_i (d,) by Newton's method; weights (N,) are 1 by default."""
     task = problem.task
     weights = torch.ones(problem.nodes, dtype=task.dtype) if weights is None else weights
     w = task.init(fresh()).expand(problem.nodes, -1)
@@ -106,6 +102,11 @@ def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:
     return w[0]
 
 
+def listed(phrase: str, values: Mapping[str, Any] | Mapping[int, Any], between: str = ", ") -> str:
+    """Return a phrase for every entry, with the key for {0} and the value for {1}."""
+    return between.join(phrase.format(*entry) for entry in values.items())
+
+
 def fresh(seed: int = 0) -> torch.Generator:
-    """Return a new generator for one judge, so that a row always gives the same result."""
+    """Return a new generator, so that a row always gives the same result."""
     return torch.Generator().manual_seed(seed)

@@ -28,7 +28,7 @@ def _own_alone(view: Knowledge) -> Knowledge:
 def _first(
     made: Protocol, corrupt: Collection[int], last: int, *, sums: bool = True
 ) -> dict[int, int]:
-    """Return, for each peer k, the first iteration at which a coalition knows w_k, if any."""
+    """Return, by peer k, the first iteration at which a coalition knows w_k, if any."""
     p = made.whole
     others = [k for k in range(made.graph.nodes) if k not in corrupt]
     first: dict[int, int] = {}
@@ -51,10 +51,7 @@ def _coalitions(peers: int, size: int, every: int) -> list[tuple[int, ...]]:
 
 
 def _case(peers: int, partitions: int) -> dict[str, int]:
-    """Return the iterations of the first and the last breach, for one and two curious peers.
-
-    Only a sample of coalitions is examined.
-    """
+    """Return the first and the last breach for one and two curious peers, sampled."""
     last = 2 * partitions - 1
     network = {"nodes": peers, "graph": "complete"}
     made = protocol(
@@ -77,10 +74,7 @@ def _case(peers: int, partitions: int) -> dict[str, int]:
 
 
 def _recovered(iterations: int) -> tuple[float, int]:
-    """Return the largest relative error of the w_k that one curious peer of nine computes.
-
-    Also return how many of them it computes exactly.
-    """
+    """Return the largest relative error of the w_k that one of nine computes, and how many."""
     done = run(
         victim="secured",
         nodes=9,

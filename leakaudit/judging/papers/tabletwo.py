@@ -25,7 +25,7 @@ from leakaudit.judging.papers.dpnorm import (
 )
 from leakaudit.judging.papers.dpnorm import setting as dpnorm_setting
 from leakaudit.judging.papers.row import Judgement, judges
-from leakaudit.judging.papers.runs import attained_mu, protocol
+from leakaudit.judging.papers.runs import attained_mu, listed, protocol
 from leakaudit.theory.bounds import gaussian
 
 NOMINAL = 1.0
@@ -46,16 +46,11 @@ def reached(
 ) -> float:
     """Return an epsilon that subsampled releases reach, by the best threshold on their sum.
 
-    All other records have constant losses and this one has a linear loss, so a release is N(0,
-    noise^2), moved by ``moves[0]`` in one data set and by ``moves[1]`` in the other whenever the
-    batch contains the record. The sum of all releases then has the distribution of ``move * B +
-    noise sqrt(steps) Z`` with B binomial and Z standard normal, and every event E gives
-    log((P(E) - delta) / Q(E)) as a lower bound.
-
-    Args:
-        rate: Probability that a batch contains the record, B / d_i.
-        noise: Standard deviation of a release, in units of the clipped gradient's share G / B.
-        delta: Delta of (epsilon, delta)-differential privacy.
+    This record has a linear loss and all others constant ones, so a release is N(0, noise^2), moved
+    by ``moves[0]`` in one data set and ``moves[1]`` in the other if the batch contains it, with
+    probability `rate`. The sum is ``move * B + noise sqrt(steps) Z`` with B binomial and Z standard
+    normal; every event E bounds epsilon by log((P(E) - delta) / Q(E)) from below. `noise` is in
+    units of the clipped gradient's share G / B.
     """
     from scipy.stats import binom  # slow to import
 
@@ -104,10 +99,7 @@ def _sgd_noise() -> float:
 
 
 def _admm_noise() -> float:
-    """Return Table II's sigma of DP-ADMM at (1, .001), in units of the gradient.
-
-    In these units, eta and D cancel.
-    """
+    """Return Table II's sigma of DP-ADMM at (1, .001), in units of the gradient."""
     victim = cast(
         Any,
         registry.configure(
@@ -127,10 +119,7 @@ def _admm_noise() -> float:
 
 
 def _public_batches() -> dict[str, float]:
-    """Return the epsilon of DP-SGD if everybody knows that the record is in every second batch.
-
-    The sampling is then not credited.
-    """
+    """Return the epsilon of DP-SGD if the record is known to be in every second batch."""
     rounds = 20
     made = protocol(
         victim="dpsgd",
@@ -169,7 +158,7 @@ def _sgd_row() -> Iterator[Judgement]:
         SHORT, SHARE, noise * math.sqrt(SHORT / STEPS), JOINED, DELTA
     )  # with the noise that Table II gives for a training of 20 steps
     public = _public_batches()
-    listed = " and ".join(f"{epsilon:.2f} ({name})" for name, epsilon in public.items())
+    epsilons = listed("{1:.2f} ({0})", public, " and ")
     common = f"with secret batches of {BATCH} of {RECORDS} records and {STEPS} steps"
     yield Judgement(
         "one record is replaced (section II-B)",
@@ -188,7 +177,7 @@ def _sgd_row() -> Iterator[Judgement]:
     yield Judgement(
         "public batches",
         Verdict.UNCLAIMED,
-        f"epsilon is {listed} for a record in every second batch; the table relies on secret "
+        f"epsilon is {epsilons} for a record in every second batch; the table relies on secret "
         "sampling",
         {"epsilon": public},
     )
@@ -211,7 +200,6 @@ def _admm_row() -> Iterator[Judgement]:
 
 
 def _larger(least: dict[str, float]) -> str:
-    """Return the methods whose noise is exceeded by both sums of DP-Norm."""
     names = [name for name, ratio in least.items() if ratio > 1]
     return " and ".join(f"those of {name}" for name in names) or "no others"
 
@@ -227,7 +215,7 @@ def _total_noise() -> Iterator[Judgement]:
     for name, std in others.items():
         sums[name] = STEPS * std
         squares[name] = STEPS * std**2
-    listed = ", ".join(f"{name} {sums[name]:.0f} and {squares[name]:.3g}" for name in sums)
+    both = ", ".join(f"{name} {sums[name]:.0f} and {squares[name]:.3g}" for name in sums)
     least = {
         name: min(sums["DP-Norm"] / sums[name], squares["DP-Norm"] / squares[name])
         for name in others
@@ -242,7 +230,7 @@ def _total_noise() -> Iterator[Judgement]:
         "DP-Norm": [ROUNDS * exact, ROUNDS * exact**2],
         "DP-SGD": [STEPS * same, STEPS * same**2],
     }
-    levels = ", ".join(f"{name} {std:.4f}" for name, std in {"DP-Norm": own, **others}.items())
+    levels = listed("{0} {1:.4f}", {"DP-Norm": own, **others})
     yield Judgement(
         "fewer draws, the paper's own reason (section V-D)",
         against(ROUNDS >= STEPS),
@@ -253,7 +241,7 @@ def _total_noise() -> Iterator[Judgement]:
         "less sigma_i in total (section VI-B): sums of sigma_i and of sigma_i^2",
         Verdict.UNSUPPORTED,
         f"in the paper's setting, Table II gives these sigma_i: {levels}; over all draws of a "
-        f"node, these are the sums: {listed}. DP-Norm's are larger than "
+        f"node, these are the sums: {both}. DP-Norm's are larger than "
         f"{_larger(least)}, but DP-Norm adds its noise to dual variables and the others "
         "add theirs to models: numbers on different scales, whose sums are not comparable",
         {"sigma": {"DP-Norm": own, **others}, "sums": sums, "squares": squares},

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from msgspec import Struct
 
+from leakaudit._util.plain import encoded
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import step
+from leakaudit.core.trace import Json
 from leakaudit.judging.selfcheck.estimators import ESTIMATORS, Estimator
 from leakaudit.judging.selfcheck.mechanism import Law, Mechanism, composed
-from leakaudit.reporting.results.model import Extended, encoded
 from leakaudit.theory.bounds.empirical import lower, upper
 
 __all__ = [
@@ -53,23 +53,6 @@ PLANTED = (
 
 
 Outcome: TypeAlias = Literal["ok", "outside", "too few runs"]
-
-
-class _RateEntry(Struct, frozen=True, kw_only=True):
-    estimator: str  # as in `ErrorRate`, like the next eight
-    noise: Law
-    planted: str | None  # none if the claim is true
-    rounds: int
-    known: Extended  # exact mu or epsilon
-    claimed: float  # mu or epsilon that is claimed
-    refuted: int  # runs that refute the claim
-    runs: int
-    rate: float  # fraction of the runs that refute the claim
-    low: float  # lower limit of the rate
-    high: float  # upper limit of the rate
-    allowed: float  # smallest power, or largest false-positive rate
-    ok: bool  # whether even the worse limit of the rate is allowed
-    outcome: Outcome
 
 
 @dataclass(frozen=True)
@@ -124,25 +107,25 @@ class ErrorRate:
             outside = lower(self.refuted, self.runs, WRONG) > self.alpha
         return "outside" if outside else "too few runs"
 
-    def entry(self) -> _RateEntry:
+    def to_json(self) -> dict[str, Json]:
         """Return plain values."""
         low, high = self.limits
-        return _RateEntry(
-            estimator=self.estimator,
-            noise=self.law,
-            planted=self.planted or None,
-            rounds=self.rounds,
-            known=encoded(self.known),
-            claimed=self.claimed,
-            refuted=self.refuted,
-            runs=self.runs,
-            rate=self.rate,
-            low=low,
-            high=high,
-            allowed=self.allowed,
-            ok=self.ok,
-            outcome=self.outcome,
-        )
+        return {
+            "estimator": self.estimator,
+            "noise": self.law,
+            "planted": self.planted or None,
+            "rounds": self.rounds,
+            "known": encoded(self.known),
+            "claimed": self.claimed,
+            "refuted": self.refuted,
+            "runs": self.runs,
+            "rate": self.rate,
+            "low": low,
+            "high": high,
+            "allowed": self.allowed,
+            "ok": self.ok,
+            "outcome": self.outcome,
+        }
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from leakaudit._util.own_code import Trust
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Json, Trace
 from leakaudit.views.extraction import hearing
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class AttackOptions:
     max_memory: int | None = None
 
     def within(self, trace: Trace) -> AttackOptions:
-        """Return the options with a number of gradients that `max_memory` allows."""
+        """Return the options with as many gradients as `max_memory` allows."""
         if self.max_memory is None:
             return self
         return replace(self, rounds=hearing.affordable(trace, self.rounds, self.max_memory))

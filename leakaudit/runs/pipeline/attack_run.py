@@ -41,8 +41,6 @@ HASHED = 4 << 30  # bytes; larger traces are not hashed, a choice
 
 @dataclass(frozen=True)
 class _AttackOutcome:
-    """The outcome of a run."""
-
     record: AttackRecord  # as results.json contains it
     interrupted: bool  # whether Ctrl-C interrupted the run
 
@@ -50,14 +48,9 @@ class _AttackOutcome:
 def attack_file(
     path: Path, folder: Path, options: AttackOptions, executor: Pool = IN_PROCESS
 ) -> _AttackOutcome:
-    """Attack a trace and write the results into a folder.
+    """Attack a trace and write results.json, pictures, arrays and report.md into a folder.
 
-    These are results.json, reconstructions.npz and .png, originals.npz and report.md. Ctrl-C ends
-    the attacks and keeps what was found, marked as not complete.
-
-    Raises:
-        LeakauditError: The trace, truth, adversary, attack or folder cannot be used; nothing is
-            written.
+    Nothing is written if something cannot be used. Ctrl-C keeps what was found, as not complete.
     """
     started = datetime.now(UTC)
     clock = time.perf_counter()
@@ -80,7 +73,7 @@ def attack_file(
 
 @dataclass(frozen=True)
 class _Run:
-    """What is attacked; everything that can be refused before any work was checked."""
+    """What is attacked, after everything was checked that can be before any work."""
 
     path: Path
     options: AttackOptions  # with a number of gradients that the memory allows
@@ -95,7 +88,6 @@ class _Run:
 
     @classmethod
     def load(cls, path: Path, options: AttackOptions) -> _Run:
-        """Read a trace and its truth."""
         hearing.check_rounds(options.rounds)
         hearing.check_nodes(options.adversary, options.nodes)
         trace = trace_file.load(path)
@@ -127,7 +119,6 @@ class _Run:
         )
 
     def key(self) -> str:
-        """Return a digest of everything that the reconstructions depend on."""
         about = self.options.to_json()
         for name in ("truth", "lpips_weights", "max_seconds", "trusted"):
             del about[name]
@@ -135,7 +126,6 @@ class _Run:
         return checkpoint.key({"trace": trace, "options": about})
 
     def origin(self, started: datetime, seconds: float) -> Provenance:
-        """Return what is needed to repeat the run."""
         truth = None
         if self.truth is not None and self.truth_path is not None:
             sha256 = _sha256(self.truth_path)
@@ -152,7 +142,6 @@ class _Run:
         )
 
     def conformance(self) -> Conformance:
-        """Compare the recording with its declaration."""
         from leakaudit.views.conformance import (
             conformance,  # sweeps and audits import this module without it
         )
@@ -169,7 +158,6 @@ class _Run:
 def _build(
     run: _Run, found: GroupResults, scores: Sequence[Score], origin: Provenance
 ) -> AttackRecord:
-    """Return the record of a run, without files."""
     unexamined = _unexamined(run.trace, run.options, found)
     if unexamined:  # these nodes were not examined with the result that nothing is determined
         found.reasons.clear()
@@ -215,10 +203,9 @@ def _unexamined(trace: Trace, options: AttackOptions, found: GroupResults) -> li
 
 
 def _require_records(trace: Trace, truth: Truth, options: AttackOptions) -> None:
-    """Check that a truth has records of every node that is attacked, before any is.
+    """Check that a truth has records of every attacked node, before any is attacked.
 
-    A node without a leak needs none, nor does one whose gradient is only known as a part of the sum
-    that is attacked for an earlier node.
+    A node without a leak needs none, nor one in a sum that is attacked for an earlier node.
     """
     order = options.nodes
     if order is None:
@@ -236,7 +223,6 @@ def _require_records(trace: Trace, truth: Truth, options: AttackOptions) -> None
 
 
 def _not_tried(found: GroupResults, options: AttackOptions, trace: Trace) -> list[str]:
-    """Return what the run omitted, in words."""
     left_out = []
     if found.late:
         late = ", ".join(map(str, found.late))
@@ -254,7 +240,6 @@ def _not_tried(found: GroupResults, options: AttackOptions, trace: Trace) -> lis
 
 
 def _truth_path(path: Path, option: str) -> Path | None:
-    """Return the truth file for scoring, or None."""
     if option == "none":
         return None
     beside = trace_file.truth_path(path)
@@ -271,7 +256,7 @@ def _truth_path(path: Path, option: str) -> Path | None:
 
 
 def _sha256(path: Path) -> str | None:
-    """Digest of a file, of the manifest for a folder of shards; None above `HASHED` bytes."""
+    """Digest of a file, or of a folder's manifest; None above `HASHED` bytes."""
     file = path
     if path.is_dir():
         file = path / "manifest.json"

@@ -1,9 +1,7 @@
 """The finished part of an attack run, so that an interrupted run can be resumed.
 
-The files are in the output folder of the run until all of it is there. Each holds reconstructions
-that were settled together, appears whole or not at all, and bears the key of its run: a digest of
-the trace and of everything that the reconstructions depend on. A file from a stranger is read as
-safely as a trace.
+Each file has reconstructions that were settled together, and the key of its run: a digest of all
+that they depend on. A file from a stranger is read as safely as a trace.
 """
 
 from __future__ import annotations
@@ -39,8 +37,6 @@ DEPEND = ("leakaudit", "torch", "numpy", "scipy")
 
 
 class _Entry(Struct, frozen=True, kw_only=True):
-    """The values of one reconstruction in a file; see `Reconstruction`."""
-
     node: int
     attack: str
     residual: float
@@ -100,7 +96,7 @@ class Checkpoint:
         return kept
 
     def clear(self) -> None:
-        """Remove the files of this or another run, and the folder if it is then empty."""
+        """Remove the files of any run, and the folder if it is then empty."""
         for path in [*self.folder.glob("node*.pt"), *self.folder.glob(".node*.tmp")]:
             path.unlink(missing_ok=True)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
@@ -126,14 +122,14 @@ class Checkpoint:
 
 
 def key(about: Mapping[str, Json]) -> str:
-    """Return a digest of everything that reconstructions depend on, including package versions."""
+    """Return a digest of all that reconstructions depend on, with package versions."""
     installed = provenance.versions()
     versions = {name: installed[name] for name in DEPEND}
     return provenance.digest({"run": dict(about), "versions": versions})
 
 
 def _tensors(one: Reconstruction, i: int) -> dict[str, Tensor]:
-    """Tensors of the i-th reconstruction of a file, by the names that `_rebuilt` looks for."""
+    """Tensors of the i-th reconstruction, by the names that `_rebuilt` looks for."""
     given = {f"x{i}": one.x}
     if one.y is not None:
         given[f"y{i}"] = one.y
@@ -147,7 +143,7 @@ def _tensors(one: Reconstruction, i: int) -> dict[str, Tensor]:
 
 
 def _rebuilt(one: _Entry, tensors: Mapping[str, Tensor], i: int) -> Reconstruction:
-    """The i-th reconstruction of a file; each tensor is a copy with its own memory."""
+    """The i-th reconstruction of a file; each tensor has its own memory."""
     x = tensors[f"x{i}"].clone()
     y = _copied(tensors.get(f"y{i}"))
     if x.dtype not in (torch.float32, torch.float64):
@@ -175,7 +171,6 @@ def _rebuilt(one: _Entry, tensors: Mapping[str, Tensor], i: int) -> Reconstructi
 
 
 def _choices(i: int, place: int) -> str:
-    """Name of the tensor of other candidates for an input of the i-th reconstruction."""
     return f"choices{i}_{place}"
 
 

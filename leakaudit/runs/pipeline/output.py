@@ -24,14 +24,7 @@ def write(
     scores: Sequence[Score],
     truth: Truth | None,
 ) -> AttackRecord:
-    """Write reconstructions.npz and .png, originals.npz, report.md and, last, results.json.
-
-    Args:
-        record: Without the files that are written here.
-
-    Returns:
-        The record as it was written.
-    """
+    """Write the files of a record and, last, results.json; return the record with its files."""
     images = record_file.save_reconstructions(folder / "reconstructions.npz", found)
     pairs = pictures.pair_up(found, scores, truth)
     originals = pictures.save_originals(folder / "originals.npz", found, truth)

@@ -1,10 +1,8 @@
 """Deletion of personal data from a folder of results: images and truths go, figures stay.
 
-Only files that leakaudit wrote are touched, and only their content identifies them, because a
-record from a stranger could name any file: a truth, a checkpoint, a page and a record by their
-formats, pictures, arrays and texts by the mark of `leakaudit._util.marks`. The temporary files of
-writes that were killed are incomplete, so they are recognised by their names. Links are neither
-followed nor deleted.
+A record from a stranger could name any file, so only content identifies what leakaudit wrote:
+formats, and the mark of `leakaudit._util.marks`. Temporary files of killed writes are recognised by
+name. Links are neither followed nor deleted.
 """
 
 from __future__ import annotations
@@ -43,8 +41,6 @@ PAGES = (b"<!doctype html", b"<html")
 
 @dataclass(frozen=True)
 class _Removal:
-    """One thing to be done."""
-
     path: Path
     what: str
     # the record without images and labels that replaces it; None if it is deleted
@@ -64,9 +60,9 @@ class _Removal:
 
 
 def planned(folder: Path) -> list[_Removal]:
-    """Return what `purge` would do in a folder and all folders below it.
+    """Return what `purge` would do in a folder and below it, records last.
 
-    Records come last, so that a purge that was interrupted is completed by another one.
+    So another purge completes one that was interrupted.
     """
     if not folder.is_dir() or folder.is_symlink():
         raise LeakauditError(f"{folder} is not a folder; expected one with results or truths")
@@ -89,7 +85,6 @@ def planned(folder: Path) -> list[_Removal]:
 
 
 def _is_regular(path: Path) -> bool:
-    """Return whether a path is a file, and no link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -97,7 +92,6 @@ def _is_regular(path: Path) -> bool:
 
 
 def _has_checksum(path: Path) -> bool:
-    """Return whether the file beside a file is its SHA-256."""
     if not _is_regular(sidecar.beside(path)):
         return False
     try:
@@ -112,7 +106,7 @@ def _has_checksum(path: Path) -> bool:
 
 
 def _what(path: Path) -> str | None:
-    """Return what a file of leakaudit holds, if it is personal data; None for any other file."""
+    """Return what personal data a file of leakaudit holds; None for any other file."""
     if intended(path) is not None:
         return "incomplete file of an interrupted run"
     try:
@@ -131,7 +125,6 @@ def _what(path: Path) -> str | None:
 
 
 def _tensors(path: Path) -> str | None:
-    """Return what a file of torch holds, as `_what` does."""
     try:
         tree = safe_reader.outline(path)
     except LeakauditError:
@@ -147,7 +140,7 @@ def _tensors(path: Path) -> str | None:
 
 
 def _of_record(path: Path) -> Iterator[_Removal]:
-    """Yield the record without images and labels, and the images beside it that have no mark."""
+    """Yield the record without images and labels, and its images that have no mark."""
     record = _record(path)
     if record is None:
         return
@@ -161,7 +154,7 @@ def _of_record(path: Path) -> Iterator[_Removal]:
 
 
 def _record(path: Path) -> RunRecord | None:
-    """Return the record in a file of any name, without a comparison; None for any other file."""
+    """Return the record in a file of any name, if it is one."""
     try:
         with path.open("rb") as file:
             if file.read(1) != b"{":
@@ -177,7 +170,6 @@ def _record(path: Path) -> RunRecord | None:
 
 
 def _is_image(path: Path, sha256: str) -> bool:
-    """Return whether a file is one of the images that a record was written with."""
     try:
         with path.open("rb") as file:
             if not file.read(len(PICTURE)).startswith((PICTURE, ARCHIVE)):
@@ -188,7 +180,6 @@ def _is_image(path: Path, sha256: str) -> bool:
 
 
 def _purged(record: RunRecord) -> RunRecord:
-    """Return a record without images and labels, and without the digests of these images."""
     found = tuple(replace(one, images=None, labels=None) for one in record.findings)
     purged = replace(record, findings=found, picture=None)
     if given(record.originals, None) is not None:

@@ -1,7 +1,4 @@
-"""New scores of an earlier attack, from its stored reconstructions.
-
-For a truth that came later, or one more metric.
-"""
+"""New scores of an earlier attack, for a later truth or one more metric."""
 
 from __future__ import annotations
 
@@ -50,12 +47,7 @@ def one_truth(record: Mapping[str, Json]) -> AttackRecord:
 
 
 def same_recording(record: AttackRecord, truth: Truth, sha256: str | None) -> None:
-    """Check that a truth belongs to the recording that was attacked.
-
-    Raises:
-        LeakauditError: The truth is of another recording, or it is not the file that the results
-            were scored with.
-    """
+    """Check that a truth is of the attacked recording, and the file of earlier scores."""
     trace = record.provenance.trace
     scored = record.provenance.truth
     if trace.id != truth.id:
@@ -81,7 +73,6 @@ def same_recording(record: AttackRecord, truth: Truth, sha256: str | None) -> No
 
 
 def _task(record: AttackRecord) -> tuple[object, ...]:
-    """What a record says of the task, beside its constants."""
     about = record.trace
     return about.data, about.model, about.shape, about.classes
 
@@ -102,7 +93,7 @@ def rescore(
     truth_sha256: str | None = None,
     truth_path: Path | None = None,
 ) -> tuple[AttackRecord, list[Reconstruction], list[Score]]:
-    """Score stored reconstructions again, without an attack; `output.write` adds the files."""
+    """Score stored reconstructions again; `output.write` adds the files."""
     check(metrics)
     found = record_file.load_reconstructions(model.plain(old), folder)
     scores = scoring.score(found, truth, weights)
@@ -126,7 +117,6 @@ def rescore(
 def _definitions(
     record: AttackRecord, defined: Mapping[str, str], metrics: Collection[str]
 ) -> dict[str, str]:
-    """Return the definitions of the metrics; recomputed ones have their current definition."""
     kept = dict(record.metrics)
     for name, text in defined.items():
         if not metrics or name in metrics:
@@ -141,7 +131,6 @@ def _origin(
     sha256: str | None,
     path: Path | None,
 ) -> Provenance:
-    """Return the provenance with this scoring."""
     entry = Rescoring(
         metrics=tuple(sorted(metrics) or METRICS),
         truth=sha256,
@@ -155,8 +144,7 @@ def _origin(
 def _remarks(record: AttackRecord, truth: Truth, scores: Sequence[Score]) -> list[str]:
     """Return what is not verified: as before, except for what the truth shows.
 
-    It shows whether only the id links it to the trace. A record that is recovered bit for bit
-    shows that the messages contain what the protocol sends.
+    A record that is recovered bit for bit shows that the messages contain what the protocol sends.
     """
     shown = {record_file.ID_ONLY}
     if any(True in (score.exact or ()) for score in scores):
@@ -169,10 +157,7 @@ def _remarks(record: AttackRecord, truth: Truth, scores: Sequence[Score]) -> lis
 
 
 def _scored(finding: Finding, score: Score, metrics: set[str]) -> Finding:
-    """Replace the named columns of a finding's scores.
-
-    All of them are replaced if none is named or nothing was scored before.
-    """
+    """Replace the named columns of a finding's scores, or all."""
     notes = [_own_note(finding), score.note]
     return replace(
         finding,
@@ -182,7 +167,7 @@ def _scored(finding: Finding, score: Score, metrics: set[str]) -> Finding:
 
 
 def _chosen(old: Scores | None, score: Score, metrics: set[str]) -> Scores | None:
-    """Return the old scores with the named or all columns of a new one; None without a truth."""
+    """Return old scores with the named columns of a new one; None without a truth."""
     values = score.to_json()
     if values is None:
         return None
@@ -211,5 +196,5 @@ def _own_note(finding: Finding) -> str:
 
 
 def missing(scores: Sequence[Score], metrics: Collection[str]) -> list[str]:
-    """Return the requested metrics that could not be computed for any record."""
+    """Return the requested metrics that no record has."""
     return [name for name in metrics if all(getattr(one, name) is None for one in scores)]

@@ -39,7 +39,7 @@ class PlannedCell:
     at: Mapping[str, Setting]  # its value on every axis that applies to it
 
     def config(self) -> CellConfig:
-        """Return everything that the result depends on, besides the versions of packages."""
+        """Return everything that the result depends on, besides package versions."""
         return CellConfig(
             scenario={**asdict(self.scenario), "set": dict(self.scenario.set)},
             adversary=self.adversary,
@@ -52,7 +52,6 @@ class PlannedCell:
         )
 
     def _noise(self) -> NoiseConfig | None:
-        """Return how the epsilon is set, None for the scenario's own constants."""
         if self.epsilon is None:
             return None
         plan = self.plan
@@ -70,7 +69,7 @@ class PlannedCell:
         )
 
     def key(self, versions: Mapping[str, str | None]) -> str:
-        """Return the name of its result: a digest of the configuration and the versions."""
+        """Return the name of its result: a digest of configuration and versions."""
         try:
             config = plain(self.config())
         except TypeError as error:
@@ -91,12 +90,7 @@ def versions() -> dict[str, str | None]:
 
 
 def expand(plan: SweepPlan) -> list[PlannedCell]:
-    """Return all cells, seed by seed, so that an interrupted sweep has covered the whole grid.
-
-    Raises:
-        LeakauditError: A constant or a hyper-parameter does not exist, a value has the wrong type,
-            or there are more than `MOST_CELLS` cells.
-    """
+    """Return all cells, seed by seed: an interrupted sweep has covered the whole grid."""
     made: list[PlannedCell] = []
     for who in plan.adversaries:
         for attack in plan.attacks:
@@ -115,7 +109,7 @@ def expand(plan: SweepPlan) -> list[PlannedCell]:
 
 
 def _points(plan: SweepPlan, attack: str) -> Iterator[dict[str, Setting]]:
-    """Yield every combination of values on the axes that apply to an attack and its victim."""
+    """Yield the combinations of values on the axes of an attack and its victim."""
     for point in _product(plan.shared_axes):
         victim = str(point.get("victim", plan.scenario.victim))
         mine = {a.name: a.values for a in plan.own_axes if a.of in (attack, victim)}
@@ -128,7 +122,6 @@ def _product(axes: Mapping[str, Sequence[Setting]]) -> Iterator[dict[str, Settin
 
 
 def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Setting]) -> PlannedCell:
-    """Return the cell at one point of the grid, with the scenario's own seed."""
     owned = {axis.name for axis in plan.own_axes}
     named = {}
     loose = {}
@@ -158,7 +151,6 @@ def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Setting]) 
 
 
 def _settings_of(name: str, plan: SweepPlan, point: Mapping[str, Setting]) -> dict[str, object]:
-    """Return the settings of an attack or a victim, common ones and those at this point."""
     settings = dict(plan.set.get(name, {}))
     for axis in plan.own_axes:
         if axis.of == name and axis.name in point:
@@ -167,7 +159,7 @@ def _settings_of(name: str, plan: SweepPlan, point: Mapping[str, Setting]) -> di
 
 
 def _attackable(plan: SweepPlan, scenario: Scenario, who: str) -> None:
-    """Reject nodes that a scenario lacks, and adversaries that leave no node to attack."""
+    """Reject nodes that a scenario lacks, and adversaries without a node to attack."""
     adversary = Adversary.parse(who)
     nodes = plan.nodes or range(scenario.nodes)
     _refuse_beyond("nodes", plan.nodes or (), scenario.nodes, scenario)

@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from msgspec import Struct, field
-
 from leakaudit._util import averages
 from leakaudit.core import registry
+from leakaudit.core.trace import Json
 from leakaudit.reporting.results.cell_files import DONE
-from leakaudit.reporting.results.model import Free
 from leakaudit.runs.sweeping import cells
 from leakaudit.runs.sweeping.cells import PlannedCell
 from leakaudit.runs.sweeping.plan import SweepPlan
@@ -20,40 +18,8 @@ from leakaudit.runs.sweeping.store import Store, StoredPlan
 from leakaudit.traces.recorder import human
 
 
-class _DryCells(Struct, frozen=True, kw_only=True):
-    """The cells of one victim and attack."""
-
-    victim: str
-    attack: str
-    cells: int
-    left: int  # number of cells without a result
-    cost: str  # cost of the attack, in words
-    # processor time per cell according to earlier timings, None without any
-    seconds_a_cell: float | None = field(name="seconds a cell")
-
-
-class _DrySweep(Struct, frozen=True, kw_only=True):
-    """What a sweep would do."""
-
-    cells: int
-    done: int  # number of cells with a result
-    axes: dict[str, tuple[Free, ...]]  # values of every axis
-    attacks: tuple[str, ...]
-    adversaries: tuple[str, ...]
-    seeds: tuple[int, ...]
-    grid: tuple[_DryCells, ...]  # the cells by victim and attack
-    parameters: int  # size of the model
-    recording: str  # size of a recording, in words
-    workers: int  # number of processes
-    # estimate from earlier timings, None if cells of some kind were never timed
-    hours_left: float | None = field(name="hours left")
-
-
-def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> _DrySweep:
-    """Return the number of cells, how many have a result, and the cost of the others.
-
-    The cost is estimated from the timings of this folder's cells.
-    """
+def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> dict[str, Json]:
+    """Return the cells, and the cost of those left, by the timings of this folder."""
     planned = StoredPlan(plan, cells.versions())
     store = Store(folder)
     mine = part(planned.keyed, options.shard)
@@ -65,28 +31,27 @@ def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> _DrySweep:
     hours = None
     if total is not None:
         hours = round(total / workers / 3600, 4)
-    return _DrySweep(
-        cells=len(mine),
-        done=list(known.values()).count(DONE),
-        axes=dict(plan.axes),
-        attacks=plan.attacks,
-        adversaries=plan.adversaries,
-        seeds=plan.seeds,
-        grid=tuple(rows),
-        parameters=sized.task.layout.size,
-        recording=human(sized.size()),
-        workers=workers,
-        hours_left=hours,
-    )
+    return {
+        "cells": len(mine),
+        "done": list(known.values()).count(DONE),
+        "axes": plan.axes,
+        "attacks": plan.attacks,
+        "adversaries": plan.adversaries,
+        "seeds": plan.seeds,
+        "grid": rows,
+        "parameters": sized.task.layout.size,
+        "recording": human(sized.size()),
+        "workers": workers,
+        "hours left": hours,
+    }
 
 
 def _kind(cell: PlannedCell) -> tuple[str, str]:
-    """Return the key by which cells of similar cost are grouped."""
     return cell.scenario.victim, cell.attack
 
 
 def _mean_times(store: Store, planned: StoredPlan) -> dict[tuple[str, str], float]:
-    """Return the mean processor time in seconds of this folder's cells, by victim and attack."""
+    """Return the mean processor time in seconds, by victim and attack."""
     every = planned.keyed
     times: dict[tuple[str, str], list[float]] = {}
     for timing in store.times():
@@ -100,10 +65,10 @@ def _costs(
     mine: Iterable[PlannedCell],
     left: Iterable[PlannedCell],
     times: Mapping[tuple[str, str], float],
-) -> tuple[list[_DryCells], float | None]:
-    """Return one row per victim and attack, and the total remaining seconds, None if unknown."""
+) -> tuple[list[dict[str, Json]], float | None]:
+    """Return a row per victim and attack, and the seconds left; None if unknown."""
     waiting = Counter(map(_kind, left))
-    rows = []
+    rows: list[dict[str, Json]] = []
     total: float | None = 0.0
     for kind, count in sorted(Counter(map(_kind, mine)).items()):
         victim, attack = kind
@@ -119,13 +84,13 @@ def _costs(
         if attack != "auto":
             cost = registry.get("attacks", attack).cost
         rows.append(
-            _DryCells(
-                victim=victim,
-                attack=attack,
-                cells=count,
-                left=waiting[kind],
-                cost=cost,
-                seconds_a_cell=shown,
-            )
+            {
+                "victim": victim,
+                "attack": attack,
+                "cells": count,
+                "left": waiting[kind],
+                "cost": cost,
+                "seconds a cell": shown,
+            }
         )
     return rows, total

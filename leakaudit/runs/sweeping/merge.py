@@ -1,24 +1,40 @@
-"""The record of a sweep, from the results of its cells, wherever these were computed.
-
-The same cells always give the same bytes.
-"""
+"""The record of a sweep from the results of its cells; the same cells give the same bytes."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from msgspec import UnsetType
+
+from leakaudit._util import averages
 from leakaudit._util.files import replacing
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.quantities import Place, shown
 from leakaudit.reporting.figures import plots, sweep_figure
 from leakaudit.reporting.findings.wording import sweep_headline
 from leakaudit.reporting.results import model, record_file
-from leakaudit.reporting.results.cell_files import DONE, CellResult
-from leakaudit.reporting.results.model import SweepPart, SweepRecord, SweptCell
-from leakaudit.runs.sweeping import points, tables
+from leakaudit.reporting.results.cell_files import DONE, CellFinding, CellResult
+from leakaudit.reporting.results.model import (
+    Column,
+    Number,
+    Scores,
+    SweepPart,
+    SweepPoint,
+    SweepRecord,
+    SweptCell,
+    SweptColumns,
+    given,
+    summary,
+    swept,
+)
+from leakaudit.runs.sweeping import tables
 from leakaudit.runs.sweeping.cells import PlannedCell
+from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.store import Store, StoredPlan
 
 FIGURE = "sweep.png"
@@ -26,11 +42,7 @@ REPORT = "report.md"
 
 
 def write(folders: Sequence[Path], path: Path) -> SweepRecord:
-    """Merge the parts of a sweep.
-
-    Args:
-        path: The results.json to write; sweep.png and report.md are written beside it.
-    """
+    """Merge the parts of a sweep into a file, with sweep.png and report.md beside it."""
     planned, found = collect(folders)
     record = build(planned, found)
     plots.save(sweep_figure.figure(record.sweep), path.parent / FIGURE)
@@ -60,7 +72,7 @@ def collect(folders: Sequence[Path]) -> tuple[StoredPlan, dict[str, CellResult]]
 
 
 def _best(folders: Sequence[Path], key: str) -> CellResult | None:
-    """Return the first completed result of a cell, otherwise the first; None if there is none."""
+    """Return the first completed result of a cell, otherwise the first, if any."""
     tried = []
     for folder in folders:
         result = Store(folder).load(key)
@@ -76,7 +88,7 @@ def build(planned: StoredPlan, found: Mapping[str, CellResult]) -> SweepRecord:
     """Return the record of a sweep."""
     plan, keyed = planned.plan, planned.keyed
     cells = [_cell(keyed[key], key, result, plan.psnr) for key, result in found.items()]
-    made = points.points([cell for cell in cells if cell.status == DONE])
+    made = points([cell for cell in cells if cell.status == DONE])
     missing = len(keyed) - len(found)
     return SweepRecord(
         schema=model.SCHEMA,
@@ -88,7 +100,7 @@ def build(planned: StoredPlan, found: Mapping[str, CellResult]) -> SweepRecord:
             plan=tables.to_json(plan),
             versions=dict(planned.versions),
             axes=dict(plan.axes),
-            across=points.across(plan),
+            across=across(plan),
             psnr=plan.psnr,
             cells=tuple(cells),
             missing=missing,
@@ -99,7 +111,6 @@ def build(planned: StoredPlan, found: Mapping[str, CellResult]) -> SweepRecord:
 
 
 def _cell(cell: PlannedCell, key: str, result: CellResult, psnr: float) -> SweptCell:
-    """Return the entry of one cell in results.json."""
     return SweptCell(
         key=key,
         attack=cell.attack,
@@ -111,10 +122,135 @@ def _cell(cell: PlannedCell, key: str, result: CellResult, psnr: float) -> Swept
         constants=result.constants,
         records=result.records,
         reasons=result.reasons,
-        columns=points.columns(result.findings, result.records, psnr, result.refused),
+        columns=columns(result.findings, result.records, psnr, result.refused),
     )
 
 
 def beside(path: Path) -> Path:
-    """Return the file to write: results.json if the path is a folder, else the path."""
+    """Return the file to write, results.json in a folder."""
     return path / "results.json" if path.is_dir() or str(path).endswith(os.sep) else path
+
+
+# --- cells become points --------------------------------------------------------------------------
+
+
+def columns(
+    findings: Sequence[CellFinding],
+    records: int,
+    psnr: float,
+    refused: Sequence[Scores] = (),
+) -> SweptColumns:
+    """Return the metrics of a cell's reconstructions, and the number of recovered records.
+
+    A record is recovered at `psnr` dB or more, or without images at that signal-to-noise ratio, -20
+    log10 of the relative error. All records of `refused` nodes are missed, and count with a blind
+    guess, the mean of all others.
+    """
+    scores = [one.scores for one in findings if one.scores is not None]
+    both = [*scores, *refused]
+    labels = [float(one.labels_found) for one in scores if one.labels_found is not None]
+    measured = {}
+    for row in shown(Place.CURVE):
+        found = _found(getattr(one, row.key) for one in scores)
+        measured[row.key] = (*found, *_missed(getattr(one, row.key) for one in both))
+    if any(not isinstance(one.psnr, UnsetType) for one in scores):
+        recovered = sum(value >= psnr for value in _found(one.psnr for one in scores))
+    else:
+        # -20 log10(error) >= psnr; a power beyond all floats would raise an error.
+        largest = 10 ** min(-psnr / 20, sys.float_info.max_10_exp)
+        errors = _found(one.relative_error for one in scores)
+        recovered = sum(value <= largest for value in errors)
+    return SweptColumns(
+        attacked=len(findings) + len(refused),
+        refused=len(refused),
+        returned=sum(map(_returned, scores)),
+        records=records,
+        recovered=recovered,
+        exact=sum(map(bool, _found(one.exact for one in scores))),
+        certified=sum(one.certified for one in findings),
+        labels=tuple(labels),
+        **measured,
+    )
+
+
+def _returned(scores: Scores) -> int:
+    return sum(row is not None for row in scores.matched)
+
+
+def _found(measured: Iterable[Column | UnsetType]) -> list[Number]:
+    values: list[Number] = []
+    for column in measured:
+        if not isinstance(column, UnsetType):
+            values += [value for value in column.per_image if value is not None]
+    return values
+
+
+def _missed(measured: Iterable[Column | UnsetType]) -> list[Number]:
+    values: list[Number] = []
+    for column in measured:
+        if not isinstance(column, UnsetType):
+            values += given(column.missed, ())
+    return values
+
+
+def points(cells: Sequence[SweptCell]) -> list[SweepPoint]:
+    """Return one entry per point of the grid, attack and adversary, over its seeds.
+
+    In every mean, nodes without a reconstruction count with a blind guess and no label; there is
+    none if all lack one.
+    """
+    groups: dict[str, list[SweptCell]] = {}
+    for cell in cells:
+        # As text, 1, 1.0 and true are distinct.
+        place = json.dumps([cell.adversary, cell.attack, cell.at])
+        groups.setdefault(place, []).append(cell)
+    return list(map(_point, groups.values()))
+
+
+def _point(group: Sequence[SweptCell]) -> SweepPoint:
+    first = group[0]
+    held = [cell.columns for cell in group]
+    refused = sum(given(one.refused, 0) for one in held)
+    labels: list[Number] = []
+    for one in held:
+        labels += one.labels
+    if labels:
+        labels += [0.0] * refused
+    measured = {}
+    if any(given(one.returned, 0) for one in held):
+        for row in shown(Place.CURVE):
+            values: list[Number] = []
+            for one in held:
+                values += swept(one, row)
+            statistics = summary(values, row)
+            if statistics is not None:
+                measured[row.key] = statistics
+    return SweepPoint(
+        attack=first.attack,
+        adversary=first.adversary,
+        at=first.at,
+        cells=len(group),
+        attacked=sum(given(one.attacked, 0) for one in held),
+        refused=refused,
+        records=sum(one.records for one in held),
+        recovered=sum(one.recovered for one in held),
+        exact=sum(one.exact for one in held),
+        certified=sum(one.certified for one in held),
+        labels_found=averages.mean(labels) if labels else None,
+        **measured,
+    )
+
+
+def across(plan: SweepPlan) -> str | None:
+    """Return the axis of the figure: the plan's, epsilon, or the first that varies."""
+    if plan.figure is not None:
+        return plan.figure
+    if len(plan.epsilon) > 1:
+        return "epsilon"
+    several = []
+    for name, values in plan.axes.items():
+        if len(values) > 1:
+            if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values):
+                return name
+            several.append(name)
+    return several[0] if several else None

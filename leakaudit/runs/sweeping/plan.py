@@ -20,15 +20,12 @@ Values = Mapping[str, tuple[Setting, ...]]
 
 @dataclass(frozen=True)
 class _OwnAxis:
-    """A hyper-parameter of one attack, or a constant of one victim, that varies."""
-
     of: str  # name of the attack or the victim
     key: str  # name of the hyper-parameter or constant
     values: tuple[Setting, ...]
 
     @property
     def name(self) -> str:
-        """Its name among all axes, for example ``dlg.steps``."""
         return f"{self.of}.{self.key}"
 
 
@@ -95,7 +92,7 @@ class SweepPlan:
 
     @property
     def shared_axes(self) -> dict[str, tuple[Setting, ...]]:
-        """What varies in all cells besides attack, adversary and seed: name -> values."""
+        """What varies in all cells besides attack, adversary and seed."""
         shared = dict(self.over)
         if self.epsilon:
             shared["epsilon"] = tuple(encoded(epsilon) for epsilon in self.epsilon)
@@ -119,11 +116,7 @@ class SweepPlan:
         return found
 
     def noises(self, scenario: Scenario, epsilon: float | None) -> AuditPlan:
-        """Return the audit plan that sets the epsilon of a cell; building it validates it.
-
-        Args:
-            epsilon: Epsilon of the cell, None for all epsilons of the sweep.
-        """
+        """Return the audit plan that sets the epsilon of a cell, or of all if None."""
         epsilons = self.epsilon if epsilon is None else (epsilon,)
         return AuditPlan(
             scenario,
@@ -141,5 +134,4 @@ class SweepPlan:
 
 
 def _is_index(value: object) -> bool:
-    """Return whether a value is an integer >= 0, and not a Boolean."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

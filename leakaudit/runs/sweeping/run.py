@@ -1,4 +1,4 @@
-"""A sweep, from its plan to a folder with a result per cell, a record, a figure and a report."""
+"""A sweep, from its plan to a folder with results, a record, a figure and a report."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Items = Sequence[tuple[str, PlannedCell]]
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """How a sweep is run; none of these options changes a result."""
+    """How a sweep is run, which changes no result."""
 
     # number of processes; 0 uses this process, None starts one per processor
     workers: int | None = None
@@ -73,15 +73,7 @@ class SweepOutcome:
     record: SweepRecord | None = None  # that of results.json, if all parts are in one folder
 
     def to_pandas(self, table: str | None = None) -> DataFrame:
-        """Return one table of the results as a data frame.
-
-        Args:
-            table: ``points`` or ``cells``; None for the first.
-
-        Raises:
-            LeakauditError: Some parts are missing, there is no such table, or pandas is not
-                installed.
-        """
+        """Return a table of the results as a data frame: ``points`` (default) or ``cells``."""
         return self.complete_record().to_pandas(table)
 
     def complete_record(self) -> SweepRecord:
@@ -107,8 +99,8 @@ class SweepOutcome:
 def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> SweepOutcome:
     """Run the cells that have no result yet, then write results.json, sweep.png and report.md.
 
-    One of several parts only writes its cells; `merge` combines the parts. Ctrl-C and the time
-    limit of `progress.watching` end the work, and the same call resumes it.
+    One of several parts only writes its cells. Ctrl-C and the time limit of `progress.watching` end
+    the work, and the same call resumes it.
     """
     planned = StoredPlan(plan, cells.versions())
     store = Store(folder)
@@ -146,7 +138,7 @@ def remaining(
 
 
 def plan_of_first(mine: dict[str, PlannedCell], options: SweepOptions) -> recording.Plan:
-    """Plan the recording of the first cell, to fail early if data or model are not available."""
+    """Plan the first cell, to fail early if data or model are not available."""
     first = next(iter(mine.values()))
     return recording.plan(
         first.scenario,
@@ -157,7 +149,7 @@ def plan_of_first(mine: dict[str, PlannedCell], options: SweepOptions) -> record
 
 
 def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: SweepOptions) -> None:
-    """Run cells; store their results, timings and the failures of cells whose process died."""
+    """Run cells; store results, timings and failures of processes that died."""
     job = Job(options.data_root, options.download, options.trusted)
     shard = f"{options.shard[0]}-of-{options.shard[1]}"
     done = len(mine) - len(todo)
@@ -183,13 +175,7 @@ def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: Sweep
 
 
 def part(keyed: dict[str, PlannedCell], shard: tuple[int, int]) -> dict[str, PlannedCell]:
-    """Return the i-th of n parts.
-
-    It consists of every n-th cell in the order of the keys, so that attacks are spread over parts.
-
-    Args:
-        shard: (i, n), i from 1.
-    """
+    """Return the i-th of n parts, from 1: every n-th cell by key, which spreads attacks."""
     i, n = shard
     chosen = {*sorted(keyed)[i - 1 :: n]}
     if not chosen:

@@ -1,8 +1,7 @@
 """A sweep's folder: plan.json, one file per cell, and timings.
 
-Timings are stored separately from results, so that results do not depend on when they were
-computed. Every file except the timings is written atomically; the timings have one line per cell,
-and incomplete lines are ignored.
+Timings are apart, so that results do not depend on when they were computed. They have a line per
+cell, and incomplete lines are ignored; all other files are written atomically.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class StoredPlan:
 
     @cached_property
     def keyed(self) -> dict[str, cells.PlannedCell]:
-        """All cells by the names of their results, in the order of the plan."""
+        """All cells by the names of their results, in order."""
         return {cell.key(self.versions): cell for cell in cells.expand(self.plan)}
 
 
@@ -70,7 +69,7 @@ class Store:
     folder: Path
 
     def refuse_links(self) -> None:
-        """Refuse a folder in which a link would lead to places outside of it."""
+        """Refuse a folder in which a link leads outside."""
         for name in (CELLS, ERRORS):
             path = self.folder / name
             if path.is_symlink() or (path.exists() and not path.is_dir()):
@@ -80,7 +79,7 @@ class Store:
                 _refuse_place(path, "a file")
 
     def begin(self, planned: StoredPlan) -> None:
-        """Write the plan; results of cells that an earlier plan shares are kept and reused."""
+        """Write the plan; results that an earlier plan shares are reused."""
         about = PlanFile(
             format=FORMAT,
             version=VERSION,
@@ -96,10 +95,7 @@ class Store:
         return StoredPlan(tables.of_json(found.plan), found.versions)
 
     def save(self, key: str, result: CellResult) -> None:
-        """Store the result of one cell.
-
-        If the machine fails soon after, the file may be damaged; the cell is then run again.
-        """
+        """Store a result; if the machine fails soon after, the cell is run again."""
         stored = structs.replace(result, sha256=_digest(key, result))
         _write(self._file(key), stored, durable=False)
 
@@ -117,10 +113,7 @@ class Store:
         return result
 
     def statuses(self, keys: Iterable[str]) -> dict[str, Status]:
-        """Return how the stored cells ended.
-
-        A damaged file is ignored and will be written again.
-        """
+        """Return how the stored cells ended; damaged files are written again."""
         found = {}
         for key in keys:
             try:
@@ -132,18 +125,14 @@ class Store:
         return found
 
     def clean(self, keys: Iterable[str]) -> None:
-        """Remove partial files of these cells that a killed process left behind."""
+        """Remove partial files of these cells that a killed process left."""
         mine = {self._file(key).name for key in keys}
         for path, name in unfinished(self.folder / CELLS).items():
             if name in mine:
                 path.unlink(missing_ok=True)
 
     def explain(self, key: str, text: str | None) -> None:
-        """Store the traceback of a failed cell, or remove that of an earlier attempt.
-
-        Args:
-            text: The traceback, None if there is none.
-        """
+        """Store the traceback of a failed cell, or remove that of an earlier attempt."""
         path = self.folder / ERRORS / f"{key}.txt"
         if text is None:
             path.unlink(missing_ok=True)
@@ -187,10 +176,7 @@ def _refuse_place(path: Path, expected: str) -> None:
 
 
 def _digest(key: str, result: CellResult) -> str:
-    """Return the digest of a cell's name and of everything else in its result.
-
-    Without the name, the results of two cells could be exchanged.
-    """
+    """Return the digest of a result and its name, without which two could be exchanged."""
     return digest({"cell": key, "result": model.plain(structs.replace(result, sha256=""))})
 
 
@@ -201,7 +187,6 @@ def _write(path: Path, content: msgspec.Struct, durable: bool = True) -> None:
 
 
 def _read(path: Path, kind: type[S], expected: str) -> S:
-    """Read a file as a type."""
     try:
         found = read_json(path.read_bytes())
     except OSError as error:

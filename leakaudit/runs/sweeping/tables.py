@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +25,6 @@ from leakaudit.runs.sweeping.plan import SweepPlan
 TABLES = ("scenario", "sweep", "audit")  # tables that a file may have
 MOST_SEEDS = 1_000_000  # a choice, far above what a sweep can compute
 ELSEWHERE = ("set", "seed", "states", "curves", "epsilon")  # not allowed as an axis of `over`
-VARY = tuple(f.name for f in fields(Scenario) if f.name not in ELSEWHERE)
 
 # The table [sweep].
 WRITTEN = form(
@@ -70,7 +69,6 @@ def _planned(
     seeds: int | tuple[int, ...] = 1,
     **rest: Any,
 ) -> SweepPlan:
-    """Return the plan of a table ``[sweep]``."""
     if isinstance(seeds, int):
         if seeds > MOST_SEEDS:
             says = f"expected at most {MOST_SEEDS} seeds, got {seeds!s:.40}"
@@ -83,7 +81,7 @@ def _planned(
 def _axes(
     over: Mapping[str, Any],
 ) -> tuple[dict[str, tuple[Setting, ...]], dict[str, dict[str, tuple[Setting, ...]]]]:
-    """Return the axes of all cells, and the axes of single attacks or victims."""
+    """Return the axes of all cells, and those of single attacks or victims."""
     shared = {}
     own = {}
     for key, given in over.items():
@@ -98,21 +96,12 @@ def _axes(
 
 
 def with_seed(plan: SweepPlan, seed: int) -> SweepPlan:
-    """Return the same sweep with the same number of seeds, but another first seed."""
+    """Return the sweep with another first seed."""
     return replace(
         plan,
         scenario=replace(plan.scenario, seed=seed),
         seeds=tuple(range(seed, seed + len(plan.seeds))),
     )
-
-
-def with_device(plan: SweepPlan, device: str) -> SweepPlan:
-    """Return the same sweep on another device.
-
-    Args:
-        device: For example ``cuda``.
-    """
-    return replace(plan, device=device)
 
 
 def to_json(plan: SweepPlan) -> dict[str, Json]:
@@ -135,7 +124,6 @@ def of_json(values: Any) -> SweepPlan:
 
 
 def _values(given: Any, *at: str) -> tuple[Setting, ...]:
-    """Return the values of an axis: distinct words, numbers or Booleans."""
     if not _are_values(given):
         expected = "expected a list of distinct words or finite numbers"
         raise config.InvalidValue("", f"{expected}, got {given!r:.60}", "over", *at)

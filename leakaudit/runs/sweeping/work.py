@@ -1,4 +1,4 @@
-"""The computation of one cell, from its configuration to the content of its result file."""
+"""The computation of one cell, from its configuration to its result."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ from leakaudit.tasks.task import Task
 from leakaudit.views.extraction import hearing
 from leakaudit.views.extraction.deduction import Deduction
 
+# What a cell stores of a finding.
+KEPT = [name for name in CellFinding.__struct_fields__ if name != "certified"]
 SHARED = SharedData()  # the cells of a sweep share their data, and most of them their model
 
 
@@ -46,14 +48,14 @@ class ComputedCell:
 
 @dataclass(frozen=True)
 class Job:
-    """The computation of a cell, which needs no other file than data sets and models."""
+    """The computation of a cell, which needs only data sets and models."""
 
     data_root: Path | None = None  # where torchvision's data sets lie
     download: bool = False  # whether data sets may be fetched
     trusted: Trust = False  # the `package.module:factory` that may execute its code; True for any
 
     def __call__(self, cell: PlannedCell) -> ComputedCell:
-        """Compute one cell; if it raises an error, the error is its result."""
+        """Compute one cell; an error is its result."""
         start = time.perf_counter()
         cpu = time.process_time()
         trouble = None
@@ -127,24 +129,12 @@ class Job:
 
 
 def _finding(leak: GradientLeak, found: Reconstruction, scored: Score) -> CellFinding:
-    """Return one reconstruction in the form in which the file of a cell stores it."""
     whole = findings.finding(leak, found, scored)
-    return CellFinding(
-        node=whole.node,
-        adversary=whole.adversary,
-        attack=whole.attack,
-        leak=whole.leak,
-        certificate=whole.certificate,
-        certified=findings.certified(found),
-        batch=whole.batch,
-        scores=whole.scores,
-        residual=whole.residual,
-        note=whole.note,
-    )
+    kept = {name: getattr(whole, name) for name in KEPT}
+    return CellFinding(**kept, certified=findings.certified(found))
 
 
 def _missed(node: int, cell: PlannedCell, truth: Truth) -> Scores:
-    """Return the scores of a node without a reconstruction."""
     scored = findings.scores(nothing(node, cell.attack, truth))
     if scored is None:
         raise LeakauditError(f"node {node} has no records in the truth")
@@ -152,11 +142,7 @@ def _missed(node: int, cell: PlannedCell, truth: Truth) -> Scores:
 
 
 def failure(cell: PlannedCell, status: Status, says: str) -> CellResult:
-    """Return the entry of a cell that failed.
-
-    Args:
-        says: Why; shortened to one line of 500 characters.
-    """
+    """Return the entry of a cell that failed, with one line of at most 500 characters."""
     return CellResult(
         config=cell.config(),
         status=status,
@@ -172,7 +158,6 @@ def failure(cell: PlannedCell, status: Status, says: str) -> CellResult:
 def _attacked(
     cell: PlannedCell, fit: Sequence[GradientLeak], task: Task
 ) -> list[attacking.FinalReconstruction]:
-    """Return the reconstructions from the leaks, in their order."""
     random = [seeds.generator(cell.scenario.seed, leak.node) for leak in fit]
     settings = {} if cell.attack == "auto" else dict(cell.settings)
     made = attacking.attack_together(fit, task, cell.attack, random, **settings)
@@ -182,10 +167,7 @@ def _attacked(
 def _usable(
     cell: PlannedCell, leaks: Sequence[GradientLeak], task: Task
 ) -> tuple[list[GradientLeak], dict[int, str]]:
-    """Return the leaks that the attack can use, and by node why it cannot use the others.
-
-    `auto` tells that itself.
-    """
+    """Return the leaks that the attack can use, and by node why not the others."""
     if cell.attack == "auto":
         return list(leaks), {}
     chosen: Attack = registry.configure(registry.get("attacks", cell.attack), dict(cell.settings))

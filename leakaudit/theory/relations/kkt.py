@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations.knowledge import Knowledge
-from leakaudit.theory.relations.modular import PRIMES, independent, modular
+from leakaudit.theory.relations.modular import PRIMES, independent
 
 # scipy.sparse is imported where it is used: the import takes a third of a second, and commands that
 # only record or render do not need it.
@@ -99,10 +99,8 @@ def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> _Kkt
 
 def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:
     """Return a subset of unknown vectors whose columns are a basis of those of all, exactly."""
-    prime = PRIMES[0]
-    others = knowledge.used.difference(among)
-    rows = (modular(relation.terms, prime, others) for relation in knowledge.relations)
-    chosen = independent(rows, among, prime)
+    rows = knowledge.modular(dropped=knowledge.used.difference(among))
+    chosen = independent(rows, among, PRIMES[0])
     return np.flatnonzero([k in chosen for k in among])
 
 

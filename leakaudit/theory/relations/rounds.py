@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from leakaudit.theory.relations.forward import ForwardModel
-from leakaudit.theory.relations.modular import PRIMES, Staircase, modular
+from leakaudit.theory.relations.modular import Staircase, modular
 
 LinearForm = Mapping[int, Fraction]
 
@@ -214,10 +214,10 @@ class Rounds:
             is_new = self._vectors[k].round == t and k in self._forms
             passed.append(self._forms[k] if is_new else {k: Fraction(1)})
         # Observations that follow from earlier ones of this round show nothing.
-        stairs = Staircase(PRIMES[0])
+        stairs = Staircase()
         seen = []
         for k in self._defined[t]:
-            if k in known and stairs.add(modular(self._forms[k], PRIMES[0])):
+            if k in known and stairs.add(modular(self._forms[k])):
                 seen.append(k)
         made_by = [int(self.model.made_by[self.model.place[k]]) for k in seen]
         made = Round(

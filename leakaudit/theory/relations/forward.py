@@ -106,11 +106,7 @@ class ForwardModel:
         return [Expression(vectors, {self.gradients[k]: Fraction(1)}) for k in some.tolist()]
 
     def used(self, some: Iterable[int]) -> NDArray[np.bool_]:
-        """Return which gradients (t,) some vectors depend on structurally.
-
-        Args:
-            some: Indices into `defined`.
-        """
+        """Return which gradients (t,) some of the vectors in `defined` depend on structurally."""
         union = reduce(operator.or_, (self._ancestors[d] for d in some), 0)
         return np.array([union >> c & 1 for c in range(len(self.gradients))], bool)
 

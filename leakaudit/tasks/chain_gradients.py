@@ -139,12 +139,11 @@ class Chain:
     @classmethod
     def of(cls, module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> Chain | None:
         """Return the chain of a ``Sequential`` without shared or frozen parameters, or None."""
-        parts = sequential.parts(module)
-        names = [n for n, _ in module.named_parameters(remove_duplicate=False)]
-        if parts is None or names != list(layout.names) or len(shape) not in (1, 3):
+        found = sequential.trained(module, layout)
+        if found is None or len(shape) not in (1, 3):
             return None
-        blocks = sequential.blocks(parts)
-        if not blocks or not all(_flattens_all(part) for part in parts):
+        parts, blocks = found
+        if not all(_flattens_all(part) for part in parts):
             return None
 
         places = layout.slices

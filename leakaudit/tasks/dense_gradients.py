@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from leakaudit.core.trace import Layout
 from leakaudit.tasks import sequential
 from leakaudit.tasks.activations import ACTIVATIONS
 from leakaudit.tasks.sequential import ModuleRole
@@ -27,18 +28,17 @@ class Stack:
     acts: tuple[nn.Module, ...]  # the activations between the layers, one fewer than layers
 
     @classmethod
-    def of(cls, module: nn.Module, inputs: int) -> Stack | None:
+    def of(cls, module: nn.Module, layout: Layout, inputs: int) -> Stack | None:
         """Return the stack of a ``Sequential`` without shared or frozen parameters, or None."""
-        parts = sequential.parts(module)
+        found = sequential.trained(module, layout)
+        if found is None:
+            return None
+        parts, blocks = found
         # Nested containers and modules that are used twice are left to vmap, as in all earlier
         # recordings.
-        if parts is None or [p.module for p in parts] != list(module.children()):
+        if [p.module for p in parts] != list(module.children()):
             return None
-        blocks = sequential.blocks(parts)
-        if not blocks or any(p.role is ModuleRole.IDENTITY for p in parts):
-            return None
-        uses = [p for _, p in module.named_parameters(remove_duplicate=False)]
-        if len(set(uses)) != len(uses) or not all(p.requires_grad for p in uses):
+        if any(p.role is ModuleRole.IDENTITY for p in parts):
             return None
 
         *hidden, last = blocks

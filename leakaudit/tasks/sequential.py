@@ -12,6 +12,7 @@ from enum import Enum
 
 from torch import nn
 
+from leakaudit.core.trace import Layout
 from leakaudit.tasks.activations import ACTIVATIONS
 
 
@@ -88,6 +89,18 @@ def blocks(chain: Iterable[ChainModule]) -> list[_ActivatedLayer] | None:
         elif part.role is ModuleRole.OTHER:
             return None
     return found
+
+
+def trained(
+    module: nn.Module, layout: Layout
+) -> tuple[list[ChainModule], list[_ActivatedLayer]] | None:
+    """Return `parts` and `blocks` of a module without shared or frozen parameters, or None."""
+    chain = parts(module)
+    names = [n for n, _ in module.named_parameters(remove_duplicate=False)]
+    if chain is None or names != list(layout.names):
+        return None
+    layers = blocks(chain)
+    return (chain, layers) if layers else None
 
 
 def plain(convolution: nn.Conv2d) -> bool:

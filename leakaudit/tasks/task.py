@@ -128,7 +128,7 @@ class Task:
             dtype=dtype,
             device=torch.device(device),
             module=module,
-            stack=Stack.of(module, math.prod(spec.shape)),
+            stack=Stack.of(module, layout, math.prod(spec.shape)),
             chain=Chain.of(module, layout, tuple(spec.shape)),
             trusted=trusted,
             tokens=tokens,

@@ -274,12 +274,9 @@ class _Bound:
     def add(self, spec: dict[str, dict[str, Any]]) -> None:
         ((kind, held),) = spec.items()
         argument = held.get("arg", {})
-        if kind == "parameter":
-            self.parameters[_name(argument)] = str(held["parameter_name"])
-        elif kind == "buffer":
-            self.buffers[_name(argument)] = str(held["buffer_name"])
-        elif kind == "tensor_constant":
-            self.buffers[_name(argument)] = str(held["tensor_constant_name"])
+        if kind in ("parameter", "buffer", "tensor_constant"):
+            tensors = self.parameters if kind == "parameter" else self.buffers
+            tensors[_name(argument)] = str(held[f"{kind}_name"])
         elif kind == "constant_input":
             self.constants[str(held["name"])] = next(iter(held["value"].values()))
         elif kind == "user_input" and "as_tensor" in argument:

@@ -329,11 +329,10 @@ def _post_processing(worst: Knowledge, outs: Collection[int]) -> None:
     if not outs:
         return
     past = _PastRelations(worst, worst.known)
-    for r in worst.relations:
-        past.add(Expression(worst.declared.vectors, r.terms))
+    past.advance(len(worst.declared.relations))
     for out in sorted(outs):
         for part in worst.declared.opaques[out]:
-            if not past.holds(part):
+            if not past.holds(part, len(worst.declared.vectors)):
                 label = worst.declared.vectors[out].label
                 raise LeakauditError(
                     f"account: {label} is a nonlinear function of {part}, which this view does not "
@@ -388,9 +387,9 @@ def gaussian(worst: Knowledge, moving: Sequence[Expression]) -> None:
     other = {k for k in worst.noise if vectors[k].law != "gaussian"}
     if not other:
         return
-    rows = (modular(relation.terms, prime, worst.known) for relation in worst.relations)
     targets = places(moving)
-    left = eliminate(rows, set(worst.flat).difference(targets), prime)
+    unwanted = set(worst.flat).difference(targets)
+    left = eliminate(worst.modular(prime, worst.known), unwanted, prime)
     seen = _component(echelon(left, [*worst.noise, *targets], prime), targets)
     mixed_in = sorted(other & seen)
     if mixed_in:
@@ -424,40 +423,29 @@ class _PastRelations:
 
     def __init__(self, knowledge: Knowledge, known: Collection[int]) -> None:
         self.knowledge = knowledge
-        self.vectors = len(knowledge.declared.vectors)
-        self.rows = Staircase(PRIMES[0])
+        self.rows = Staircase()
         self.known = known
         self.pending = dict(knowledge.declared.opaques)
-        self._added = 0  # relations of the knowledge that `advance` has added
+        self._added = 0  # relations that `advance` has added
 
     def advance(self, before: int) -> None:
-        """Add the relations of the knowledge that were declared before this place."""
+        """Add the relations that were declared before a place."""
         rows = self.knowledge.rows
         while self._added < len(rows) and rows[self._added] < before:
             terms = self.knowledge.relations[self._added].terms
-            self.add(Expression(self.knowledge.declared.vectors, terms))
+            self.rows.add(modular(terms, dropped=self.known))
             self._added += 1
 
-    def add(self, terms: Expression) -> None:
-        """Add a relation."""
-        self.rows.add(self._row(terms))
-
-    def holds(self, form: Expression, before: int | None = None) -> bool:
+    def holds(self, form: Expression, before: int) -> bool:
         """Return whether a form follows, also by nonlinear steps declared before a place."""
-        if before is None:
-            before = self.vectors
-        self._process(before)
-        return self.rows.holds(self._row(form))
-
-    def _process(self, before: int) -> None:
-        """Add the outputs of nonlinear steps whose inputs follow, in the order of declaration."""
         for out, parts in list(self.pending.items()):
-            if out < before and all(self.rows.holds(self._row(part)) for part in parts):
+            if out < before and all(map(self._follows, parts)):
                 self.rows.add({out: 1})
                 del self.pending[out]
+        return self._follows(form)
 
-    def _row(self, form: Expression) -> Row:
-        return modular(form.terms, PRIMES[0], self.known)
+    def _follows(self, form: Expression) -> bool:
+        return self.rows.holds(modular(form.terms, dropped=self.known))
 
 
 def certificates(

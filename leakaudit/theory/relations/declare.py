@@ -26,7 +26,7 @@ from leakaudit.theory.relations.expression import (
     Law,
     Vector,
 )
-from leakaudit.theory.relations.modular import PRIMES, Staircase, modular
+from leakaudit.theory.relations.modular import Staircase, modular
 
 # A declaration follows numbers of a file, such as its rounds and local steps. Both limits are
 # choices: ten million parts take about a minute and several GB.
@@ -266,10 +266,10 @@ class Relations:
                     left.append(terms)
             if len(left) == len(self._between):
                 # Each relation explains the last of its states that no other relation explains.
-                stairs = Staircase(PRIMES[0])
+                stairs = Staircase()
                 for terms in left:
                     free = {k: v for k, v in terms.items() if k in self._free}
-                    stairs.add(modular(free, PRIMES[0]))
+                    stairs.add(modular(free))
                 self._free -= stairs.pivots.keys()
                 left = []
             self._between = left

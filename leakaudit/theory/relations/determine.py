@@ -71,9 +71,8 @@ def determined_each(
 
 def basis(combinations: Sequence[Expression]) -> list[Expression]:
     """Return, in order, the combinations that do not follow from those before them."""
-    prime = PRIMES[0]
-    stairs = Staircase(prime)
-    return [form for form in combinations if stairs.add(modular(form.terms, prime))]
+    stairs = Staircase()
+    return [form for form in combinations if stairs.add(modular(form.terms))]
 
 
 def eliminated(
@@ -115,8 +114,7 @@ def explain(
         # without unknowns but with the tag states the value.
         question = modular(combination.terms, prime)
         question[tag] = prime - 1
-        rows = [modular(relation.terms, prime) for relation in knowledge.relations]
-        left = eliminate([*rows, question], unknown, prime)
+        left = eliminate([*knowledge.modular(prime), question], unknown, prime)
         answers = [row for row in left if tag in row]
         if not answers:
             return {0: []}
@@ -147,8 +145,7 @@ def is_determined(
     question = modular(combination.terms, prime, knowledge.known)
     unknown = {*knowledge.flat, *knowledge.noise, *question}
     question[tag] = prime - 1
-    rows = [modular(relation.terms, prime, dropped) for relation in knowledge.relations]
-    left = eliminate([*rows, question], unknown, prime)
+    left = eliminate([*knowledge.modular(prime, dropped), question], unknown, prime)
     return any(tag in row for row in left)
 
 
@@ -171,8 +168,7 @@ def _left(
                     "knows it, or it is noise"
                 )
         targets.update(order)
-    rows = (modular(relation.terms, prime, dropped) for relation in knowledge.relations)
-    shared = eliminate(rows, set(unknown) - targets, prime)
+    shared = eliminate(knowledge.modular(prime, dropped), set(unknown) - targets, prime)
     found: dict[Key, list[Row]] = {}
     for key, order in orders.items():
         others = targets.difference(order)

@@ -140,8 +140,13 @@ class Expression:
                 f"{self} and {other} belong to different declarations; "
                 "declare one protocol in one Relations object"
             )
+        return self._plus(other.terms.items())
+
+    __radd__ = __add__
+
+    def _plus(self, others: Iterable[tuple[int, Fraction]]) -> Expression:
         terms = dict(self.terms)
-        for k, v in other.terms.items():
+        for k, v in others:
             if k not in terms:
                 terms[k] = v
             elif total := terms[k] + v:
@@ -150,23 +155,13 @@ class Expression:
                 del terms[k]
         return Expression(self.home, terms)
 
-    __radd__ = __add__
-
     def __neg__(self) -> Expression:
         return Expression(self.home, {k: _negative(v) for k, v in self.terms.items()})
 
     def __sub__(self, other: Form) -> Expression:
         if not isinstance(other, Expression) or other.home is not self.home:
             return self + (-other)
-        terms = dict(self.terms)
-        for k, v in other.terms.items():
-            if k not in terms:
-                terms[k] = _negative(v)
-            elif total := terms[k] - v:
-                terms[k] = total
-            else:
-                del terms[k]
-        return Expression(self.home, terms)
+        return self._plus((k, _negative(v)) for k, v in other.terms.items())
 
     def __rsub__(self, other: Form) -> Expression:
         return -self + other

@@ -64,8 +64,9 @@ class ForwardModel:
         self.before = np.array([declared.points[k].before for k in self.gradients], np.int64)
         self.nodes = int(self.owner.max(initial=-1)) + 1
         self.place = {k: d for d, k in enumerate(self.defined)}
-        self._column = {k: c for c, k in enumerate(self.noise)}
-        self._gradient = {k: c for c, k in enumerate(self.gradients)}
+        # The columns of [C B G].
+        columns = [*self.defined, *self.noise, *self.gradients]
+        self.column_of = {k: column for column, k in enumerate(columns)}
         self._definitions = [self.definition(k) for k in made_by]
         self._residues: dict[int, _Simulated] = {}
         self.public = frozenset(k for k, vector in enumerate(vectors) if vector.kind == "public")
@@ -105,11 +106,7 @@ class ForwardModel:
         return [Expression(vectors, {self.gradients[k]: Fraction(1)}) for k in some.tolist()]
 
     def used(self, some: Iterable[int]) -> NDArray[np.bool_]:
-        """Return which gradients (t,) some vectors depend on structurally.
-
-        Args:
-            some: Indices into `defined`.
-        """
+        """Return which gradients (t,) some of the vectors in `defined` depend on structurally."""
         union = reduce(operator.or_, (self._ancestors[d] for d in some), 0)
         return np.array([union >> c & 1 for c in range(len(self.gradients))], bool)
 
@@ -120,10 +117,11 @@ class ForwardModel:
         for definition in self._definitions:
             bits = 0
             for k in definition:
+                gradient = self.column_of.get(k, 0) - len(self.defined) - len(self.noise)
                 if k in self.place:
                     bits |= found[self.place[k]]
-                elif k in self._gradient:
-                    bits |= 1 << self._gradient[k]
+                elif gradient >= 0:
+                    bits |= 1 << gradient
             found.append(bits)
         return found
 
@@ -136,9 +134,9 @@ class ForwardModel:
         """
         noise = np.empty((len(rows), len(hidden)))
         gradients = np.empty((len(rows), len(own)))
-        of_noise, of_gradients = self._inputs
-        by_noise = of_noise[:, hidden].T.tocsr()
-        by_gradient = of_gradients[:, own].T.tocsr()
+        first = len(self.defined)
+        by_noise = self._matrix[:, first + hidden].T.tocsr()
+        by_gradient = self._matrix[:, first + len(self.noise) + own].T.tocsr()
         for start in range(0, len(rows), AT_ONCE):
             some = rows[start : start + AT_ONCE]
             unit = np.zeros((len(self.defined), len(some)))
@@ -164,12 +162,14 @@ class ForwardModel:
         return have
 
     @cached_property
-    def _inputs(self) -> tuple[Any, Any]:
-        """B (n, q), for noise of unit variance, and G (n, t)."""
-        noise = matrix(self._definitions, self._column)
-        std = np.array([self.declared.vectors[k].std for k in self.noise])
-        noise.data *= std[noise.indices]
-        return noise, matrix(self._definitions, self._gradient)
+    def _matrix(self) -> Any:
+        """[C B G] (n, n + q + t), for noise of unit variance."""
+        found = matrix(self._definitions, self.column_of)
+        scale = np.ones(len(self.column_of))
+        first = len(self.defined)
+        scale[first : first + len(self.noise)] = [self.declared.vectors[k].std for k in self.noise]
+        found.data *= scale[found.indices]
+        return found
 
     @cached_property
     def _solver(self) -> Any:
@@ -177,8 +177,9 @@ class ForwardModel:
         import scipy.sparse as sp
         from scipy.sparse.linalg import splu
 
-        unit_minus_c = sp.eye_array(len(self.defined)) - matrix(self._definitions, self.place)
-        return splu(unit_minus_c.tocsc(), permc_spec="NATURAL", diag_pivot_thresh=0.0)
+        size = len(self.defined)
+        unit_minus_c = (sp.eye_array(size) - self._matrix[:, :size]).tocsc()
+        return splu(unit_minus_c, permc_spec="NATURAL", diag_pivot_thresh=0.0)
 
     @cached_property
     def _levels(self) -> list[Places]:
@@ -206,15 +207,13 @@ class _Simulated:
         drawn = np.random.default_rng([SEED, prime, columns])
         inputs = random_inputs(drawn, prime, len(model.noise), model.owner, (columns, model.nodes))
         self.noise = inputs[: len(model.noise)]
-        inputs_at = enumerate([*model.noise, *model.gradients], size)
-        row_of = {**model.place, **{k: row for row, k in inputs_at}}
         values = np.concatenate([np.zeros((size, inputs.shape[1]), np.int64), inputs])
-        terms = residue_entries(model._definitions, row_of, prime)
+        terms = residue_entries(model._definitions, model.column_of, prime)
         for level in model._levels:
             combine(values, level, terms, values, prime)
         self.defined = values[:size]
         points = [model.declared.points[k].at.terms for k in model.gradients]
-        self.points = evaluated(points, row_of, values, prime)
+        self.points = evaluated(points, model.column_of, values, prime)
 
 
 def random_inputs(

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations.knowledge import Knowledge
-from leakaudit.theory.relations.modular import PRIMES, independent, modular
+from leakaudit.theory.relations.modular import PRIMES, independent
 
 # scipy.sparse is imported where it is used: the import takes a third of a second, and commands that
 # only record or render do not need it.
@@ -99,10 +99,8 @@ def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> _Kkt
 
 def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:
     """Return a subset of unknown vectors whose columns are a basis of those of all, exactly."""
-    prime = PRIMES[0]
-    others = knowledge.used.difference(among)
-    rows = (modular(relation.terms, prime, others) for relation in knowledge.relations)
-    chosen = independent(rows, among, prime)
+    rows = knowledge.modular(dropped=knowledge.used.difference(among))
+    chosen = independent(rows, among, PRIMES[0])
     return np.flatnonzero([k in chosen for k in among])
 
 
@@ -128,34 +126,42 @@ def channel_errors(
     return errors
 
 
-def _channel(knowledge: Knowledge, errors: dict[int, float]) -> Any:
+def _channel(knowledge: Knowledge, errors: Mapping[int, float]) -> Any:
     """Return the columns of these errors.
 
     An error belongs to the relation that defines its message; whatever uses the message uses it as
     received.
     """
     row_of = {r: row for row, r in enumerate(knowledge.rows)}
-    rows: list[int] = []
-    columns: list[int] = []
-    values: list[float] = []
-    for column, (k, error) in enumerate(errors.items()):
+    forms: list[dict[int, float]] = [{} for _ in knowledge.rows]
+    for k, error in errors.items():
         made_by = knowledge.declared.sent.get(k)
         if made_by in row_of:
-            rows.append(row_of[made_by])
-            columns.append(column)
-            values.append(error)
-    return _sparse(rows, columns, values, (len(knowledge.rows), len(errors)))
+            forms[row_of[made_by]][k] = error
+    return matrix(forms, {k: column for column, k in enumerate(errors)})
 
 
-def matrix(forms: Sequence[Mapping[int, Fraction]], column_of: Mapping[int, int]) -> Any:
+def _columns(knowledge: Knowledge, places: Sequence[int]) -> Any:
+    column_of = {k: column for column, k in enumerate(places)}
+    return matrix([relation.terms for relation in knowledge.relations], column_of)
+
+
+def matrix(
+    forms: Sequence[Mapping[int, Fraction] | Mapping[int, float]], column_of: Mapping[int, int]
+) -> Any:
     """Return the coefficients of forms (m) in some vectors (n), as a sparse matrix (m, n)."""
-    return _sparse(*entries(forms, column_of, float), (len(forms), len(column_of)))
+    import scipy.sparse as sp
+
+    rows, columns, values = entries(forms, column_of, float)
+    places = (np.array(rows, int), np.array(columns, int))
+    shape = (len(forms), len(column_of))
+    return sp.csr_array((np.array(values, float), places), shape=shape)
 
 
 def entries(
-    forms: Iterable[Mapping[int, Fraction]],
+    forms: Iterable[Mapping[int, Any]],
     column_of: Mapping[int, int],
-    number: Callable[[Fraction], N],
+    number: Callable[[Any], N],
 ) -> tuple[list[int], list[int], list[N]]:
     """Return row, column and number of all coefficients of some vectors, by row."""
     rows: list[int] = []
@@ -168,20 +174,6 @@ def entries(
                 columns.append(column_of[k])
                 values.append(number(coefficient))
     return rows, columns, values
-
-
-def _columns(knowledge: Knowledge, places: Sequence[int]) -> Any:
-    column_of = {k: column for column, k in enumerate(places)}
-    return matrix([relation.terms for relation in knowledge.relations], column_of)
-
-
-def _sparse(
-    rows: list[int], columns: list[int], values: list[float], shape: tuple[int, int]
-) -> Any:
-    import scipy.sparse as sp
-
-    places = (np.array(rows, int), np.array(columns, int))
-    return sp.csr_array((np.array(values, float), places), shape=shape)
 
 
 def solve(

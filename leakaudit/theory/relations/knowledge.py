@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -11,6 +11,7 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations.declare import Relation, Relations
 from leakaudit.theory.relations.expression import Expression, Vector, places
+from leakaudit.theory.relations.modular import PRIMES, Row, modular
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Knowledge:
     def relations(self) -> list[Relation]:
         """The relations in use."""
         return [self.declared.relations[r] for r in self.rows]
+
+    def modular(self, prime: int = PRIMES[0], dropped: Collection[int] = ()) -> list[Row]:
+        """Return the relations in use modulo a prime, without some vectors."""
+        return [modular(relation.terms, prime, dropped) for relation in self.relations]
 
     @cached_property
     def used(self) -> frozenset[int]:

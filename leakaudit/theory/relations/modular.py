@@ -38,7 +38,9 @@ def residue(value: Fraction, prime: int) -> int:
     return value.numerator * pow(value.denominator, -1, prime) % prime
 
 
-def modular(terms: Mapping[int, Fraction], prime: int, dropped: Collection[int] = ()) -> Row:
+def modular(
+    terms: Mapping[int, Fraction], prime: int = PRIMES[0], dropped: Collection[int] = ()
+) -> Row:
     """Return a linear form modulo the prime."""
     if not dropped:
         return {column: residue(value, prime) for column, value in terms.items()}
@@ -148,7 +150,7 @@ class Staircase:
     so that a definition's pivot is what it defines and rows stay short.
     """
 
-    def __init__(self, prime: int) -> None:
+    def __init__(self, prime: int = PRIMES[0]) -> None:
         self.prime = prime
         self.pivots: dict[int, Row] = {}
         self.found: set[int] = set()  # columns that follow by themselves; they count as zero

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -51,30 +52,18 @@ WORK = 100_000_000_000
 SEED = 21
 
 
+@dataclass(frozen=True, eq=False)
 class LongView:
-    """One adversary's view of all nodes over many rounds that are alike.
+    """One adversary's view of all nodes over many rounds that are alike."""
 
-    Args:
-        levels: Gradient of a round of `same` -> what is known of its point in all later rounds: 2
-            if it is known, 1 if it follows from the node's own gradients, 0 if noise hides it.
-        squared: (N,) squared mu of equal changes of all gradients of each node, at sensitivity 1.
-    """
-
-    def __init__(
-        self,
-        model: ForwardModel,
-        same: range,
-        known: Collection[int],
-        count: int,
-        levels: Mapping[int, int],
-        squared: Array,
-    ) -> None:
-        self._model = model
-        self._same = same
-        self._known = known
-        self._count = count
-        self._levels = {self._role(k): level for k, level in levels.items()}
-        self.squared = squared
+    model: ForwardModel
+    same: range  # rounds of the model that are alike
+    known: Collection[int]
+    count: int  # number of rounds of the run
+    # gradient of a round of `same` -> what is known of its point in all later rounds: 2 if it is
+    # known, 1 if it follows from the node's own gradients, 0 if noise hides it
+    levels: Mapping[int, int]
+    squared: Array  # (N,) squared mu of equal changes of all gradients of a node, at sensitivity 1
 
     @classmethod
     def of(
@@ -123,31 +112,30 @@ class LongView:
 
         It is 0 if hidden noise moves a gradient of another node that an observation depends on.
         """
-        model = self._model
-        vectors = model.declared.vectors
-        if all(vectors[k].owner == node or self._level(k) for k in self._used):
+        if self._moved_by_noise <= {node}:
             return None
+        model = self.model
+        vectors = model.declared.vectors
         own = [vectors[k].round for k in model.gradients if vectors[k].owner == node]
         each = own.count(model.declared.round)
-        return (0,) * (each * (self._count - model.declared.round) + len(own))
+        return (0,) * (each * (self.count - model.declared.round) + len(own))
 
     @cached_property
-    def _used(self) -> list[int]:
-        """Hidden gradients of the last rounds that an observation depends on, in order."""
-        model = self._model
+    def _moved_by_noise(self) -> set[int | None]:
+        """Owners of hidden gradients of the last rounds that noise moves and observations need."""
+        model = self.model
         vectors = model.declared.vectors
-        used = model.used(model.place[k] for k in self._known if k in model.place)
-        found = []
+        levels = {self._role(k): level for k, level in self.levels.items()}
+        used = model.used(model.place[k] for k in self.known if k in model.place)
+        owners = set()
         for is_used, k in zip(used, model.gradients, strict=True):
-            if is_used and k not in self._known and vectors[k].round in self._same:
-                found.append(k)
-        return found
-
-    def _level(self, k: int) -> int:
-        return self._levels[self._role(k)]
+            is_hidden = k not in self.known and vectors[k].round in self.same
+            if is_used and is_hidden and not levels[self._role(k)]:
+                owners.add(vectors[k].owner)
+        return owners
 
     def _role(self, k: int) -> tuple[str, int | None, int | None]:
-        vector = self._model.declared.vectors[k]
+        vector = self.model.declared.vectors[k]
         return (vector.name, vector.owner, vector.index)
 
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
+from leakaudit.theory.relations.expression import ONE
 from leakaudit.theory.relations.forward import ForwardModel
-from leakaudit.theory.relations.modular import PRIMES, Staircase, modular
+from leakaudit.theory.relations.modular import Staircase, modular
 
 LinearForm = Mapping[int, Fraction]
 
@@ -53,6 +54,7 @@ class Rounds:
     passed on.
 
     Attributes:
+        forms: Every state and message, over noise and gradients of its round and earlier vectors.
         first: Rounds 0 to n - 1.
         later: Round n and all after it but the last.
         final: The last round of a run, in which nothing is known that only a next one shows, such
@@ -80,10 +82,12 @@ class Rounds:
             self._defined[at].append(k)
         self._noise = self._by_round(model.noise)
         self._gradients = self._by_round(model.gradients)
-        self._forms: dict[int, LinearForm] = {}
+        self.forms: dict[int, LinearForm] = {}
+        self._of_round = defaultdict[int, dict[int, LinearForm]](dict)  # the same by round
         for t in range(self._last + 1):
             for k in self._defined[t]:
-                self._forms[k] = self._reduced(model.definition(k), t)
+                self.forms[k] = self._reduced(model.definition(k), t)
+                self._of_round[t][k] = self.forms[k]
         received = self._received()
         if max(map(len, received)) > PASSED:
             raise UnlikeRounds
@@ -112,17 +116,6 @@ class Rounds:
         assert owner is not None
         return owner
 
-    def expanded(self, form: LinearForm, kept: Collection[int]) -> LinearForm:
-        """Replace states and messages of a form by their definitions, over earlier vectors."""
-        total = defaultdict[int, Fraction](Fraction)
-        for k, value in form.items():
-            parts: LinearForm = {k: Fraction(1)}
-            if k in self._forms and k not in kept:
-                parts = self._forms[k]
-            for source, share in parts.items():
-                total[source] += value * share
-        return {k: value for k, value in total.items() if value}
-
     def _by_round(self, places: Iterable[int]) -> Mapping[int, list[int]]:
         found = defaultdict[int, list[int]](list)
         for k in places:
@@ -132,16 +125,8 @@ class Rounds:
 
     def _reduced(self, form: LinearForm, t: int) -> LinearForm:
         """Write a form over noise and gradients of a round, and hidden vectors of earlier ones."""
-        total = defaultdict[int, Fraction](Fraction)
-        for k, value in form.items():
-            if self._counts_as_known(k):
-                continue
-            if self._vectors[k].round == t and k in self._forms:
-                for source, share in self._forms[k].items():
-                    total[source] += value * share
-            else:
-                total[k] += value
-        return {k: value for k, value in total.items() if value}
+        hidden = {k: value for k, value in form.items() if not self._counts_as_known(k)}
+        return substituted(hidden, self._of_round[t])
 
     def _counts_as_known(self, k: int) -> bool:
         """Return whether a vector is known; in the worst case, all secrets but the targets are."""
@@ -154,7 +139,7 @@ class Rounds:
         return [self._reduced(points[k].at.terms, t) for k in self._gradients[t]]
 
     def _uses(self, t: int) -> set[int]:
-        forms = [*(self._forms[k] for k in self._defined[t]), *self._points(t)]
+        forms = [*(self.forms[k] for k in self._defined[t]), *self._points(t)]
         return {k for form in forms for k in form if self._vectors[k].round < t}
 
     def _received(self) -> list[list[int]]:
@@ -211,13 +196,13 @@ class Rounds:
             known = self.known
         passed: list[LinearForm] = []
         for k in to_next:
-            is_new = self._vectors[k].round == t and k in self._forms
-            passed.append(self._forms[k] if is_new else {k: Fraction(1)})
+            is_new = self._vectors[k].round == t and k in self.forms
+            passed.append(self.forms[k] if is_new else {k: Fraction(1)})
         # Observations that follow from earlier ones of this round show nothing.
-        stairs = Staircase(PRIMES[0])
+        stairs = Staircase()
         seen = []
         for k in self._defined[t]:
-            if k in known and stairs.add(modular(self._forms[k], PRIMES[0])):
+            if k in known and stairs.add(modular(self.forms[k])):
                 seen.append(k)
         made_by = [int(self.model.made_by[self.model.place[k]]) for k in seen]
         made = Round(
@@ -225,7 +210,7 @@ class Rounds:
             self._noise[t],
             self._gradients[t],
             passed,
-            [self._forms[k] for k in seen],
+            [self.forms[k] for k in seen],
             made_by,
             self._points(t),
         )
@@ -233,6 +218,15 @@ class Rounds:
             if not form.keys() <= made.columns.keys():
                 raise UnlikeRounds
         return made
+
+
+def substituted(form: LinearForm, definitions: Mapping[int, LinearForm]) -> LinearForm:
+    """Replace vectors of a form by their definitions."""
+    total = defaultdict[int, Fraction](Fraction)
+    for k, value in form.items():
+        for source, share in definitions.get(k, {k: ONE}).items():
+            total[source] += value * share
+    return {k: value for k, value in total.items() if value}
 
 
 def implied(model: ForwardModel, known: Collection[int], *, own: bool = False) -> frozenset[int]:

@@ -58,12 +58,16 @@ class SharedView:
     """One adversary's view of all nodes."""
 
     def __init__(
-        self, model: ForwardModel, known: Collection[int], nodes: Sequence[int], decided: _Decided
+        self,
+        model: ForwardModel,
+        rows: Places,
+        hidden: Places,
+        nodes: Sequence[int],
+        decided: _Decided,
     ) -> None:
         self.model = model
         self.decided = decided
         self._at = {node: k for k, node in enumerate(nodes)}
-        rows, hidden = _observed(model, known)
         self._used = model.used(rows)
         self._own = np.flatnonzero(np.isin(model.owner, nodes))
         noise, gradients = model.responses(rows[decided.independent], hidden, self._own)
@@ -88,15 +92,16 @@ class SharedView:
         some = sorted(set(nodes) & set(model.owner.tolist()))
         if not some or not model.public.issubset(known):
             return None
-        rows, hidden = _observed(model, known)
-        columns = _columns(model, rows, hidden)
-        width = columns + model.nodes
+        # Observed states and messages in order, and hidden noise, as indices.
+        rows = np.array(sorted(model.place[k] for k in known if k in model.place), np.int64)
+        hidden = np.array([c for c, k in enumerate(model.noise) if k not in known], np.int64)
+        width = _columns(model, rows, hidden) + model.nodes
         if len(rows) * len(hidden) > ENTRIES or len(model.defined) * width > RESIDUES:
             return None
-        decided = _decide(model, known, some, PRIMES[0])
-        if not decided.equals(_decide(model, known, some, PRIMES[1])):
+        decided = _decide(model, rows, hidden, some, PRIMES[0])
+        if not decided.equals(_decide(model, rows, hidden, some, PRIMES[1])):
             return None
-        view = cls(model, known, some, decided)
+        view = cls(model, rows, hidden, some, decided)
         return view if view.sound else None
 
     def bound(self, node: int) -> Bound | None:
@@ -136,25 +141,12 @@ class SharedView:
         return tuple(level.tolist())
 
 
-def _observed(model: ForwardModel, known: Collection[int]) -> tuple[Places, Places]:
-    rows = sorted(model.place[k] for k in known if k in model.place)
-    hidden = [c for c, k in enumerate(model.noise) if k not in known]
-    return np.array(rows, np.int64), np.array(hidden, np.int64)
-
-
-def _columns(model: ForwardModel, rows: Places, hidden: Places) -> int:
-    """Return how many random columns preserve all ranks of a view: its own largest rank."""
-    own = len(model.noise) - len(hidden)
-    return min(len(rows) + own, len(model.noise)) + 1
-
-
 def _decide(
-    model: ForwardModel, known: Collection[int], nodes: Sequence[int], prime: int
+    model: ForwardModel, rows: Places, hidden: Places, nodes: Sequence[int], prime: int
 ) -> _Decided:
     """Decide modulo a prime, in the order of time; known noise is observed first."""
-    rows, hidden = _observed(model, known)
-    drawn = model.residues(prime, _columns(model, rows, hidden))
     columns = _columns(model, rows, hidden)
+    drawn = model.residues(prime, columns)
     kept = np.r_[:columns, drawn.columns + np.array(nodes)]
     echelon = Echelon(prime, columns)
     own = np.setdiff1d(np.arange(len(model.noise)), hidden)
@@ -172,3 +164,9 @@ def _decide(
         free=~np.asarray(points[:, :columns].any(axis=1)),
         depends=points[:, columns:] != 0,
     )
+
+
+def _columns(model: ForwardModel, rows: Places, hidden: Places) -> int:
+    """Return how many random columns preserve all ranks of a view: its own largest rank."""
+    own = len(model.noise) - len(hidden)
+    return min(len(rows) + own, len(model.noise)) + 1

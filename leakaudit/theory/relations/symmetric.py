@@ -39,7 +39,7 @@ import numpy as np
 
 from leakaudit.theory.relations.forward import ForwardModel
 from leakaudit.theory.relations.kkt import Array
-from leakaudit.theory.relations.rounds import LinearForm, Round, Rounds, UnlikeRounds
+from leakaudit.theory.relations.rounds import Round, Rounds, UnlikeRounds, substituted
 
 # Distance of an eigenvalue to 1 below which it counts as 1: a choice, well above rounding.
 ONE = 1e-9
@@ -341,10 +341,10 @@ class SymmetricNetwork:
     def _written(self, points: Rounds) -> dict[int, tuple[frozenset[int], frozenset[int]]]:
         """Return, for each gradient of the later round, the owners of z and g in its point."""
         found = {}
-        for k, point in zip(points.later.gradients, points.later.points, strict=True):
-            form: LinearForm = point
+        definitions = {k: form for k, form in points.forms.items() if k not in self._sent}
+        for k, form in zip(points.later.gradients, points.later.points, strict=True):
             for _ in range(LEVELS):
-                form = points.expanded(form, self._sent)
+                form = substituted(form, definitions)
             of, owners = set(), set()
             for j in form:
                 if j in self._sent:

@@ -1,14 +1,4 @@
-"""Shared parts of ADMM over a graph: sums over neighbours, updates, duals, and radial noise.
-
-In decentralised ADMM every node broadcasts one vector v_i per round. The dual lam_i starts at zero
-and is never sent (E_i neighbours j, penalty rho):
-
-    w_i   <- argmin f_i(w) - pull_i'w + weight_i/2 |w|^2,   pull_i = rho sum_j (v_i + v_j) - 2 lam_i
-    lam_i <- lam_i + rho/2 sum_j (v_i - v_j)
-
-An update is exact, or f_i is replaced by its tangent plus a quadratic term. Each operation comes
-in two versions: a step of a run on stacked vectors (N, d), and its declaration for one node.
-"""
+"""Shared parts of ADMM over a graph: sums over neighbours, updates, duals, and radial noise."""
 
 from __future__ import annotations
 
@@ -23,7 +13,17 @@ from leakaudit.core.claim import NormAssumption
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.local import normal
 from leakaudit.theory.relations import Expression, Number, Relations
+
+# In decentralised ADMM every node broadcasts one vector v_i per round. The dual lam_i starts at
+# zero and is never sent (E_i neighbours j, penalty rho):
+#
+#    w_i   <- argmin f_i(w) - pull_i'w + weight_i/2 |w|^2,  pull_i = rho sum_j (v_i + v_j) - 2 lam_i
+#    lam_i <- lam_i + rho/2 sum_j (v_i - v_j)
+#
+# An update is exact, or f_i is replaced by its tangent plus a quadratic term. Each operation comes
+# in two versions: a step of a run on stacked vectors (N, d), and its declaration for one node.
 
 # Largest second derivative of the logistic loss log(1 + e^-z), s (1 - s) at s = 1/2. Several papers
 # state their claims for logistic regression.
@@ -38,7 +38,6 @@ class NeighbourSums:
     """
 
     def __init__(self, graph: Graph, like: Tensor) -> None:
-        """Prepare the sums."""
         near = [torch.tensor(n, device=like.device) for n in graph.neighbours]
         starts = torch.tensor([0, *map(len, near[:-1])], device=like.device)
         degrees = [[float(len(n))] for n in near]
@@ -131,16 +130,6 @@ def declare_prox(
     return new, known
 
 
-def normal(like: Tensor, generator: Generator) -> Tensor:
-    """Draw standard normal noise on the generator's device.
-
-    Args:
-        like: Tensor with the shape, dtype and device of the noise.
-    """
-    drawn = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device)
-    return drawn.to(like.device)
-
-
 def radial(like: Tensor, generator: Generator) -> Tensor:
     """Draw vectors n with density proportional to exp(-|n|), independently for every row.
 
@@ -150,7 +139,7 @@ def radial(like: Tensor, generator: Generator) -> Tensor:
     Args:
         like: Tensor (N, d) with the shape, dtype and device of the noise.
     """
-    direction = normal(like, generator)
+    direction = normal(like, 1.0, generator)
     drawn = torch.empty(like.shape, dtype=like.dtype, device=generator.device)
     drawn.exponential_(generator=generator)
     length = drawn.sum(1, keepdim=True).to(like.device) / direction.norm(dim=1, keepdim=True)

@@ -89,11 +89,7 @@ class Plan:
         return plan_size(messages, width, self.task.dtype)
 
     def fit(self, limit: int) -> None:
-        """Check that the recording is not too large.
-
-        Args:
-            limit: Maximum size in bytes.
-        """
+        """Check that the recording is not too large."""
         needed = self.size()
         if needed <= limit:
             return
@@ -165,10 +161,6 @@ def record(
 
     Args:
         path: File of the recording; None keeps it in memory.
-        max_bytes: Maximum size of the recording in bytes.
-
-    Raises:
-        LeakauditError: The recording would be too large; nothing has been written in this case.
     """
     plan.fit(max_bytes)
     known = public(plan)
@@ -229,8 +221,6 @@ def opened(
 
     Args:
         path: File of the recording; None keeps it in memory.
-        max_bytes: Maximum size of the recording in bytes.
-        void: Premises of claims that the data do not keep; the truth has the exact figures.
     """
     scenario = plan.scenario
     rows = plan.rows
@@ -284,7 +274,6 @@ def _known(scenario: Scenario, args: Mapping[str, Any]) -> None:
 
 
 def _wires(text: str, graph: Graph) -> list[tuple[int, int]]:
-    """Return the undirected edges that are recorded."""
     if text in ("all", "none"):
         return list(graph.edges) if text == "all" else []
     try:
@@ -307,6 +296,5 @@ def _wires(text: str, graph: Graph) -> list[tuple[int, int]]:
 
 
 def _kept(text: str, task: Task) -> StoredColumns:
-    """Return what is recorded of each message."""
     layout = task.layout
     return layers.kept(text, layout, task.first_linear or layout.names[:1], task.last_linear)

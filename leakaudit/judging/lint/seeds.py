@@ -113,7 +113,6 @@ def _first(case: Case) -> tuple[int, Floats] | None:
 
 
 def _table(case: Case) -> Messages | None:
-    """Return the first table that holds messages."""
     for table in case.trace.messages:
         if len(table):
             return table
@@ -121,7 +120,6 @@ def _table(case: Case) -> Messages | None:
 
 
 def _earliest(table: Messages) -> int:
-    """Return which message was sent first, by round and sender."""
     if len(table) > MANY:
         return 0
 

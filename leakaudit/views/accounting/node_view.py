@@ -220,7 +220,6 @@ class Views:
 
     @cached_property
     def _at_first(self) -> Knowledge:
-        """What is known in the first rounds."""
         return know(self.protocol.start, self.adversary)
 
     @cached_property
@@ -265,7 +264,6 @@ class Views:
 
 
 def _own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
-    """Return an adversary's view of a node by itself."""
     found = _by_own_relations(protocol, adversary, node)
     if found is None:
         found = NodeView.of(know(protocol.whole, adversary), node)
@@ -407,7 +405,6 @@ def _all_heard(knowledge: Knowledge) -> bool:
 
 
 def _agree(own: Knowledge, start: Knowledge, node: int) -> bool:
-    """Return whether a part of the relations yields the same bound as all of them."""
     part = account(own, _targets(own, node), 1.0)
     return _equal(part, account(start, _targets(start, node), 1.0))
 

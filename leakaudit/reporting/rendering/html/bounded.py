@@ -16,7 +16,6 @@ from leakaudit.reporting.rendering.html import rendered, topology
 from leakaudit.reporting.rendering.html.first_screen import First
 from leakaudit.reporting.results.model import TraceSummary
 from leakaudit.views.accounting.compare import Comparison
-from leakaudit.views.accounting.footnotes import Footnotes
 
 SHOWN = 500  # most views in the table; the JSON format has all
 _LEAKING = 5  # shade of a node with a combination of gradients that is sent without noise
@@ -28,8 +27,8 @@ _REFUSED = 0
 def page(
     found: Sequence[Comparison],
     network: TraceSummary,
-    notes: Footnotes,
-    general: str,
+    marks: Sequence[str],
+    remarks: Sequence[str],
     unclear: Sequence[str],
 ) -> str:
     """Render the views.
@@ -38,7 +37,7 @@ def page(
         found: The views, at least one.
         unclear: How a recording contradicts its declaration, or leaves it open; empty if neither.
     """
-    marked = list(zip(found, notes.marks, strict=True))
+    marked = list(zip(found, marks, strict=True))
     marked.sort(key=lambda one: _severity(one[0]), reverse=True)
     ordered = [one for one, _ in marked]
     values = {
@@ -53,7 +52,7 @@ def page(
         ],
         "rows": [_row(one, mark) for one, mark in marked[:SHOWN]],
         "left_out": max(0, len(ordered) - SHOWN),
-        "remarks": [*notes.lines, general],
+        "remarks": remarks,
         "unclear": unclear,
         "limits": LIMITS,
         "provenance": [

@@ -115,14 +115,12 @@ class DPADMM(SimulatedVictim):
         """Train; each inner step computes all nodes' gradients at once."""
         recorder = sim.recorder
         w = sim.begin(sim.common)
-        lam = torch.zeros_like(w)
+        duals = admm.NodeDuals(sim)
         spare = torch.empty_like(w)
-        pull = torch.empty_like(w)
-        around = admm.NeighbourSums(sim.graph, w)
-        curve = 2 * self.rho * around.degree + self.eta
+        curve = 2 * self.rho * duals.around.degree + self.eta
         std = self.noise
         for t in sim.rounds:
-            around.pull(w, lam, self.rho, out=pull)
+            pull = duals.pull(w, self.rho)
             for k in range(1, self.steps + 1):
                 g = self._gradients(sim.problem, w, sim.generator, spare)
                 if self.batch:
@@ -134,9 +132,8 @@ class DPADMM(SimulatedVictim):
                     recorder.state(self._name("n", k), t, n)
                     w.add_(n)
             w = sim.send(t, "w", w)
-            around.move_duals(lam, w, self.rho / 2)
-            recorder.state("lam", t, lam)
-            sim.end(t, w, lam=lam)
+            duals.move(t, w, self.rho / 2)
+            sim.end(t, w, lam=duals.lam)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the inner steps; lam is computed from the broadcasts."""

@@ -259,7 +259,6 @@ class DPNorm(SimulatedVictim):
         return tuple(claims)
 
     def _early(self, k: int) -> bool:
-        """Return whether a node also sends after inner step k, before the last."""
         return self.resend and k == self.inner // 2 - 1
 
     def _sensitivities(self, graph: Graph) -> list[float]:

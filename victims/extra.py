@@ -148,7 +148,6 @@ class Extra(SimulatedVictim):
     def _released(
         self, p: Relations, i: int, t: int, z: Expression, to: tuple[int, ...]
     ) -> tuple[Expression, Expression]:
-        """Return the model of node i, at which gradients are computed, and its message."""
         x = z
         if self.l1:
             x = p.state("x", i)

@@ -93,19 +93,17 @@ class PVPADMM(SimulatedVictim):
         problem = sim.problem
         w = sim.begin(sim.common)
         sent = w
-        lam = torch.zeros_like(w)
         noise = torch.zeros_like(w)
         spare = torch.empty_like(w)
-        pull = torch.empty_like(w)
-        around = admm.NeighbourSums(sim.graph, w)
+        duals = admm.NodeDuals(sim)
         constants = [self._noise(len(near)) for near in sim.graph.neighbours]
         size = w.new_tensor([[size] for size, _ in constants])
         phi = w.new_tensor([[phi] for _, phi in constants])
-        weight = 2 * self.eta * around.degree + phi
+        weight = 2 * self.eta * duals.around.degree + phi
         for t in sim.rounds:
             if self.perturb != "none":
                 noise = size * admm.radial(w, sim.generator)
-            around.pull(sent, lam, self.eta, out=pull)
+            pull = duals.pull(sent, self.eta)
             if self.perturb == "dual":
                 pull.sub_(noise, alpha=2)
             if self.update == "exact":
@@ -115,10 +113,9 @@ class PVPADMM(SimulatedVictim):
                 admm.linearised(g, w, pull, self.curvature, self.curvature + weight)
                 w, spare = g, w
             sent = sim.send(t, "w", w + noise if self.perturb == "primal" else w)
-            around.move_duals(lam, sent, self.eta / 2)
-            sim.recorder.state("lam", t, lam)
+            duals.move(t, sent, self.eta / 2)
             sim.recorder.state("n", t, noise)
-            sim.end(t, w, lam=lam)
+            sim.end(t, w, lam=duals.lam)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the stationarity of each update; lam is computed from the broadcasts."""

@@ -190,11 +190,9 @@ class SecureD(SimulatedVictim):
         return Steps(self.lr, self.local_steps, self.batch)
 
     def _starts(self, t: int) -> bool:
-        """Return whether round t of the trace is the first iteration of an FL round."""
         return (t - 1) % self.iterations == 0
 
     def _partition(self, groups: Tensor, t: int) -> Tensor:
-        """Return the groups (n / s, s) in round t: partition i mod |Pi| in iteration i."""
         return groups[((t - 1) % self.iterations + 1) % len(groups)]
 
 
@@ -263,7 +261,6 @@ class _Iteration:
         return new
 
     def _partition(self, groups: Tensor) -> tuple[Tensor, Arcs, Arcs]:
-        """Return each peer's group, the messages of y within groups, and those of the sums."""
         key = groups.numpy().tobytes()
         if key not in self._known:
             of = torch.empty(len(self.y), dtype=torch.long)

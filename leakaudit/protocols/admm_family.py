@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,9 @@ from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.local import normal
 from leakaudit.theory.relations import Expression, Number, Relations
+
+if TYPE_CHECKING:
+    from leakaudit.protocols.simulation import Simulation
 
 # In decentralised ADMM every node broadcasts one vector v_i per round. The dual lam_i starts at
 # zero and is never sent (E_i neighbours j, penalty rho):
@@ -57,16 +61,29 @@ class NeighbourSums:
         """Return sum_j (v_i - v_j)."""
         return self.sum(v).neg_().addcmul_(self.degree, v)
 
-    def pull(self, v: Tensor, lam: Tensor, penalty: float, out: Tensor) -> None:
-        """Write penalty sum_j (v_i + v_j) - 2 lam_i, (N, d), to `out`."""
-        for part in blocks(out):
-            ours = self.both(v[:, part]).mul_(penalty)
-            torch.sub(ours, lam[:, part], alpha=2, out=out[:, part])
 
-    def move_duals(self, lam: Tensor, v: Tensor, size: float) -> None:
-        """Add size sum_j (v_i - v_j) to lam, (N, d)."""
-        for part in blocks(lam):
-            lam[:, part].add_(self.apart(v[:, part]), alpha=size)
+class NodeDuals:
+    """The duals lam_i of a run, (N, d), and what its rounds do with them."""
+
+    def __init__(self, sim: Simulation) -> None:
+        like = sim.common
+        self.recorder = sim.recorder
+        self.around = NeighbourSums(sim.graph, like)
+        self.lam = torch.zeros_like(like)
+        self._pull = torch.empty_like(like)
+
+    def pull(self, v: Tensor, penalty: float) -> Tensor:
+        """Return penalty sum_j (v_i + v_j) - 2 lam_i, (N, d), until the next call."""
+        for part in blocks(v):
+            ours = self.around.both(v[:, part]).mul_(penalty)
+            torch.sub(ours, self.lam[:, part], alpha=2, out=self._pull[:, part])
+        return self._pull
+
+    def move(self, t: int, v: Tensor, size: float) -> None:
+        """Add size sum_j (v_i - v_j) to lam in round t."""
+        for part in blocks(v):
+            self.lam[:, part].add_(self.around.apart(v[:, part]), alpha=size)
+        self.recorder.state("lam", t, self.lam)
 
 
 def linearised(g: Tensor, w: Tensor, pull: Tensor, curvature: float, total: Tensor) -> None:

@@ -458,7 +458,6 @@ def played(trace: Trace) -> Protocol:
 
 
 def _traffic(trace: Trace, protocol: Protocol) -> tuple[tuple[Channel, ...], int | None]:
-    """Return how the messages of a recording differ from those that its protocol sends."""
     rounds = trace.rounds
     if protocol.victim.stationary:
         rounds = min(rounds, DECLARED)

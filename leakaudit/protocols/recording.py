@@ -53,11 +53,6 @@ class Plan:
     kept: StoredColumns  # what is recorded of each message
     random: Mapping[str, Generator]  # generators by name, including those of the model and the run
 
-    @property
-    def columns(self) -> tuple[int, int]:
-        """First recorded column of the model vector, and the one after the last of its span."""
-        return self.kept.columns
-
     @cached_property
     def messages(self) -> int:
         """Number of messages in the recording, or the maximum if it depends on a schedule."""

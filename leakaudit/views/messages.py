@@ -254,7 +254,6 @@ def _repeated(sent: Counter[MessageKey]) -> Iterator[Deviation]:
 
 
 def _cut_short(trace: Trace) -> Iterator[Deviation]:
-    """Find a recording that ends before the last planned round."""
     planned = trace.provenance.get("planned")
     if isinstance(planned, int) and trace.rounds < planned:
         says = (
@@ -379,7 +378,6 @@ def _not_finite(trace: Trace) -> Iterator[Deviation]:
 
 
 def _not_finite_in_large(trace: Trace) -> Iterator[Deviation]:
-    """Find NaN and infinity in some payloads of a large trace, evenly spaced in its rounds."""
     share = -(-trace.payload_bytes // LARGE)
     for messages in trace.messages:
         for row in messages.row.unique().tolist()[::share]:

@@ -164,7 +164,6 @@ def _exact(case: Case, claim: Claim) -> RunEpsilon | None:
 
 
 def _node(case: Case) -> Iterator[Pitfall]:
-    """Yield what a claim about one record means for a node with several records."""
     count = max(case.records.values(), default=1)
     if count < 2:
         return
@@ -187,7 +186,6 @@ def _node(case: Case) -> Iterator[Pitfall]:
 
 
 def _delta(case: Case) -> Iterator[Pitfall]:
-    """Find a delta that allows a mechanism to publish a random record."""
     count = sum(case.records.values())
     claim = max(case.claims, key=lambda claim: claim.delta or 0.0)
     delta = claim.delta or 0.0

@@ -221,7 +221,6 @@ def _compared(label: str, each: Tensor, used: Tensor | None, bound: _Bound, whol
 
 
 def _records(case: Case) -> Iterator[Pitfall]:
-    """Compare the number of records that scales the noise with the records that the nodes hold."""
     told = int(case.number("records") or case.number("samples"))
     if case.truth is None or not told or not case.claims:
         return

@@ -130,7 +130,6 @@ def _earliest(table: Messages) -> int:
 
 
 def _streams(seed: int, count: int, dtype: str) -> Iterator[_Stream]:
-    """Yield the first normal numbers of the usual generators for a seed."""
     kind = torch.float64 if dtype == "torch.float64" else torch.float32
     ours = nth_generator(seed, recording.STREAMS.index("run"))
     for name, generator in (("torch", torch.Generator().manual_seed(seed)), ("leakaudit", ours)):

@@ -118,7 +118,6 @@ def _mu(
 
 
 def _pairs(case: Case, relations: Relations) -> Iterator[Pitfall]:
-    """Compare claims about the view of one node with the view of an outsider."""
     claims = [claim for claim in case.claims if claim.sensitivity is not None and claim.delta]
     claims = [claim for claim in claims if claim.pair is not None]
     if not claims:

@@ -41,7 +41,6 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 def _undeclared(case: Case, sent: Counter[MessageKey]) -> Iterator[Pitfall]:
-    """Find messages that the protocol, with these constants and this schedule, does not send."""
     if case.relations is None:
         return
     early = [key for key in sent if key.round <= case.relations.round]
@@ -111,7 +110,6 @@ def _credited(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
 
 
 def _not_poisson(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
-    """Find equal numbers of senders in more rounds than Poisson sampling explains."""
     from scipy.stats import binom  # slow to import
 
     nodes = case.trace.graph.nodes
@@ -149,7 +147,6 @@ def _coarse(case: Case) -> Iterator[Pitfall]:
 
 
 def _noisy_payloads(case: Case) -> Iterator[Tensor]:
-    """Yield parts of large payloads of messages that should contain noise."""
     kinds = _noisy_kinds(case)
     for m in case.trace.messages:
         for at in range(0, len(m), max(1, len(m) // LOOKED)):

@@ -114,7 +114,6 @@ class _Checker:
         self._vector(statement.value, scope)
 
     def _of_target(self, target: IndexedVector | ReceivedMessage) -> list[str]:
-        """Check the indices of a left-hand side, and return its letters."""
         if isinstance(target, IndexedVector):
             if target.back:
                 target.place.error("an equation defines the value of this round; remove t-...")

@@ -141,7 +141,6 @@ class _Declaration:
 
     @property
     def _oldest(self) -> int:
-        """How many rounds back the equations refer."""
         oldest = 0
         for statement in self.definition.statements:
             for expression in expressions(statement):
@@ -472,7 +471,6 @@ class _Declaration:
         return left * (1 / number)
 
     def _small(self, value: Form, place: SourcePosition) -> Fraction:
-        """Return a number, unless it has far more digits than any protocol needs."""
         if isinstance(value, Expression):
             place.error("expected a number, got a vector")
         number = Fraction(value)

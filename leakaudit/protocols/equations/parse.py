@@ -97,7 +97,6 @@ class _Parser:
         return self.take()
 
     def fail(self, says: str) -> NoReturn:
-        """Raise an error about the next word or sign."""
         got = self.next.text
         if self.next.kind != "end":
             got = f"'{got}'"
@@ -192,7 +191,6 @@ class _Parser:
         return self.atom()
 
     def atom(self) -> Expr:
-        """Read a number, a name, a function or an expression in parentheses."""
         if self.next.kind == "number":
             return self.number()
         if self.saw("("):

@@ -46,7 +46,6 @@ class _ScaledNoise:
         return self.victim.turns(rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the victim's relations with every noise scaled by `factor`."""
         declared = self.victim.relations(graph, rounds, public)
         for k, vector in enumerate(declared.vectors):
             if vector.kind == "noise":

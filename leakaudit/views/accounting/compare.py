@@ -293,7 +293,6 @@ def _speaks(claim: Claim, rounds: int) -> bool:
 
 
 def _renamed(old: Comparison, threat: Threat, like: Threat) -> Comparison:
-    """Return a comparison for another adversary, whose view is the same by symmetry."""
     # There may be hundreds of thousands; `dataclasses.replace` takes twice as long as this.
     bound = ViewBound(**{**vars(old.bound), "node": threat.node, "adversary": threat.adversary})
     return Comparison(**{**vars(old), "threat": threat, "bound": bound, "like": like})
@@ -395,7 +394,6 @@ def judged(comparison: Comparison, comparable: bool) -> Comparison:
 
 
 def _between(comparison: Comparison) -> str:
-    """Explain why neither verdict follows."""
     exact = comparison.exact
     least = comparison.least
     if exact is None:

@@ -251,7 +251,6 @@ class Views:
 
     @property
     def _is_large(self) -> bool:
-        """Whether a symmetric network is so large that all rounds at once take longer."""
         protocol = self.protocol
         if self._needs_all_rounds or protocol.relations_count <= LARGE:
             return False
@@ -389,14 +388,12 @@ def _by_own_relations(protocol: Protocol, adversary: Adversary, node: int) -> No
 
 
 def _any_hidden(knowledge: Knowledge, node: int) -> bool:
-    """Return whether a message, or a private vector of another node, is in use and not known."""
     vectors = knowledge.declared.vectors
     hidden = (vectors[k] for k in knowledge.used - knowledge.known)
     return any(vector.kind == "message" or vector.owner not in (node, None) for vector in hidden)
 
 
 def _all_heard(knowledge: Knowledge) -> bool:
-    """Return whether every message in use is observed or encrypted."""
     for k in knowledge.used - knowledge.known:
         vector = knowledge.declared.vectors[k]
         if vector.kind == "message" and not vector.secure:

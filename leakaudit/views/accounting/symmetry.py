@@ -75,7 +75,6 @@ class Symmetry:
         return other
 
     def _by_proved(self, threat: Threat) -> Threat | None:
-        """Return the first adversary that renamings already proven map to this one."""
         to = self._home.get(threat.node)
         if to is None:
             return None
@@ -91,7 +90,6 @@ class Symmetry:
         return None
 
     def _by_search(self, threat: Threat, same: list[Threat]) -> Threat | None:
-        """Search a renaming that maps an earlier adversary of the same colours to this one."""
         refined = self._refined(threat)
         marked = self._marked(threat)
         for other in same:
@@ -223,7 +221,6 @@ class Symmetry:
 
 
 def _mapped(threat: Threat, renaming: Renaming) -> Threat:
-    """Return an adversary after a renaming of the nodes."""
     adversary = threat.adversary
     hears = adversary.hears
     if isinstance(hears, frozenset):
@@ -234,7 +231,6 @@ def _mapped(threat: Threat, renaming: Renaming) -> Threat:
 
 
 def _inverse(renaming: Renaming) -> Renaming:
-    """Return the renaming back."""
     inverse = [0] * len(renaming)
     for node, to in enumerate(renaming):
         inverse[to] = node

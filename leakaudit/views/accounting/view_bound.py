@@ -221,7 +221,6 @@ def _is_finite(found: ViewBound) -> bool:
 
 
 def _guess(protocol: Protocol, names: Sequence[str]) -> str:
-    """Return why a bound is refused if constants that it depends on are not stated."""
     values = registry.values(protocol.victim)
     guessed = ", ".join(f"{name} (default {values[name]})" for name in names)
     return (
@@ -271,7 +270,6 @@ def _bound(views: Views, empty: ViewBound, smoothness: float | None) -> ViewBoun
 
 
 def _idle(empty: ViewBound) -> ViewBound:
-    """Return the bound of a node whose data does not enter any message."""
     return replace(
         empty,
         mu=0.0,
@@ -500,7 +498,6 @@ def _faulty(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> V
 
 
 def _counted(found: ViewBound, view: NodeView, turns: Turns | None) -> ViewBound:
-    """Return the bound with the gradients of a view, and how many of them a record enters."""
     return replace(
         found,
         certificate=view.bound.certificate,

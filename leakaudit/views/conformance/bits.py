@@ -131,7 +131,6 @@ class Bits:
         self._bytes += np.bincount(values, minlength=VALUES)
 
     def _repeated(self) -> Iterator[Deviation]:
-        """Yield low bits that are the same in most messages of a node."""
         tests = 0
         total = 0.0
         for node, sums in self._sums.items():
@@ -148,7 +147,6 @@ class Bits:
             yield Deviation("bits", says, tuple(sorted(self._sums)))
 
     def _shared(self) -> Iterator[Deviation]:
-        """Yield two messages whose low bits are alike."""
         if len(self._rows) < 2:
             return
         size = len(self._rows[0])
@@ -163,7 +161,6 @@ class Bits:
             yield Deviation("bits", f"the low bits of {other} and {one} are alike")
 
     def _uneven(self) -> Iterator[Deviation]:
-        """Yield if the values of the last byte are not equally frequent."""
         numbers = int(self._bytes.sum())
         expected = numbers / VALUES
         if expected < EXPECTED:

@@ -63,7 +63,6 @@ class _SkippedRounds:
 
     @property
     def sentences(self) -> list[str]:
-        """What was not compared, in words."""
         found = []
         if self.relations is not None:
             found.append(rest.untested(self.relations))
@@ -73,7 +72,6 @@ class _SkippedRounds:
 
     @property
     def subjects(self) -> list[str]:
-        """The same for a list of what was not examined."""
         return rest.subjects(self.relations, self.gradients)
 
 

@@ -154,7 +154,6 @@ class _Matrix:
 
 
 def _too_many(some: Sequence[_Below], level: float) -> _Below | None:
-    """Return the first size below which there are more numbers than chance explains."""
     return next((one for one in some if one.chance < level), None)
 
 
@@ -542,7 +541,6 @@ class Draws:
     # its distribution.
 
     def _rearranged(self) -> Iterator[Deviation]:
-        """Yield two draws that are equal up to signs, in reverse order, or both."""
         if not self._rows:
             return
         sizes = [_without_signs(row) for row in self._rows]
@@ -556,7 +554,6 @@ class Draws:
             )
 
     def _equal_numbers(self) -> Iterator[Deviation]:
-        """Yield draws that have numbers in common, in whatever order and with whatever signs."""
         if not self._sizes_kept:
             return
         columns = np.tile(self._columns, len(self._sizes_kept))
@@ -596,7 +593,6 @@ class Draws:
     # equal; a draw that was rotated has the norm of the original.
 
     def _directions(self) -> Iterator[Deviation]:
-        """Yield a direction in which the noise has no part, or too small a part."""
         tests = len(self._along) * (1 + len(SMALL))
         for name, some in self._along.items():
             products = np.concatenate(some)
@@ -624,7 +620,6 @@ class Draws:
                 return
 
     def _regular(self) -> Iterator[Deviation]:
-        """Yield draws whose norms are too similar."""
         energy = np.stack(self._energy)
         each = LEVEL / (2 * len(self._layers))
         for k, (name, part) in enumerate(self._layers.items()):
@@ -725,7 +720,6 @@ class Draws:
     # dimensions than the message has, leaves a singular value that is too small.
 
     def _combinations(self) -> Iterator[Deviation]:
-        """Yield nodes, rounds, runs or coordinates that a fixed linear combination relates."""
         for matrix in self._matrices():
             short, long = matrix.values.shape
             if short < 2 or long < LONGER * short:
@@ -821,7 +815,6 @@ def _largest_cosine(level: float, pairs: int, numbers: int) -> float:
 
 
 def _same(first: _Draw, second: _Draw, cosine: float, how: str = "") -> Deviation:
-    """Report that two draws are equal, with a possible reason."""
     nodes = (first.node, second.node)
     like = f" {how}" if how else ""
     says = f"the noise of {second} equals that of {first}{like} (correlation {cosine:.2f})"

@@ -205,7 +205,6 @@ def _tests(case: Case, declared: FileRelations, task: Task | None) -> _Tests:
 
 
 def _rounds_with_gradients(victim: TextProtocol, trace: Trace, rounds: int) -> int:
-    """Return the number of rounds whose equations are tested with gradients of whole models."""
     first = min(rounds, reach.ROUNDS)
     relations = _declared(victim, trace, first).relations
     numbers = len(relations.vectors) * trace.layout.size
@@ -308,7 +307,6 @@ def _declared(victim: TextProtocol, trace: Trace, rounds: int) -> FileRelations:
 
 
 def _undeclared(case: Case, declared: FileRelations) -> Iterator[str]:
-    """Yield a sentence about each kind with recorded messages that the file does not send."""
     seen: set[str] = set()
     sent = itertools.chain.from_iterable(map(messages.keys, case.trace.messages))
     for key in messages.undeclared(sent, declared.relations.vectors):
@@ -602,7 +600,6 @@ class _Tests:
         return set(self.declared.lines) - others
 
     def untested(self) -> Iterator[_UntestedEquation]:
-        """Yield the equations that were neither tested nor used in a test."""
         tested = self._lines(self.misses)
         for line, term in self._weak().items():
             if line in tested:
@@ -716,7 +713,6 @@ def _solved(
 
 
 def _shortest(case: Case, tests: _Tests, name: str, value: float, rounds: int) -> float:
-    """Return the value with the fewest digits for which all tests pass, as its author wrote it."""
     for digits in range(1, DIGITS):
         short = float(f"{value:.{digits}g}")
         changed = _changed(case, tests, name, short, rounds)

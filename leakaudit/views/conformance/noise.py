@@ -303,7 +303,6 @@ def _independent(sample: Sample) -> bool:
 
 
 def _law(samples: list[Sample]) -> Iterator[Pitfall]:
-    """Compare noise from the truth with the normal distribution, if that is declared."""
     from scipy.stats import kstest  # slow to import
 
     for sample in samples:

@@ -146,7 +146,6 @@ class Recordings:
         return strange or fit.chance < odd or abs(fit.shift) + SURE * fit.error > AWAY
 
     def _can_tell(self, fit: Fit) -> bool:
-        """Return whether `MOST` recordings would make a coefficient precise enough."""
         # The standard error falls with the square root of the number of recordings.
         error = fit.error * math.sqrt(len(self.seeds) / MOST)
         return fit.power > 0 and SURE * error <= AWAY

@@ -433,7 +433,6 @@ class _Substitution:
         return self.values[place]
 
     def _release(self, places: Iterable[int]) -> None:
-        """Drop the values that nothing else contains."""
         for place in places:
             self._uses[place] -= 1
             is_noise = self._declared.vectors[place].kind == "noise"
@@ -479,7 +478,6 @@ class _Substitution:
         self._announce(unknown[0])
 
     def _rounding(self, terms: Mapping[int, float]) -> float:
-        """Return a bound of the rounding error of a sum whose terms were used."""
         return sum([abs(factor) * self.rounded[place] for place, factor in terms.items()])
 
     def _sum(self, terms: Mapping[int, float]) -> Floats:
@@ -550,7 +548,6 @@ def _margin(eps: float) -> float:
 
 
 def _sender(declared: Relations, terms: Iterable[int]) -> int | None:
-    """Return the owner of the last message among some vectors."""
     sent = [declared.vectors[place] for place in terms if declared.vectors[place].kind == "message"]
     return max(sent, key=lambda vector: vector.round).owner if sent else None
 

@@ -123,7 +123,6 @@ def _pairs(size: Floats, distance: float) -> tuple[Places, Places]:
 def _excesses(
     numbers: NumberSizes, first: Places, second: Places, distance: float, level: float
 ) -> Iterator[TiedNumbers]:
-    """Yield where more numbers equal an earlier one than chance explains."""
     within = numbers.within(distance)
     groups = {
         "in one draw": numbers.draw,

@@ -124,7 +124,6 @@ class _Size:
 
     @classmethod
     def of(cls, one: NormalisedNoise, k: int) -> _Size:
-        """Return the size of a node's draw `k`."""
         rest = one.rest[k]
         return cls(
             energy=float(rest @ rest),
@@ -287,7 +286,6 @@ class Values:
 
 
 def _multiple(who: str, fit: Fit, nodes: tuple[int, ...]) -> Deviation:
-    """Report that messages contain a different multiple of the gradients than declared."""
     says = (
         f"{who} {1 + fit.shift:.2f} times the gradients of the truth, expected 1 "
         f"(+- {fit.error:.2g}): check the truth, labels, constants, clip and messages"
@@ -296,7 +294,6 @@ def _multiple(who: str, fit: Fit, nodes: tuple[int, ...]) -> Deviation:
 
 
 def _longer(who: str, fit: Fit, nodes: tuple[int, ...]) -> Deviation:
-    """Report that messages contain gradients that are longer than the declared clip."""
     times = 1 + (LONGER - 1) * fit.shift
     error = (LONGER - 1) * fit.error
     says = (

@@ -232,7 +232,6 @@ class Deduction:
 
     @cached_property
     def _shares_noise(self) -> bool:
-        """Whether several nodes add the same noise to what they send."""
         return shares_noise(self._open)
 
     def summed(self, node: int) -> str:
@@ -273,7 +272,6 @@ class Deduction:
 
     @cached_property
     def _deviations(self) -> tuple[Deviation, ...]:
-        """How the observed messages differ from those that the protocol declares."""
         trace = messages.within(self.trace, self.view.adversary)
         with outline():
             declared = ExpectedMessages.of(trace)
@@ -289,7 +287,6 @@ class Deduction:
         return ""
 
     def _search(self, node: int, gradients: int) -> ChosenRelations:
-        """Use the relations of more and more nodes until nothing is added."""
         reach = REACH
         ball = _ball(self.view.graph, node, reach)
         best = self._solve(node, self._open.near(ball), gradients, reach)

@@ -164,7 +164,6 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
 
 
 def _sizes(estimated: Estimate, heard: Deduction) -> list[float]:
-    """Return the root mean square of every estimate, of which only some columns are in memory."""
     squares = torch.zeros(len(estimated.combinations), dtype=torch.float64)
     for block in estimated.blocks(heard.fetch):
         mean = block.value.square().mean(1)

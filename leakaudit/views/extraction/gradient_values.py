@@ -320,7 +320,6 @@ def _size(value: Tensor, *, omits: bool) -> float:
 
 
 def _sizes(deduction: Deduction, knowledge: Knowledge) -> dict[str, float]:
-    """Return the root mean square of messages by kind, the largest of some of them."""
     by_kind = defaultdict[str, list[Vector]](list)
     for k in sorted(knowledge.used & knowledge.known):
         vector = knowledge.declared.vectors[k]

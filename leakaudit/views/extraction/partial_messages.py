@@ -74,7 +74,6 @@ def parts(knowledge: Knowledge, node: int, fetch: Fetch, most: int) -> list[Part
 
 
 def _omitted(knowledge: Knowledge, node: int, fetch: Fetch) -> list[_Omitted]:
-    """Return the omitted parts of a node's observed messages, in order."""
     declared = knowledge.declared
     found = []
     in_time = sorted(declared.omits.items(), key=lambda pair: declared.vectors[pair[0]].round)

@@ -53,7 +53,8 @@ from leakaudit.traces import layers, trace_file, trace_info
 from leakaudit.traces.recorder import Recorder
 from leakaudit.victims import muffliato
 from leakaudit.views.conformance import conformance
-from leakaudit.views.conformance.equations import tested_rounds
+from leakaudit.views.conformance.case import Case
+from leakaudit.views.conformance.equations import consistency
 from leakaudit.views.extraction import explanation
 
 BLOCK = 8192  # columns that are simulated together; their states fit into a third-level cache
@@ -282,7 +283,7 @@ def verify(run: Run, path: Path, rows: Tensor) -> dict[str, object]:
         errors[f"{name}_rows"] = len(leak.value)
     return {
         "values": facts["values"],
-        "rounds_whose_relations_are_tested": tested_rounds(trace),
+        "rounds_whose_relations_are_tested": consistency(Case(trace)).rounds,
         "a_message_that_differs_by_1_percent": noticed,
         "error_of_derived_gradients": errors,
     }

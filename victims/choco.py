@@ -17,7 +17,7 @@ determined exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -25,20 +25,16 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
-from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.consensus import Mixing
-from leakaudit.protocols.local import LocalSteps, Steps, above, common, everybody, least, stable
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Form, Relations, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 HIDES = (
     "every message holds only some coordinates; "
@@ -48,7 +44,7 @@ HIDES = (
 
 @victim("choco")
 @dataclass(frozen=True)
-class Choco(Victim):
+class Choco(SimulatedVictim):
     """Decentralised gradient descent with compressed messages."""
 
     paper: ClassVar[str] = "Koloskova, Stich and Jaggi 2019, Algorithm 2 (CHOCO-SGD)"
@@ -75,7 +71,6 @@ class Choco(Victim):
     cell: float = param(0.001, "cell width of compress=quantize", "Delta")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         above("choco", alpha=self.alpha, gamma=self.gamma, share=self.share, cell=self.cell)
         least("choco", slow=self.slow)
         if self.share > 1 or self.gamma > 1:
@@ -93,12 +88,7 @@ class Choco(Victim):
         stable("choco", task, alpha=self.alpha)
 
     def chosen(self, size: int, generator: Generator) -> Tensor | None:
-        """Return which coordinates (size,) of compress=fixed are sent; None for the others.
-
-        Args:
-            size: Number of coordinates.
-            generator: Draws them.
-        """
+        """Return which coordinates (size,) of compress=fixed are sent; None for the others."""
         if self.compress != "fixed":
             return None
         sent = torch.zeros(size, dtype=torch.bool)
@@ -106,7 +96,6 @@ class Choco(Victim):
         return sent
 
     def _kept(self, size: int) -> int:
-        """Return the number of coordinates that are sent."""
         return max(1, round(self.share * size))
 
     def compressed(self, v: Tensor, generator: Generator, fixed: Tensor | None = None) -> Tensor:
@@ -114,7 +103,6 @@ class Choco(Victim):
 
         Args:
             v: Differences of models and copies, (N, d); may be overwritten.
-            generator: Draws the coordinates of compress=random.
             fixed: The coordinates (d,) of compress=fixed.
         """
         if self.compress == "none":
@@ -131,36 +119,22 @@ class Choco(Victim):
         chosen = rank.topk(kept, dim=1).indices
         return torch.zeros_like(v).scatter_(1, chosen, v.gather(1, chosen))
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the generator draws the coordinates of compress=random and fixed."""
-        mix = Mixing(graph)
-        channel = Broadcast(recorder, wires)
-        curves = TrainingCurves(recorder, problem)
-        local = LocalSteps(Steps(self.alpha, slow=self.slow), problem, recorder, generator)
-        w = common(recorder, problem)
+        mix = Mixing(sim.graph)
+        local = LocalSteps(Steps(self.alpha, slow=self.slow), sim)
+        w = sim.begin(sim.common)
         copy = torch.zeros_like(w)
         change = torch.empty_like(w)
-        fixed = self.chosen(w.shape[1], generator)
-        recorder.state("w", 0, w)
-        for t in range(1, rounds + 1):
+        fixed = self.chosen(w.shape[1], sim.generator)
+        for t in sim.rounds:
             half = local(t, w)
             torch.sub(half, copy, out=change)
-            copy.add_(channel.send(t, "q", self.compressed(change, generator, fixed)))
+            copy.add_(sim.send(t, "q", self.compressed(change, sim.generator, fixed)))
             for part in blocks(w):
                 apart = mix(copy[:, part]).sub_(copy[:, part])
                 torch.add(half[:, part], apart, alpha=self.gamma, out=w[:, part])
-            recorder.state("w", t, w)
-            curves.observe(t, w)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, w)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the local steps and the copies.
@@ -175,7 +149,7 @@ class Choco(Victim):
         # The rounding error is uniform on up to half a cell: variance cell^2 / 12.
         std = self.cell / 12**0.5 if self.compress == "quantize" else 0.0
         nodes = range(graph.nodes)
-        w = dict(everybody(p, graph.nodes))
+        w = dict.fromkeys(range(graph.nodes), p.public("w0"))
         copy: dict[int, Form] = dict.fromkeys(nodes, 0)
         for _ in p.rounds(rounds):
             half = {}

@@ -17,26 +17,22 @@ no gradient, so that AdamW only shrinks it (`attacks/tokens.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph, Layout, Training
 from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
-from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser, OptimiserState
-from leakaudit.protocols.server import exchange
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.optimiser import Optimiser, OptimiserState
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 HIDES = (
     "its optimiser divides each coordinate of a gradient by the size of the same coordinate in "
@@ -46,7 +42,7 @@ HIDES = (
 
 @victim("diloco")
 @dataclass(frozen=True)
-class DiLoCo(Victim):
+class DiLoCo(SimulatedVictim):
     """Clients send what many steps of AdamW changed; the server takes a step with the mean."""
 
     paper: ClassVar[str] = "Douillard et al. 2023, Algorithm 1 (DiLoCo)"
@@ -56,6 +52,7 @@ class DiLoCo(Victim):
     }
     leaks_what: ClassVar[str] = "no gradient; of a model of texts, which tokens occurred"
     centralised: ClassVar[bool] = True
+    stationary = True  # all rounds have the same relations
 
     lr: float = param(0.001, "step size of the inner AdamW")
     inner: int = param(10, "inner steps per round", "H")
@@ -66,7 +63,6 @@ class DiLoCo(Victim):
     bits: int = param(8, "bits of a number of a pseudo-gradient; 0 sends it without rounding")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         above("diloco", lr=self.lr, inner=self.inner, outer=self.outer)
         least("diloco", batch=self.batch, decay=self.decay, momentum=self.momentum, bits=self.bits)
         if self.momentum >= 1:
@@ -80,11 +76,6 @@ class DiLoCo(Victim):
             )
 
     @property
-    def stationary(self) -> bool:
-        """All rounds have the same relations."""
-        return True
-
-    @property
     def _outer(self) -> Optimiser:
         return Optimiser("sgd", self.momentum, nesterov=self.momentum > 0)
 
@@ -92,43 +83,28 @@ class DiLoCo(Victim):
         """Reject step sizes that diverge on the task's l2 term."""
         stable("diloco", task, lr=self.lr)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the generator draws the order of the mini-batches."""
-        clients = [i for i, _ in wires]
-        server = graph.nodes - 1
-        w = recorder.public["w0"].to(problem.x.device)
-        curves = TrainingCurves(recorder, problem)
+        w = sim.begin(sim.w0)
         steps = Steps(
             self.lr, self.inner, self.batch, optimiser=Optimiser("adamw", decay=self.decay)
         )
-        local = LocalSteps(steps, problem, recorder, generator)
+        local = LocalSteps(steps, sim)
         memory = OptimiserState()
-        recorder.state("w", 0, w.expand(server, -1))
-        for t in range(1, rounds + 1):
-            models = w.expand(server, -1)
-            sent = self.rounded(models - local(t, models), problem.task.layout)
-            recorder.state("change", t, sent)
-            exchange(recorder, t, clients, server, w, "d", sent)
+        for t in sim.rounds:
+            models = w.expand(sim.problem.nodes, -1)
+            sent = self.rounded(models - local(t, models), sim.problem.task.layout)
+            sim.recorder.state("change", t, sent)
+            sim.down(t, "w", w)
+            sim.up(t, "d", sent)
             w = self._outer.step(memory, self.outer, w, sent.mean(0))
-            recorder.state("w", t, w.expand(server, -1))
-            curves.observe(t, w[None])
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, w)
 
     def rounded(self, change: Tensor, layout: Layout) -> Tensor:
         """Return pseudo-gradients as they are sent.
 
         Args:
             change: (N, d) the changes; overwritten.
-            layout: Position of each parameter.
         """
         if not self.bits:
             return change
@@ -145,7 +121,7 @@ class DiLoCo(Victim):
         """Declare the clients' changes, which are opaque, and the server's linear step."""
         p = Relations(graph)
         server = graph.nodes - 1
-        memory = DeclaredMemory()
+        memory: dict[int, Expression] = {}
         kept: dict[int, Expression] = {}
         w = p.public("w0")
         for _ in p.rounds(rounds):
@@ -162,11 +138,7 @@ class DiLoCo(Victim):
     def _changed(
         self, p: Relations, i: int, down: Expression, kept: dict[int, Expression]
     ) -> Expression:
-        """Declare the inner steps of a client, and return what they changed, as it is sent.
-
-        Args:
-            kept: What AdamW keeps from round to round, by client; changed.
-        """
+        """Declare the inner steps of a client, and return what they changed, as it is sent."""
         model = down
         for k in range(1, self.inner + 1):
             inputs = [model, p.grad(i, at=model, index=k)]

@@ -20,29 +20,27 @@ it: the two densities differ by more than e^epsilon on their common support.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.claim import Adjacency, Claim
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.batches import batches, enough
 from leakaudit.protocols.blocks import blocks
-from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.consensus import Mixing
-from leakaudit.protocols.local import common, stable
+from leakaudit.protocols.local import stable
 from leakaudit.protocols.mixing import matrix, metropolis
 from leakaudit.protocols.noises import Noise, calibrated
 from leakaudit.protocols.prox import exact, prox
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.released import shrink
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ ADJACENCY = "one record of one agent is replaced"
 
 @victim("dkm")
 @dataclass(frozen=True)
-class DKM(Victim):
+class DKM(SimulatedVictim):
     """DP-dKM with three operators and five noise mechanisms."""
 
     paper: ClassVar[str] = "DP-dKM 2024, Algorithm 1"
@@ -98,7 +96,6 @@ class DKM(Victim):
     records: int = param(0, "records per agent, for Theorem 1; 0 if unknown", "N")
 
     def __post_init__(self) -> None:
-        """Check the ranges and that the mechanism exists."""
         positive = self.gamma > 0 and self.bound > 0 and 0 < self.alpha <= 1
         if not (positive and min(self.l1, self.fade, self.batch, self.records) >= 0):
             raise LeakauditError(
@@ -129,26 +126,16 @@ class DKM(Victim):
         else:
             stable("dkm", task, gamma=self.gamma)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the curves are those of the model, which is prox(x) for operator=dr."""
-        x = common(recorder, problem)
+        recorder = sim.recorder
+        x = sim.begin(sim.common)
         told = x
         noise = self._noise()
-        mix = Mixing(graph)
-        channel = Broadcast(recorder, wires)
-        curves = TrainingCurves(recorder, problem)
+        mix = Mixing(sim.graph)
         spare = torch.empty_like(x)
-        recorder.state("w", 0, x)
-        for t in range(1, rounds + 1):
-            (part,) = batches(problem, self.batch, 1, generator)
+        for t in sim.rounds:
+            (part,) = batches(sim.problem, self.batch, 1, sim.generator)
             relax = float(self._relaxation(t))
             if self.operator == "dr" or self.l1:
                 x = mix(told) + relax * self._residual(part, x, t, recorder)
@@ -161,14 +148,11 @@ class DKM(Victim):
                     torch.sub(mix(told[:, some]), g[:, some], alpha=size, out=x[:, some])
             shown = x
             if noise is not None:
-                n = noise.draw(x, generator)
+                n = noise.draw(x, sim.generator)
                 recorder.state("n", t, n)
                 shown = x + n
-            told = channel.send(t, "x", shown)
-            recorder.state("w", t, x)
-            curves.observe(t, self._shrink(x) if self.operator == "dr" else x)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            told = sim.send(t, "x", shown)
+            sim.end(t, x, self._shrink(x) if self.operator == "dr" else None)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the broadcasts and T - I; a prox is an unknown function of its argument."""
@@ -277,9 +261,7 @@ class DKM(Victim):
 
     def _shrink(self, x: Tensor) -> Tensor:
         """Return prox_{gamma R}(x)."""
-        if not self.l1:
-            return x
-        return x.sign() * (x.abs() - self.gamma * self.l1).clamp(min=0)
+        return shrink(x, self.gamma * self.l1)
 
     def _residual(self, part: Problem, x: Tensor, t: int, recorder: Recorder) -> Tensor:
         """Return T(x) - x of all agents, (N, d)."""

@@ -19,7 +19,7 @@ DP-Norm's experiments (eta = 1/mu).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,25 +28,21 @@ from torch import Generator, Tensor
 
 from leakaudit.core.claim import Adjacency, Claim, NormAssumption
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols import admm_family as admm
-from leakaudit.protocols.batches import is_drawn, replaced
-from leakaudit.protocols.broadcast import Broadcast
-from leakaudit.protocols.local import common
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.batches import chosen, is_drawn, replaced
+from leakaudit.protocols.local import normal
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
 
 
 @victim("dpadmm")
 @dataclass(frozen=True)
-class DPADMM(Victim):
+class DPADMM(SimulatedVictim):
     """Decentralised DP-ADMM with K inner steps; K = 1 without noise is IC-ADMM."""
 
     paper: ClassVar[str] = "Huang and Gong 2020, in the form of DP-Norm's Table II"
@@ -59,6 +55,7 @@ class DPADMM(Victim):
     )
     claims_what: ClassVar[str] = "(epsilon, delta) of all rounds (DP-Norm, Table II)"
     separable: ClassVar[bool] = True
+    stationary = True  # all rounds have the same relations
 
     rho: float = param(0.3, "penalty of disagreement", "rho")
     eta: float = param(2.0, "curvature of the linearised loss", "eta^{k,r}")
@@ -84,7 +81,6 @@ class DPADMM(Victim):
     records: int = param(1, "records per node, assumed by the claim", "d_i")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         positive = min(self.rho, self.eta, self.lipschitz) > 0
         if not (positive and min(self.steps, self.records) >= 1 and 0 < self.delta < 1):
             raise LeakauditError(
@@ -101,11 +97,6 @@ class DPADMM(Victim):
                 "dpadmm: the noise for epsilon depends on the number of rounds; set horizon to it"
             )
 
-    @property
-    def stationary(self) -> bool:
-        """All rounds have the same relations."""
-        return True
-
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject a mini-batch that is larger than a node's data."""
         if self.batch > samples:
@@ -120,45 +111,29 @@ class DPADMM(Victim):
             return self.sigma
         return self._printed(self.horizon) / self.epsilon
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; each inner step computes all nodes' gradients at once."""
-        w = common(recorder, problem)
-        lam = torch.zeros_like(w)
+        recorder = sim.recorder
+        w = sim.begin(sim.common)
+        duals = admm.NodeDuals(sim)
         spare = torch.empty_like(w)
-        pull = torch.empty_like(w)
-        around = admm.NeighbourSums(graph, w)
-        curve = 2 * self.rho * around.degree + self.eta
+        curve = 2 * self.rho * duals.around.degree + self.eta
         std = self.noise
-        channel = Broadcast(recorder, wires)
-        curves = TrainingCurves(recorder, problem)
-        recorder.state("w", 0, w)
-        for t in range(1, rounds + 1):
-            around.pull(w, lam, self.rho, out=pull)
+        for t in sim.rounds:
+            pull = duals.pull(w, self.rho)
             for k in range(1, self.steps + 1):
-                g = self._gradients(problem, w, generator, spare)
+                g = self._gradients(sim.problem, w, sim.generator, spare)
                 if self.batch:
                     recorder.state(self._name("g", k), t, g)
                 admm.linearised(g, w, pull, self.eta, curve)
                 w, spare = g, w
                 if std:
-                    n = std / curve * admm.normal(w, generator)
+                    n = std / curve * normal(w, 1.0, sim.generator)
                     recorder.state(self._name("n", k), t, n)
                     w.add_(n)
-            w = channel.send(t, "w", w)
-            around.move_duals(lam, w, self.rho / 2)
-            recorder.state("w", t, w)
-            recorder.state("lam", t, lam)
-            curves.observe(t, w, lam=lam)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            w = sim.send(t, "w", w)
+            duals.move(t, w, self.rho / 2)
+            sim.end(t, w, lam=duals.lam)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the inner steps; lam is computed from the broadcasts."""
@@ -224,8 +199,6 @@ class DPADMM(Victim):
     def _gradients(self, problem: Problem, w: Tensor, generator: Generator, out: Tensor) -> Tensor:
         if not self.batch:
             return problem.task.gradients(w, problem.x, problem.y, out=out)
-        shape = (problem.nodes, problem.samples)
-        drawn = torch.rand(shape, generator=generator, device=generator.device)
-        rows = drawn.argsort(1)[:, : self.batch].to(problem.x.device)
-        nodes = torch.arange(problem.nodes, device=rows.device)[:, None]
-        return problem.task.gradients(w, problem.x[nodes, rows], problem.y[nodes, rows], out=out)
+        drawn = torch.rand(problem.nodes, problem.samples, generator=generator)
+        x, y = chosen(problem, drawn.argsort(1)[:, : self.batch])
+        return problem.task.gradients(w, x, y, out=out)

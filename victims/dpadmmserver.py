@@ -16,33 +16,30 @@ same in every iteration, 2 c1 sqrt(2 ln(1.25/delta)) / (m eps).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.claim import Adjacency, Claim, NormAssumption
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
-from leakaudit.protocols import admm_family as admm
 from leakaudit.protocols.blocks import blocks
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.local import normal
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Relations, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem
-    from leakaudit.traces.recorder import Recorder
+    pass
 
 
 @victim("dpadmmserver")
 @dataclass(frozen=True)
-class DPADMMServer(Victim):
+class DPADMMServer(SimulatedVictim):
     """DP-ADMM of Huang et al. on a star; without noise, this is linearised consensus ADMM."""
 
     paper: ClassVar[str] = "Huang, Hu, Guo, Chan-Tin, Gong 2020 (IEEE TIFS 15), from memory"
@@ -75,7 +72,6 @@ class DPADMMServer(Victim):
     records: int = param(1, "records per client, assumed by the claim", "m_i")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         positive = min(self.rho, self.eta, self.lipschitz) > 0
         if not (positive and self.records >= 1 and 0 < self.delta < 1):
             raise LeakauditError(
@@ -93,26 +89,14 @@ class DPADMMServer(Victim):
             return self.sigma
         return self._printed / self.epsilon
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the model is the one that the server sends."""
-        clients = torch.tensor([i for i, _ in wires], dtype=torch.long)
-        server = graph.nodes - 1
-        servers = torch.full_like(clients, server)
-        w = recorder.public["w0"].to(problem.x.device)
-        v = w.repeat(server, 1)
+        problem = sim.problem
+        w = sim.w0
+        v = sim.begin(sim.common)
         gam = torch.zeros_like(v)
         spare = torch.empty_like(v)
-        curves = TrainingCurves(recorder, problem)
-        recorder.state("w", 0, v)
-        for t in range(1, rounds + 1):
+        for t in sim.rounds:
             slope = float(self._slope(t))
             g = problem.task.gradients(v, problem.x, problem.y, out=spare)
             for part in blocks(g):
@@ -120,21 +104,17 @@ class DPADMMServer(Victim):
                 g[:, part] = (pull - g[:, part]) / (self.rho + slope)
             v, spare = g, v
             if self.noise:
-                n = self.noise / (self.rho + slope) * admm.normal(v, generator)
-                recorder.state("n", t, n)
+                n = self.noise / (self.rho + slope) * normal(v, 1.0, sim.generator)
+                sim.recorder.state("n", t, n)
                 v.add_(n)
             w = torch.empty_like(w)
             for part in blocks(gam):
                 w[part] = (v[:, part] - gam[:, part] / self.rho).mean(0)
                 gam[:, part] = gam[:, part] - self.rho * (v[:, part] - w[part])
-            if len(clients):
-                recorder.kept.cut(v, recorder.send_many(t, clients, servers, "up"), clients)
-                recorder.send(t, server, clients.tolist(), "down", w)
-            recorder.state("w", t, v)
-            recorder.state("gam", t, gam)
-            curves.observe(t, v, gam=gam)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.up(t, "up", v)
+            sim.down(t, "down", w)
+            sim.recorder.state("gam", t, gam)
+            sim.end(t, v, gam=gam)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the clients' updates and the server's mean; messages determine gam."""

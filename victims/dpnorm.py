@@ -18,7 +18,7 @@ square root of its noise level; in its proof, eq. (8), epsilon is outside the ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
@@ -28,20 +28,16 @@ from torch import Generator, Tensor
 
 from leakaudit.core.claim import Adjacency, Claim, NormAssumption
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.batches import batches, enough, is_drawn, replaced, turns
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.dpnorm_family import Duals, Theorem, guaranteed, level, sensitivity, sign
-from leakaudit.protocols.local import common
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Form, Relations, Turns, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 FORMS: dict[Theorem, str] = {"eq8": "in the form of eq. (8)", "printed": "as printed"}
@@ -49,7 +45,7 @@ FORMS: dict[Theorem, str] = {"eq8": "in the form of eq. (8)", "printed": "as pri
 
 @victim("dpnorm")
 @dataclass(frozen=True)
-class DPNorm(Victim):
+class DPNorm(SimulatedVictim):
     """ECL and DP-Norm with K inner steps per round and noise on the dual messages."""
 
     paper: ClassVar[str] = "DP-Norm 2023, Algorithm 1; ECL if sigma = alpha = 0"
@@ -65,6 +61,7 @@ class DPNorm(Victim):
         "(epsilon, delta) of all messages of a node (Theorem 1, in two forms)"
     )
     separable: ClassVar[bool] = True
+    stationary = True  # all rounds have the same relations
 
     mu: float = param(0.05, "step size", "mu")
     inner: int = param(1, "inner steps per round", "K")
@@ -91,7 +88,6 @@ class DPNorm(Victim):
     records: int = param(0, "records per node, for Theorem 1; 0 if unknown", "d_i")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         positive = self.mu > 0 and self.lipschitz > 0 and self.inner >= 1
         if not (positive and min(self.alpha, self.sigma, self.batch, self.records) >= 0):
             raise LeakauditError(
@@ -110,11 +106,6 @@ class DPNorm(Victim):
             )
         if self.resend and self.inner < 2:
             raise LeakauditError("dpnorm: resend needs at least two inner steps; set inner=2")
-
-    @property
-    def stationary(self) -> bool:
-        """All rounds have the same relations."""
-        return True
 
     def turns(self, rounds: int) -> Turns | None:
         """Return the turns of `batches`, known if `records` is; every round shuffles anew."""
@@ -147,37 +138,30 @@ class DPNorm(Victim):
         eta = 1 / (decimal(self.mu) * degree * self.inner)
         return eta, 1 + decimal(self.alpha) * eta
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train with synchronous exchanges."""
+        problem = sim.problem
+        graph = sim.graph
         self.fits(problem.task, graph, problem.samples)
-        w = common(recorder, problem)
+        w = sim.begin(sim.common)
         constants = [self._constants(graph, i) for i in range(graph.nodes)]
-        wire = Duals(graph, recorder, wires, w, constants)
-        curves = TrainingCurves(recorder, problem)
-        sigma = torch.tensor(self._levels(graph, rounds), dtype=torch.float64)[:, None].to(w)
+        wire = Duals(sim, w, constants)
+        levels = self._levels(graph, len(sim.rounds))
+        sigma = torch.tensor(levels, dtype=torch.float64)[:, None].to(w)
         noisy = bool(sigma.any())
         n = torch.zeros_like(w)
         spare = torch.empty_like(w)
         curve = 1 + self.mu * wire.share * wire.degree
-        recorder.state("w", 0, w)
-        for t in range(1, rounds + 1):
+        for t in sim.rounds:
             pull = wire.pull()
-            for k, part in enumerate(batches(problem, self.batch, self.inner, generator)):
+            for k, part in enumerate(batches(problem, self.batch, self.inner, sim.generator)):
                 if noisy and (k == 0 or self.noise == "inner"):
-                    drawn = torch.randn(w.shape, generator=generator, dtype=w.dtype)
+                    drawn = torch.randn(w.shape, generator=sim.generator, dtype=w.dtype)
                     n = sigma * drawn.to(w.device)
-                    recorder.state("n" if self.noise == "round" else f"n.{k}", t, n)
+                    sim.recorder.state("n" if self.noise == "round" else f"n.{k}", t, n)
                 g = problem.task.gradients(w, part.x, part.y, out=spare)
                 if self.batch:
-                    recorder.state("g" if self.inner == 1 else f"g.{k}", t, g)
+                    sim.recorder.state("g" if self.inner == 1 else f"g.{k}", t, g)
                 for some in blocks(g):
                     inside = pull[:, some]
                     if self.noise == "inner":
@@ -188,10 +172,7 @@ class DPNorm(Victim):
                 if self._early(k):
                     wire.send(t, "early", w + n if noisy else w)
             dual = wire.exchange(t, w + n if noisy else w)
-            recorder.state("w", t, w)
-            curves.observe(t, w, dual=dual)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, w, dual=dual)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the inner steps and the messages.
@@ -278,7 +259,6 @@ class DPNorm(Victim):
         return tuple(claims)
 
     def _early(self, k: int) -> bool:
-        """Return whether a node also sends after inner step k, before the last."""
         return self.resend and k == self.inner // 2 - 1
 
     def _sensitivities(self, graph: Graph) -> list[float]:
@@ -290,7 +270,6 @@ class DPNorm(Victim):
         ]
 
     def _levels(self, graph: Graph, rounds: int) -> list[float]:
-        """Return sigma_i of every node."""
         if self.epsilon is None:
             return [self.sigma] * graph.nodes
         needed = level(self.epsilon, self.delta, rounds, self.theorem)

@@ -16,45 +16,32 @@ which reduces the effect of a round's noise on later rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.claim import Adjacency, Claim, NormAssumption
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.batches import is_drawn, replaced
 from leakaudit.protocols.blocks import blocks
-from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.consensus import Mixing
-from leakaudit.protocols.local import (
-    LocalSteps,
-    Steps,
-    above,
-    common,
-    everybody,
-    least,
-    normal,
-    stable,
-)
-from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.local import LocalSteps, Steps, above, least, normal, stable
+from leakaudit.protocols.optimiser import Optimiser
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations, Turns
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 @victim("dpsgd")
 @dataclass(frozen=True)
-class DPSGD(Victim):
+class DPSGD(SimulatedVictim):
     """Nodes average their models with their neighbours' and follow their own gradients.
 
     Noise and clipping make it decentralised DP-SGD.
@@ -105,7 +92,6 @@ class DPSGD(Victim):
     samples: int = param(0, "records per node; set automatically when recording", "d_i")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         above("dpsgd", alpha=self.alpha, steps=self.steps)
         least(
             "dpsgd",
@@ -138,9 +124,6 @@ class DPSGD(Victim):
 
         Args:
             samples: Records per node, d_i; 0 if unknown.
-
-        Raises:
-            LeakauditError: The table's noise depends on the number of records, which is unknown.
         """
         if not self.epsilon:
             return self.sigma
@@ -165,32 +148,22 @@ class DPSGD(Victim):
         """Reject step sizes that diverge on the task's l2 term."""
         stable("dpsgd", task, alpha=self.alpha)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the generator draws noise and mini-batches."""
-        mix = Mixing(graph)
-        channel = Broadcast(recorder, wires)
-        curves = TrainingCurves(recorder, problem)
-        std = self.std(problem.samples)
-        local = LocalSteps(self._steps(std), problem, recorder, generator)
-        w = common(recorder, problem)
+        mix = Mixing(sim.graph)
+        std = self.std(sim.problem.samples)
+        local = LocalSteps(self._steps(std), sim)
+        w = sim.begin(sim.common)
         sent = w
         own = mix.own(w)
         base = torch.empty_like(w)
 
         def share(t: int, model: Tensor, before: Tensor) -> Tensor:
             if std and self.noise == "message":
-                noise = normal(model, std, generator)
-                recorder.state("xi", t, noise)
+                noise = normal(model, std, sim.generator)
+                sim.recorder.state("xi", t, noise)
                 model = model + noise
-            return channel.send(t, "w", model, before=before)
+            return sim.send(t, "w", model, before=before)
 
         def averaged(sent: Tensor, model: Tensor) -> Tensor:
             for part in blocks(base):
@@ -199,8 +172,7 @@ class DPSGD(Victim):
                     base[:, part].addcmul_(own, model[:, part] - sent[:, part])
             return base
 
-        recorder.state("w", 0, w)
-        for t in range(1, rounds + 1):
+        for t in sim.rounds:
             if self.order == "combine":
                 w = local(t, averaged(sent, w), at=w)
                 sent = share(t, w, sent)
@@ -208,10 +180,7 @@ class DPSGD(Victim):
                 half = local(t, w)
                 sent = share(t, half, sent)
                 w = averaged(sent, half)
-            recorder.state("w", t, w)
-            curves.observe(t, w)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, w)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare both orders; a model that is sent without noise is identical to its message."""
@@ -220,14 +189,13 @@ class DPSGD(Victim):
         std = self.std(self.samples)
         steps = self._steps(std)
         noised = bool(std) and self.noise == "message"
-        memory = DeclaredMemory()
-        w = dict(everybody(p, graph.nodes))
+        memory: dict[int, Expression] = {}
+        w = dict.fromkeys(range(graph.nodes), p.public("w0"))
         sent = dict(w)
 
         def share(
             name: str, models: Mapping[int, Expression]
         ) -> tuple[dict[int, Expression], dict[int, Expression]]:
-            """Return the models, and the versions of them that the neighbours hold."""
             told = {}
             if not noised:
                 for i, model in models.items():

@@ -16,34 +16,30 @@ does not specify where its noise is added.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
-from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.consensus import Mixing
 from leakaudit.protocols.local import above, stable
 from leakaudit.protocols.mixing import matrix, metropolis
-from leakaudit.protocols.released import NoisyRelease, ranges, shrink, start
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.released import noisy_release, ranges, shrink, start
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 @victim("extra")
 @dataclass(frozen=True)
-class Extra(Victim):
+class Extra(SimulatedVictim):
     """EXTRA, or PG-EXTRA if l1 > 0."""
 
     paper: ClassVar[str] = "Shi, Ling, Wu and Yin 2015 (EXTRA, PG-EXTRA)"
@@ -71,7 +67,6 @@ class Extra(Victim):
     )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         above("extra", alpha=self.alpha)
         ranges("extra", self.l1, self.spread, self.sigma, self.fade)
 
@@ -86,29 +81,19 @@ class Extra(Victim):
             w = matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64))
             stable("extra", task, 1 + float(torch.linalg.eigvalsh(w)[0]), alpha=self.alpha)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the generator draws the noise and private initial models."""
-        mix = Mixing(graph)
-        channel = Broadcast(recorder, wires)
-        curves = TrainingCurves(recorder, problem)
-        released = NoisyRelease(self.sigma, self.fade, recorder, generator)
-        w = start(problem, recorder, generator, self.spread)
-        heard = channel.send(0, "w", w, secure=True) if self.spread else w
-        recorder.state("w", 0, w)
-        recorder.end_round(0)
+        problem = sim.problem
+        mix = Mixing(sim.graph)
+        released = noisy_release(self.sigma, self.fade, sim)
+        w = sim.begin(start(sim, self.spread))
+        heard = sim.send(0, "w", w, secure=True) if self.spread else w
+        sim.recorder.end_round(0)
         half = torch.zeros_like(w)  # Wt x of the previous round
         last = torch.zeros_like(w)  # the gradients of the previous round
         z = torch.zeros_like(w)
         g = torch.empty_like(w)
-        for t in range(1, rounds + 1):
+        for t in sim.rounds:
             problem.task.gradients(w, problem.x, problem.y, out=g)
             for part in blocks(z):
                 mixed = mix(heard[:, part])
@@ -118,14 +103,11 @@ class Extra(Victim):
                 torch.div(between, 2, out=half[:, part])
             last, g = g, last
             w = shrink(z, self.alpha * self.l1)
-            recorder.state("z", t, z)
+            sim.recorder.state("z", t, z)
             shown = released(t, w)
             w = shown if self.noise == "state" else w
-            heard = channel.send(t, "w", shown)
-            recorder.state("w", t, w)
-            curves.observe(t, w)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            heard = sim.send(t, "w", shown)
+            sim.end(t, w)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare z and x; without l1 and noise both equal the message. The prox is opaque."""
@@ -166,7 +148,6 @@ class Extra(Victim):
     def _released(
         self, p: Relations, i: int, t: int, z: Expression, to: tuple[int, ...]
     ) -> tuple[Expression, Expression]:
-        """Return the model of node i, at which gradients are computed, and its message."""
         x = z
         if self.l1:
             x = p.state("x", i)

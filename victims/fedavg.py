@@ -9,32 +9,28 @@ weighted mean is the plain mean.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
-from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser
-from leakaudit.protocols.server import exchange
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
-from leakaudit.theory.relations import Relations, Turns
+from leakaudit.protocols.optimiser import Optimiser
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
+from leakaudit.theory.relations import Expression, Relations, Turns
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 @victim("fedavg")
 @dataclass(frozen=True)
-class FedAvg(Victim):
+class FedAvg(SimulatedVictim):
     """Clients send their local models; the server sends the mean."""
 
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1 (FedAvg)"
@@ -46,6 +42,7 @@ class FedAvg(Victim):
         "every gradient, (w - w_i) / lr; of several local steps, their weighted sum"
     )
     centralised: ClassVar[bool] = True
+    stationary = True  # all rounds have the same relations
 
     lr: float = param(0.1, "local step size", "eta")
     epochs: int = param(1, "passes over a client's records per round", "E")
@@ -66,7 +63,6 @@ class FedAvg(Victim):
     samples: int = param(0, "records per client; set automatically when recording", "n_k")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         above("fedavg", lr=self.lr, epochs=self.epochs)
         least(
             "fedavg",
@@ -89,9 +85,6 @@ class FedAvg(Victim):
 
         Args:
             samples: Records per client; 0 if unknown.
-
-        Raises:
-            LeakauditError: The number of steps depends on that of records, which is unknown.
         """
         if self.steps:
             return self._steps(self.steps)
@@ -120,11 +113,6 @@ class FedAvg(Victim):
             sigma=self.sigma,
         )
 
-    @property
-    def stationary(self) -> bool:
-        """All rounds have the same relations."""
-        return True
-
     def turns(self, rounds: int) -> Turns | None:
         """Return the turns: every epoch uses all records, in a new order. Needs `samples`."""
         if not self.samples:
@@ -140,37 +128,23 @@ class FedAvg(Victim):
             )
         stable("fedavg", task, lr=self.lr)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the generator draws the order of the mini-batches."""
-        clients = [i for i, _ in wires]
-        server = graph.nodes - 1
-        w = recorder.public["w0"].to(problem.x.device)
-        curves = TrainingCurves(recorder, problem)
-        local = LocalSteps(self.training(problem.samples), problem, recorder, generator)
-        recorder.state("w", 0, w.expand(server, -1))
-        for t in range(1, rounds + 1):
-            sent = local(t, w.expand(server, -1))
-            exchange(recorder, t, clients, server, w, "up", sent)
+        w = sim.begin(sim.w0)
+        local = LocalSteps(self.training(sim.problem.samples), sim)
+        for t in sim.rounds:
+            sent = local(t, w.expand(sim.problem.nodes, -1))
+            sim.down(t, "w", w)
+            sim.up(t, "up", sent)
             w = sent.mean(0)
-            recorder.state("w", t, w.expand(server, -1))
-            curves.observe(t, w[None])
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, w)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the clients' steps from the server's model, and the mean of the results."""
         p = Relations(graph)
         server = graph.nodes - 1
         steps = self.training(self.samples)
-        memory = DeclaredMemory()
+        memory: dict[int, Expression] = {}
         w = p.public("w0")
         for _ in p.rounds(rounds):
             down = p.send(server, range(server), w, "w")

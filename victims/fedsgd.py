@@ -6,32 +6,29 @@ clients send g_i = grad f_i(w), and w <- w - lr mean_i g_i.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import Generator, Tensor
+import torch
+from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.local import above, least, normal, stable
 from leakaudit.protocols.optimiser import DeclaredMemory, Kind, Optimiser, OptimiserState
-from leakaudit.protocols.server import exchange
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.tasks import clipping
 from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 @victim("fedsgd")
 @dataclass(frozen=True)
-class FedSGD(Victim):
+class FedSGD(SimulatedVictim):
     """Clients send gradients; the server sends the model."""
 
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1 (FedSGD)"
@@ -41,6 +38,7 @@ class FedSGD(Victim):
     }
     leaks_what: ClassVar[str] = "every gradient, as it is sent"
     centralised: ClassVar[bool] = True
+    stationary = True  # all rounds have the same relations
 
     lr: float = param(0.1, "step size of the server", "eta")
     server: Literal["sgd", "adam", "adamw", "adagrad", "unknown"] = param(
@@ -56,15 +54,9 @@ class FedSGD(Victim):
     )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         above("fedsgd", lr=self.lr)
         least("fedsgd", decay=self.decay, clip=self.clip, sigma=self.sigma)
         _ = self._optimiser
-
-    @property
-    def stationary(self) -> bool:
-        """All rounds have the same relations."""
-        return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject steps that diverge on the task's l2 term, and server=unknown."""
@@ -75,49 +67,36 @@ class FedSGD(Victim):
             )
         stable("fedsgd", task, lr=self.lr)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the generator draws the noise."""
-        clients = [i for i, _ in wires]
-        server = graph.nodes - 1
-        w = recorder.public["w0"].to(problem.x.device)
-        curves = TrainingCurves(recorder, problem)
+        problem = sim.problem
+        w = sim.begin(sim.w0)
         memory = OptimiserState()
-        g = w.new_empty(server, len(w))
-        recorder.state("w", 0, w.expand(server, -1))
-        for t in range(1, rounds + 1):
-            models = w.expand(server, -1)
+        g = torch.empty_like(sim.common)
+        for t in sim.rounds:
+            models = w.expand(problem.nodes, -1)
             if self.clip:
                 g = clipping.gradients(problem.task, models, problem.x, problem.y, self.clip)
-                recorder.state("g", t, g)
+                sim.recorder.state("g", t, g)
             else:
                 problem.task.gradients(models, problem.x, problem.y, out=g)
             sent = g
             if self.sigma:
-                noise = normal(g, self.sigma, generator)
+                noise = normal(g, self.sigma, sim.generator)
                 if self.noisy == "first":
                     noise[1:] = 0
-                recorder.state("e", t, noise)
+                sim.recorder.state("e", t, noise)
                 sent = g + noise
-            exchange(recorder, t, clients, server, w, "g", sent)
+            sim.down(t, "w", w)
+            sim.up(t, "g", sent)
             w = self._optimiser.step(memory, self.lr, w, sent.mean(0))
-            recorder.state("w", t, w.expand(server, -1))
-            curves.observe(t, w[None])
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, w)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the server's step; client i sends its gradient."""
         p = Relations(graph)
         server = graph.nodes - 1
-        memory = DeclaredMemory()
+        memory: DeclaredMemory = {}
         w = p.public("w0")
         for _ in p.rounds(rounds):
             down = p.send(server, range(server), w, "w")

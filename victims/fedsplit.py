@@ -9,33 +9,30 @@ Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2). Every client keeps the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.admm_family import declare_prox
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.prox import exact, prox
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Relations, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 @victim("fedsplit")
 @dataclass(frozen=True)
-class FedSplit(Victim):
+class FedSplit(SimulatedVictim):
     """Centralised PDMM with exact or one-gradient-step local updates."""
 
     paper: ClassVar[str] = "Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2)"
@@ -45,6 +42,7 @@ class FedSplit(Victim):
     }
     leaks_what: ClassVar[str] = "every gradient, rho (z_{s|i} - w_i)"
     centralised: ClassVar[bool] = True
+    stationary = True  # all rounds have the same relations
 
     rho: float = param(0.4, "penalty of disagreement", "rho")
     update: Literal["gradient", "exact"] = param(
@@ -53,7 +51,6 @@ class FedSplit(Victim):
     alpha: float = param(0.05, "step size of update=gradient", "alpha")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if not (self.rho > 0 and self.alpha > 0):
             raise LeakauditError(
                 f"fedsplit: expected rho > 0 and alpha > 0, got {self.rho} and {self.alpha}"
@@ -64,36 +61,19 @@ class FedSplit(Victim):
                 f"diverges), got {self.alpha * self.rho:g}; lower alpha"
             )
 
-    @property
-    def stationary(self) -> bool:
-        """All rounds have the same relations."""
-        return True
-
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject an exact update of a model that is not convex."""
         if self.update == "exact":
             exact(task)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the run is deterministic given the start, so the generator is not used."""
-        clients = torch.tensor([i for i, _ in wires], dtype=torch.long)
-        server = graph.nodes - 1
-        servers = torch.full_like(clients, server)
-        w = recorder.public["w0"].to(problem.x.device).repeat(server, 1)
+        problem = sim.problem
+        w = sim.begin(sim.common)
         z = w.clone()
-        weight = torch.full((server, 1), self.rho, dtype=w.dtype, device=w.device)
+        weight = torch.full((problem.nodes, 1), self.rho, dtype=w.dtype, device=w.device)
         spare = torch.empty_like(w)
-        curves = TrainingCurves(recorder, problem)
-        recorder.state("w", 0, w)
-        for t in range(1, rounds + 1):
+        for t in sim.rounds:
             if self.update == "exact":
                 w = prox(problem, w, -self.rho * z, weight)
             else:
@@ -101,17 +81,12 @@ class FedSplit(Victim):
                 for part in blocks(g):
                     torch.add(g[:, part], w[:, part] - z[:, part], alpha=self.rho, out=g[:, part])
                     w[:, part].sub_(g[:, part], alpha=self.alpha)
-            if len(clients):
-                recorder.kept.cut(z, recorder.send_many(t, servers, clients, "down"), clients)
+            sim.down(t, "down", z)
             for part in blocks(z):
                 z[:, part].neg_().add_(w[:, part], alpha=2)  # sent to the server
-            if len(clients):
-                recorder.kept.cut(z, recorder.send_many(t, clients, servers, "up"), clients)
+            sim.up(t, "up", z)
             torch.sub(2 * z.mean(0), z, out=z)
-            recorder.state("w", t, w)
-            curves.observe(t, w, z=z)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, w, z=z)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare both proximal forms; a client's w is the mean of its messages up and down."""

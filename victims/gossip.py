@@ -12,27 +12,26 @@ node is equivalent to its gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.consensus import average, declare_average
 from leakaudit.protocols.local import Steps, above, least, stable
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Relations
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 @victim("gossip")
 @dataclass(frozen=True)
-class Gossip(Victim):
+class Gossip(SimulatedVictim):
     """One phase of local training, then only averaging."""
 
     paper: ClassVar[str] = "Xiao and Boyd 2004, eq. (2); Metropolis weights"
@@ -44,6 +43,7 @@ class Gossip(Victim):
         "to anyone who observes one node's messages for long enough"
     )
     separable: ClassVar[bool] = True
+    stationary = True  # all rounds have the same relations
 
     lr: float = param(0.5, "step size of the local steps before the averaging", "eta")
     steps: int = param(1, "local gradient steps before the averaging")
@@ -52,40 +52,16 @@ class Gossip(Victim):
     )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         above("gossip", lr=self.lr, steps=self.steps)
         least("gossip", sigma=self.sigma)
-
-    @property
-    def stationary(self) -> bool:
-        """All rounds have the same relations."""
-        return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject step sizes that diverge on the task's l2 term."""
         stable("gossip", task, lr=self.lr)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train in the first round, then average; the generator draws the noise."""
-        average(
-            problem,
-            graph,
-            rounds,
-            recorder,
-            generator,
-            wires,
-            Steps(self.lr, self.steps),
-            every=0,
-            std=self.sigma,
-        )
+        average(sim, Steps(self.lr, self.steps), every=0, std=self.sigma)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the initial vectors and their averages."""

@@ -21,36 +21,31 @@ term that we derive (for replacing one record: C (1.4 c1 + 2 a) / (h E_i B)).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.claim import Adjacency, Claim
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols import admm_family as admm
-from leakaudit.protocols.broadcast import Broadcast
-from leakaudit.protocols.local import common
 from leakaudit.protocols.prox import exact, prox
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 C1 = admm.LOGISTIC_CURVATURE
 
 
 @victim("mradmm")
 @dataclass(frozen=True)
-class MRADMM(Victim):
+class MRADMM(SimulatedVictim):
     """MR-ADMM; M-ADMM if recycle=false."""
 
     paper: ClassVar[str] = (
@@ -85,7 +80,6 @@ class MRADMM(Victim):
     )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         positive = min(self.eta, self.theta, self.convexity) > 0
         if not positive or min(self.spread, self.gamma, self.rate) < 0:
             raise LeakauditError(
@@ -109,43 +103,29 @@ class MRADMM(Victim):
         """Return whether the updates of round t compute gradients."""
         return not self.recycle or t % 2 == 1
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train a convex model."""
-        w = common(recorder, problem)
+        w = sim.begin(sim.common)
         lam = torch.zeros_like(w)
         noise = torch.zeros_like(w)
         known = torch.zeros_like(w)
-        around = admm.NeighbourSums(graph, w)
-        channel = Broadcast(recorder, wires)
-        curves = TrainingCurves(recorder, problem)
-        recorder.state("w", 0, w)
-        for t in range(1, rounds + 1):
-            h = w.new_tensor([[self.penalty(i, t)] for i in range(graph.nodes)])
+        around = admm.NeighbourSums(sim.graph, w)
+        for t in sim.rounds:
+            h = w.new_tensor([[self.penalty(i, t)] for i in range(sim.graph.nodes)])
             weight = 2 * h * around.degree
             if self.takes(t):
                 if self.rate:
-                    noise = h * around.degree / self.rate * admm.radial(w, generator)
-                    recorder.state("n", t, noise)
+                    noise = h * around.degree / self.rate * admm.radial(w, sim.generator)
+                    sim.recorder.state("n", t, noise)
                 pull = h * around.both(w) - 2 * lam
-                w = prox(problem, w, noise - pull, weight)
+                w = prox(sim.problem, w, noise - pull, weight)
                 known = pull - weight * w
             else:
                 w = w - (known + 2 * lam + h * around.apart(w)) / (weight + self.gamma)
-            w = channel.send(t, "w", w)
+            w = sim.send(t, "w", w)
             lam = lam + self.theta / 2 * around.apart(w)
-            recorder.state("w", t, w)
-            recorder.state("lam", t, lam)
-            curves.observe(t, w, lam=lam)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.recorder.state("lam", t, lam)
+            sim.end(t, w, lam=lam)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare both kinds of updates; lam is computed from the broadcasts."""

@@ -14,13 +14,14 @@ pairs therefore exceeds it. The restriction that the proof assumes may differ.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+import torch
 from scipy.sparse.csgraph import shortest_path
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.claim import Adjacency, Claim
 from leakaudit.core.errors import LeakauditError
@@ -28,13 +29,12 @@ from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.consensus import average, declare_average
 from leakaudit.protocols.local import Steps, above, least, stable
-from leakaudit.protocols.mixing import metropolis
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.mixing import matrix, metropolis
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Relations
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 SOURCE = (
     "Cyffers, Even, Bellet and Massoulie 2022 (Muffliato), "
@@ -44,7 +44,7 @@ SOURCE = (
 
 @victim("muffliato")
 @dataclass(frozen=True)
-class Muffliato(Victim):
+class Muffliato(SimulatedVictim):
     """Noisy gossip between gradient steps."""
 
     paper: ClassVar[str] = "Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2"
@@ -73,7 +73,6 @@ class Muffliato(Victim):
     )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         above("muffliato", lr=self.lr, gossips=self.gossips)
         least("muffliato", sigma=self.sigma, clip=self.clip)
         if not 0 < self.delta < 1:
@@ -88,28 +87,9 @@ class Muffliato(Victim):
         """Reject step sizes that diverge on the task's l2 term."""
         stable("muffliato", task, lr=self.lr)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the generator draws the noise."""
-        average(
-            problem,
-            graph,
-            rounds,
-            recorder,
-            generator,
-            wires,
-            self._steps,
-            self.gossips,
-            self.sigma,
-            self._speed(graph),
-        )
+        average(sim, self._steps, self.gossips, self.sigma, self._speed(sim.graph))
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the noised start of every averaging phase, and its exchanges."""
@@ -150,10 +130,6 @@ class Muffliato(Victim):
 
         It is D^2 / (2 sigma^2) sum_{s < K} sum_{w in N_v} (W^s)_{wu}^2 / |(W^s)_w|^2 per gradient
         step, with D = 2 lr clip.
-
-        Args:
-            graph: Communication graph.
-            rounds: Length of the run.
 
         Returns:
             Row v, column u: what v observes of u, (N, N); the diagonal has no meaning.
@@ -208,10 +184,7 @@ class Muffliato(Victim):
 
 
 def _matrix(graph: Graph) -> np.ndarray:
-    w = np.zeros((graph.nodes, graph.nodes))
-    for (i, j), value in metropolis(graph).items():
-        w[i, j] = float(value)
-    return w
+    return matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64)).numpy()
 
 
 def _adjacency(graph: Graph) -> np.ndarray:

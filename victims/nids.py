@@ -16,35 +16,31 @@ the optimum; noise=message adds it only to m, and the resulting error remains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim, written
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
-from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.consensus import Mixing
 from leakaudit.protocols.local import above, stable
-from leakaudit.protocols.released import NoisyRelease, ranges, shrink, start
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.released import noisy_release, ranges, shrink, start
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 @victim("nids")
 @dataclass(frozen=True)
-class Nids(Victim):
+class Nids(SimulatedVictim):
     """NIDS with common or node-specific step sizes."""
 
     paper: ClassVar[str] = "Li, Shi and Yan 2019 (NIDS)"
@@ -75,19 +71,11 @@ class Nids(Victim):
     )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         above("nids", alpha=self.alpha)
         ranges("nids", self.l1, self.spread, self.sigma, self.fade)
 
     def own_steps(self, nodes: int) -> tuple[Fraction, ...]:
-        """Return a_i of every node.
-
-        Args:
-            nodes: Number of nodes.
-
-        Raises:
-            LeakauditError: `alphas` does not hold one positive number per node.
-        """
+        """Return a_i of every node."""
         if not self.alphas:
             return (decimal(self.alpha),) * nodes
         if isinstance(self.alphas, str):
@@ -112,32 +100,22 @@ class Nids(Victim):
         given = "alphas" if self.alphas else "alpha"
         stable("nids", task, **{given: float(max(self.own_steps(graph.nodes)))})
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the generator draws the noise and private initial models."""
-        mix = Mixing(graph)
-        channel = Broadcast(recorder, wires)
-        curves = TrainingCurves(recorder, problem)
-        released = NoisyRelease(self.sigma, self.fade, recorder, generator)
-        w = start(problem, recorder, generator, self.spread)
-        steps = self.own_steps(graph.nodes)
+        problem = sim.problem
+        mix = Mixing(sim.graph)
+        released = noisy_release(self.sigma, self.fade, sim)
+        w = sim.begin(start(sim, self.spread))
+        steps = self.own_steps(sim.graph.nodes)
         largest = max(steps)
         a = w.new_tensor([[float(s)] for s in steps])
         pull = w.new_tensor([[float(s / largest / 2)] for s in steps])  # c a_i
-        recorder.state("w", 0, w)
         before = w
         z = w
         last = torch.empty_like(w)
         g = torch.empty_like(w)
         own = torch.empty_like(w)
-        for t in range(1, rounds + 1):
+        for t in sim.rounds:
             problem.task.gradients(w, problem.x, problem.y, out=g)
             if t == 1:
                 z = w - a * g
@@ -145,7 +123,7 @@ class Nids(Victim):
                 for part in blocks(own):
                     torch.sub(last[:, part], g[:, part], out=own[:, part]).mul_(a)
                     own[:, part].add_(w[:, part], alpha=2).sub_(before[:, part])
-                m = channel.send(t, "m", released(t, own) if self.noise == "message" else own)
+                m = sim.send(t, "m", released(t, own) if self.noise == "message" else own)
                 new = before if w is z else z  # reuse the oldest vector, no longer needed by m
                 for part in blocks(new):
                     change = mix(m[:, part]).sub_(m[:, part]).mul_(pull).add_(m[:, part])
@@ -154,13 +132,10 @@ class Nids(Victim):
             before = w
             last, g = g, last
             w = shrink(z, a * self.l1) if self.l1 else z
-            recorder.state("z", t, z)
+            sim.recorder.state("z", t, z)
             if self.noise == "state":
                 w = released(t, w)
-            recorder.state("w", t, w)
-            curves.observe(t, w)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, w)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare z, x and m; the prox is opaque. Without l1 and noise on x, z equals x."""

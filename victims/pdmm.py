@@ -9,34 +9,30 @@ Node i has d_i neighbours j; B = +1 if i < j, else -1:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.growth import TOO_FAST, growth
-from leakaudit.protocols.local import common
 from leakaudit.protocols.pdmm_family import DualRule, EdgeDuals, Sums
 from leakaudit.protocols.prox import exact, prox
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
 
 
 @victim("pdmm")
 @dataclass(frozen=True)
-class PDMM(Victim):
+class PDMM(SimulatedVictim):
     """PDMM (theta = 1) and ADMM (theta = 1/2): exact, gradient-step or quadratic local updates."""
 
     paper: ClassVar[str] = "Yu 2023 (TU Delft), Algorithms 1 and 2"
@@ -49,6 +45,7 @@ class PDMM(Victim):
         "every one-step gradient difference; every gradient if z^0 is known or messages are plain"
     )
     separable: ClassVar[bool] = True
+    stationary = True  # all rounds have the same relations
 
     rho: float = param(0.4, "penalty of disagreement", "rho")
     theta: float = param(
@@ -71,18 +68,12 @@ class PDMM(Victim):
     )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         positive = min(self.rho, self.alpha, self.mu) > 0 and 0 < self.theta <= 1
         if not (positive and self.k_max >= 1 and min(self.z0, self.quantize) >= 0):
             raise LeakauditError(
                 "pdmm: expected 0 < theta <= 1, rho, alpha, mu > 0, k_max >= 1, "
                 "z0 >= 0 and quantize >= 0"
             )
-
-    @property
-    def stationary(self) -> bool:
-        """All rounds have the same relations."""
-        return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject an exact update of a model that is not convex, and gradient steps that diverge."""
@@ -110,32 +101,19 @@ class PDMM(Victim):
             return self.mu * c1, c1
         return 1 - self.alpha * self.rho * degree, torch.full_like(degree, self.alpha)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; without a quantizer, channels that are not recorded add no cost to a round."""
-        w = common(recorder, problem)
+        w = sim.begin(sim.common)
         rule = DualRule(self.rho, self.theta, self.differential, self.quantize, self.z0)
-        form = EdgeDuals if self.quantize or recorder.partial else Sums
-        duals = form(rule, graph, recorder, w, wires, generator)
-        degree = w.new_tensor([[graph.degree(i)] for i in range(graph.nodes)])
-        curves = TrainingCurves(recorder, problem)
+        form = EdgeDuals if self.quantize or sim.recorder.partial else Sums
+        duals = form(rule, sim, w)
+        degree = w.new_tensor([[sim.graph.degree(i)] for i in range(sim.graph.nodes)])
         spare = torch.empty_like(w)
-        recorder.end_round(0)
-        recorder.state("w", 0, w)
-        for t in range(1, rounds + 1):
-            w = self._updated(problem, w, degree, duals, spare)
+        sim.recorder.end_round(0)
+        for t in sim.rounds:
+            w = self._updated(sim.problem, w, degree, duals, spare)
             duals.send(t, w)
-            recorder.state("w", t, w)
-            curves.observe(t, w, s=duals.s)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, w, s=duals.s)
 
     def _updated(
         self, problem: Problem, w: Tensor, degree: Tensor, duals: Sums | EdgeDuals, spare: Tensor

@@ -20,36 +20,31 @@ noise. update=gradient replaces F_i by its tangent and curvature/2 |f - f_i|^2, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.claim import Adjacency, Claim
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols import admm_family as admm
-from leakaudit.protocols.broadcast import Broadcast
-from leakaudit.protocols.local import common
 from leakaudit.protocols.prox import exact, prox
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Relations, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 C4 = admm.LOGISTIC_CURVATURE
 
 
 @victim("pvpadmm")
 @dataclass(frozen=True)
-class PVPADMM(Victim):
+class PVPADMM(SimulatedVictim):
     """D-ADMM (perturb=none), with dual (DVP) or primal variable perturbation (PVP)."""
 
     paper: ClassVar[str] = "Zhang and Zhu 2017 (IEEE TIFS 12(1)), DVP and PVP, from memory"
@@ -63,6 +58,7 @@ class PVPADMM(Victim):
         "alpha-differential privacy of each node and iteration (dynamic DP)"
     )
     separable: ClassVar[bool] = True
+    stationary = True  # all rounds have the same relations
 
     eta: float = param(0.3, "penalty of disagreement", "eta")
     update: Literal["exact", "gradient"] = param(
@@ -82,50 +78,32 @@ class PVPADMM(Victim):
     )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if min(self.eta, self.curvature, self.alpha, self.convexity) <= 0 or self.records < 1:
             raise LeakauditError(
                 "pvpadmm: expected eta, curvature, alpha, convexity > 0 and records >= 1"
             )
-
-    @property
-    def stationary(self) -> bool:
-        """All rounds have the same relations."""
-        return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject an exact update of a model that is not convex."""
         if self.update == "exact":
             exact(task)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; every node draws fresh noise in every round."""
-        w = common(recorder, problem)
+        problem = sim.problem
+        w = sim.begin(sim.common)
         sent = w
-        lam = torch.zeros_like(w)
         noise = torch.zeros_like(w)
         spare = torch.empty_like(w)
-        pull = torch.empty_like(w)
-        around = admm.NeighbourSums(graph, w)
-        channel = Broadcast(recorder, wires)
-        curves = TrainingCurves(recorder, problem)
-        constants = [self._noise(len(near)) for near in graph.neighbours]
+        duals = admm.NodeDuals(sim)
+        constants = [self._noise(len(near)) for near in sim.graph.neighbours]
         size = w.new_tensor([[size] for size, _ in constants])
         phi = w.new_tensor([[phi] for _, phi in constants])
-        weight = 2 * self.eta * around.degree + phi
-        recorder.state("w", 0, w)
-        for t in range(1, rounds + 1):
+        weight = 2 * self.eta * duals.around.degree + phi
+        for t in sim.rounds:
             if self.perturb != "none":
-                noise = size * admm.radial(w, generator)
-            around.pull(sent, lam, self.eta, out=pull)
+                noise = size * admm.radial(w, sim.generator)
+            pull = duals.pull(sent, self.eta)
             if self.perturb == "dual":
                 pull.sub_(noise, alpha=2)
             if self.update == "exact":
@@ -134,13 +112,10 @@ class PVPADMM(Victim):
                 g = problem.task.gradients(w, problem.x, problem.y, out=spare)
                 admm.linearised(g, w, pull, self.curvature, self.curvature + weight)
                 w, spare = g, w
-            sent = channel.send(t, "w", w + noise if self.perturb == "primal" else w)
-            around.move_duals(lam, sent, self.eta / 2)
-            for name, value in {"w": w, "lam": lam, "n": noise}.items():
-                recorder.state(name, t, value)
-            curves.observe(t, w, lam=lam)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sent = sim.send(t, "w", w + noise if self.perturb == "primal" else w)
+            duals.move(t, sent, self.eta / 2)
+            sim.recorder.state("n", t, noise)
+            sim.end(t, w, lam=duals.lam)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the stationarity of each update; lam is computed from the broadcasts."""

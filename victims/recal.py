@@ -33,18 +33,16 @@ from torch import Generator, Tensor
 
 from leakaudit.core.claim import Adjacency, Claim
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim, written
 from leakaudit.core.trace import Graph
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.released import shrink
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.protocols.walk import draw, read
 from leakaudit.theory.relations import Expression, Relations, decimal
 from leakaudit.traces.arcs import Arcs
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 OVERFLOW = 700.0  # e^709 is the largest power of e that a float can hold
@@ -52,7 +50,7 @@ OVERFLOW = 700.0  # e^709 is the largest power of e that a float can hold
 
 @victim("recal")
 @dataclass(frozen=True)
-class RECAL(Victim):
+class RECAL(SimulatedVictim):
     """RECAL, or DP-RECAL if sigma > 0. A round of the trace is one activation."""
 
     paper: ClassVar[str] = "DP-RECAL, arXiv 2212.10859v2, eqs. (7a)-(7e), reconstructed"
@@ -143,23 +141,14 @@ class RECAL(Victim):
         """Draw the active nodes, ``active`` (rounds + 1,); the last one only receives the baton."""
         return {"active": draw(graph, rounds + 1, generator, self.activation)}
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; an activation computes one gradient of one node."""
-        kept = {arc for i, j in wires for arc in ((i, j), (j, i))}
+        recorder = sim.recorder
+        kept = {arc for i, j in sim.wires for arc in ((i, j), (j, i))}
         batons = dict[tuple[int, int], Arcs]()
-        at = read(recorder.public, "active", rounds + 1)
-        state = _State(self, problem, recorder.public["w0"], generator)
-        curves = TrainingCurves(recorder, problem)
-        recorder.state("w", 0, state.x)
-        for t in range(1, rounds + 1):
+        at = read(recorder.public, "active", len(sim.rounds) + 1)
+        state = _State(self, sim)
+        for t in sim.rounds:
             i = at[t - 1]
             to = at[t]
             state.activate(i)
@@ -171,9 +160,7 @@ class RECAL(Victim):
                 state.total = recorder.exchange(t, "s", state.total[None], batons[i, to])[0]
             for name, value in state.named.items():
                 recorder.state(name, t, value)
-            curves.observe(t, state.x, lam=state.lam)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, state.x, lam=state.lam)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare (7a)-(7e) along the walk; a prox is opaque.
@@ -272,22 +259,11 @@ class RECAL(Victim):
         return math.expm1(growth) / (1 / self.decay - 1)
 
     def std(self, drawn: int) -> float:
-        """Return the standard deviation of a node's noise: variance sigma^2 R^c.
-
-        Args:
-            drawn: Number of earlier activations of the node, c.
-        """
+        """Return the standard deviation of a node's noise: variance sigma^2 R^c."""
         return float(self.sigma * self.decay ** (drawn / 2))
 
     def steps(self, nodes: int) -> tuple[list[Fraction], list[Fraction], Fraction]:
-        """Return tau and s of every node, and beta.
-
-        Args:
-            nodes: Number of nodes.
-
-        Raises:
-            LeakauditError: There is not one step size per node, or beta is too large for them.
-        """
+        """Return tau and s of every node, and beta."""
         steps = []
         for name, numbers in (("tau", self.tau), ("s", self.s)):
             given = _positive(name, numbers)
@@ -309,14 +285,13 @@ class RECAL(Victim):
 class _State:
     """x, lam and the last noise xi of every node, (N, d), and the baton y and total, (d,)."""
 
-    def __init__(
-        self, victim: RECAL, problem: Problem, start: Tensor, generator: Generator
-    ) -> None:
+    def __init__(self, victim: RECAL, sim: Simulation) -> None:
+        problem = sim.problem
         self.victim = victim
         self.problem = problem
-        self.generator = generator
-        self.y = start.to(problem.x.device)
-        self.x = self.y.repeat(problem.nodes, 1)
+        self.generator = sim.generator
+        self.y = sim.w0
+        self.x = sim.begin(sim.common)
         self.lam = torch.zeros_like(self.x)
         self.xi = torch.zeros_like(self.x)
         self.drawn = [0] * problem.nodes
@@ -329,9 +304,8 @@ class _State:
 
     @property
     def named(self) -> dict[str, Tensor]:
-        """Return the vectors under their declared names, (N, d)."""
+        """Return the vectors besides x under their declared names, (N, d)."""
         return {
-            "w": self.x,
             "lam": self.lam,
             "xi": self.xi,
             "y": self.y.expand_as(self.x),
@@ -354,7 +328,7 @@ class _State:
             pull = self.total + dual - lam
         y = self.y + self.beta * pull  # (7b)
         if victim.reg == "l1":
-            y = y.sign() * (y.abs() - self.beta * victim.weight).clamp_min(0)
+            y = shrink(y, self.beta * victim.weight)
         g = problem.task.gradients(self.x[one], problem.x[one], problem.y[one])[0]
         self.x[i] -= self.tau[i] * (g + dual)  # (7c)
         self.x[i] += noise if victim.noise_on == "x" else 0

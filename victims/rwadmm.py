@@ -22,26 +22,24 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols import admm_family as admm
-from leakaudit.protocols.local import common
+from leakaudit.protocols.local import normal
 from leakaudit.protocols.prox import exact, prox
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.protocols.walk import draw, read
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations import Relations, decimal
 from leakaudit.traces.arcs import Arcs
 
 if TYPE_CHECKING:
-    from leakaudit.traces.recorder import Recorder
+    pass
 
 
 @victim("rwadmm")
 @dataclass(frozen=True)
-class RWADMM(Victim):
+class RWADMM(SimulatedVictim):
     """ADMM with one active node per round."""
 
     paper: ClassVar[str] = "Shah and Avrachenkov 2018 (RW-ADMM), derived from the abstract"
@@ -63,7 +61,6 @@ class RWADMM(Victim):
     sigma: float = param(0.0, "standard deviation of the noise on w; 0 adds none", "sigma")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if not (0 < self.theta <= 1 and self.rho > 0 and self.alpha > 0 and self.sigma >= 0):
             raise LeakauditError("rwadmm: expected 0 < theta <= 1, rho, alpha > 0 and sigma >= 0")
 
@@ -92,24 +89,18 @@ class RWADMM(Victim):
         """Draw the active nodes, ``active`` (rounds,)."""
         return {"active": draw(graph, rounds, generator, self.activation)}
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; z is stored for every arc, since any node may become active."""
-        at = read(recorder.public, "active", rounds)
-        kept = {arc for i, j in wires for arc in ((i, j), (j, i))}
+        problem = sim.problem
+        recorder = sim.recorder
+        graph = sim.graph
+        at = read(recorder.public, "active", len(sim.rounds))
+        kept = {arc for i, j in sim.wires for arc in ((i, j), (j, i))}
         place = {arc: k for k, arc in enumerate(graph.arcs)}
-        w = common(recorder, problem)
+        w = sim.begin(sim.common)
         bare = w.clone()  # w without its noise
         noise = torch.zeros_like(w)
         z = w.new_zeros(len(place), w.shape[1])  # z_{i|j}, held by i
-        curves = TrainingCurves(recorder, problem)
         # For each node i: the positions of z_{i|j} and of z_{j|i}, the signs B, and the messages
         # to its neighbours.
         held = []
@@ -123,8 +114,7 @@ class RWADMM(Victim):
             ends = (torch.full((len(near),), i), torch.tensor(near))
             recorded = torch.tensor([(i, j) in kept for j in near])
             told.append(Arcs(*ends, torch.arange(len(near)), recorded))
-        recorder.state("w", 0, w)
-        for t, i in enumerate(at, 1):
+        for t, i in zip(sim.rounds, at, strict=True):
             only = slice(i, i + 1)
             mine = z[held[i]]
             here = None if problem.here is None else problem.here[only]
@@ -133,17 +123,15 @@ class RWADMM(Victim):
             moved = self._move(one, w[only], pull, self.rho * graph.degree(i))
             if self.sigma:
                 bare[i] = moved[0]
-                noise[i] = self.sigma * admm.normal(moved[0], generator)
+                noise[i] = normal(moved[0], self.sigma, sim.generator)
                 moved = moved + noise[i]
             w[i] = moved[0]
             reflected = mine + 2 * self.rho * sign[i] * moved
             new = (1 - self.theta) * z[across[i]] + self.theta * reflected
             z[across[i]] = recorder.exchange(t, "z", new, told[i])
-            for name, value in {"w": w, "v": bare, "n": noise}.items():
-                recorder.state(name, t, value)
-            curves.observe(t, w, z=z)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            recorder.state("v", t, bare)
+            recorder.state("n", t, noise)
+            sim.end(t, w, z=z)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the active node's update and its messages; other variables do not change."""

@@ -14,32 +14,29 @@ rounding of messages grows with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.local import LocalSteps, Steps, above, least, normal, stable
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations
 from leakaudit.traces.arcs import Arcs, broadcast
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 @victim("secagg")
 @dataclass(frozen=True)
-class SecAgg(Victim):
+class SecAgg(SimulatedVictim):
     """Averaging of local models under masks that cancel in the sum."""
 
     paper: ClassVar[str] = "Bonawitz et al. 2017, pairwise masks, without a server"
@@ -52,6 +49,7 @@ class SecAgg(Victim):
         "a single gradient only to a coalition of all other peers"
     )
     separable: ClassVar[bool] = True
+    stationary = True  # all rounds have the same relations
 
     lr: float = param(0.1, "local step size", "eta")
     local_steps: int = param(1, "gradient steps per round")
@@ -61,44 +59,29 @@ class SecAgg(Victim):
     mask: float = param(1.0, "standard deviation of the masks")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         above("secagg", lr=self.lr, local_steps=self.local_steps, mask=self.mask)
         least("secagg", batch=self.batch, clip=self.clip, sigma=self.sigma)
-
-    @property
-    def stationary(self) -> bool:
-        """All rounds have the same relations."""
-        return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject a graph that is not complete, and step sizes that diverge on the l2 term."""
         _complete(graph)
         stable("secagg", task, lr=self.lr)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the generator draws mini-batches, noise and masks."""
+        problem = sim.problem
+        recorder = sim.recorder
         # Pair k consists of peers first[k] < second[k], of which the second sends the mask.
         first, second = torch.triu_indices(problem.nodes, problem.nodes, 1, device=problem.x.device)
-        everybody = broadcast(recorder, wires)
+        everybody = broadcast(recorder, sim.wires)
         pairs = _pairs(everybody, problem.nodes)
-        w = recorder.public["w0"].to(problem.x.device)
-        everyone = w.repeat(problem.nodes, 1)
-        train = LocalSteps(self._training, problem, recorder, generator)
-        curves = TrainingCurves(recorder, problem)
-        recorder.state("w", 0, everyone)
-        for t in range(1, rounds + 1):
-            x = train(t, everyone)
+        w = sim.begin(sim.w0)
+        train = LocalSteps(self._training, sim)
+        for t in sim.rounds:
+            x = train(t, w.expand(problem.nodes, -1))
             recorder.state("x", t, x)
             y = x.clone()
-            masks = normal(x.new_empty(len(first), x.shape[1]), self.mask, generator)
+            masks = normal(x.new_empty(len(first), x.shape[1]), self.mask, sim.generator)
             masks = recorder.exchange(t, "mask", masks, pairs, secure=True)
             for i in range(problem.nodes - 1):
                 drawn = torch.zeros_like(y)
@@ -107,11 +90,7 @@ class SecAgg(Victim):
             y.index_add_(0, first, masks).index_add_(0, second, masks, alpha=-1)
             y = recorder.exchange(t, "y", y, everybody)
             w = y.mean(0)
-            everyone = w.repeat(problem.nodes, 1)
-            recorder.state("w", t, everyone)
-            curves.observe(t, w[None])
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, w)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the masked updates, of which everybody computes the mean."""

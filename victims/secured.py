@@ -29,25 +29,22 @@ from torch import Generator, Tensor
 
 from leakaudit.core.claim import Claim
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.kirkman import partitions
 from leakaudit.protocols.local import LocalSteps, Steps, stable
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Form, Relations, decimal
 from leakaudit.traces.arcs import Arcs, broadcast
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 @victim("secured")
 @dataclass(frozen=True)
-class SecureD(Victim):
+class SecureD(SimulatedVictim):
     """ADMM averaging in groups between rounds of local training."""
 
     paper: ClassVar[str] = "SecureD-FL 2021, Algorithms 2 and 3"
@@ -76,7 +73,6 @@ class SecureD(Victim):
     lam0: float = param(1.0, "lam^0 is drawn from [0, lam0)", "lambda^0")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         counts = min(self.iterations, self.partitions, self.local_steps)
         if not (self.rho > 0 and self.lr > 0 and counts >= 1):
             raise LeakauditError(
@@ -112,45 +108,33 @@ class SecureD(Victim):
         groups = partitions(graph.nodes, self.group_size, self.partitions, generator)
         return {"groups": torch.tensor(groups)}
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train and average.
 
         The curves are those of the last average, with the mean squared error of z in each
         iteration.
         """
-        z = recorder.public["w0"].to(problem.x.device)
+        recorder = sim.recorder
+        z = sim.w0
         model = z
-        w = z.repeat(graph.nodes, 1)
+        w = sim.begin(sim.common)
         lam = z.new_empty(0)
-        train = LocalSteps(self._training, problem, recorder, generator)
-        curves = TrainingCurves(recorder, problem)
-        turn = _Iteration(self.rho, w, recorder, wires, graph.nodes // self.group_size)
-        recorder.state("w", 0, w)
-        for t in range(1, rounds + 1):
+        train = LocalSteps(self._training, sim)
+        turn = _Iteration(self.rho, w, sim, sim.graph.nodes // self.group_size)
+        for t in sim.rounds:
             if self._starts(t):
-                w = train(t, z.repeat(graph.nodes, 1))
-                drawn = torch.rand(w.shape, generator=generator, dtype=w.dtype).to(w) * self.lam0
-                recorder.state("lam0", t, drawn - self.lam0 / 2)
+                w = train(t, z.repeat(sim.graph.nodes, 1))
+                lam = torch.rand(w.shape, generator=sim.generator, dtype=w.dtype).to(w) * self.lam0
+                recorder.state("lam0", t, lam - self.lam0 / 2)
                 z = torch.zeros_like(z)
-                lam = drawn
             z = turn(t, self._partition(recorder.public["groups"], t), w, lam, z)
-            for name, value in (("w", w), ("x", turn.x), ("lam", lam)):
-                recorder.state(name, t, value)
+            recorder.state("x", t, turn.x)
+            recorder.state("lam", t, lam)
             if t % self.iterations == 0:
                 model = z
-            curves.observe(t, model[None], lam=lam)
+            sim.end(t, w, model, lam=lam)
             if recorder.keep_curves:
                 recorder.curve("mse", t, float((z - w.mean(0)).square().mean()))
-            recorder.end_round(t)
-            step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare training and averaging; lam^0 is declared as its mean plus noise."""
@@ -206,11 +190,9 @@ class SecureD(Victim):
         return Steps(self.lr, self.local_steps, self.batch)
 
     def _starts(self, t: int) -> bool:
-        """Return whether round t of the trace is the first iteration of an FL round."""
         return (t - 1) % self.iterations == 0
 
     def _partition(self, groups: Tensor, t: int) -> Tensor:
-        """Return the groups (n / s, s) in round t: partition i mod |Pi| in iteration i."""
         return groups[((t - 1) % self.iterations + 1) % len(groups)]
 
 
@@ -223,7 +205,6 @@ def _complete(graph: Graph) -> None:
 
 
 def _checked(graph: Graph, public: Mapping[str, Tensor]) -> Tensor:
-    """Return the partitions of a trace."""
     groups = public.get("groups")
     if groups is not None and groups.dim() == 3:
         peers = list(range(graph.nodes))
@@ -245,13 +226,12 @@ class _Iteration:
         self,
         rho: float,
         like: Tensor,
-        recorder: Recorder,
-        wires: Iterable[tuple[int, int]],
+        sim: Simulation,
         groups: int,
     ) -> None:
         self.rho = rho
-        self.recorder = recorder
-        self.arcs = broadcast(recorder, wires)
+        self.recorder = sim.recorder
+        self.arcs = broadcast(sim.recorder, sim.wires)
         self.x = torch.empty_like(like)
         self.y = torch.empty_like(like)
         self.sums = like.new_empty(groups, like.shape[1])
@@ -281,7 +261,6 @@ class _Iteration:
         return new
 
     def _partition(self, groups: Tensor) -> tuple[Tensor, Arcs, Arcs]:
-        """Return each peer's group, the messages of y within groups, and those of the sums."""
         key = groups.numpy().tobytes()
         if key not in self._known:
             of = torch.empty(len(self.y), dtype=torch.long)

@@ -7,85 +7,65 @@ record it with the same seed, data and model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
-from torch import Generator, Tensor
+import torch
+from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.batches import batches, enough
 from leakaudit.protocols.local import stable
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Relations, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 @victim("single")
 @dataclass(frozen=True)
-class Single(Victim):
+class Single(SimulatedVictim):
     """Gradient descent on the union of all nodes' records."""
 
     paper: ClassVar[str] = "DP-Norm 2023, section VI (M5)"
     sends: ClassVar[Mapping[str, str]] = {}
     leaks_what: ClassVar[str] = "nothing: no message is sent"
     centralised: ClassVar[bool] = False
+    stationary = True  # all rounds have the same relations
 
     mu: float = param(0.1, "step size", "mu")
     inner: int = param(1, "steps per round", "K")
     batch: int = param(0, "records of each node in a mini-batch; 0 uses all", "B")
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         if not (self.mu > 0 and self.inner >= 1 and self.batch >= 0):
             raise LeakauditError(
                 "single: expected mu > 0, inner >= 1 and batch >= 0, "
                 f"got {self.mu}, {self.inner} and {self.batch}"
             )
 
-    @property
-    def stationary(self) -> bool:
-        """All rounds have the same relations."""
-        return True
-
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject a mini-batch larger than a node's data, and steps that diverge on the l2 term."""
         enough(self.batch, samples)
         stable("single", task, mu=self.mu)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; nodes hold equally many records, so a pooled mini-batch weights them equally."""
-        w = recorder.public["w0"].to(problem.x.device)
-        task = problem.task
-        curves = TrainingCurves(recorder, problem)
-        g = w.new_empty(graph.nodes, len(w))
-        recorder.state("w", 0, w.expand(graph.nodes, -1))
-        for t in range(1, rounds + 1):
-            for k, part in enumerate(batches(problem, self.batch, self.inner, generator)):
-                task.gradients(w.expand(graph.nodes, -1), part.x, part.y, out=g)
+        w = sim.begin(sim.w0)
+        task = sim.problem.task
+        g = torch.empty_like(sim.common)
+        for t in sim.rounds:
+            for k, part in enumerate(batches(sim.problem, self.batch, self.inner, sim.generator)):
+                task.gradients(w.expand(sim.graph.nodes, -1), part.x, part.y, out=g)
                 if self.batch:
-                    recorder.state("g" if self.inner == 1 else f"g.{k}", t, g)
+                    sim.recorder.state("g" if self.inner == 1 else f"g.{k}", t, g)
                 w = w - self.mu * g.mean(0)
-            recorder.state("w", t, w.expand(graph.nodes, -1))
-            curves.observe(t, w[None])
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, w)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the steps along the mean of the nodes' gradients.

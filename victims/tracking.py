@@ -13,32 +13,28 @@ gradients, and the error grows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from leakaudit.core.progress import step
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
-from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.consensus import Mixing
-from leakaudit.protocols.local import above, common, everybody, least, normal, stable
-from leakaudit.protocols.training_curves import TrainingCurves
-from leakaudit.protocols.victim import Victim
+from leakaudit.protocols.local import above, least, normal, stable
+from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.tasks.task import Task
 
 
 @victim("tracking")
 @dataclass(frozen=True)
-class Tracking(Victim):
+class Tracking(SimulatedVictim):
     """Gradient tracking in the form of DIGing."""
 
     paper: ClassVar[str] = "Nedic, Olshevsky and Shi 2017, Algorithm 1 (DIGing)"
@@ -48,6 +44,7 @@ class Tracking(Victim):
     }
     leaks_what: ClassVar[str] = "every gradient, the first as it is sent; also from the models only"
     separable: ClassVar[bool] = True
+    stationary = True  # all rounds have the same relations
 
     alpha: float = param(0.1, "step size", "alpha")
     sigma: float = param(0.0, "standard deviation of the noise", "sigma")
@@ -56,48 +53,32 @@ class Tracking(Victim):
     )
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
         above("tracking", alpha=self.alpha)
         least("tracking", sigma=self.sigma)
-
-    @property
-    def stationary(self) -> bool:
-        """All rounds have the same relations."""
-        return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Reject step sizes that diverge on the task's l2 term."""
         stable("tracking", task, alpha=self.alpha)
 
-    def run(
-        self,
-        problem: Problem,
-        graph: Graph,
-        rounds: int,
-        recorder: Recorder,
-        generator: Generator,
-        wires: Iterable[tuple[int, int]],
-    ) -> None:
+    def train(self, sim: Simulation) -> None:
         """Train; the generator draws the noise."""
-        mix = Mixing(graph)
-        channel = Broadcast(recorder, wires)
-        curves = TrainingCurves(recorder, problem)
-        w = common(recorder, problem)
+        problem = sim.problem
+        mix = Mixing(sim.graph)
+        w = sim.begin(sim.common)
         g = problem.task.gradients(w, problem.x, problem.y)
 
         def noised(t: int, kind: str, value: Tensor, where: str) -> Tensor:
             if not self.sigma or self.noise != where:
                 return value
-            noise = normal(value, self.sigma, generator)
-            recorder.state(f"n{kind}", t, noise)
+            noise = normal(value, self.sigma, sim.generator)
+            sim.recorder.state(f"n{kind}", t, noise)
             return value + noise
 
-        recorder.state("w", 0, w)
         y = g.clone()
         spare = torch.empty_like(g)
-        heard = {"w": w, "y": channel.send(0, "y", noised(0, "y", g, "message"))}
-        recorder.end_round(0)
-        for t in range(1, rounds + 1):
+        heard = {"w": w, "y": sim.send(0, "y", noised(0, "y", g, "message"))}
+        sim.recorder.end_round(0)
+        for t in sim.rounds:
             for part in blocks(w):
                 torch.sub(mix(heard["w"][:, part]), y[:, part], alpha=self.alpha, out=w[:, part])
             w = noised(t, "w", w, "state")
@@ -106,13 +87,10 @@ class Tracking(Victim):
                 y[:, part] = mix(heard["y"][:, part]).add_(new[:, part]).sub_(g[:, part])
             g, spare = new, g
             heard = {
-                kind: channel.send(t, kind, noised(t, kind, value, "message"))
+                kind: sim.send(t, kind, noised(t, kind, value, "message"))
                 for kind, value in (("w", w), ("y", y))
             }
-            recorder.state("w", t, w)
-            curves.observe(t, w, y=y)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+            sim.end(t, w, y=y)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare both recursions; a variable that is sent without noise equals its message."""
@@ -123,7 +101,6 @@ class Tracking(Victim):
         on_message = self.sigma and self.noise == "message"
 
         def send(i: int, kind: str, value: Expression) -> tuple[Expression, Expression]:
-            """Return the variable and the version that neighbours receive."""
             near = graph.neighbours[i]
             if not on_message:
                 m = p.send(i, near, value, kind)
@@ -132,7 +109,7 @@ class Tracking(Victim):
             return kept, p.send(i, near, kept + p.noise(f"n{kind}", self.sigma, i), kind)
 
         # w and y are the variables, heard_w and heard_y the versions that neighbours receive.
-        w = dict(everybody(p, graph.nodes))
+        w = dict.fromkeys(range(graph.nodes), p.public("w0"))
         heard_w = dict(w)
         g = {i: p.grad(i, at=w[i]) for i in w}
         y = dict[int, Expression]()

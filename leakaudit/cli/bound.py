@@ -118,8 +118,9 @@ def run(args: _Options) -> int:
     if form == "html":
         from leakaudit.reporting.rendering.html import bounded
 
-        notes = footnotes(found, protocol.begun)
-        args.page.write(bounded.page(found, _network(protocol), notes, NOTE, unclear), args)
+        notes, marks = footnotes(found, protocol.begun)
+        remarks = [*notes, NOTE]
+        args.page.write(bounded.page(found, _network(protocol), marks, remarks, unclear), args)
         return concluded(unclear, form)
     same = alike(found)
     shown = found
@@ -191,8 +192,8 @@ def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, beg
         Column("required noise", text=True),
         Column("outcome", text=True),
     )
-    notes = footnotes(found, begun)
-    rows = [_row(one, mark) for one, mark in zip(found, notes.marks, strict=True)]
+    notes, marks = footnotes(found, begun)
+    rows = [_row(one, mark) for one, mark in zip(found, marks, strict=True)]
     show_table(columns, rows)
     if len(found) < views:
         which = "only the worst view of each kind of adversary is shown"
@@ -201,7 +202,7 @@ def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, beg
         others = ", ".join(str(other) for other, of in same.items() if of == node)
         how = "because renaming the nodes leaves the relations unchanged"
         out.print(Text(f"nodes {others}: the same as node {node}, {how}"))
-    for line in (*notes.lines, NOTE):
+    for line in (*notes, NOTE):
         out.print(Text(line, style="dim"))
 
 

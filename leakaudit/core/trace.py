@@ -100,6 +100,18 @@ class Graph:
         """Both directions of every edge, sorted."""
         return tuple(sorted([*self.edges, *((j, i) for i, j in self.edges)]))
 
+    def require(self, node: int, what: str = "graph") -> None:
+        """Reject a node that does not exist.
+
+        Args:
+            node: The node.
+            what: What has the nodes, in the message.
+        """
+        if not 0 <= node < self.nodes:
+            raise LeakauditError(
+                f"node {node} does not exist (the {what} has nodes 0 to {self.nodes - 1})"
+            )
+
     def degree(self, node: int) -> int:
         """Number of neighbours d_i."""
         return len(self.neighbours[node])

@@ -1,19 +1,10 @@
-"""Shared parts of ADMM over a graph: sums over neighbours, updates, duals, and radial noise.
-
-In decentralised ADMM every node broadcasts one vector v_i per round. The dual lam_i starts at zero
-and is never sent (E_i neighbours j, penalty rho):
-
-    w_i   <- argmin f_i(w) - pull_i'w + weight_i/2 |w|^2,   pull_i = rho sum_j (v_i + v_j) - 2 lam_i
-    lam_i <- lam_i + rho/2 sum_j (v_i - v_j)
-
-An update is exact, or f_i is replaced by its tangent plus a quadratic term. Each operation comes
-in two versions: a step of a run on stacked vectors (N, d), and its declaration for one node.
-"""
+"""Shared parts of ADMM over a graph: sums over neighbours, updates, duals, and radial noise."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +14,20 @@ from leakaudit.core.claim import NormAssumption
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.local import normal
 from leakaudit.theory.relations import Expression, Number, Relations
+
+if TYPE_CHECKING:
+    from leakaudit.protocols.simulation import Simulation
+
+# In decentralised ADMM every node broadcasts one vector v_i per round. The dual lam_i starts at
+# zero and is never sent (E_i neighbours j, penalty rho):
+#
+#    w_i   <- argmin f_i(w) - pull_i'w + weight_i/2 |w|^2,  pull_i = rho sum_j (v_i + v_j) - 2 lam_i
+#    lam_i <- lam_i + rho/2 sum_j (v_i - v_j)
+#
+# An update is exact, or f_i is replaced by its tangent plus a quadratic term. Each operation comes
+# in two versions: a step of a run on stacked vectors (N, d), and its declaration for one node.
 
 # Largest second derivative of the logistic loss log(1 + e^-z), s (1 - s) at s = 1/2. Several papers
 # state their claims for logistic regression.
@@ -38,7 +42,6 @@ class NeighbourSums:
     """
 
     def __init__(self, graph: Graph, like: Tensor) -> None:
-        """Prepare the sums."""
         near = [torch.tensor(n, device=like.device) for n in graph.neighbours]
         starts = torch.tensor([0, *map(len, near[:-1])], device=like.device)
         degrees = [[float(len(n))] for n in near]
@@ -58,16 +61,29 @@ class NeighbourSums:
         """Return sum_j (v_i - v_j)."""
         return self.sum(v).neg_().addcmul_(self.degree, v)
 
-    def pull(self, v: Tensor, lam: Tensor, penalty: float, out: Tensor) -> None:
-        """Write penalty sum_j (v_i + v_j) - 2 lam_i, (N, d), to `out`."""
-        for part in blocks(out):
-            ours = self.both(v[:, part]).mul_(penalty)
-            torch.sub(ours, lam[:, part], alpha=2, out=out[:, part])
 
-    def move_duals(self, lam: Tensor, v: Tensor, size: float) -> None:
-        """Add size sum_j (v_i - v_j) to lam, (N, d)."""
-        for part in blocks(lam):
-            lam[:, part].add_(self.apart(v[:, part]), alpha=size)
+class NodeDuals:
+    """The duals lam_i of a run, (N, d), and what its rounds do with them."""
+
+    def __init__(self, sim: Simulation) -> None:
+        like = sim.common
+        self.recorder = sim.recorder
+        self.around = NeighbourSums(sim.graph, like)
+        self.lam = torch.zeros_like(like)
+        self._pull = torch.empty_like(like)
+
+    def pull(self, v: Tensor, penalty: float) -> Tensor:
+        """Return penalty sum_j (v_i + v_j) - 2 lam_i, (N, d), until the next call."""
+        for part in blocks(v):
+            ours = self.around.both(v[:, part]).mul_(penalty)
+            torch.sub(ours, self.lam[:, part], alpha=2, out=self._pull[:, part])
+        return self._pull
+
+    def move(self, t: int, v: Tensor, size: float) -> None:
+        """Add size sum_j (v_i - v_j) to lam in round t."""
+        for part in blocks(v):
+            self.lam[:, part].add_(self.around.apart(v[:, part]), alpha=size)
+        self.recorder.state("lam", t, self.lam)
 
 
 def linearised(g: Tensor, w: Tensor, pull: Tensor, curvature: float, total: Tensor) -> None:
@@ -131,16 +147,6 @@ def declare_prox(
     return new, known
 
 
-def normal(like: Tensor, generator: Generator) -> Tensor:
-    """Draw standard normal noise on the generator's device.
-
-    Args:
-        like: Tensor with the shape, dtype and device of the noise.
-    """
-    drawn = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device)
-    return drawn.to(like.device)
-
-
 def radial(like: Tensor, generator: Generator) -> Tensor:
     """Draw vectors n with density proportional to exp(-|n|), independently for every row.
 
@@ -150,7 +156,7 @@ def radial(like: Tensor, generator: Generator) -> Tensor:
     Args:
         like: Tensor (N, d) with the shape, dtype and device of the noise.
     """
-    direction = normal(like, generator)
+    direction = normal(like, 1.0, generator)
     drawn = torch.empty(like.shape, dtype=like.dtype, device=generator.device)
     drawn.exponential_(generator=generator)
     length = drawn.sum(1, keepdim=True).to(like.device) / direction.norm(dim=1, keepdim=True)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.tasks.task import Problem
 from leakaudit.theory.relations import Turns
+
+if TYPE_CHECKING:
+    from leakaudit.tasks.task import Problem
 
 
 def batches(problem: Problem, size: int, steps: int, generator: Generator) -> Iterator[Problem]:
@@ -83,8 +86,13 @@ def _shuffled(problem: Problem, count: int, generator: Generator) -> tuple[Tenso
     """Return `count` records of every node in random order, gathered once for all steps."""
     shape = (problem.nodes, problem.samples)
     order = torch.rand(shape, generator=generator, dtype=torch.float64).argsort(1)
-    rows = order[:, :count].to(problem.x.device)
-    nodes = torch.arange(problem.nodes)[:, None].to(problem.x.device)
+    return chosen(problem, order[:, :count])
+
+
+def chosen(problem: Problem, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inputs and labels of some records (N, b) of every node."""
+    rows = rows.to(problem.x.device)
+    nodes = torch.arange(problem.nodes, device=rows.device)[:, None]
     return problem.x[nodes, rows], problem.y[nodes, rows]
 
 

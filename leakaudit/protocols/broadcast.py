@@ -17,11 +17,6 @@ class Broadcast:
     """The broadcasts of a run; each payload is stored once, for any number of recorded channels."""
 
     def __init__(self, recorder: Recorder, wires: Iterable[tuple[int, int]]) -> None:
-        """Prepare the broadcasts.
-
-        Args:
-            recorder: The recorder of the run.
-        """
         self.recorder = recorder
         self.arcs = broadcast(recorder, wires)
 

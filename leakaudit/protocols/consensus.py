@@ -11,25 +11,18 @@ which is plain averaging for speed = 1, and accelerated by the previous iterate 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Tensor
 
-from leakaudit.core.progress import step
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
-from leakaudit.protocols.broadcast import Broadcast
-from leakaudit.protocols.local import LocalSteps, Steps, common, everybody, normal
+from leakaudit.protocols.local import LocalSteps, Steps, normal
 from leakaudit.protocols.mixing import metropolis
-from leakaudit.protocols.training_curves import TrainingCurves
+from leakaudit.protocols.simulation import Simulation
 from leakaudit.theory.relations import Expression, Relations, decimal
-
-if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem
-    from leakaudit.traces.recorder import Recorder
 
 
 class Mixing:
@@ -40,7 +33,6 @@ class Mixing:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """Compute the Metropolis weights of a graph."""
         self.graph = graph
         self.weights = metropolis(graph)
         self._around = [(i, *graph.neighbours[i]) for i in range(graph.nodes)]
@@ -78,59 +70,40 @@ class Mixing:
         return nodes.to(like.device), starts.to(like.device), weights.to(like)
 
 
-def average(
-    problem: Problem,
-    graph: Graph,
-    rounds: int,
-    recorder: Recorder,
-    generator: Generator,
-    wires: Iterable[tuple[int, int]],
-    steps: Steps,
-    every: int,
-    std: float,
-    speed: float = 1.0,
-) -> None:
+def average(sim: Simulation, steps: Steps, every: int, std: float, speed: float = 1.0) -> None:
     """Run local steps, then exchange models in messages of kind ``w``.
 
     Args:
         every: Rounds between two local trainings; 0 trains only before the first round.
-        speed: Weight of W y^s; 1 is plain averaging.
     """
-    mix = Mixing(graph)
-    channel = Broadcast(recorder, wires)
-    curves = TrainingCurves(recorder, problem)
-    local = LocalSteps(steps, problem, recorder, generator)
-    w = common(recorder, problem)
+    mix = Mixing(sim.graph)
+    local = LocalSteps(steps, sim)
+    w = sim.begin(sim.common)
     spare = torch.empty_like(w)
     before = spare
-    recorder.state("w", 0, w)
-    for t in range(1, rounds + 1):
+    for t in sim.rounds:
         if begins(t, every):
             w = local(t, w)
             if std:
-                noise = normal(w, std, generator)
-                recorder.state("xi", t, noise)
+                noise = normal(w, std, sim.generator)
+                sim.recorder.state("xi", t, noise)
                 w.add_(noise)
             # Without acceleration `before` only provides memory for the result.
             before = spare if speed == 1 else spare.copy_(w)
-        w = channel.send(t, "w", w)
+        w = sim.send(t, "w", w)
         for part in blocks(w):
             mixed = mix(w[:, part])
             if speed != 1:
                 mixed.mul_(speed).add_(before[:, part], alpha=1 - speed)
             before[:, part] = mixed
         w, before = before, w
-        recorder.state("w", t, w)
-        curves.observe(t, w)
-        recorder.end_round(t)
-        step("recording", t, rounds)
+        sim.end(t, w)
 
 
 def begins(t: int, every: int) -> bool:
     """Return whether a round begins with local steps.
 
     Args:
-        t: The round, from 1 on.
         every: Rounds between two local trainings; 0 trains only before the first round.
     """
     if every == 0:
@@ -145,12 +118,11 @@ def declare_average(
 
     Args:
         every: Rounds between two local trainings; 0 trains only before the first round.
-        speed: Weight of W y^s; 1 is plain averaging.
     """
     p = Relations(graph)
     mix = Mixing(graph)
     pace = decimal(speed)
-    w = dict(everybody(p, graph.nodes))
+    w = dict.fromkeys(range(graph.nodes), p.public("w0"))
     before = dict(w)
     for t in p.rounds(rounds):
         sent = {}

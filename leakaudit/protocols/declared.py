@@ -13,12 +13,12 @@ from torch import Generator, Tensor
 from leakaudit._util.plain import is_number
 from leakaudit._util.plural import named
 from leakaudit.core import registry
-from leakaudit.core.adversary import Adversary
+from leakaudit.core.adversary import Adversary, View
 from leakaudit.core.claim import Claim
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.evidence import Origin
 from leakaudit.core.trace import Graph, Json, Trace, Truth
-from leakaudit.protocols.traffic import Channel, Traffic, compared, posts
+from leakaudit.protocols.traffic import Channel, compared, posts
 from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
@@ -68,14 +68,14 @@ def largest(trace: Trace) -> DeclarationLimits:
 
 
 @dataclass(frozen=True)
-class ClippedSensitivity:
+class _ClippedSensitivity:
     """The largest change of a mean of clipped gradients by replacing one record."""
 
     sensitivity: float  # Euclidean distance
     words: str  # the reason, for the reader of a report
 
 
-def clipped(clip: float, samples: int, batch: int) -> ClippedSensitivity:
+def clipped(clip: float, samples: int, batch: int) -> _ClippedSensitivity:
     """Return the largest change of a gradient by replacing one record.
 
     A gradient is the mean over b records of their gradients, each clipped to Euclidean norm C.
@@ -92,7 +92,7 @@ def clipped(clip: float, samples: int, batch: int) -> ClippedSensitivity:
     of = "a mean of an undeclared number of records"
     if smallest:
         of = f"a mean of {smallest}"
-    return ClippedSensitivity(
+    return _ClippedSensitivity(
         2 * clip / max(1, smallest), f"clip = {clip:g}, one record replaced by another in {of}"
     )
 
@@ -157,11 +157,7 @@ class Protocol:
         return few
 
     def _declared(self, rounds: int) -> Relations:
-        """Return the relations of the first rounds.
-
-        Raises:
-            LeakauditError: They come from a file whose constants or public tensors do not fit.
-        """
+        """Return the relations of the first rounds."""
         if self.most is None:
             return self._complete(rounds)
         try:
@@ -177,7 +173,6 @@ class Protocol:
             ) from error
 
     def _complete(self, rounds: int) -> Relations:
-        """Return the victim's relations, with the messages that it does not declare."""
         if not self.undeclared:
             return _relations(self.victim, self.graph, rounds, self.public)
         p = self.victim.relations(self.graph, rounds, self.public)
@@ -305,7 +300,7 @@ class Protocol:
         return batch > 0 or unknown
 
     @property
-    def clipped(self) -> ClippedSensitivity | None:
+    def clipped(self) -> _ClippedSensitivity | None:
         """The largest change of a gradient if the protocol clips; None if it does not."""
         clip = getattr(self.victim, "clip", 0)
         if not clip > 0:
@@ -451,19 +446,18 @@ def played(trace: Trace) -> Protocol:
     missing = gaps.lost(trace)
     holds = max(gaps.sound(trace) or 0, 0) if missing else 0
     made = protocol_of(trace, trace.rounds)
-    traffic = _traffic(trace, made)
-    if traffic.absent is not None:
-        if not missing or traffic.absent <= holds:
-            holds = max(traffic.absent - 1, 0)
-        missing = missing or gaps.since(traffic.absent)
-    made = replace(made, undeclared=traffic.undeclared)
+    undeclared, absent = _traffic(trace, made)
+    if absent is not None:
+        if not missing or absent <= holds:
+            holds = max(absent - 1, 0)
+        missing = missing or gaps.since(absent)
+    made = replace(made, undeclared=undeclared)
     if not trace.complete and _another(trace, made.victim):
         made = replace(made, rounds=trace.rounds + 1, begun=True)
     return replace(made, missing=missing, holds=holds)
 
 
-def _traffic(trace: Trace, protocol: Protocol) -> Traffic:
-    """Return how the messages of a recording differ from those that its protocol sends."""
+def _traffic(trace: Trace, protocol: Protocol) -> tuple[tuple[Channel, ...], int | None]:
     rounds = trace.rounds
     if protocol.victim.stationary:
         rounds = min(rounds, DECLARED)
@@ -471,7 +465,7 @@ def _traffic(trace: Trace, protocol: Protocol) -> Traffic:
         with outline():
             sent = replace(protocol, rounds=rounds).whole.vectors
     except LeakauditError:  # every view says so
-        return Traffic((), None)
+        return (), None
     return compared(trace, sent, rounds)
 
 
@@ -507,15 +501,14 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
     vocabulary.inputs(truth.x, trace.task, "truth")
     vocabulary.labels(truth.y, trace.task, "truth")
     task = task or Task.build(trace.task)
-    everybody = Adversary(corrupt=frozenset(range(trace.graph.nodes)))
-    read = recorded(everybody.view(trace))
+    read = recorded(everything(trace))
     data = {i: truth.of(i) for i in truth.node.unique().tolist()}
     clip = constant(trace, "clip")
 
     def fetch(vector: Vector) -> Tensor | None:
         if vector.kind in ("message", "public"):
             return read(vector)
-        return _state(truth, vector, trace.layout.size)
+        return private_vector(truth, vector, trace.layout.size)
 
     def gradient(vector: Vector, theta: Tensor) -> Tensor:
         owner = cast(int, vector.owner)
@@ -533,7 +526,12 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
     return residuals(protocol_of(trace).whole, fetch, tolerance, gradient)
 
 
-def _state(truth: Truth, vector: Vector, size: int) -> Tensor | None:
+def everything(trace: Trace) -> View:
+    """Return the view of one who observes all messages of a recording."""
+    return Adversary(corrupt=frozenset(range(trace.graph.nodes))).view(trace)
+
+
+def private_vector(truth: Truth, vector: Vector, size: int) -> Tensor | None:
     """Return a private vector by name (``g.2`` for index 2) and round; None if it was not stored.
 
     A vector that belongs to no particular node is stored once for all nodes. What has another shape

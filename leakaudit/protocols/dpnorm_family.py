@@ -6,7 +6,7 @@ The printed theorem differs from eq. (8), which concludes its proof. Both forms 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from leakaudit._util.bisection import crossing, geometric
-from leakaudit.core.trace import Graph
 from leakaudit.protocols.admm_family import NeighbourSums
 from leakaudit.protocols.blocks import blocks
 from leakaudit.traces.arcs import Arcs
 
 if TYPE_CHECKING:
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.protocols.simulation import Simulation
 
 Theorem: TypeAlias = Literal["eq8", "printed"]
 # Range in which `guaranteed` searches for an epsilon; published claims lie within it.
@@ -65,7 +64,6 @@ def guaranteed(ratio: float, delta: float, rounds: int, form: Theorem) -> float:
     """Return the epsilon, between `LEAST` and `MOST`, that requires a given noise `level`.
 
     Args:
-        ratio: sigma / Delta_2.
         form: ``eq8`` or ``printed``.
     """
 
@@ -96,19 +94,13 @@ class Duals:
 
     def __init__(
         self,
-        graph: Graph,
-        recorder: Recorder,
-        wires: Iterable[tuple[int, int]],
+        sim: Simulation,
         like: Tensor,
         constants: Sequence[tuple[Fraction, Fraction]],
     ) -> None:
-        """Start with z = 0.
-
-        Args:
-            like: The models, (N, d), which determine shape, dtype and device.
-        """
-        self.recorder = recorder
-        recorded = {arc for i, j in wires for arc in ((i, j), (j, i))}
+        self.recorder = recorder = sim.recorder
+        graph = sim.graph
+        recorded = {arc for i, j in sim.wires for arc in ((i, j), (j, i))}
         gammas = {gamma for _, gamma in constants}
         alike = len(gammas) == 1 and not recorder.keep_curves and not recorder.partial
         self.sums = [torch.zeros_like(like), torch.zeros_like(like)] if alike else None

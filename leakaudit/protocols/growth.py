@@ -21,9 +21,6 @@ def growth(graph: Graph, alpha: float, rho: float, theta: float, inner: int, l2:
     Data can only increase it. It is the spectral radius of the linear map of (w, S, T), by power
     iteration. On regular graphs with l2 = 0 it exceeds 1 for alpha rho d > 1 if theta = 1, and
     for about alpha rho d > 4/3 if theta = 1/2.
-
-    Args:
-        l2: Weight of the l2 term of a node's loss.
     """
     degrees = [float(graph.degree(i)) for i in range(graph.nodes)]
     degree = torch.tensor(degrees, dtype=torch.float64)

@@ -1,9 +1,4 @@
-"""Partitions of the peers into groups such that no two peers meet twice (SecureD-FL, Algorithm 2).
-
-A group is a clique of the complete graph, and no edge is used twice. Groups are drawn at random,
-one after the other. If a partition cannot be completed, the search backtracks; if that takes too
-long, or if the partitions so far allow no further one, everything is drawn anew.
-"""
+"""Partitions of peers into groups such that no two meet twice (SecureD-FL, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -17,6 +12,10 @@ from torch import Generator
 from leakaudit.core.errors import LeakauditError
 
 Partition = list[tuple[int, ...]]
+# A group is a clique of the complete graph, and no edge is used twice. Groups are drawn at random,
+# one after the other. If a partition cannot be completed, the search backtracks; if that takes too
+# long, or if the partitions so far allow no further one, everything is drawn anew.
+
 # Both limits are choices: small enough for a search to end within seconds; drawing anew is cheap
 # compared with backtracking from a start that cannot be completed.
 STEPS = 300  # groups to try for one partition before everything is drawn anew
@@ -28,13 +27,6 @@ def partitions(nodes: int, size: int, count: int, generator: Generator) -> list[
 
     A group removes its edges from the complete graph. They are put back if a partition cannot be
     completed; the paper does not specify this case.
-
-    Args:
-        size: Nodes per group, s; the groups are s-cliques, triangles for 3.
-
-    Raises:
-        LeakauditError: `size` does not divide `nodes`, no such partitions can exist, or none were
-            found.
     """
     if not 2 <= size <= nodes or nodes % size:
         raise LeakauditError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,21 +11,18 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.errors import LeakauditError
+from leakaudit.protocols.batches import chosen
 from leakaudit.protocols.optimiser import DeclaredMemory, Optimiser, OptimiserState
 from leakaudit.tasks import clipping
 from leakaudit.theory.relations import Expression, Relations, Turns, decimal
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem, Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.protocols.simulation import Simulation
+    from leakaudit.tasks.task import Task
 
 
 def normal(like: Tensor, std: float, generator: Generator) -> Tensor:
-    """Draw normal noise on the CPU, for a tensor on any device.
-
-    Args:
-        like: Tensor with the shape, dtype and device of the noise.
-    """
+    """Draw normal noise on the CPU, for a tensor on any device."""
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).mul_(std).to(like.device)
 
 
@@ -90,7 +87,7 @@ class Steps:
         """
         lr = decimal(self.lr) / (1 + decimal(self.slow) * (p.round - 1))
         if memory is None or not self.keep:
-            memory = DeclaredMemory()
+            memory = {}
         point = base if at is None else at
         p.require_room(self.count)
         for k in range(1, self.count + 1):
@@ -114,17 +111,14 @@ class LocalSteps:
     Every gradient that differs from the plain gradient over all records is offered to the recorder.
     """
 
-    def __init__(
-        self, steps: Steps, problem: Problem, recorder: Recorder, generator: Generator
-    ) -> None:
-        """Prepare the steps of a run."""
+    def __init__(self, steps: Steps, sim: Simulation) -> None:
         self.steps = steps
-        self.problem = problem
-        self.recorder = recorder
-        self.generator = generator
-        self.whole = not 0 < steps.batch < problem.samples
+        self.problem = sim.problem
+        self.recorder = sim.recorder
+        self.generator = sim.generator
+        self.whole = not 0 < steps.batch < sim.problem.samples
         self._order = torch.empty(0)
-        self._at = problem.samples
+        self._at = sim.problem.samples
         self._memory = OptimiserState()
         self._both = [torch.empty(0), torch.empty(0)]  # alternating buffers for the results
 
@@ -160,7 +154,6 @@ class LocalSteps:
         return base
 
     def _gradients(self, w: Tensor) -> Tensor:
-        """Return the gradients at w in a tensor other than w."""
         x, y = (self.problem.x, self.problem.y) if self.whole else self._next()
         if self.steps.clip:
             return clipping.gradients(self.problem.task, w, x, y, self.steps.clip)
@@ -180,31 +173,27 @@ class LocalSteps:
         problem = self.problem
         if self._at >= problem.samples:
             drawn = torch.rand((problem.nodes, problem.samples), generator=self.generator)
-            self._order = drawn.argsort(1).to(problem.x.device)
+            self._order = drawn.argsort(1)
             self._at = 0
         start = self._at
         self._at += self.steps.batch
-        rows = self._order[:, start : self._at]
-        nodes = torch.arange(problem.nodes, device=rows.device)[:, None]
-        return problem.x[nodes, rows], problem.y[nodes, rows]
+        return chosen(problem, self._order[:, start : self._at])
 
 
 def least(name: str, **values: float) -> None:
     """Check that constants are finite and at least 0."""
-    low = {k: v for k, v in values.items() if not 0 <= v < math.inf}
-    if low:
-        raise LeakauditError(
-            f"{name}: expected {', '.join(low)} >= 0 and finite, got {_joined(low.values())}"
-        )
+    _within(name, ">=", {k: v for k, v in values.items() if not 0 <= v < math.inf})
 
 
 def above(name: str, **values: float) -> None:
     """Check that constants are finite and above 0."""
-    low = {k: v for k, v in values.items() if not 0 < v < math.inf}
+    _within(name, ">", {k: v for k, v in values.items() if not 0 < v < math.inf})
+
+
+def _within(name: str, sign: str, low: Mapping[str, float]) -> None:
     if low:
-        raise LeakauditError(
-            f"{name}: expected {', '.join(low)} > 0 and finite, got {_joined(low.values())}"
-        )
+        came = ", ".join(map(str, low.values()))
+        raise LeakauditError(f"{name}: expected {', '.join(low)} {sign} 0 and finite, got {came}")
 
 
 def stable(name: str, task: Task, bound: float = 2.0, **steps: float) -> None:
@@ -212,24 +201,5 @@ def stable(name: str, task: Task, bound: float = 2.0, **steps: float) -> None:
     high = {k: v for k, v in steps.items() if v * task.l2 >= bound}
     if high:
         limit = f"{bound / task.l2:g} (= {bound:g} / l2, where the steps begin to diverge)"
-        raise LeakauditError(
-            f"{name}: expected {', '.join(high)} < {limit}, got {_listed(high)}; lower it"
-        )
-
-
-def _joined(values: Iterable[float]) -> str:
-    return ", ".join(map(str, values))
-
-
-def _listed(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{v:g}" for v in values.values())
-
-
-def common(recorder: Recorder, problem: Problem) -> Tensor:
-    """Return the common initial model w0 for all nodes, (N, d)."""
-    return recorder.public["w0"].to(problem.x.device).repeat(problem.nodes, 1)
-
-
-def everybody(p: Relations, nodes: int) -> Mapping[int, Expression]:
-    """Declare the common initial model of all nodes."""
-    return dict.fromkeys(range(nodes), p.public("w0"))
+        came = ", ".join(f"{v:g}" for v in high.values())
+        raise LeakauditError(f"{name}: expected {', '.join(high)} < {limit}, got {came}; lower it")

@@ -18,9 +18,6 @@ def metropolis(graph: Graph) -> Weights:
 
     W_ij = 1 / (1 + max(d_i, d_j)) for neighbours i and j of degrees d_i and d_j, and W_ii completes
     row i to one. The matrix is symmetric, so averaging preserves the mean.
-
-    Returns:
-        The entries for all arcs (i, j), and for (i, i).
     """
     weights = {
         (i, j): Fraction(1, 1 + max(graph.degree(i), graph.degree(j))) for i, j in graph.arcs

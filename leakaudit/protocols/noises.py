@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from leakaudit._util.bisection import crossing
 from leakaudit.core.errors import LeakauditError
-from leakaudit.theory.bounds.mechanisms import truncated_laplace
+from leakaudit.theory.bounds.mechanisms import Additive, truncated_laplace
 from leakaudit.theory.relations.expression import Law
 
 Mechanism: TypeAlias = Literal[
@@ -22,13 +22,8 @@ ZERO = 26.0  # from here on erfc(u) is below 1e-295, so every accepted delta lie
 
 
 @dataclass(frozen=True)
-class Noise:
-    """Independent noise of mean 0 on every coordinate, with density C exp(-|z / scale|^power)."""
-
-    power: Literal[1, 2]  # 1 for Laplace noise, 2 for normal noise
-    scale: float  # scale of the density; untruncated normal noise has the variance scale^2 / 2
-    # the density is zero outside [-width, width]; infinite without truncation
-    width: float = math.inf
+class Noise(Additive):
+    """The noise of a release; untruncated normal noise has the variance scale^2 / 2."""
 
     @property
     def law(self) -> Law:
@@ -46,14 +41,10 @@ class Noise:
             return s * math.sqrt(2 / self.power**2)
         if self.power == 1:
             return s * math.sqrt(2 - (u * u + 2 * u) / math.expm1(u))
-        return s * math.sqrt(0.5 - u * math.exp(-u * u) / (SQRT_PI * math.erf(u)))
+        return normal_std(s, u)
 
     def draw(self, like: Tensor, generator: Generator) -> Tensor:
-        """Draw noise; truncated kinds use the inverse distribution function, in float64.
-
-        Args:
-            like: Tensor with the shape, dtype and device of the noise.
-        """
+        """Draw noise; truncated kinds use the inverse distribution function, in float64."""
         if self.law == "gaussian":
             drawn = torch.randn(like.shape, generator=generator, dtype=like.dtype)
             return drawn.mul_(self.std).to(like.device)
@@ -63,6 +54,12 @@ class Noise:
             return torch.erfinv(sides * math.erf(u)).mul_(self.scale).to(like)
         size = torch.log1p(sides.abs() * math.expm1(-u))  # negative absolute value over the scale
         return size.mul_(sides.sign()).mul_(-self.scale).to(like)
+
+
+def normal_std(scale: float, u: float) -> float:
+    """Return the standard deviation of the density exp(-(z / scale)^2) on [-u scale, u scale]."""
+    variance = 0.5 - u * math.exp(-u * u) / (SQRT_PI * math.erf(u))
+    return scale * math.sqrt(max(0.0, variance))
 
 
 def calibrated(

@@ -1,23 +1,8 @@
-"""Optimisers of local training: what they do to a model, and what that leaves of the gradients.
-
-Written as in torch.optim, for the gradient g at step k, the model w and the step size lr. With the
-coupled weight decay of SGD, Adam and Adagrad, d = g + decay w; AdamW first shrinks w by
-1 - lr decay, and d = g.
-
-    sgd       b <- momentum b + d            w <- w - lr b,  or w - lr (d + momentum b) (Nesterov)
-    adam      m <- .9 m + .1 d               v <- .999 v + .001 d^2
-              w <- w - lr (m / (1 - .9^k)) / (sqrt(v / (1 - .999^k)) + 1e-8)
-    adamw     as adam
-    adagrad   v <- v + d^2                   w <- w - lr d / (sqrt(v) + 1e-10)
-
-SGD is linear, so its steps are declared as relations and every gradient follows from the models.
-The others divide each coordinate by a measure of its own past, so a first step shows the sign of a
-gradient and hides its size: such steps are declared as opaque functions of the gradients.
-"""
+"""Optimisers of local training: what they do to a model, and what that leaves of the gradients."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias
 
@@ -28,6 +13,20 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations import Expression, Relations, decimal
 
 Kind: TypeAlias = Literal["sgd", "adam", "adamw", "adagrad"]
+
+# Written as in torch.optim, for the gradient g at step k, the model w and the step size lr. With
+# the coupled weight decay of SGD, Adam and Adagrad, d = g + decay w; AdamW first shrinks w by 1 -
+# lr decay, and d = g.
+#
+#     sgd       b <- momentum b + d            w <- w - lr b,  or w - lr (d + momentum b) (Nesterov)
+#     adam      m <- .9 m + .1 d               v <- .999 v + .001 d^2
+#               w <- w - lr (m / (1 - .9^k)) / (sqrt(v / (1 - .999^k)) + 1e-8)
+#     adamw     as adam
+#     adagrad   v <- v + d^2                   w <- w - lr d / (sqrt(v) + 1e-10)
+#
+# SGD is linear, so its steps are declared as relations and every gradient follows from the models.
+# The others divide each coordinate by a measure of its own past, so a first step shows the sign of
+# a gradient and hides its size: such steps are declared as opaque functions of the gradients.
 
 # The defaults of torch.optim, which nearly all programs keep.
 BETAS = (0.9, 0.999)
@@ -49,12 +48,9 @@ class OptimiserState:
     second: Tensor | None = None
 
 
-@dataclass
-class DeclaredMemory:
-    """The same for a declaration."""
-
-    # node -> its momentum buffer, or a vector that stands for all that Adam keeps
-    held: dict[int, Expression] = field(default_factory=dict)
+# The same for a declaration: node -> its momentum buffer, or a vector that stands for all that Adam
+# keeps.
+DeclaredMemory: TypeAlias = dict[int, Expression]
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,6 @@ class Optimiser:
     decay: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject constants that the optimiser does not have."""
         if self.kind != "sgd" and (self.momentum or self.nesterov):
             raise LeakauditError(
                 f"momentum and nesterov belong to optimiser=sgd; {self.kind} has its own averages"
@@ -143,13 +138,13 @@ class Optimiser:
         decay = decimal(self.decay)
         if self.is_plain:
             return (1 - lr * decay) * base - lr * gradient
-        held = memory.held.get(node)
+        held = memory.get(node)
         if self.kind == "sgd":
             mu = decimal(self.momentum)
             d = gradient + decay * base
             moved = d if held is None else d + mu * held
             b = p.state("b", node, index, eq=moved)
-            memory.held[node] = b
+            memory[node] = b
             if self.nesterov:
                 return base - lr * (d + mu * b)
             return base - lr * b
@@ -158,7 +153,7 @@ class Optimiser:
         if held is not None:
             inputs.append(held)
         p.opaque(kept, of=inputs, hides=HIDES)
-        memory.held[node] = kept
+        memory[node] = kept
         new = p.state("u", node, index)
         p.opaque(new, of=[base, kept])
         return new

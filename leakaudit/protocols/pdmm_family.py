@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from leakaudit.core.trace import Graph
 from leakaudit.protocols.admm_family import NeighbourSums
 from leakaudit.traces.arcs import Arcs
 
 if TYPE_CHECKING:
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.protocols.simulation import Simulation
 
 # Numbers of one direction of several channels that are processed together, 256 KiB in float32, so
 # that both directions and their changes stay in a second-level cache. Chosen for common processors.
@@ -46,18 +45,12 @@ class DualRule:
         """Kind of the messages."""
         return "dz" if self.differential else "z"
 
-    def drawn(
-        self, graph: Graph, w: Tensor, generator: Generator
-    ) -> Iterator[tuple[tuple[int, int], Tensor]]:
-        """Draw z^0 of every edge, so that recording fewer edges does not change the training.
-
-        Args:
-            w: The models, (N, d).
-        """
+    def drawn(self, sim: Simulation, w: Tensor) -> Iterator[tuple[tuple[int, int], Tensor]]:
+        """Draw z^0 of every edge, so that recording fewer edges does not change the training."""
         if not self.z0:
             return
-        for edge in graph.edges:
-            z = torch.randn(2, w.shape[1], generator=generator, dtype=w.dtype)
+        for edge in sim.graph.edges:
+            z = torch.randn(2, w.shape[1], generator=sim.generator, dtype=w.dtype)
             yield edge, z.mul_(self.z0).to(w.device)
 
     def change(self, z: Tensor, w: Tensor, ends: Tensor, out: Iterable[Tensor]) -> None:
@@ -96,31 +89,19 @@ class Sums:
     The sums change by theta ( T - S - 2 rho sum_j w_j ) and theta ( S - T + 2 rho d_i w_i ).
     """
 
-    def __init__(
-        self,
-        rule: DualRule,
-        graph: Graph,
-        recorder: Recorder,
-        w: Tensor,
-        wires: Iterable[tuple[int, int]],
-        generator: Generator,
-    ) -> None:
-        """Draw z^0 and send it unless it is zero.
-
-        Args:
-            w: The models, (N, d).
-        """
+    def __init__(self, rule: DualRule, sim: Simulation, w: Tensor) -> None:
+        """Draw z^0 and send it unless it is zero, for the models w (N, d)."""
         self.rule = rule
-        self.recorder = recorder
-        self.around = NeighbourSums(graph, w)
-        self.kept = recorder.kept
+        self.recorder = sim.recorder
+        self.around = NeighbourSums(sim.graph, w)
+        self.kept = sim.recorder.kept
         self.s = torch.zeros_like(w)
         self.t = torch.zeros_like(w)
-        at = {wire: k for k, wire in enumerate(sorted(set(wires)))}
+        at = {wire: k for k, wire in enumerate(sorted(set(sim.wires)))}
         self.ends = torch.tensor(list(at), dtype=torch.long).reshape(-1, 2).T
         # The rule is linear, so a sketch of z follows it, with sketches of the models.
         self.z = w.new_zeros(2, len(at), self.kept.linear)
-        for (i, j), z in rule.drawn(graph, w, generator):
+        for (i, j), z in rule.drawn(sim, w):
             there, back = z
             self.t[i] += there
             self.s[i] += back
@@ -190,29 +171,18 @@ class Sums:
 class EdgeDuals:
     """z (2, E, d) on all edges, and its sums S (N, d)."""
 
-    def __init__(
-        self,
-        rule: DualRule,
-        graph: Graph,
-        recorder: Recorder,
-        w: Tensor,
-        wires: Iterable[tuple[int, int]],
-        generator: Generator,
-    ) -> None:
-        """Draw z^0 and send it unless it is zero.
-
-        Args:
-            w: The models, (N, d).
-        """
+    def __init__(self, rule: DualRule, sim: Simulation, w: Tensor) -> None:
+        """Draw z^0 and send it unless it is zero, for the models w (N, d)."""
         self.rule = rule
-        self.recorder = recorder
-        self.ends = torch.tensor(graph.edges, dtype=torch.long).reshape(-1, 2).T
-        kept = set(wires)
+        self.recorder = sim.recorder
+        self.ends = torch.tensor(sim.graph.edges, dtype=torch.long).reshape(-1, 2).T
+        graph = sim.graph
+        kept = set(sim.wires)
         recorded = torch.tensor([edge in kept for edge in graph.edges])
         src, dst = torch.cat((self.ends, self.ends.flip(0)), 1)
         self.arcs = Arcs(src, dst, torch.arange(len(src)), recorded.repeat(2))
         z = w.new_zeros(2, len(graph.edges), w.shape[1])
-        for k, (_, drawn) in enumerate(rule.drawn(graph, w, generator)):
+        for k, (_, drawn) in enumerate(rule.drawn(sim, w)):
             z[:, k] = drawn
         self.z = z
         if rule.z0:

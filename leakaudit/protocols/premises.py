@@ -1,15 +1,4 @@
-"""What the claims about a run assume of its data, compared with these data before it is recorded.
-
-A Lipschitz constant, a sensitivity or a number of records scales the noise of a protocol, and an
-epsilon holds only for data that keep it. Whoever records has the data, so the first rounds
-are run once without recording anything: at every model at which a node evaluates its gradient, the
-gradients of its records are computed one by one, and compared with those of other records.
-
-What is found is a lower bound of what the data can do: an assumption may be contradicted, never
-confirmed. The trace is public, and so its provenance has figures with one significant digit only,
-which tell records apart no better than the order of magnitude of a gradient does; the exact ones
-are private, in the truth.
-"""
+"""What the claims about a run assume of its data, compared with these data beforehand."""
 
 from __future__ import annotations
 
@@ -30,6 +19,16 @@ from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Problem, Task
 
+# A Lipschitz constant, a sensitivity or a number of records scales the noise of a protocol, and an
+# epsilon holds only for data that keep it. Whoever records has the data, so the first rounds are
+# run once without recording anything: at every model at which a node evaluates its gradient, the
+# gradients of its records are computed one by one, and compared with those of other records.
+#
+# What is found is a lower bound of what the data can do: an assumption may be contradicted, never
+# confirmed. The trace is public, and so its provenance has figures with one significant digit only,
+# which tell records apart no better than the order of magnitude of a gradient does; the exact ones
+# are private, in the truth.
+
 KEY = "evidence"  # of the provenance: subject -> name of its origin, and a detail
 MORE = 1 + 1e-3  # factor above an assumption that rounding cannot explain
 # Choices: numbers of gradients and models in all, numbers of gradients at once, and records of a
@@ -42,7 +41,7 @@ OTHERS = 16
 
 
 @dataclass(frozen=True)
-class Premise:
+class _Premise:
     """A number that the data must keep."""
 
     subject: str  # the constant, as users know it
@@ -64,12 +63,12 @@ class GradientExtremes:
     sampled: bool = False  # whether some records or models were left out
 
 
-class BudgetSpent(Exception):
+class _BudgetSpent(Exception):
     """The affordable number of gradients has been computed."""
 
 
 @dataclass(frozen=True, eq=False)
-class WatchedTask(Task):
+class _WatchedTask(Task):
     """A task that notes the extremes of the gradients that it computes."""
 
     # records, of any nodes, that replace one
@@ -79,12 +78,8 @@ class WatchedTask(Task):
     found: GradientExtremes = field(default_factory=GradientExtremes)  # the extremes so far
 
     @classmethod
-    def of(cls, problem: Problem, victim: Victim) -> WatchedTask:
-        """Return the task of a problem, whose records replace each other.
-
-        Args:
-            victim: The protocol, which may clip gradients and use mini-batches.
-        """
+    def of(cls, problem: Problem, victim: Victim) -> _WatchedTask:
+        """Return the task of a problem, whose records replace each other."""
         own = {one.name: getattr(problem.task, one.name) for one in fields(Task)}
         x, y = problem.x.flatten(0, 1), problem.y.flatten(0, 1)
         some = _some(len(x), OTHERS)
@@ -98,7 +93,6 @@ class WatchedTask(Task):
 
     @cached_property
     def plain(self) -> Task:
-        """The same task, which notes nothing."""
         return Task(**{one.name: getattr(self, one.name) for one in fields(Task)})
 
     def gradients(
@@ -119,7 +113,7 @@ class WatchedTask(Task):
         """
         if self.found.numbers >= NUMBERS or self.found.models >= MODELS:
             self.found.sampled = True
-            raise BudgetSpent
+            raise _BudgetSpent
         self._note(thetas.detach(), x, y)
         return self.plain.gradients(thetas, x, y, chunk, out)
 
@@ -153,31 +147,30 @@ def _some(count: int, most: int) -> Tensor:
 
 def premises(
     victim: Victim, graph: Graph, rounds: int, public: Mapping[str, Tensor]
-) -> list[Premise]:
+) -> list[_Premise]:
     """Return what the claims about a run assume of its data."""
     claims = victim.claims(graph, rounds, public)
     found = list(_claimed(claims))
     records = getattr(victim, "records", 0)
     if records and any(claim.epsilon is not None for claim in claims):
-        found.append(Premise("records", records, "the claim"))
+        found.append(_Premise("records", records, "the claim"))
     return found
 
 
-def _claimed(claims: Sequence[Claim]) -> Iterator[Premise]:
-    """Yield the smallest norm and sensitivity that claims assume."""
+def _claimed(claims: Sequence[Claim]) -> Iterator[_Premise]:
     norms = [claim.gradient_norm.limit for claim in claims if claim.gradient_norm is not None]
     if norms:
-        yield Premise("lipschitz", min(norms), "the claim")
+        yield _Premise("lipschitz", min(norms), "the claim")
     moves = [claim.sensitivity for claim in claims if claim.sensitivity]
     if moves:
-        yield Premise("sensitivity", min(moves), "the claim")
+        yield _Premise("sensitivity", min(moves), "the claim")
 
 
 @dataclass(frozen=True)
 class Contradiction:
     """A premise that the data of a run do not keep."""
 
-    premise: Premise
+    premise: _Premise
     found: float  # what the data reach
     where: str = ""  # at how many models it was measured
 
@@ -200,7 +193,6 @@ class Contradiction:
         return Evidence(self.premise.subject, Origin.CONTRADICTED, says)
 
     def _figure(self, figure: str) -> str:
-        """Return what was found, with a figure in words."""
         if self.premise.subject == "records":
             return f"{figure} records per node"
         if self.premise.subject == "lipschitz":
@@ -209,7 +201,7 @@ class Contradiction:
 
 
 def contradicted(
-    wanted: Sequence[Premise], extremes: GradientExtremes, samples: int
+    wanted: Sequence[_Premise], extremes: GradientExtremes, samples: int
 ) -> list[Contradiction]:
     """Return the premises that the data do not keep."""
     where = f" (at {extremes.models} models of the run)"
@@ -248,7 +240,7 @@ def sentences(truth: Truth) -> list[str]:
 
 def measured(victim: Victim, problem: Problem, run: Callable[[Problem], None]) -> GradientExtremes:
     """Return the largest gradients of single records in the first rounds of a run."""
-    task = WatchedTask.of(problem, victim)
-    with suppress(BudgetSpent, LeakauditError):  # the recording itself says what goes wrong
+    task = _WatchedTask.of(problem, victim)
+    with suppress(_BudgetSpent, LeakauditError):  # the recording itself says what goes wrong
         run(Problem(task, problem.x, problem.y))
     return task.found

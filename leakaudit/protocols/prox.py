@@ -1,9 +1,4 @@
-"""Exact local updates of splitting methods: batched proximal points of convex losses.
-
-The update minimises f_i(w) + <linear, w> + weight/2 |w|^2, which is strongly convex. Newton's
-method converges in a few steps if each step is shortened until the value decreases sufficiently
-(Armijo). All nodes step together, each with its own step size.
-"""
+"""Exact local updates of splitting methods: batched proximal points of convex losses."""
 
 from __future__ import annotations
 
@@ -17,6 +12,10 @@ from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
+
+# The update minimises f_i(w) + <linear, w> + weight/2 |w|^2, which is strongly convex. Newton's
+# method converges in a few steps if each step is shortened until the value decreases sufficiently
+# (Armijo). All nodes step together, each with its own step size.
 
 LARGEST = 2048  # parameters; Newton stores one (d, d) matrix per node, 32 MiB each in float64
 STEPS = 100

@@ -53,11 +53,6 @@ class Plan:
     kept: StoredColumns  # what is recorded of each message
     random: Mapping[str, Generator]  # generators by name, including those of the model and the run
 
-    @property
-    def columns(self) -> tuple[int, int]:
-        """First recorded column of the model vector, and the one after the last of its span."""
-        return self.kept.columns
-
     @cached_property
     def messages(self) -> int:
         """Number of messages in the recording, or the maximum if it depends on a schedule."""
@@ -89,11 +84,7 @@ class Plan:
         return plan_size(messages, width, self.task.dtype)
 
     def fit(self, limit: int) -> None:
-        """Check that the recording is not too large.
-
-        Args:
-            limit: Maximum size in bytes.
-        """
+        """Check that the recording is not too large."""
         needed = self.size()
         if needed <= limit:
             return
@@ -165,10 +156,6 @@ def record(
 
     Args:
         path: File of the recording; None keeps it in memory.
-        max_bytes: Maximum size of the recording in bytes.
-
-    Raises:
-        LeakauditError: The recording would be too large; nothing has been written in this case.
     """
     plan.fit(max_bytes)
     known = public(plan)
@@ -229,8 +216,6 @@ def opened(
 
     Args:
         path: File of the recording; None keeps it in memory.
-        max_bytes: Maximum size of the recording in bytes.
-        void: Premises of claims that the data do not keep; the truth has the exact figures.
     """
     scenario = plan.scenario
     rows = plan.rows
@@ -284,7 +269,6 @@ def _known(scenario: Scenario, args: Mapping[str, Any]) -> None:
 
 
 def _wires(text: str, graph: Graph) -> list[tuple[int, int]]:
-    """Return the undirected edges that are recorded."""
     if text in ("all", "none"):
         return list(graph.edges) if text == "all" else []
     try:
@@ -307,6 +291,5 @@ def _wires(text: str, graph: Graph) -> list[tuple[int, int]]:
 
 
 def _kept(text: str, task: Task) -> StoredColumns:
-    """Return what is recorded of each message."""
     layout = task.layout
     return layers.kept(text, layout, task.first_linear or layout.names[:1], task.last_linear)

@@ -58,7 +58,6 @@ class Scenario:
     curves: bool = False
 
     def __post_init__(self) -> None:
-        """Check everything that does not require other files."""
         config.check(vars(self), FORM)
         if self.dtype not in DTYPES:
             expected = f"expected float32 or float64, got {self.dtype!r}"

@@ -29,14 +29,6 @@ class Channel(NamedTuple):
         return (self.kind, self.src, self.dst)
 
 
-class Traffic(NamedTuple):
-    """How the messages of a recording differ from those that its protocol sends."""
-
-    # channels with messages in rounds in which the protocol sends none there
-    undeclared: tuple[Channel, ...]
-    absent: int | None  # first round of which a message was not recorded; None if all were
-
-
 def posts(vector: Vector) -> Iterator[tuple[Post, int]]:
     """Yield every receiver's copy of a message, with its round; nothing for another vector."""
     if vector.kind == "message":
@@ -44,8 +36,15 @@ def posts(vector: Vector) -> Iterator[tuple[Post, int]]:
             yield (vector.name, vector.owner or 0, dst), vector.round
 
 
-def compared(trace: Trace, declared: Sequence[Vector], last: int) -> Traffic:
-    """Compare a recording with the declared vectors; rounds after the last are like that one."""
+def compared(
+    trace: Trace, declared: Sequence[Vector], last: int
+) -> tuple[tuple[Channel, ...], int | None]:
+    """Compare a recording with the declared vectors; rounds after the last are like that one.
+
+    Returns:
+        Channels with messages in rounds in which the protocol sends none there, and the first round
+        of which a message was not recorded; None if all were.
+    """
     ids: dict[Post, int] = {}
     early: list[int] = []
     for vector in declared:
@@ -71,18 +70,16 @@ def compared(trace: Trace, declared: Sequence[Vector], last: int) -> Traffic:
     absent = None
     if len(lost):
         absent = int((lost % (trace.rounds + 1)).min())
-    return Traffic(tuple(undeclared.values()), absent)
+    return tuple(undeclared.values()), absent
 
 
 def _repeated(keys: Tensor, last: int, rounds: int) -> Tensor:
-    """Return the keys of all rounds from those of the first ones."""
     of_last = keys[keys % (rounds + 1) == last]
     more = torch.arange(1, rounds - last + 1)
     return torch.cat([keys, (of_last[:, None] + more).flatten()])
 
 
 def _keys(table: Messages, ids: dict[Post, int], rounds: int) -> Tensor:
-    """Return a number for every message: its channel, a new one if necessary, and its round."""
     ends, inverse = torch.stack((table.kind, table.src, table.dst), 1).unique(
         dim=0, return_inverse=True
     )
@@ -97,7 +94,6 @@ def _keys(table: Messages, ids: dict[Post, int], rounds: int) -> Tensor:
 
 
 def _channels(table: Messages, chosen: Tensor) -> Iterator[Channel]:
-    """Yield the channels of some messages of a table."""
     columns = (table.kind, table.src, table.dst, table.secure, table.round == 0)
     for kind, src, dst, secure, early in torch.stack(columns, 1)[chosen].unique(dim=0).tolist():
         to = None if dst < 0 else dst

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,6 @@ from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.core.trace import Truth
-    from leakaudit.tasks.task import Problem
-    from leakaudit.traces.recorder import Recorder
 
 # Tables and figures show these quantities first and last; norms and protocol-specific quantities
 # are placed between them.
@@ -28,45 +25,6 @@ LAST = ("seconds",)
 SHOWN = 12  # rounds of a text table, so that it fits on a screen
 
 Run = Mapping[str, Tensor]
-
-
-class TrainingCurves:
-    """Records a run's curves if its recorder was asked to; otherwise it costs nothing."""
-
-    def __init__(self, recorder: Recorder, problem: Problem) -> None:
-        """Start the clock."""
-        self.recorder = recorder
-        self.problem = problem
-        self.started = time.perf_counter()
-
-    def observe(self, round: int, w: Tensor, **vectors: Tensor) -> None:
-        """Record the quantities of a round.
-
-        ``loss`` and ``accuracy`` are those of the mean model on all nodes' data. ``consensus`` is
-        the root mean square over nodes of |w_i - mean|. ``norm_w`` and ``norm_NAME`` of each
-        vector are the root mean square over nodes of the Euclidean norm. ``seconds`` is the time
-        since the previous call.
-
-        Args:
-            w: The models, (N, d).
-            vectors: Further vectors by name, (N, d) or (N, k, d).
-        """
-        if not self.recorder.keep_curves:
-            return
-        passed = time.perf_counter() - self.started
-        task = self.problem.task
-        mean = w.mean(0)
-        x = self.problem.x.flatten(0, 1)
-        y = self.problem.y.flatten(0, 1)
-        keep = self.recorder.curve
-        keep("loss", round, float(task.loss(mean, x, y)))
-        if task.spec.loss != "squared":
-            keep("accuracy", round, task.accuracy(mean, x, y))
-        keep("consensus", round, float((w - mean).norm(dim=1).square().mean().sqrt()))
-        for name, value in {"w": w, **vectors}.items():
-            keep(f"norm_{name}", round, float(value.flatten(1).norm(dim=1).square().mean().sqrt()))
-        keep("seconds", round, passed)
-        self.started = time.perf_counter()
 
 
 def kept(truth: Truth, name: str) -> dict[str, Tensor]:
@@ -158,7 +116,6 @@ def _aligned(table: Sequence[Sequence[str]]) -> str:
 
 
 def _number(values: Tensor | None, t: int) -> float | None:
-    """Return a value if it is known and finite, as JSON requires."""
     if values is None or t >= len(values):
         return None
     value = float(values[t])

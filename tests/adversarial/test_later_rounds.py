@@ -21,12 +21,12 @@ from leakaudit.judging.gate.runs import SeedResults
 from leakaudit.judging.lint.checks import Lint, lint
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import protocol_of
-from leakaudit.protocols.expected import LONG
 from leakaudit.reporting.findings.redaction import redact
 from leakaudit.reporting.results import record_file
 from leakaudit.reporting.results.model import RuleStatus
 from leakaudit.traces import trace_file
 from leakaudit.views.conformance import conformance, equations, reach
+from leakaudit.views.messages import LONG
 
 ROUNDS = 12
 SMALL = la.Scenario("pdmm", nodes=4, graph="ring", rounds=ROUNDS, data="gaussians", samples=2)

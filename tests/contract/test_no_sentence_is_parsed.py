@@ -150,9 +150,9 @@ READS = {
     "leakaudit/cli/trace.py:convert": TYPED,
     "leakaudit/judging/gate/config.py:Check._check_program": TYPED,
     "leakaudit/protocols/declared.py:constants": FORMAT,
-    "leakaudit/protocols/expected.py:_dtype_name": TORCH,
+    "leakaudit/views/messages.py:_coarse": TORCH,
     "leakaudit/judging/gate/judge.py:_is_own": MODULE,
-    "leakaudit/judging/gate/described.py": (
+    "leakaudit/views/conformance/descriptions.py": (
         "texts that a program wrote in its description, for the number of their digits"
     ),
     "leakaudit/judging/gate/program.py:_library": NAMED,

@@ -60,7 +60,6 @@ from leakaudit.inversion.search.objectives import missing
 from leakaudit.judging.gate.baseline import BaselineChange
 from leakaudit.protocols import declared
 from leakaudit.protocols.declared import protocol_of
-from leakaudit.protocols.expected import ExpectedMessages
 from leakaudit.reporting.findings import redaction, wording
 from leakaudit.reporting.rendering.gallery import image
 from leakaudit.reporting.results import record_file
@@ -74,7 +73,7 @@ from leakaudit.tasks import data_files
 from leakaudit.tasks.exported import archive
 from leakaudit.tasks.task import Task
 from leakaudit.theory.relations import Relations, Vector
-from leakaudit.theory.relations.declare import OUTLINED, TERMS, DeclarationLimits, at_most
+from leakaudit.theory.relations.declare import OUTLINED, TERMS, DeclarationLimits, at_most, outline
 from leakaudit.theory.relations.estimate import recorded
 from leakaudit.theory.relations.semidefinite import supremum
 from leakaudit.traces import trace_file, vocabulary
@@ -82,6 +81,7 @@ from leakaudit.traces._storage import arrays, foreign, sizes
 from leakaudit.views.accounting import symmetry
 from leakaudit.views.accounting.symmetry import Symmetry
 from leakaudit.views.conformance import substitute
+from leakaudit.views.messages import ExpectedMessages
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -289,8 +289,8 @@ def test_steps_of_a_protocol_without_messages(here: Path) -> None:
     """A lint outlines it only, which takes a tenth of the time, but is not free."""
     assert main(["record", "single", "-o", "i.pt", *SMALL]) == 0
     edit(here / "i.pt", lambda tree, about: about["params"].update(inner=10**6))
-    with pytest.raises(LeakauditError, match=rf"more than {OUTLINED * 5_000} vectors"):
-        ExpectedMessages.outlined(trace_file.load(here / "i.pt"))
+    with outline(), pytest.raises(LeakauditError, match=rf"more than {OUTLINED * 5_000} vectors"):
+        ExpectedMessages.of(trace_file.load(here / "i.pt"))
 
 
 def test_a_million_local_steps_are_refused_before_they_are_declared(
@@ -1078,8 +1078,9 @@ def test_the_expected_messages_of_many_rounds_with_many_steps_are_refused(
 
     edit(here / "steps.pt", many)
     trace = trace_file.load(here / "steps.pt")
-    with pytest.raises(LeakauditError, match="far more than a recording of this size can have"):
-        ExpectedMessages.outlined(trace)
+    says = "far more than a recording of this size can have"
+    with outline(), pytest.raises(LeakauditError, match=says):
+        ExpectedMessages.of(trace)
 
 
 def test_a_score_without_a_median_is_shown_by_its_range() -> None:

@@ -31,10 +31,9 @@ from leakaudit.theory.bounds.mechanisms import classic_std
 from leakaudit.theory.relations import Relations
 from leakaudit.victims import dpsgd
 from leakaudit.views.conformance.case import Case
-from leakaudit.views.conformance.noise import judged
+from leakaudit.views.conformance.noise import judged, low_variance
 from leakaudit.views.conformance.pitfall import NAMES, Pitfall
 from leakaudit.views.conformance.samples import LEVEL, Sample
-from leakaudit.views.conformance.variance import low_variance
 
 HIDDEN = 987654321987  # a seed that nobody guesses
 REFUTED, UNSUPPORTED, UNCLAIMED = Verdict.REFUTED, Verdict.UNSUPPORTED, Verdict.UNCLAIMED

@@ -13,10 +13,10 @@ import torch
 import leakaudit as la
 from leakaudit.core import adversary, mapping
 from leakaudit.core.errors import LeakauditError
-from leakaudit.protocols import expected
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import trace_file
+from leakaudit.views import messages
 from leakaudit.views.conformance import conformance, equations
 from leakaudit.views.extraction import hearing
 
@@ -119,7 +119,7 @@ def test_large_recordings_are_examined_in_part(
     """A NaN and a wrong message are found in what is examined, and nothing is found otherwise."""
     trace = recorded(tmp_path)
     large = trace.payload_bytes // 2
-    monkeypatch.setattr(expected, "LARGE", large)
+    monkeypatch.setattr(messages, "LARGE", large)
     monkeypatch.setattr(equations, "LARGE", large)
     monkeypatch.setattr(equations, "WIDTH", 16)
     monkeypatch.setattr(equations, "RUN", 4)

@@ -14,23 +14,18 @@ from leakaudit._util.bisection import crossing
 from leakaudit._util.plain import Figures
 from leakaudit.core.claim import Claim
 from leakaudit.core.verdict import Verdict
+from leakaudit.protocols.noises import normal_std
 from leakaudit.theory.bounds.mechanisms import Additive, truncated_laplace
 from leakaudit.views.conformance.case import Case
-from leakaudit.views.conformance.pitfall import Pitfall
+from leakaudit.views.conformance.pitfall import MORE, Pitfall
 
-MORE = 1 + 1e-6  # factor above a claim that rounding cannot explain
 ROUNDING = 1e-6  # relative rounding of a recorded standard deviation
 NARROWEST = 1e-6  # half-width of the noise, in scales, below which it is uniform to 1e-12
 WIDEST = 30.0  # half-width u beyond which exp(-u^2) is 0 in double precision
-SQRT_PI = math.sqrt(math.pi)
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield a finding if the truncated noise of one release has a larger delta than claimed.
-
-    Args:
-        case: The input; its constant `sensitivity` is how far a record can move the value.
-    """
+    """Yield a finding if the truncated noise of one release has a larger delta than claimed."""
     moved = case.number("sensitivity")
     if moved <= 0:
         return
@@ -44,7 +39,6 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 def _judge(noise: Additive, claim: Claim, moved: float, coordinates: int) -> Iterator[Pitfall]:
-    """Compare the claimed delta with that of a change in one coordinate, and in all of them."""
     epsilon = claim.epsilon or 0.0
     delta = claim.delta or 0.0
     alone = noise.delta(epsilon, moved)
@@ -87,11 +81,5 @@ def _noise(laws: frozenset[str], claim: Claim, moved: float) -> Additive | None:
         return None
     # The standard deviation grows with the half-width u of the interval.
     std = claim.std
-    half_width = crossing(lambda u: _std(scale, u) >= std, NARROWEST, WIDEST, side="above")
+    half_width = crossing(lambda u: normal_std(scale, u) >= std, NARROWEST, WIDEST, side="above")
     return Additive(2, scale, scale * half_width)
-
-
-def _std(scale: float, u: float) -> float:
-    """Return the standard deviation of the density exp(-(z / scale)^2) on [-u scale, u scale]."""
-    variance = 0.5 - u * math.exp(-u * u) / (SQRT_PI * math.erf(u))
-    return scale * math.sqrt(max(0.0, variance))

@@ -31,12 +31,7 @@ CHECKS = (
 
 
 class Lint:
-    """The checks of one recording.
-
-    Args:
-        truth: The truth of the same run. It adds the norms of single records, the noise itself and
-            its seed.
-    """
+    """The checks of one recording."""
 
     def __init__(self, trace: Trace, truth: Truth | None = None) -> None:
         if truth is not None:

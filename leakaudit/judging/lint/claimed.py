@@ -19,9 +19,8 @@ from leakaudit.views.accounting.view_bound import view_bounds
 from leakaudit.views.conformance import loops
 from leakaudit.views.conformance.case import Case
 from leakaudit.views.conformance.loops import RunEpsilon
-from leakaudit.views.conformance.pitfall import Pitfall
+from leakaudit.views.conformance.pitfall import MORE, Pitfall
 
-MORE = 1 + 1e-6  # factor above a claim that rounding cannot explain
 NEAR = 1.25  # a cost below a claim by at most this factor counts as claimed: a choice
 MOST = 400  # largest number of rounds that is evaluated: a choice that limits the time
 SAME = 1e-3  # relative difference of two standard deviations that is rounding: a choice
@@ -53,7 +52,6 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 def _rounds(case: Case, claim: Claim) -> Pitfall:
-    """Return the finding for a claim that covers fewer rounds than were recorded."""
     times = math.ceil(case.trace.rounds / (claim.rounds or 1))
     epsilon = claim.epsilon or 0.0
     delta = claim.delta or 0.0
@@ -166,7 +164,6 @@ def _exact(case: Case, claim: Claim) -> RunEpsilon | None:
 
 
 def _node(case: Case) -> Iterator[Pitfall]:
-    """Yield what a claim about one record means for a node with several records."""
     count = max(case.records.values(), default=1)
     if count < 2:
         return
@@ -189,7 +186,6 @@ def _node(case: Case) -> Iterator[Pitfall]:
 
 
 def _delta(case: Case) -> Iterator[Pitfall]:
-    """Find a delta that allows a mechanism to publish a random record."""
     count = sum(case.records.values())
     claim = max(case.claims, key=lambda claim: claim.delta or 0.0)
     delta = claim.delta or 0.0

@@ -10,19 +10,18 @@ import torch
 from torch import Tensor
 
 from leakaudit._util.plain import Figures
-from leakaudit.core.adversary import Adversary, View
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.verdict import Verdict
+from leakaudit.protocols.declared import everything
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.theory.relations import Relations, Vector, residuals
 from leakaudit.theory.relations.estimate import recorded
 from leakaudit.views.conformance import loops
 from leakaudit.views.conformance.case import Case
-from leakaudit.views.conformance.pitfall import Pitfall, chance_text
+from leakaudit.views.conformance.pitfall import MORE, Pitfall, chance_text
 from leakaudit.views.conformance.samples import LEVEL, estimates, state
 
-MORE = 1 + 1e-6  # factor above a bound that rounding cannot explain
 GRADIENTS = 200  # number of gradients computed record by record: a choice that limits the time
 NUMBERS = 1 << 26  # numbers of the records' gradients in memory at once: 512 MiB
 
@@ -37,7 +36,6 @@ class _Bound:
 
     @property
     def broken(self) -> Verdict:
-        """The verdict if a gradient is longer."""
         if self.clipped:
             return Verdict.REFUTED
         return Verdict.UNSUPPORTED
@@ -166,9 +164,7 @@ def _by_record(case: Case, bound: _Bound) -> Iterator[Pitfall]:
 def _taken(case: Case, bound: _Bound) -> list[_Taken]:
     """Evaluate the declaration with the recorded states, and compare each gradient in it."""
     task = Task.build(case.trace.task)
-    everything = Adversary(corrupt=frozenset(range(case.trace.graph.nodes)))
-    view: View = everything.view(case.trace)
-    read = recorded(view)
+    read = recorded(everything(case.trace))
     found: list[_Taken] = []
 
     def fetch(vector: Vector) -> Tensor | None:
@@ -225,7 +221,6 @@ def _compared(label: str, each: Tensor, used: Tensor | None, bound: _Bound, whol
 
 
 def _records(case: Case) -> Iterator[Pitfall]:
-    """Compare the number of records that scales the noise with the records that the nodes hold."""
     told = int(case.number("records") or case.number("samples"))
     if case.truth is None or not told or not case.claims:
         return

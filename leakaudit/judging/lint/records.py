@@ -13,13 +13,12 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.verdict import Verdict
 from leakaudit.inversion import inputs_shown
 from leakaudit.tasks.task import Task
+from leakaudit.views.conformance import conformance
 from leakaudit.views.conformance.case import Case
 from leakaudit.views.conformance.pitfall import Pitfall
 from leakaudit.views.conformance.samples import NODES, ROUNDS
 from leakaudit.views.extraction import hearing
 from leakaudit.views.extraction.deduction import Deduction
-
-NUMBER = 22  # of the pitfall
 
 
 def check(case: Case) -> Iterator[Pitfall]:
@@ -47,5 +46,5 @@ def check(case: Case) -> Iterator[Pitfall]:
                     "round, or changes them before it uses them (augmentation)"
                 )
                 figures = {"node": node, "each": shown.each, "together": shown.together}
-                yield Pitfall(NUMBER, Verdict.REFUTED, says, figures)
+                yield Pitfall(conformance.NUMBER, Verdict.REFUTED, says, figures)
                 return

@@ -113,7 +113,6 @@ def _first(case: Case) -> tuple[int, Floats] | None:
 
 
 def _table(case: Case) -> Messages | None:
-    """Return the first table that holds messages."""
     for table in case.trace.messages:
         if len(table):
             return table
@@ -121,7 +120,6 @@ def _table(case: Case) -> Messages | None:
 
 
 def _earliest(table: Messages) -> int:
-    """Return which message was sent first, by round and sender."""
     if len(table) > MANY:
         return 0
 
@@ -132,7 +130,6 @@ def _earliest(table: Messages) -> int:
 
 
 def _streams(seed: int, count: int, dtype: str) -> Iterator[_Stream]:
-    """Yield the first normal numbers of the usual generators for a seed."""
     kind = torch.float64 if dtype == "torch.float64" else torch.float32
     ours = nth_generator(seed, recording.STREAMS.index("run"))
     for name, generator in (("torch", torch.Generator().manual_seed(seed)), ("leakaudit", ours)):

@@ -16,9 +16,8 @@ from leakaudit.core.verdict import Verdict
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.relations import Expression, Relations, account, know
 from leakaudit.views.conformance.case import Case
-from leakaudit.views.conformance.pitfall import Pitfall
+from leakaudit.views.conformance.pitfall import MORE, Pitfall
 
-MORE = 1 + 1e-6  # ratio that rounding cannot explain
 NODES = 3  # number of nodes that are examined: a choice that limits the time
 LONGEST = 24  # number of rounds that are examined: likewise
 SHOWN = 3  # largest number of names in a sentence
@@ -64,7 +63,6 @@ def _without_noise(case: Case, relations: Relations, nodes: list[int]) -> Iterat
 
 
 def _some(names: Sequence[Expression]) -> str:
-    """Return the first names, and the number of the others."""
     text = ", ".join(map(_brief, names[:SHOWN]))
     if len(names) > SHOWN:
         text += f" and {len(names) - SHOWN} more"
@@ -120,7 +118,6 @@ def _mu(
 
 
 def _pairs(case: Case, relations: Relations) -> Iterator[Pitfall]:
-    """Compare claims about the view of one node with the view of an outsider."""
     claims = [claim for claim in case.claims if claim.sensitivity is not None and claim.delta]
     claims = [claim for claim in claims if claim.pair is not None]
     if not claims:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -15,9 +16,9 @@ from leakaudit._util.plain import Figures
 from leakaudit.core.verdict import Verdict
 from leakaudit.views.conformance import loops
 from leakaudit.views.conformance.case import Case
-from leakaudit.views.conformance.pitfall import Pitfall
+from leakaudit.views.conformance.pitfall import MORE, Pitfall
+from leakaudit.views.messages import MessageKey, keys, undeclared
 
-MORE = 1 + 1e-6  # factor above a claim that rounding cannot explain
 LEVEL = 1e-5  # false-positive rate: a choice
 # Of 65,536 normal numbers in float32, about 30 repeat another one, so under continuous noise almost
 # all are distinct; on a coarse grid most are not. The thresholds in between are choices.
@@ -25,12 +26,11 @@ WIDE = 256  # smallest size of a payload whose distinct numbers are counted
 DISTINCT = 0.5  # smallest fraction of distinct numbers under continuous noise
 LOOKED = 64  # number of payloads per table that are examined: a choice that limits the time
 PART = 1 << 16  # how many numbers of a payload are examined: likewise
-Key = tuple[int, int, int, str]  # round, src, dst, kind
 
 
 def check(case: Case) -> Iterator[Pitfall]:
     """Yield findings from the index and the content of the messages."""
-    sent = _sent(case)
+    sent = Counter(itertools.chain.from_iterable(map(keys, case.trace.messages)))
     yield from _undeclared(case, sent)
     yield from _twice(case, sent)
     yield from _participation(case, sent)
@@ -40,31 +40,13 @@ def check(case: Case) -> Iterator[Pitfall]:
         yield from _equal(case)
 
 
-def _sent(case: Case) -> Counter[Key]:
-    """Count messages by round, sender, receiver and kind."""
-    found = Counter[Key]()
-    for m in case.trace.messages:
-        columns = (m.round.tolist(), m.src.tolist(), m.dst.tolist(), m.kind.tolist())
-        for round_, src, dst, kind in zip(*columns, strict=True):
-            found[round_, src, dst, m.kinds[kind]] += 1
-    return found
-
-
-def _undeclared(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
-    """Find messages that the protocol, with these constants and this schedule, does not send."""
+def _undeclared(case: Case, sent: Counter[MessageKey]) -> Iterator[Pitfall]:
     if case.relations is None:
         return
-    everybody = range(case.trace.graph.nodes)
-    allowed: set[Key] = set()
-    for vector in case.relations.vectors:
-        if vector.kind != "message" or vector.owner is None:
-            continue
-        receivers = everybody if vector.dst is None else vector.dst
-        allowed |= {(vector.round, vector.owner, dst, vector.name) for dst in receivers}
-    declared = case.relations.round
-    extra = sorted(key for key in sent if key not in allowed and key[0] <= declared)
+    early = [key for key in sent if key.round <= case.relations.round]
+    extra = undeclared(early, case.relations.vectors)
     if extra:
-        t, i, j, kind = extra[0]
+        t, i, j, kind = min(extra)
         says = (
             f"{len(extra)} of {len(sent)} messages do not belong to the declared protocol; "
             f"the first is {kind!r} {i} -> {j} in round {t}: "
@@ -78,11 +60,10 @@ def _undeclared(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
         yield Pitfall(7, case.broken, says, figures)
 
 
-def _twice(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
-    """Find messages that were sent more than once."""
-    again = sorted(key for key, count in sent.items() if count > 1)
+def _twice(case: Case, sent: Counter[MessageKey]) -> Iterator[Pitfall]:
+    again = [key for key, count in sent.items() if count > 1]
     if again:
-        t, i, j, kind = again[0]
+        t, i, j, kind = min(again)
         says = (
             f"{len(again)} messages were sent more than once, the first of them {kind!r} "
             f"{i} -> {j} in round {t}: every transmission is a separate release"
@@ -90,14 +71,14 @@ def _twice(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
         yield Pitfall(1, case.broken, says, {"repeated": len(again), "first": [t, i, j, kind]})
 
 
-def _participation(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
+def _participation(case: Case, sent: Counter[MessageKey]) -> Iterator[Pitfall]:
     """Check claims that rely on sampling, if the trace shows which nodes were sampled."""
     rate = loops.number(case.params, "rate")
     if case.protocol is not None or not rate or rate >= 1 or not sent:
         return
     senders: dict[int, set[int]] = {}
-    for round_, src, _, _ in sent:
-        senders.setdefault(round_, set()).add(src)
+    for key in sent:
+        senders.setdefault(key.round, set()).add(key.src)
     counts = [len(senders[round_]) for round_ in sorted(senders)]
     nodes = case.trace.graph.nodes
     if set(counts) == {nodes}:
@@ -129,7 +110,6 @@ def _credited(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
 
 
 def _not_poisson(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
-    """Find equal numbers of senders in more rounds than Poisson sampling explains."""
     from scipy.stats import binom  # slow to import
 
     nodes = case.trace.graph.nodes
@@ -167,7 +147,6 @@ def _coarse(case: Case) -> Iterator[Pitfall]:
 
 
 def _noisy_payloads(case: Case) -> Iterator[Tensor]:
-    """Yield parts of large payloads of messages that should contain noise."""
     kinds = _noisy_kinds(case)
     for m in case.trace.messages:
         for at in range(0, len(m), max(1, len(m) // LOOKED)):

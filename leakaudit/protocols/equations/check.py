@@ -25,7 +25,6 @@ from leakaudit.protocols.equations.syntax import (
     ReceivedMessage,
     Repeat,
     Send,
-    Solve,
     SourcePosition,
     Statement,
     Symbol,
@@ -41,19 +40,13 @@ ONCE = ("grad", "noise", "secret", "opaque")  # every occurrence is a new vector
 
 
 def check(definition: Definition) -> None:
-    """Check every equation.
-
-    Raises:
-        LeakauditError: A name is unknown, an index has no meaning, or an equation is not linear;
-            names line, column and what was expected there.
-    """
+    """Check every equation."""
     _targets(definition)
     for statement in definition.statements:
         _Checker(definition, statement).check()
 
 
 def _targets(definition: Definition) -> None:
-    """Check the left-hand sides."""
     vectors = definition.vectors
     for statement in definition.statements:
         if isinstance(statement, Repeat):
@@ -105,26 +98,22 @@ class _Checker:
         self.pair = False
 
     def check(self) -> None:
-        """Check the statement."""
         statement = self.statement
         if isinstance(statement, Repeat):
             self._number(statement.count, _Scope(frozenset()), "the number of repetitions")
             return
         target = statement.target
         if isinstance(target, Symbol):
-            self._number(statement_value(statement), _Scope(frozenset()), f"'{target.name}'")
+            self._number(statement.value, _Scope(frozenset()), f"'{target.name}'")
             return
         scope = _Scope(frozenset(self._of_target(target)))
-        if isinstance(statement, Solve):
+        if isinstance(statement, Assign) and statement.left is not None:
             self._vector(statement.left, scope)
-            self._vector(statement.right, scope)
-            return
         if isinstance(statement, Send) and statement.width is not None:
             self._number(statement.width, scope, "the width of a cell")
-        self._vector(statement_value(statement), scope)
+        self._vector(statement.value, scope)
 
     def _of_target(self, target: IndexedVector | ReceivedMessage) -> list[str]:
-        """Check the indices of a left-hand side, and return its letters."""
         if isinstance(target, IndexedVector):
             if target.back:
                 target.place.error("an equation defines the value of this round; remove t-...")
@@ -148,7 +137,6 @@ class _Checker:
         return letters
 
     def _receivers(self, group: NodeSet, src: NodeIndex) -> None:
-        """Check a group of receivers."""
         if group.name == "clients" and not self.known.server:
             group.place.error('there are no clients without a server; set graph = "server"')
         if group.name == "clients" and src.name != SERVER:
@@ -159,7 +147,6 @@ class _Checker:
             group.place.error("a node sends to its own neighbours only")
 
     def _letter(self, index: NodeIndex) -> None:
-        """Reject an index with the name of something else."""
         taken = {**self.known.constants, **self.known.matrices, **self.known.vectors}
         if index.name in WORDS or index.name in taken or index.name in FUNCTIONS:
             index.place.error(f"expected a letter that has no other meaning, got '{index.name}'")
@@ -169,7 +156,6 @@ class _Checker:
             index.place.error('there is no server; set graph = "server"')
 
     def _bound(self, index: NodeIndex, scope: _Scope) -> None:
-        """Check an index on the right-hand side."""
         self._server(index)
         if index.is_letter and index.name not in scope.letters:
             says = f"'{index.name}' is no index of this equation"
@@ -186,7 +172,6 @@ class _Checker:
             expression.place.error("expected a vector on this side, got a number")
 
     def _sort(self, expression: Expr, scope: _Scope) -> Sort:
-        """Check an expression and return what it is."""
         if isinstance(expression, Constant):
             return "number" if expression.value else "zero"
         if isinstance(expression, Symbol):
@@ -321,7 +306,6 @@ class _Checker:
         return "vector"
 
     def _arguments(self, call: FunctionCall, scope: _Scope) -> None:
-        """Check the arguments of a function that returns a vector."""
         given = call.arguments
         wanted = f"expected {FUNCTIONS[call.name]}, got {len(given)} arguments"
         if call.name == "grad":
@@ -363,14 +347,6 @@ def _either(left: Sort, right: Sort) -> Sort:
 
 
 def _law(expression: Expr) -> None:
-    """Check the name of a distribution."""
     if not isinstance(expression, Symbol) or expression.name not in LAWS:
         given = getattr(expression, "name", "")
         expression.place.error(f"expected a distribution{suggest(given, LAWS)}")
-
-
-def statement_value(statement: Assign | Send | Solve) -> Expr:
-    """Return the right-hand side of a statement."""
-    if isinstance(statement, Solve):
-        return statement.right
-    return statement.value

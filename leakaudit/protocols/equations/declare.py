@@ -10,7 +10,6 @@ from typing import TypeAlias, cast
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph
-from leakaudit.protocols.equations.check import statement_value
 from leakaudit.protocols.equations.definition import Definition, Entries, entries
 from leakaudit.protocols.equations.parse import OLDEST
 from leakaudit.protocols.equations.syntax import (
@@ -30,7 +29,6 @@ from leakaudit.protocols.equations.syntax import (
     ReceivedMessage,
     Repeat,
     Send,
-    Solve,
     SourcePosition,
     Statement,
     Symbol,
@@ -82,7 +80,6 @@ class _Frame:
     letters: Mapping[str, int]  # index -> node
 
     def at(self, letter: str, node: int) -> _Frame:
-        """Return the same with one more index."""
         return _Frame(self.node, {**self.letters, letter: node})
 
 
@@ -123,7 +120,6 @@ class _Declaration:
         self.most = STEPS
 
     def run(self, rounds: int) -> None:
-        """Declare the start and all rounds."""
         self.most = STEPS * self.graph.nodes * (rounds + 1)
         self._block(self.definition.start)
         compared = max(1, self._oldest) + 1
@@ -145,7 +141,6 @@ class _Declaration:
 
     @property
     def _oldest(self) -> int:
-        """How many rounds back the equations refer."""
         oldest = 0
         for statement in self.definition.statements:
             for expression in expressions(statement):
@@ -155,7 +150,6 @@ class _Declaration:
         return oldest
 
     def _values(self, t: int) -> tuple[object, ...]:
-        """Return all current values, with times relative to a round."""
         found: list[object] = [dict(self.numbers)]
         for forms in (self.now, self.heard):
             without_times: dict[Key, object] = {}
@@ -190,22 +184,21 @@ class _Declaration:
             self._block(statement.body)
         self.turn = outer
 
-    def _statement(self, statement: Assign | Solve | Send) -> None:
+    def _statement(self, statement: Assign | Send) -> None:
         """Evaluate an equation for all nodes at once: none of them uses a new value of another."""
         target = statement.target
-        self.value = statement_value(statement)
+        self.value = statement.value
         if isinstance(target, Symbol):
-            value = self._number(statement_value(statement), _Frame(NOBODY, {}))
-            self.numbers[target.name] = value
+            self.numbers[target.name] = self._number(statement.value, _Frame(NOBODY, {}))
         elif isinstance(statement, Send):
             self._send(statement, statement.target)
         else:
             new: dict[Key, Form] = {}
             for frame, key in self._instances(cast(IndexedVector, target)):
-                if isinstance(statement, Solve):
-                    new[key] = self._solved(statement, key, frame)
+                if statement.left is None:
+                    new[key] = self._assigned(statement.value, key, frame)
                 else:
-                    new[key] = self._assigned(statement, key, frame)
+                    new[key] = self._solved(statement.left, statement.value, key, frame)
             self.now.update(new)
 
     def _instances(self, target: IndexedVector) -> Iterator[tuple[_Frame, Key]]:
@@ -235,32 +228,30 @@ class _Declaration:
                 yield _Frame(i, both), i, j
 
     def _range(self, index: NodeIndex) -> range:
-        """Return the nodes for which an index of a left-hand side stands."""
         if index.is_letter:
             return self.holders
         node = self._node(index, _Frame(NOBODY, {}))
         return range(node, node + 1)
 
-    def _assigned(self, statement: Assign, key: Key, frame: _Frame) -> Form:
+    def _assigned(self, right: Expr, key: Key, frame: _Frame) -> Form:
         """Return the new value of a vector: another vector, or a state with its definition."""
         name, i, j = key
-        value = self._value(statement.value, frame, name)
+        value = self._value(right, frame, name)
         if not isinstance(value, Expression):
             return value
         if len(value.terms) == 1 and next(iter(value.terms.values())) == 1:
             return value
         return self.p.state(name, i, self._index(name, i, j), eq=value)
 
-    def _solved(self, statement: Solve, key: Key, frame: _Frame) -> Form:
+    def _solved(self, left: Expr, right: Expr, key: Key, frame: _Frame) -> Form:
         """Return a new state that is known only from an implicit equation."""
         name, i, j = key
         state = self.p.state(name, i, self._index(name, i, j))
         before = dict(self.now)
         self.now[key] = state
-        left = self._value(statement.left, frame, name)
-        right = self._value(statement.right, frame, name)
+        sides = [self._value(side, frame, name) for side in (left, right)]
         self.now = before
-        self.p.relate(left, right)
+        self.p.relate(*sides)
         return state
 
     def _index(self, name: str, i: int, j: int) -> int | None:
@@ -276,7 +267,6 @@ class _Declaration:
         return j + self.graph.nodes * count
 
     def _send(self, statement: Send, target: ReceivedMessage) -> None:
-        """Send a message of every sender, and remember it as the receivers know it."""
         width = Fraction(0)
         sent: dict[Key, Expression] = {}
         replaced: dict[Key, Form] = {}
@@ -312,7 +302,6 @@ class _Declaration:
         self.now.update(replaced)
 
     def _variable(self, value: Expr, frame: _Frame) -> Key | None:
-        """Return the variable if an expression is one, with its current value."""
         if isinstance(value, IndexedVector) and not value.back:
             return self._key(value, frame)
         return None
@@ -327,7 +316,6 @@ class _Declaration:
         return self.graph.neighbours[i]
 
     def _number(self, expression: Expr, frame: _Frame) -> Fraction:
-        """Evaluate an expression that is a number."""
         value = self._value(expression, frame, "")
         if isinstance(value, Expression):
             expression.place.error("expected a number, got a vector")
@@ -391,7 +379,6 @@ class _Declaration:
         return values[key]
 
     def _entry(self, vector: IndexedVector, frame: _Frame) -> Fraction:
-        """Return an entry of a matrix."""
         name = vector.name
         if name not in self.matrices:
             try:
@@ -484,7 +471,6 @@ class _Declaration:
         return left * (1 / number)
 
     def _small(self, value: Form, place: SourcePosition) -> Fraction:
-        """Return a number, unless it has far more digits than any protocol needs."""
         if isinstance(value, Expression):
             place.error("expected a number, got a vector")
         number = Fraction(value)

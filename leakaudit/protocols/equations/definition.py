@@ -76,11 +76,7 @@ class Definition:
 
 
 def entries(rule: Rule | Rows, graph: Graph) -> Entries:
-    """Return the entries of a matrix on a graph.
-
-    Returns:
-        The entries (i, j) that are not zero by construction: neighbours, and i = j.
-    """
+    """Return the entries of a matrix on a graph."""
     if not isinstance(rule, str):
         return _of_rows(rule, graph)
     if rule == "metropolis":

@@ -159,7 +159,6 @@ def _is_reserved(name: str) -> bool:
 
 
 def _matrix(table: config.ConfigTable, name: str, rule: Any) -> Rule | Rows:
-    """Return the rule or the rows of a matrix."""
     if isinstance(rule, str):
         if rule not in RULES:
             says = f"matrices.{name}: there is no matrix {rule!r:.80}{suggest(rule, RULES)}"
@@ -190,7 +189,6 @@ def _entry(value: object) -> Fraction:
 
 
 def _equations(text: str, key: str, block: str) -> Any:
-    """Parse the equations of one key, with the lines of the file."""
     opening = re.search(rf"(?m)^[ \t]*{key}[ \t]*=[ \t]*(\"\"\"|'''|\"|')(\r?\n)?", text)
     first = 1
     if opening is not None:

@@ -11,7 +11,6 @@ from leakaudit.protocols.equations.syntax import (
     ALL,
     FUNCTIONS,
     GROUPS,
-    SERVER,
     Assign,
     Binary,
     Constant,
@@ -24,7 +23,6 @@ from leakaudit.protocols.equations.syntax import (
     ReceivedMessage,
     Repeat,
     Send,
-    Solve,
     Statement,
     Symbol,
     Total,
@@ -37,12 +35,7 @@ TERMINAL = "secure"
 
 
 def parse(text: str, first: int) -> tuple[Statement, ...]:
-    """Parse a block of equations.
-
-    Raises:
-        LeakauditError: The text does not follow the notation; names line, column and what was
-            expected there.
-    """
+    """Parse a block of equations."""
     found = sentences(text, first)
     if not found:
         return ()
@@ -84,17 +77,14 @@ class _Parser:
 
     @property
     def next(self) -> Token:
-        """The next word or sign."""
         return self.tokens[self.at]
 
     def take(self) -> Token:
-        """Return the next word or sign, and move on."""
         token = self.tokens[self.at]
         self.at = min(self.at + 1, len(self.tokens) - 1)
         return token
 
     def saw(self, text: str) -> bool:
-        """Move on if the next sign or word is this one, and return whether it was."""
         if self.next.kind == "end" or self.next.text != text:
             return False
         self.take()
@@ -107,7 +97,6 @@ class _Parser:
         return self.take()
 
     def fail(self, says: str) -> NoReturn:
-        """Raise an error about the next word or sign."""
         got = self.next.text
         if self.next.kind != "end":
             got = f"'{got}'"
@@ -127,14 +116,12 @@ class _Parser:
         return count
 
     def end(self) -> None:
-        """Raise an error if something is left."""
         if self.next.kind in ("name", "number") or self.next.text == "(":
             self.fail("expected an operator such as + - * / (a product is written with *)")
         if self.next.kind != "end":
             self.fail("expected the end of the equation")
 
     def statement(self) -> Statement:
-        """Read an equation."""
         secure = self.next.text == TERMINAL and self.tokens[1].kind == "name"
         if secure:
             self.take()
@@ -152,7 +139,7 @@ class _Parser:
             self.need("=")
             right = self.sum()
             self.end()
-            return Solve(target, left, right, self.line)
+            return Assign(target, right, self.line, left)
         self.need("=")
         value = self.sum()
         self.end()
@@ -162,7 +149,6 @@ class _Parser:
         return Assign(target, value, self.line)
 
     def sum(self) -> Expr:
-        """Read terms with + and - between them."""
         self.depth += 1
         if self.depth > DEEPEST:
             self.fail(f"expected at most {DEEPEST} levels of parentheses")
@@ -182,7 +168,6 @@ class _Parser:
         return value
 
     def signed(self) -> Expr:
-        """Read a power, or its negative."""
         if self.next.text in ("-", "+"):
             self.depth += 1
             if self.depth > DEEPEST:
@@ -200,14 +185,12 @@ class _Parser:
         return Binary("^", base, self.exponent(), sign.place)
 
     def exponent(self) -> Expr:
-        """Read an exponent: a number, a constant or an expression in parentheses."""
         if self.next.text == "-":
             sign = self.take()
             return Negation(self.atom(), sign.place)
         return self.atom()
 
     def atom(self) -> Expr:
-        """Read a number, a name, a function or an expression in parentheses."""
         if self.next.kind == "number":
             return self.number()
         if self.saw("("):
@@ -226,7 +209,6 @@ class _Parser:
         return Symbol(name.text, name.place)
 
     def number(self) -> Expr:
-        """Read a number, exactly as its decimals say."""
         token = self.take()
         power = token.text.lower().partition("e")[2]
         if power and abs(int(power)) > LARGEST_POWER:
@@ -234,7 +216,6 @@ class _Parser:
         return Constant(Fraction(token.text), token.place)
 
     def indexed(self, name: Token) -> IndexedVector | ReceivedMessage:
-        """Read the brackets behind a name."""
         self.need("[")
         first = self.index()
         if self.saw("->"):
@@ -283,7 +264,6 @@ class _Parser:
         return NodeIndex(token.text, 0, token.place)
 
     def receivers(self) -> NodeIndex | NodeSet:
-        """Read what stands behind an arrow."""
         token = self.next
         if token.text == ALL:
             self.take()
@@ -293,7 +273,6 @@ class _Parser:
         return self.index()
 
     def group(self) -> NodeSet:
-        """Read a set of nodes."""
         token = self.take()
         if token.text not in GROUPS:
             near = suggest(token.text, GROUPS)
@@ -307,7 +286,6 @@ class _Parser:
         return NodeSet(token.text, of, token.place)
 
     def call(self, name: Token) -> Expr:
-        """Read a function with its arguments."""
         if name.text not in FUNCTIONS:
             near = suggest(name.text, FUNCTIONS)
             name.place.error(
@@ -334,7 +312,6 @@ class _Parser:
         return FunctionCall(name.text, tuple(arguments), None, name.place)
 
     def total(self, name: Token) -> Expr:
-        """Read the parentheses of a sum or a mean."""
         letter = self.index()
         if not letter.is_letter:
             letter.place.error(f"expected a letter, as in {FUNCTIONS[name.text]}")
@@ -353,8 +330,3 @@ def _channel(value: Expr) -> tuple[Expr, Expr | None]:
         if isinstance(last, FunctionCall) and last.name == "rounding" and len(last.arguments) == 1:
             return value.left, last.arguments[0]
     return value, None
-
-
-def is_server(index: NodeIndex) -> bool:
-    """Return whether an index is that of the server."""
-    return index.name == SERVER

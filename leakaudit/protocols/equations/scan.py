@@ -14,7 +14,7 @@ LONGEST = 400
 LARGEST_NUMBER = 40
 
 _TOKEN = re.compile(
-    r"(?P<space>[ \t]+)|(?P<number>(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?)|(?P<name>[^\W\d]\w*)"
+    r"(?P<space>[ \t]+)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<name>[^\W\d]\w*)"
     r"|(?P<sign>->|\*\*|[-+*/^=()\[\],:])|(?P<other>.)"
 )
 OPEN = "(["
@@ -56,49 +56,40 @@ def sentences(text: str, first: int) -> list[Sentence]:
     found: list[Sentence] = []
     held: list[_Raw] = []
     words: list[str] = []
-    depth = 0
     indent = 0
+
+    def close() -> None:
+        if held:
+            found.append(_sentence(held, words, indent))
+        held.clear()
+        words.clear()
+
     for number, written in enumerate(text.split("\n"), first):
         content = written.partition("#")[0].rstrip().expandtabs(4)
         if not content:
             continue
+        scanned = list(_scan(content, number))
+        if any(raw.text == "=" for raw in scanned):
+            # No equation contains another one, so parentheses that are open were not closed.
+            close()
         if not held:
             indent = len(content) - len(content.lstrip())
-        scanned = list(_scan(content, number))
-        if held and any(raw.text == "=" for raw in scanned):
-            # No equation contains another one, so the parentheses above were not closed.
-            found.append(_sentence(held, words, indent))
-            held = []
-            words = []
-            depth = 0
-            indent = len(content) - len(content.lstrip())
         words.append(" ".join(content.split()))
-        for raw in scanned:
-            depth += (raw.text in OPEN) - (raw.text in CLOSED)
-            held.append(raw)
-        if depth > 0 and len(held) <= LONGEST:
-            continue
-        found.append(_sentence(held, words, indent))
-        held = []
-        words = []
-        depth = 0
-    if held:
-        found.append(_sentence(held, words, indent))
+        held += scanned
+        depth = sum((raw.text in OPEN) - (raw.text in CLOSED) for raw in held)
+        if depth <= 0 or len(held) > LONGEST:
+            close()
+    close()
     return found
 
 
 def _scan(content: str, number: int) -> Iterator[_Raw]:
     for match in _TOKEN.finditer(content):
-        kind = str(match.lastgroup)
-        for group in ("number", "name", "sign", "other"):
-            if match.group(group) is not None:
-                kind = group
-        if match.group("space") is None:
-            yield _Raw(kind, match.group(), number, match.start() + 1)
+        if match.lastgroup != "space":
+            yield _Raw(str(match.lastgroup), match.group(), number, match.start() + 1)
 
 
 def _sentence(held: list[_Raw], words: list[str], indent: int) -> Sentence:
-    """Return an equation, after a check of its characters and its length."""
     line = EquationLine(held[0].line, " ".join(words))
     tokens: list[Token] = []
     for raw in held:

@@ -169,21 +169,12 @@ Expr: TypeAlias = (
 
 @dataclass(frozen=True)
 class Assign:
-    """``w[i] = ...``; or ``a = ...``, a number of the round."""
+    """``w[i] = ...``, ``w[i] solves ... = ...``; or ``a = ...``, a number of the round."""
 
     target: IndexedVector | Symbol  # what receives a value
-    value: Expr
+    value: Expr  # the right-hand side
     line: EquationLine
-
-
-@dataclass(frozen=True)
-class Solve:
-    """``w[i] solves ... = ...``: an implicit equation for a new value."""
-
-    target: IndexedVector
-    left: Expr  # the left-hand side
-    right: Expr  # the right-hand side
-    line: EquationLine
+    left: Expr | None = None  # the left-hand side, if it is not the target
 
 
 @dataclass(frozen=True)
@@ -206,7 +197,7 @@ class Repeat:
     line: EquationLine
 
 
-Statement: TypeAlias = Assign | Solve | Send | Repeat
+Statement: TypeAlias = Assign | Send | Repeat
 
 
 def parts(expression: Expr) -> Iterator[Expr]:
@@ -237,8 +228,8 @@ def expressions(statement: Statement) -> tuple[Expr, ...]:
     """Return the expressions of a statement, without those of repeated statements."""
     if isinstance(statement, Repeat):
         return (statement.count,)
-    if isinstance(statement, Solve):
-        return (statement.left, statement.right)
+    if isinstance(statement, Assign) and statement.left is not None:
+        return (statement.left, statement.value)
     if isinstance(statement, Send) and statement.width is not None:
         return (statement.value, statement.width)
     return (statement.value,)

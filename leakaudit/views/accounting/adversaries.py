@@ -40,17 +40,11 @@ def around(graph: Graph, nodes: Sequence[int], size: int, *, shared: bool = Fals
     """Return the adversaries of each of some nodes.
 
     A single node is a neighbour or another node, not a coalition.
-
-    Args:
-        shared: Whether views share work (`Protocol.forward`), so that more are feasible.
     """
     if size < 0:
         raise LeakauditError(f"--coalitions: expected at least 0, got {size}")
     for node in nodes:
-        if not 0 <= node < graph.nodes:
-            raise LeakauditError(
-                f"node {node} does not exist (the graph has nodes 0 to {graph.nodes - 1})"
-            )
+        graph.require(node)
     views = how_many(graph, nodes, size)
     most = MOST_SHARED if shared else MOST
     if views > most:
@@ -66,12 +60,7 @@ def around(graph: Graph, nodes: Sequence[int], size: int, *, shared: bool = Fals
 
 
 def named(adversaries: Sequence[Adversary], nodes: Sequence[int] | None, last: int) -> list[Threat]:
-    """Return specified adversaries, for each of some nodes.
-
-    Args:
-        nodes: Nodes to analyse; by default all of the first `last` that the adversary does not
-            control.
-    """
+    """Return specified adversaries, for each of some nodes."""
     threats = []
     for adversary in adversaries:
         targets = nodes

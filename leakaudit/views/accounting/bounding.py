@@ -41,14 +41,7 @@ def protocol_of(
     data_root: Path | None = None,
     download: bool = False,
 ) -> tuple[Protocol, int]:
-    """Return the protocol that a source declares.
-
-    Args:
-        source: A trace, whose messages are not read, a scenario, or a file of either.
-
-    Returns:
-        The protocol over all rounds, and the number of nodes that hold data (the first ones).
-    """
+    """Return the protocol that a source declares."""
     if not isinstance(source, Trace | Scenario):
         path = Path(source)
         is_scenario = path.suffix == ".toml"

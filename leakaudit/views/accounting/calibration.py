@@ -32,7 +32,7 @@ EQUAL = 1e-9  # largest relative difference of standard deviations that differ o
 
 
 @dataclass(frozen=True)
-class ScaledNoise:
+class _ScaledNoise:
     """The declaration of a victim, with its noise scaled."""
 
     victim: Victim
@@ -40,15 +40,12 @@ class ScaledNoise:
 
     @property
     def stationary(self) -> bool:
-        """As the victim's."""
         return self.victim.stationary
 
     def turns(self, rounds: int) -> Turns | None:
-        """As the victim's."""
         return self.victim.turns(rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the victim's relations with every noise scaled by `factor`."""
         declared = self.victim.relations(graph, rounds, public)
         for k, vector in enumerate(declared.vectors):
             if vector.kind == "noise":
@@ -105,17 +102,10 @@ class Calibration:
         }
 
 
-@dataclass
-class Scaling:
-    """What is known about scaled noise of a protocol."""
-
-    confirmed: bool = False  # whether it was found to divide mu by its factor
-
-
 @once
-def scaling(protocol: Protocol) -> Scaling:
-    """Return what `calibrate` has found out about a protocol so far."""
-    return Scaling()
+def _confirmed(protocol: Protocol) -> list[float]:
+    """Return the factors that were found to divide mu of a protocol; `calibrate` adds the first."""
+    return []
 
 
 def calibrate(
@@ -140,10 +130,10 @@ def calibrate(
     if not factor:  # any mu is allowed, by a delta of 1 or more
         return Calibration(epsilon, delta, factor, noise, wanted, 0.0)
     reached: float | None = found.mu / factor
-    if not scaling(protocol).confirmed:
+    if not _confirmed(protocol):
         reached = _reached(protocol, threat, found, factor, delta, smoothness)
         if reached is not None and math.isclose(reached, found.mu / factor, rel_tol=CLOSE):
-            scaling(protocol).confirmed = True
+            _confirmed(protocol).append(factor)
             reached = found.mu / factor  # whichever view comes first, also in another process
     return Calibration(epsilon, delta, factor, noise, wanted, reached)
 
@@ -156,8 +146,7 @@ def _reached(
     delta: float,
     smoothness: float | None,
 ) -> float | None:
-    """Return mu, recomputed with all noise scaled by a factor."""
-    scaled = replace(protocol, victim=cast(Victim, ScaledNoise(protocol.victim, factor)))
+    scaled = replace(protocol, victim=cast(Victim, _ScaledNoise(protocol.victim, factor)))
     (again,) = view_bounds(
         scaled,
         threat.adversary,

@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit._util.plain import encoded
@@ -226,23 +227,6 @@ class _Question:
     smoothness: float | None
 
 
-@dataclass(frozen=True)
-class _Views:
-    """The job of comparing some views of one adversary."""
-
-    protocol: Protocol
-    question: _Question
-
-    def __call__(self, threats: Sequence[Threat]) -> dict[Threat, Comparison]:
-        """Compare each view with the strongest claim that applies to it.
-
-        Args:
-            threats: One adversary and several nodes; these views share most of the work.
-        """
-        claims = _claims(self.protocol)
-        return dict(_comparisons(self.protocol, threats, claims, self.question))
-
-
 def compare(
     protocol: Protocol,
     threats: Sequence[Threat],
@@ -269,7 +253,8 @@ def compare(
         symmetry = Symmetry(protocol.graph, protocol.start)
         likes = [None if one.kind == "named" else symmetry.like(one) for one in threats]
     different = [one for one, like in zip(threats, likes, strict=True) if like is None]
-    job = _Views(protocol, _Question(sensitivity, delta, epsilon, smoothness))
+    question = _Question(sensitivity, delta, epsilon, smoothness)
+    job = partial(_comparisons, protocol, question)
     found = executor.map(job, _parts(different, executor))
     known: dict[Threat, Comparison] = {}
     for k, (threat, like) in enumerate(zip(threats, likes, strict=True)):
@@ -300,7 +285,6 @@ def _parts(threats: Sequence[Threat], executor: Pool) -> list[tuple[Threat, ...]
 
 
 def _claims(protocol: Protocol) -> list[Claim]:
-    """Return the claims that cover everything that is sent in this run."""
     return [claim for claim in protocol.claims if _speaks(claim, protocol.rounds)]
 
 
@@ -313,16 +297,17 @@ def _speaks(claim: Claim, rounds: int) -> bool:
 
 
 def _renamed(old: Comparison, threat: Threat, like: Threat) -> Comparison:
-    """Return a comparison for another adversary, whose view is the same by symmetry."""
     # There may be hundreds of thousands; `dataclasses.replace` takes twice as long as this.
     bound = ViewBound(**{**vars(old.bound), "node": threat.node, "adversary": threat.adversary})
     return Comparison(**{**vars(old), "threat": threat, "bound": bound, "like": like})
 
 
 def _comparisons(
-    protocol: Protocol, threats: Sequence[Threat], claims: Sequence[Claim], question: _Question
-) -> Iterator[tuple[Threat, Comparison]]:
+    protocol: Protocol, question: _Question, threats: Sequence[Threat]
+) -> dict[Threat, Comparison]:
     """Bound the views of one adversary, which share most of the work, and judge the claims."""
+    claims = _claims(protocol)
+    found: dict[Threat, Comparison] = {}
     by_claim = defaultdict[tuple[Claim | None, float], list[Threat]](list)
     for threat in threats:
         claim = _strongest(claims, threat)
@@ -340,7 +325,8 @@ def _comparisons(
         for threat, bound in zip(some, bounds, strict=True):
             if not question.sensitivity.known:
                 bound = without_scale(bound)
-            yield threat, _comparison(protocol, threat, claim, bound, question)
+            found[threat] = _comparison(protocol, threat, claim, bound, question)
+    return found
 
 
 def _comparison(
@@ -350,7 +336,6 @@ def _comparison(
     bound: ViewBound,
     question: _Question,
 ) -> Comparison:
-    """Recommend noise for a view, and judge the claim."""
     delta = bound.delta
     assumed = question.sensitivity
     # The noise is for the requested epsilon, otherwise for the claim, at the claim's delta.
@@ -384,10 +369,6 @@ def judged(comparison: Comparison, comparable: bool) -> Comparison:
     REFUTED requires that losses of one kind exceed the claim: losses with constant gradients, or
     quadratic losses within the smoothness, for a record that enters as many gradients as possible.
     NOT_REFUTED requires that no loss exceeds it.
-
-    Args:
-        comparable: Whether it is known how much a gradient differs between neighbouring data sets
-            of the claim.
     """
     claim = comparison.claim
     bound = comparison.bound
@@ -418,7 +399,6 @@ def judged(comparison: Comparison, comparable: bool) -> Comparison:
 
 
 def _between(comparison: Comparison) -> str:
-    """Explain why neither verdict follows."""
     exact = comparison.exact
     least = comparison.least
     if exact is None:
@@ -462,13 +442,11 @@ def alike(found: Sequence[Comparison]) -> dict[int, int]:
 
 
 def _strongest(claims: Sequence[Claim], threat: Threat) -> Claim | None:
-    """Return the claim with the smallest epsilon that applies to this view."""
     mine = [claim for claim in claims if claim.pair is None or _is_pair(claim.pair, threat)]
     return min(mine, key=lambda claim: claim.epsilon or 0.0, default=None)
 
 
 def _is_pair(pair: tuple[int, int], threat: Threat) -> bool:
-    """Return whether the adversary is the one curious node of a pair, and the node the other."""
     curious, target = pair
     adversary = threat.adversary
     if adversary.hears != "none" or adversary.corrupt != {curious}:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from leakaudit.core.evidence import weakest
 from leakaudit.views.accounting.compare import Comparison
 
 
-@dataclass(frozen=True)
-class Footnotes:
-    """Remarks on rows; those that do not concern all rows have a number."""
+def footnotes(found: Sequence[Comparison], begun: bool) -> tuple[list[str], list[str]]:
+    """Return remarks on rows, and for every row the numbers of its remarks, such as `[1] [3]`.
 
-    lines: tuple[str, ...]  # the remarks, with their numbers
-    # for every row, the numbers of its remarks, such as `[1] [3]`; may be empty
-    marks: tuple[str, ...]
-
-
-def footnotes(found: Sequence[Comparison], begun: bool) -> Footnotes:
-    """Return the remarks on some rows."""
+    Remarks that concern all rows have no number.
+    """
     rows: dict[str, list[int]] = {}
     remarks = [list(_remarks(one, begun)) for one in found]
     for same_subject in zip(*remarks, strict=True):
@@ -37,7 +30,7 @@ def footnotes(found: Sequence[Comparison], begun: bool) -> Footnotes:
         lines.append(f"[{number}] {text}")
         for row in some:
             marks[row].append(f"[{number}]")
-    return Footnotes(tuple(lines), tuple(map(" ".join, marks)))
+    return lines, list(map(" ".join, marks))
 
 
 def _remarks(one: Comparison, begun: bool) -> Iterator[str]:

@@ -220,7 +220,6 @@ class Views:
 
     @cached_property
     def _at_first(self) -> Knowledge:
-        """What is known in the first rounds."""
         return know(self.protocol.start, self.adversary)
 
     @cached_property
@@ -252,7 +251,6 @@ class Views:
 
     @property
     def _is_large(self) -> bool:
-        """Whether a symmetric network is so large that all rounds at once take longer."""
         protocol = self.protocol
         if self._needs_all_rounds or protocol.relations_count <= LARGE:
             return False
@@ -265,7 +263,6 @@ class Views:
 
 
 def _own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
-    """Return an adversary's view of a node by itself."""
     found = _by_own_relations(protocol, adversary, node)
     if found is None:
         found = NodeView.of(know(protocol.whole, adversary), node)
@@ -391,14 +388,12 @@ def _by_own_relations(protocol: Protocol, adversary: Adversary, node: int) -> No
 
 
 def _any_hidden(knowledge: Knowledge, node: int) -> bool:
-    """Return whether a message, or a private vector of another node, is in use and not known."""
     vectors = knowledge.declared.vectors
     hidden = (vectors[k] for k in knowledge.used - knowledge.known)
     return any(vector.kind == "message" or vector.owner not in (node, None) for vector in hidden)
 
 
 def _all_heard(knowledge: Knowledge) -> bool:
-    """Return whether every message in use is observed or encrypted."""
     for k in knowledge.used - knowledge.known:
         vector = knowledge.declared.vectors[k]
         if vector.kind == "message" and not vector.secure:
@@ -407,7 +402,6 @@ def _all_heard(knowledge: Knowledge) -> bool:
 
 
 def _agree(own: Knowledge, start: Knowledge, node: int) -> bool:
-    """Return whether a part of the relations yields the same bound as all of them."""
     part = account(own, _targets(own, node), 1.0)
     return _equal(part, account(start, _targets(start, node), 1.0))
 

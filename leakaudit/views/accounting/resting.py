@@ -10,19 +10,14 @@ from leakaudit.core.trace import Json
 from leakaudit.protocols.declared import Protocol
 from leakaudit.views.accounting.view_bound import ViewBound
 
-EVIDENCE = "evidence"  # key in the provenance of a trace: subject -> [name of an Origin, detail]
-
 
 def rests_on(
     protocol: Protocol, bound: ViewBound, sensitivity: Evidence, *, asked: bool = False
 ) -> tuple[Evidence, ...]:
     """Return the inputs of a bound; none if there is no bound.
 
-    What a recording says of its own inputs (`EVIDENCE`) can only weaken them: no file vouches for
-    itself.
-
-    Args:
-        asked: Whether it was specified for this bound, whatever the recording says about its own.
+    What a recording says of its own inputs (`premises.KEY`) can only weaken them: no file vouches
+    for itself.
     """
     if bound.refused or bound.mu == 0:
         return ()

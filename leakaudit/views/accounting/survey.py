@@ -8,7 +8,7 @@ neighbours, only the one that learns most about a node is returned.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -24,24 +24,18 @@ from leakaudit.views.accounting.adversaries import MOST_SHARED, Threat, around, 
 TOGETHER = 8
 
 
-@dataclass(frozen=True)
-class _Survey:
-    """The job of computing what some curious nodes learn about all nodes."""
-
-    protocol: Protocol
-
-    def __call__(self, nodes: Sequence[int]) -> list[tuple[list[int], Array]]:
-        """Return the nodes that each of them observes, and the squared mu of every node."""
-        network = self.protocol.network
-        assert network is not None
-        found = []
-        for node in nodes:
-            known = know(self.protocol.start, curious(node)).known
-            seen = network.observed(known, [node])
-            if seen is None:
-                raise LeakauditError(f"node {node} observes more than messages; use --as")
-            found.append((seen, network.squared(seen)))
-        return found
+def _learned(protocol: Protocol, nodes: Sequence[int]) -> list[tuple[list[int], Array]]:
+    """Return the nodes that each curious node observes, and the squared mu of every node."""
+    network = protocol.network
+    assert network is not None
+    found = []
+    for node in nodes:
+        known = know(protocol.start, curious(node)).known
+        seen = network.observed(known, [node])
+        if seen is None:
+            raise LeakauditError(f"node {node} observes more than messages; use --as")
+        found.append((seen, network.squared(seen)))
+    return found
 
 
 def lists_worst(protocol: Protocol, nodes: Sequence[int], size: int) -> bool:
@@ -63,7 +57,7 @@ def adversaries(
     parts = [every[at : at + TOGETHER] for at in range(0, graph.nodes, TOGETHER)]
     learned = np.empty((graph.nodes, graph.nodes))
     done = 0
-    for found in executor.map(_Survey(protocol), parts):
+    for found in executor.map(partial(_learned, protocol), parts):
         for seen, squared in found:
             step("curious nodes", done, graph.nodes)
             network.remember(seen, squared)

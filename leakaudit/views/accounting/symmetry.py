@@ -1,18 +1,4 @@
-"""Views that are provably equal by symmetry.
-
-mu depends only on spans and Euclidean norms, so a vector and its negative are equivalent. If a
-renaming of the nodes maps one node and its adversary to others and reproduces every declared
-relation, up to the sign of each vector, both views have the same mu. Candidates are isomorphisms of
-the graph, with the target, the observed channels and the corrupt nodes marked. Each candidate is
-then checked on the relations themselves: their terms are matched by the vectors in them, all ratios
-of coefficients must have the same absolute value, and their signs must be the product of a sign for
-each relation and one for each vector. Whether such signs exist is a two-colouring problem, decided
-by a search along the ties (`_Signs`). A renaming that is only likely to work is never used.
-
-The renamed relations may be declared in another order, in which a point is observed before its
-gradient although it is not in the declared one. Nothing that is sent depends on that order, so the
-better certificate holds for both views.
-"""
+"""Views that are provably equal by symmetry."""
 
 from __future__ import annotations
 
@@ -28,6 +14,20 @@ from leakaudit.views.accounting.adversaries import Threat
 
 if TYPE_CHECKING:
     import networkx as nx
+
+# mu depends only on spans and Euclidean norms, so a vector and its negative are equivalent. If a
+# renaming of the nodes maps one node and its adversary to others and reproduces every declared
+# relation, up to the sign of each vector, both views have the same mu. Candidates are isomorphisms
+# of the graph, with the target, the observed channels and the corrupt nodes marked. Each candidate
+# is then checked on the relations themselves: their terms are matched by the vectors in them, all
+# ratios of coefficients must have the same absolute value, and their signs must be the product of a
+# sign for each relation and one for each vector. Whether such signs exist is a two-colouring
+# problem, decided by a search along the ties (`_Signs`). A renaming that is only likely to work is
+# never used.
+#
+# The renamed relations may be declared in another order, in which a point is observed before its
+# gradient although it is not in the declared one. Nothing that is sent depends on that order, so
+# the better certificate holds for both views.
 
 Renaming = tuple[int, ...]
 # A linear form: index of a vector -> coefficient.
@@ -75,7 +75,6 @@ class Symmetry:
         return other
 
     def _by_proved(self, threat: Threat) -> Threat | None:
-        """Return the first adversary that renamings already proven map to this one."""
         to = self._home.get(threat.node)
         if to is None:
             return None
@@ -91,7 +90,6 @@ class Symmetry:
         return None
 
     def _by_search(self, threat: Threat, same: list[Threat]) -> Threat | None:
-        """Search a renaming that maps an earlier adversary of the same colours to this one."""
         refined = self._refined(threat)
         marked = self._marked(threat)
         for other in same:
@@ -131,7 +129,6 @@ class Symmetry:
         return (threat.kind, colour[threat.node], tuple(arcs), tuple(corrupt), tuple(hops))
 
     def _hops(self, node: int) -> Mapping[int, int]:
-        """The number of edges from a node to each node that it reaches."""
         if node not in self._hops_from:
             hops = {node: 0}
             todo = deque([node])
@@ -214,7 +211,6 @@ class Symmetry:
         return tuple(map(matcher.mapping.__getitem__, range(self.graph.nodes)))
 
     def _drawn(self, colours: Sequence[int]) -> nx.Graph:
-        """Return the graph with a colour at each node."""
         import networkx as nx  # slow to import, and most views are compared with no other
 
         graph = nx.Graph()
@@ -225,7 +221,6 @@ class Symmetry:
 
 
 def _mapped(threat: Threat, renaming: Renaming) -> Threat:
-    """Return an adversary after a renaming of the nodes."""
     adversary = threat.adversary
     hears = adversary.hears
     if isinstance(hears, frozenset):
@@ -236,7 +231,6 @@ def _mapped(threat: Threat, renaming: Renaming) -> Threat:
 
 
 def _inverse(renaming: Renaming) -> Renaming:
-    """Return the renaming back."""
     inverse = [0] * len(renaming)
     for node, to in enumerate(renaming):
         inverse[to] = node
@@ -332,7 +326,6 @@ def _image(relations: Relations, renaming: Sequence[int], by_node: bool) -> dict
 
 
 def _mentions(vector: Vector, nodes: Collection[int], by_node: bool) -> bool:
-    """Return whether one of some nodes owns, receives or indexes a vector."""
     if vector.owner in nodes or (by_node and vector.index in nodes):
         return True
     return vector.dst is not None and any(node in nodes for node in vector.dst)

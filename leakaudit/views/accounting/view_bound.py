@@ -1,11 +1,4 @@
-"""View bounds: the mu, and epsilon, of an adversary's view of each node.
-
-The adversary's own view is computed first. If it determines every model at which the node evaluates
-gradients (certificate 2), its mu holds for one record. If not, the views of stronger adversaries
-are tried, which determine its own view, so that their mu is an upper bound; and with a smoothness,
-the drift of the gradients is bounded. The smallest upper bound is used. What constant and quadratic
-losses attain is computed as well, so that the truth lies between the two.
-"""
+"""View bounds: the mu, and epsilon, of an adversary's view of each node."""
 
 from __future__ import annotations
 
@@ -29,6 +22,12 @@ from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.relations import Turns, account, drift, largest, reached
 from leakaudit.views.accounting.basis import Basis, Ground, PrivacyUnit
 from leakaudit.views.accounting.node_view import NodeView, Views, stronger_views
+
+# The adversary's own view is computed first. If it determines every model at which the node
+# evaluates gradients (certificate 2), its mu holds for one record. If not, the views of stronger
+# adversaries are tried, which determine its own view, so that their mu is an upper bound; and with
+# a smoothness, the drift of the gradients is bounded. The smallest upper bound is used. What
+# constant and quadratic losses attain is computed as well, so that the truth lies between the two.
 
 # Most choices of batches for which a drift is computed; if there are more, a record is counted in
 # every gradient, which is an upper bound. A choice: each costs a pass over the declaration.
@@ -163,18 +162,11 @@ def view_bounds(
     Args:
         sensitivity: Largest change of one gradient, in Euclidean norm, if a record changes and the
             model does not.
-        smoothness: Lipschitz constant of the node's gradients, for bounds at record level if the
-            protocol does not release the models.
-        verified: Whether the messages were compared with gradients of their truth. A constant that
-            the recording does not state may then have its default if that switches something off.
     """
     adversary.check(protocol.graph)
     views = Views(protocol, adversary, nodes, smooth=smoothness is not None)
     for k, node in enumerate(nodes):
-        if not 0 <= node < protocol.graph.nodes:
-            raise LeakauditError(
-                f"node {node} does not exist (the graph has nodes 0 to {protocol.graph.nodes - 1})"
-            )
+        protocol.graph.require(node)
         step("nodes", k, len(nodes))
         empty = ViewBound(node, adversary, sensitivity, delta, rounds=protocol.rounds)
         try:
@@ -198,9 +190,6 @@ def without_scale(found: ViewBound) -> ViewBound:
 
     Zero and infinity hold for every sensitivity. Everything else is a multiple of it, and has no
     epsilon.
-
-    Args:
-        found: The bound for sensitivity 1.
     """
     if all(_unscaled(mu) == mu for mu in (found.mu, found.node_mu)):
         return found
@@ -220,21 +209,18 @@ def _unscaled(mu: float | None) -> float | None:
 
 
 def _in_every_batch(found: ViewBound) -> ViewBound:
-    """Return the bound of a record that is in some mini-batches only, if it is unknown in which."""
     if found.leaking:
         return found
     return replace(found, attained=None, linear=None, reached=None, every_batch=True)
 
 
 def _is_finite(found: ViewBound) -> bool:
-    """Return whether there is a finite upper bound, for a record or for the node."""
     if found.basis is not None and found.basis.ground is Ground.IDLE:
         return False
     return any(mu is not None and mu < math.inf for mu in (found.mu, found.node_mu))
 
 
 def _guess(protocol: Protocol, names: Sequence[str]) -> str:
-    """Return why a bound is refused if constants that it depends on are not stated."""
     values = registry.values(protocol.victim)
     guessed = ", ".join(f"{name} (default {values[name]})" for name in names)
     return (
@@ -254,7 +240,6 @@ def _contradicts(found: ViewBound) -> bool:
 
 
 def _bound(views: Views, empty: ViewBound, smoothness: float | None) -> ViewBound:
-    """Return the bound for the node and the adversary of an empty bound."""
     protocol = views.protocol
     node = empty.node
     if node in empty.adversary.corrupt:
@@ -285,7 +270,6 @@ def _bound(views: Views, empty: ViewBound, smoothness: float | None) -> ViewBoun
 
 
 def _idle(empty: ViewBound) -> ViewBound:
-    """Return the bound of a node whose data does not enter any message."""
     return replace(
         empty,
         mu=0.0,
@@ -384,7 +368,6 @@ def _least(
 
 
 def _with_epsilons(found: ViewBound) -> ViewBound:
-    """Return the bound with an epsilon for every mu."""
     if found.mu is not None:
         found = replace(found, epsilon=gaussian.epsilon(found.delta, found.mu))
     if found.node_mu is not None:
@@ -515,7 +498,6 @@ def _faulty(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> V
 
 
 def _counted(found: ViewBound, view: NodeView, turns: Turns | None) -> ViewBound:
-    """Return the bound with the gradients of a view, and how many of them a record enters."""
     return replace(
         found,
         certificate=view.bound.certificate,
@@ -525,7 +507,6 @@ def _counted(found: ViewBound, view: NodeView, turns: Turns | None) -> ViewBound
 
 
 def _most(turns: Turns | None, every: int) -> int:
-    """Return the largest number of gradients that one record enters."""
     if turns is None:
         return every
     most = 0

@@ -1,18 +1,4 @@
-"""Whether the low bits of messages are as random as fresh noise makes them.
-
-Noise is much larger than the last digits of a number, so the low bits of a message to which it is
-added are independent and uniform, whatever the message is without it. Something else in them is
-invisible in the size and the distribution of the noise. Bits are +1 or -1 here, and
-
-- a bit of the same number in T messages of a node has a sum M, and the sum of D such M^2 / T
-  exceeds D + 2 sqrt(D x) + 2 x with probability at most exp(-x): the exponential moments of M^2 are
-  at most those of a normal number of the same variance (Laurent, Massart 2000, lemma 1);
-- the n bits of two messages have a product beyond t with probability at most 2 exp(-t^2 / (2 n))
-  (Hoeffding 1963);
-- bytes are uniform, with a chi-square statistic of 255 degrees of freedom.
-
-A payload that is encrypted with a key that these tests do not have is as random as noise.
-"""
+"""Whether the low bits of messages are as random as fresh noise makes them."""
 
 from __future__ import annotations
 
@@ -28,12 +14,25 @@ from scipy.special import chdtrc
 from torch import Tensor
 
 from leakaudit._util.signals import whole
-from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
-from leakaudit.protocols.deviation import Deviation
+from leakaudit.protocols.declared import everything
 from leakaudit.theory.relations import Relations
 from leakaudit.theory.relations.estimate import recorded
+from leakaudit.views.deviation import Deviation
+
+# Noise is much larger than the last digits of a number, so the low bits of a message to which it is
+# added are independent and uniform, whatever the message is without it. Something else in them is
+# invisible in the size and the distribution of the noise. Bits are +1 or -1 here, and
+#
+# - a bit of the same number in T messages of a node has a sum M, and the sum of D such M^2 / T
+#   exceeds D + 2 sqrt(D x) + 2 x with probability at most exp(-x): the exponential moments of M^2
+#   are at most those of a normal number of the same variance (Laurent, Massart 2000, lemma 1);
+# - the n bits of two messages have a product beyond t with probability at most 2 exp(-t^2 / (2 n))
+#   (Hoeffding 1963);
+# - bytes are uniform, with a chi-square statistic of 255 degrees of freedom.
+#
+# A payload that is encrypted with a key that these tests do not have is as random as noise.
 
 LEVEL = 1e-7  # probability of a false alarm, as of each family of `draws`
 TESTS = 3
@@ -83,8 +82,7 @@ class Bits:
         """Add the messages of one recording that contain fresh noise."""
         if trace.dtype not in FORMATS:
             return
-        everything = Adversary(corrupt=frozenset(range(trace.graph.nodes)))
-        read = recorded(everything.view(trace))
+        read = recorded(everything(trace))
         for place, std in fresh(declared).items():
             vector = declared.vectors[place]
             try:
@@ -133,7 +131,6 @@ class Bits:
         self._bytes += np.bincount(values, minlength=VALUES)
 
     def _repeated(self) -> Iterator[Deviation]:
-        """Yield low bits that are the same in most messages of a node."""
         tests = 0
         total = 0.0
         for node, sums in self._sums.items():
@@ -150,7 +147,6 @@ class Bits:
             yield Deviation("bits", says, tuple(sorted(self._sums)))
 
     def _shared(self) -> Iterator[Deviation]:
-        """Yield two messages whose low bits are alike."""
         if len(self._rows) < 2:
             return
         size = len(self._rows[0])
@@ -165,7 +161,6 @@ class Bits:
             yield Deviation("bits", f"the low bits of {other} and {one} are alike")
 
     def _uneven(self) -> Iterator[Deviation]:
-        """Yield if the values of the last byte are not equally frequent."""
         numbers = int(self._bytes.sum())
         expected = numbers / VALUES
         if expected < EXPECTED:

@@ -130,7 +130,6 @@ class Case:
 
 
 def _read(claim: Claim) -> Claim:
-    """Return a claim with its adjacency as a value, even if a plug-in gave only words."""
     if claim.neighbours is not None:
         return claim
     return replace(claim, neighbours=loops.named_adjacency(claim.adjacency))

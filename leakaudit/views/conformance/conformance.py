@@ -4,13 +4,13 @@ An attack on messages that are not those of the declared protocol finds nothing,
 was never sent. So "nothing is determined" and "nothing was recovered" are only stated together with
 what is known about the recording itself.
 
-- The messages are compared with those that the protocol sends (`protocols.expected`).
+- The messages are compared with those that the protocol sends (`messages`).
 - Relations that contain only messages must hold, whatever the gradients are (`equations`), in the
   recorded columns and in the sketch of all columns. The messages must contain the declared noise
   (`noise`).
 - With the truth, the gradients of its records are substituted (`substitute`, `values`).
 
-Values are compared in all rounds, or in as many as fit into a budget (`reach`); `SkippedRounds`
+Values are compared in all rounds, or in as many as fit into a budget (`reach`); `_SkippedRounds`
 says which.
 """
 
@@ -28,29 +28,51 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.trace import Trace, Truth
 from leakaudit.core.verdict import Verdict
-from leakaudit.protocols import expected
 from leakaudit.protocols.declared import constant
-from leakaudit.protocols.deviation import Deviation
 from leakaudit.protocols.equations.written import TextProtocol
-from leakaudit.protocols.expected import STATED, ExpectedMessages
 from leakaudit.tasks.task import Task
+from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import gaps, vocabulary
+from leakaudit.views import messages
+from leakaudit.views.conformance import rest
 from leakaudit.views.conformance.case import Case
-from leakaudit.views.conformance.equations import Consistency, Part, consistency
+from leakaudit.views.conformance.equations import consistency
 from leakaudit.views.conformance.pitfall import Pitfall
 from leakaudit.views.conformance.residual import Residual
-from leakaudit.views.conformance.rest import SkippedRounds
 from leakaudit.views.conformance.substitute import RecordingRemainder, left
 from leakaudit.views.conformance.values import Values, contradicted
+from leakaudit.views.deviation import Deviation
+from leakaudit.views.messages import STATED, ExpectedMessages
 
-# What a relation between messages fails on -> the subject of the deviation.
-FAILS: dict[Part, str] = {"columns": "messages", "sums": "columns", "sketch": "sketch"}
 # Most numbers that are computed with the gradients of the truth: a few seconds. A choice.
 NUMBERS = 1 << 30
-COMPLETE = SkippedRounds()
 QUIET = 20  # the pitfall of too little noise
 NUMBER = 22  # of the pitfall
 RESIDUAL = 23  # of that of a remainder within the tolerance
+
+
+@dataclass(frozen=True)
+class _SkippedRounds:
+    """Which rounds are not compared because there are too many."""
+
+    # the last round in which the relations between messages are tested; None if all rounds are
+    relations: int | None = None
+    # the last round that is compared with the gradients of the truth; None if all are, or if
+    # nothing is compared with gradients
+    gradients: int | None = None
+
+    @property
+    def sentences(self) -> list[str]:
+        found = []
+        if self.relations is not None:
+            found.append(rest.untested(self.relations))
+        if self.gradients is not None:
+            found.append(rest.unexplained(self.gradients))
+        return found
+
+    @property
+    def subjects(self) -> list[str]:
+        return rest.subjects(self.relations, self.gradients)
 
 
 @dataclass(frozen=True)
@@ -65,7 +87,8 @@ class Conformance:
     # what is wrong with the noise of the messages, whose size and distribution are the subject of
     # other pitfalls
     noise: tuple[Pitfall, ...] = ()
-    rest: SkippedRounds = COMPLETE  # which rounds were not compared because there are too many
+    # which rounds were not compared because there are too many
+    rest: _SkippedRounds = _SkippedRounds()
     # what remains between gradients and those of the truth; None if it is not known
     residual: Residual | None = None
 
@@ -75,12 +98,7 @@ class Conformance:
         return [one.sentence for one in self.deviations]
 
     def unclear(self, determined: bool) -> list[str]:
-        """Return why a result is inconclusive; empty if nothing speaks against it.
-
-        Args:
-            determined: Whether something is determined of every node. If not, the reason may be
-                that messages were not observed.
-        """
+        """Return why a result is inconclusive; empty if nothing speaks against it."""
         if determined:
             return self.sentences
         return [*self.sentences, *(one.sentence for one in self.stated)]
@@ -109,23 +127,20 @@ def examine(
     """Compare a recording with its declaration.
 
     Args:
-        trace: The recording; rounds from the first stated gap on are left out.
-        adversary: Whoever observes the messages, because only those need to be recorded; by
-            default an eavesdropper on all channels.
-        task: Computes gradients; built if it is needed and runs no code of a user.
         memory: Bytes that the comparison with the truth may use, up to 4 GiB; None for these.
     """
     adversary = adversary or Adversary()
-    trace = expected.within(gaps.before(trace), adversary)
-    declared = ExpectedMessages.outlined(trace)
-    found = [*_constants(trace), *expected.observed(trace, declared, adversary)]
+    trace = messages.within(gaps.before(trace), adversary)
+    with outline():
+        declared = ExpectedMessages.of(trace)
+    found = [*_constants(trace), *messages.observed(trace, declared, adversary)]
     if truth is not None:
         found += _records(trace, truth)
     hard = [one for one in found if one.about not in STATED]
     stated = tuple(one for one in found if one.about in STATED)
     compared = False
     obstacle = _obstacle(trace, truth, task)
-    if expected.first_round(adversary):
+    if messages.first_round(adversary):
         return Conformance(tuple(hard), stated, compared, "the first rounds are not observed")
     case = Case(trace, None)
     tested = trace.rounds
@@ -133,7 +148,7 @@ def examine(
     if not hard:
         consistent = consistency(case)
         tested = consistent.rounds
-        hard += _inconsistent(consistent)
+        hard += consistent.deviations
     of_noise: list[Pitfall] = []
     residual: Residual | None = None
     if not hard and not obstacle and truth is not None:
@@ -159,8 +174,10 @@ def examine(
     for pitfall in of_noise[:1]:
         about = "quiet" if pitfall.number == QUIET else "distribution"
         hard.append(Deviation(about, pitfall.says))
-    rest = _rest(trace, tested, explained)
-    return Conformance(tuple(hard), stated, compared, obstacle, tuple(of_noise), rest, residual)
+    skipped = _SkippedRounds(
+        tested if tested < trace.rounds else None, explained if explained < trace.rounds else None
+    )
+    return Conformance(tuple(hard), stated, compared, obstacle, tuple(of_noise), skipped, residual)
 
 
 @once
@@ -179,13 +196,6 @@ def not_compared(case: Case) -> list[str]:
     if case.truth is not None and not found.compared and not found.deviations:
         said.append(f"gradients in messages against the truth: {found.obstacle}")
     return said
-
-
-def _rest(trace: Trace, tested: int, explained: int) -> SkippedRounds:
-    """Return which rounds are left out, if the others are compared up to these."""
-    return SkippedRounds(
-        tested if tested < trace.rounds else None, explained if explained < trace.rounds else None
-    )
 
 
 def check(case: Case) -> Iterator[Pitfall]:
@@ -218,7 +228,6 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 def _said(some: list[Deviation]) -> tuple[str, Figures]:
-    """Return a sentence on deviations, and the figures of a finding about them."""
     others = len(some) - 1
     more = f" (and {others} more)" if others else ""
     return f"{some[0].sentence}{more}", {"about": [one.about for one in some]}
@@ -251,7 +260,6 @@ def _constants(trace: Trace) -> Iterator[Deviation]:
 
 
 def _records(trace: Trace, truth: Truth) -> Iterator[Deviation]:
-    """Check the records of a truth."""
     yield from samples(trace, truth)
     try:
         vocabulary.inputs(truth.x, trace.task, "truth")
@@ -264,26 +272,20 @@ def _obstacle(trace: Trace, truth: Truth | None, task: Task | None) -> str:
     """Return why values cannot be compared with gradients; empty if they can be."""
     if truth is None or not len(truth.node):
         return "there is no truth"
-    if trace.columns != (0, trace.layout.size):
-        return "only some columns of the model are recorded"
-    batch = int(constant(trace, "batch"))
-    if 0 < batch < int(truth.node.bincount().max()):
-        return "gradients are of secret mini-batches"
+    obstacles = unknown_gradients(trace, truth)
     if task is None and ":" in trace.task.model:
-        return "the model is code of your own"
-    return ""
+        obstacles.append("the model is code of your own")
+    return obstacles[0] if obstacles else ""
 
 
-def _inconsistent(found: Consistency) -> Iterator[Deviation]:
-    """Report a relation between messages that does not hold."""
-    failure = found.failure
-    if failure is not None:
-        says = (
-            f"{failure.lines[0].text} does not hold in round {failure.round}: its two sides differ "
-            f"by {failure.residual:.2g} of their largest term, and rounding explains "
-            f"{failure.allowed:.1g}, whatever the gradients are"
-        )
-        yield Deviation(FAILS[found.part], says)
+def unknown_gradients(trace: Trace, truth: Truth) -> list[str]:
+    """Return why the records of a truth do not yield the gradients of a recording."""
+    found = []
+    if trace.columns != (0, trace.layout.size):
+        found.append("only some columns of the model are recorded")
+    if 0 < int(constant(trace, "batch")) < int(truth.node.bincount().max()):
+        found.append("gradients are of secret mini-batches")
+    return found
 
 
 def _noise(case: Case) -> Iterator[Pitfall]:
@@ -300,7 +302,6 @@ def _noise(case: Case) -> Iterator[Pitfall]:
 
 
 def _low_bits(case: Case) -> list[Deviation]:
-    """Test whether the low bits of messages are as random as their noise."""
     from leakaudit.views.conformance.bits import (
         Bits,  # slow to import, and most recordings declare no noise
     )
@@ -313,7 +314,6 @@ def _low_bits(case: Case) -> list[Deviation]:
 def _noise_of(
     found: RecordingRemainder, values: Values, layers: Mapping[str, slice[int, int, None]]
 ) -> Iterator[Pitfall]:
-    """Test whether the remainder of the messages is the declared noise."""
     if not found.noise:
         return
     from leakaudit.views.conformance import draws, noise  # slow to import

@@ -1,16 +1,9 @@
-"""A sample of the recorded columns, and sums of all of them, read in one pass.
-
-A relation between messages is linear and holds in every column, so it holds in a sample of the
-columns and for a sum of columns with random signs. The sample misses a message that differs in a
-few other columns; each of the sums contains such a difference. The sums are those of a sketch
-(`core.sketch`), of which neighbouring columns are added, with random signs as well, until few
-numbers are left.
-"""
+"""A sample of the recorded columns, and sums of all of them, read in one pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,25 +12,24 @@ from leakaudit.core import mapping
 from leakaudit.core.sketch import ROWS, WIDTH, Sketch, signs
 from leakaudit.core.trace import Layout, Messages, Trace
 
+# A relation between messages is linear and holds in every column, so it holds in a sample of the
+# columns and for a sum of columns with random signs. The sample misses a message that differs in a
+# few other columns; each of the sums contains such a difference. The sums are those of a sketch
+# (`core.sketch`), of which neighbouring columns are added, with random signs as well, until few
+# numbers are left.
+
 SUMS = 4 * ROWS  # sums of a vector, every column being part of ROWS of them: a choice
 SEED = 0
 AT_ONCE = 1 << 22  # numbers of several messages that are copied at once: 16 MiB in float32
 
 
-@dataclass(frozen=True)
-class Coordinates:
-    """Two recordings whose messages follow the relations of the run, in float64."""
+def reduced(trace: Trace, last: int, most: int) -> tuple[Trace, Trace]:
+    """Return two recordings whose messages follow the relations of the run, in float64.
 
-    sample: Trace  # the model and the messages are some of the recorded columns, evenly spaced
-    sums: Trace  # the model and the messages are sums of all recorded columns
-    columns: int  # number of recorded columns
-
-
-def of(trace: Trace, last: int, most: int) -> Coordinates:
-    """Return a sample and sums of the recorded columns of all spans.
+    The model and the messages of the first are some of the recorded columns of all spans, evenly
+    spaced; those of the second are sums of all recorded columns.
 
     Args:
-        last: The last round whose messages are read; later ones are left out.
         most: Largest number of columns in the sample, and of sums, at least `ROWS`.
     """
     spans = trace.spans
@@ -80,15 +72,11 @@ def of(trace: Trace, last: int, most: int) -> Coordinates:
         )
         for found, payload in zip(tables, payloads, strict=True):
             found.append(replace(kept, payload=payload))
-    return Coordinates(
-        _recording(trace, last, tables[0], sampled),
-        _recording(trace, last, tables[1], summed),
-        columns,
-    )
+    return _recording(trace, last, tables[0], sampled), _recording(trace, last, tables[1], summed)
 
 
 def _recording(
-    trace: Trace, last: int, tables: list[Messages], reduced: Callable[[Tensor], Tensor]
+    trace: Trace, last: int, tables: list[Messages], reduce: Callable[[Tensor], Tensor]
 ) -> Trace:
     """Return a recording with reduced messages, and public models to match.
 
@@ -96,7 +84,7 @@ def _recording(
     public vectors.
     """
     columns = sum(stop - start for start, stop in trace.spans)
-    ones = reduced(torch.ones(1, columns))[0]
+    ones = reduce(torch.ones(1, columns))[0]
     public = {
         name: value * ones for name, value in trace.params.items() if isinstance(value, int | float)
     }
@@ -104,7 +92,7 @@ def _recording(
         public[name] = tensor
         if tensor.shape == (trace.layout.size,) and tensor.is_floating_point():
             model = torch.cat([tensor[slice(*span)] for span in trace.spans])
-            public[name] = reduced(model[None])[0]
+            public[name] = reduce(model[None])[0]
     return replace(
         trace,
         layout=Layout(("coordinates",), ((len(ones),),)),

@@ -1,38 +1,9 @@
 """Tests of whether noise that is declared as independent and normal actually is.
 
-All messages, rounds and runs of a check are tested together.
-
 A message minus what its declaration predicts without noise is a draw of the noise. Divided by the
-declared standard deviation, all draws are vectors of independent standard normal numbers,
-regardless of their nodes, rounds and runs. This has consequences with known distributions:
-
-- Size. The squares of any fixed set of numbers have a chi-square sum: the numbers of a message, of
-  a layer in it, or of a coordinate in all messages. Missing noise makes one of these sums too
-  small. Numbers that are almost 0 are counted as well, because a few numbers without noise are not
-  noticeable in any sum. A gradient that differs slightly from that of the truth makes sums larger
-  and small numbers rarer (Anderson 1955), so it causes no false alarm.
-- Pairs. The cosine of two draws is independent of their size, and its square is
-  Beta(1/2, (n - 1)/2). A value that is too large indicates noise that two messages share. The same
-  applies to two coordinates, over all draws.
-- Lags. If one vector is repeated along a draw, numbers at a fixed distance are similar. With
-  x = log(1/p), M products of neighbours at one distance have a sum beyond sqrt(2 M x) + 2 x with
-  probability at most p (Laurent, Massart 2000, lemma 1: the quadratic form has Frobenius norm
-  sqrt(M/2) and spectral norm at most 1).
-- Combinations. An N x n matrix of independent standard normal numbers has its singular values
-  between sqrt(n) - sqrt(N) - t and sqrt(n) + sqrt(N) + t except with probability 2 exp(-t^2/2)
-  (Davidson, Szarek 2001, theorem II.13). Noise whose sum over the nodes is 0, or that fills fewer
-  dimensions than the message has, leaves a singular value that is too small.
-- Order and signs. Numbers that occur twice (`ties`), in any order and with any signs, or that lie
-  on a lattice. The cosines of the sizes of two draws, which have no signs, and of one draw with
-  another in reverse, are tested as those of the draws are. A size is first mapped to a normal
-  number by its distribution.
-- Directions. The product of a draw with a vector of norm 1 that does not depend on it, such as its
-  own gradient, is standard normal. Noise without a part in this direction leaves products near 0.
-- Regularity. The squared norms of draws have chi-square distributions, so they are neither too
-  similar nor equal; a draw that was rotated has the norm of the original.
-
-Each family of tests shares `LEVEL` among all its tests (Bonferroni), so all of them together raise
-a false alarm in about one check in a million.
+declared standard deviation, all draws of all messages, rounds and runs of a check are vectors of
+independent standard normal numbers. Each family of tests below shares `LEVEL` among all its tests
+(Bonferroni), so all of them together raise a false alarm in about one check in a million.
 """
 
 from __future__ import annotations
@@ -48,11 +19,11 @@ from scipy.special import betainccinv, chdtr, ndtr, ndtri
 
 from leakaudit._util.signals import whole
 from leakaudit.core.verdict import Verdict
-from leakaudit.protocols.deviation import Deviation
 from leakaudit.theory.bounds.empirical import at_least
 from leakaudit.views.conformance import ties
 from leakaudit.views.conformance.pitfall import Pitfall
 from leakaudit.views.conformance.substitute import Floats, NormalisedNoise
+from leakaudit.views.deviation import Deviation
 
 # Probability of a false alarm of each family of tests: about 1e-6 per check with the ten families
 # below, a thousandth of the gate's default alpha.
@@ -104,7 +75,7 @@ FARTHEST = 8.0  # normal number that a probability near 0 or 1 is mapped to at m
 
 Places = NDArray[np.int64]
 
-# Subjects of deviations: pitfalls of the lint, or keys of `fidelity.TITLES`.
+# Subjects of deviations: pitfalls of the lint, or keys of `deviation.TITLES`.
 TWICE = "P06"
 QUIET = "P20"
 LATTICE = "P10"
@@ -134,7 +105,6 @@ class _Draw:
     label: str  # name of the noise in the declaration
 
     def __str__(self) -> str:
-        """The name of the draw in a sentence."""
         name = f"{self.label} of node {self.node}"
         return name if self.run.only else f"{name} with seed {self.run.seed}"
 
@@ -171,7 +141,6 @@ class _Below:
 
     @property
     def chance(self) -> float:
-        """Probability of so many of them."""
         return float(at_least(self.count, self.numbers, self.share))
 
 
@@ -185,7 +154,6 @@ class _Matrix:
 
 
 def _too_many(some: Sequence[_Below], level: float) -> _Below | None:
-    """Return the first size below which there are more numbers than chance explains."""
     return next((one for one in some if one.chance < level), None)
 
 
@@ -201,11 +169,7 @@ def rounding_of(noise: Sequence[NormalisedNoise]) -> dict[int, float]:
 def judged(
     noise: Sequence[NormalisedNoise], layers: Mapping[str, slice[int, int, None]]
 ) -> Iterator[Pitfall]:
-    """Yield the first property of a recording's noise that independent normal noise does not have.
-
-    Args:
-        layers: name of a parameter -> its columns.
-    """
+    """Yield the first property of a recording's noise that independent normal noise lacks."""
     every = Draws()
     every.add(ProgramRun(only=True), noise, layers, rounding_of(noise))
     for one in itertools.islice(itertools.chain(every.shared(), every.wrong()), 1):
@@ -258,7 +222,6 @@ class Draws:
         """Add the noise of one run.
 
         Args:
-            layers: name of a parameter -> its columns.
             rounding: node -> rounding error of one number of a message, in standard deviations of
                 its noise (`rounding_of`).
         """
@@ -346,7 +309,6 @@ class Draws:
                 self._looked[level] = self._looked.get(level, 0) + size.size
 
     def _keep_sizes(self, rest: Floats, rounding: float) -> None:
-        """Keep the sizes of numbers in which equal ones are searched."""
         self._rounding = max(self._rounding, rounding or STORED)
         wide = self._width > WINDOW * WIDTH
         if wide:
@@ -424,6 +386,12 @@ class Draws:
 
     # --- size -------------------------------------------------------------------------------------
 
+    # The squares of any fixed set of numbers have a chi-square sum: the numbers of a message, of a
+    # layer in it, or of a coordinate in all messages. Missing noise makes one of these sums too
+    # small. Numbers that are almost 0 are counted as well, because a few numbers without noise are
+    # not noticeable in any sum. A gradient that differs slightly from that of the truth makes sums
+    # larger and small numbers rarer (Anderson 1955), so it causes no false alarm.
+
     def _sizes(self) -> Iterator[Deviation]:
         """Yield the least likely sum of squares, and an excess of small numbers."""
         yield from self._small_sums()
@@ -458,7 +426,6 @@ class Draws:
             yield Deviation(QUIET, says)
 
     def _sums(self) -> Iterator[_Sums]:
-        """Yield all families of sums of squares."""
         energy = np.stack(self._energy)
         wide = np.array([part.stop - part.start for part in self._layers.values()], float)
         layers = [f" in {name}" if name else "" for name in self._layers]
@@ -482,8 +449,6 @@ class Draws:
         yield self._grouped(first, seeds, lambda seed: _Named(f"the run with seed {seed}"))
 
     def _coordinate_sums(self) -> Iterator[_Sums]:
-        """Yield the sums of every coordinate, over all nodes and for each node."""
-
         def coordinate(place: int) -> _Named:
             return _Named(f"coordinate {place} in all messages")
 
@@ -507,6 +472,10 @@ class Draws:
 
     # --- pairs ------------------------------------------------------------------------------------
 
+    # The cosine of two draws is independent of their size, and its square is Beta(1/2, (n - 1)/2).
+    # A value that is too large indicates noise that two messages share. The same applies to two
+    # coordinates, over all draws.
+
     def _pairs(
         self,
         stored: Sequence[Floats],
@@ -520,9 +489,6 @@ class Draws:
 
         All pairs are compared in blocks of `WIDTH` rows. If there are many draws, fewer columns are
         compared, and if there are very many, fewer draws, those of the new process first.
-
-        Args:
-            stored: the stored columns of every draw, or numbers that were computed from them.
         """
         latest = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)
         if how:  # a seed that is run again is compared as it is
@@ -569,8 +535,12 @@ class Draws:
 
     # --- order and signs --------------------------------------------------------------------------
 
+    # Numbers that occur twice (`ties`), in any order and with any signs, or that lie on a lattice.
+    # The cosines of the sizes of two draws, which have no signs, and of one draw with another in
+    # reverse, are tested as those of the draws are. A size is first mapped to a normal number by
+    # its distribution.
+
     def _rearranged(self) -> Iterator[Deviation]:
-        """Yield two draws that are equal up to signs, in reverse order, or both."""
         if not self._rows:
             return
         sizes = [_without_signs(row) for row in self._rows]
@@ -584,7 +554,6 @@ class Draws:
             )
 
     def _equal_numbers(self) -> Iterator[Deviation]:
-        """Yield draws that have numbers in common, in whatever order and with whatever signs."""
         if not self._sizes_kept:
             return
         columns = np.tile(self._columns, len(self._sizes_kept))
@@ -601,7 +570,6 @@ class Draws:
             yield self._tied(found)
 
     def _tied(self, found: ties.TiedNumbers) -> Deviation:
-        """Report numbers that are equal."""
         if found.draws is None:
             says = (
                 f"{found.count} of {found.numbers} numbers of the noise equal another one "
@@ -619,8 +587,12 @@ class Draws:
 
     # --- directions and regularity ----------------------------------------------------------------
 
+    # The product of a draw with a vector of norm 1 that does not depend on it, such as its own
+    # gradient, is standard normal. Noise without a part in this direction leaves products near 0.
+    # The squared norms of draws have chi-square distributions, so they are neither too similar nor
+    # equal; a draw that was rotated has the norm of the original.
+
     def _directions(self) -> Iterator[Deviation]:
-        """Yield a direction in which the noise has no part, or too small a part."""
         tests = len(self._along) * (1 + len(SMALL))
         for name, some in self._along.items():
             products = np.concatenate(some)
@@ -648,7 +620,6 @@ class Draws:
                 return
 
     def _regular(self) -> Iterator[Deviation]:
-        """Yield draws whose norms are too similar."""
         energy = np.stack(self._energy)
         each = LEVEL / (2 * len(self._layers))
         for k, (name, part) in enumerate(self._layers.items()):
@@ -679,7 +650,6 @@ class Draws:
                 return
 
     def _coordinate_pairs(self) -> Iterator[Deviation]:
-        """Yield two coordinates that have the same noise in all messages."""
         rows, signals = self._distinct()
         count, width = rows.shape
         if count < 2 or width < 2:
@@ -709,8 +679,12 @@ class Draws:
 
     # --- lags -------------------------------------------------------------------------------------
 
+    # If one vector is repeated along a draw, numbers at a fixed distance are similar. With x =
+    # log(1/p), M products of neighbours at one distance have a sum beyond sqrt(2 M x) + 2 x with
+    # probability at most p (Laurent, Massart 2000, lemma 1: the quadratic form has Frobenius norm
+    # sqrt(M/2) and spectral norm at most 1).
+
     def _lags(self) -> Iterator[Deviation]:
-        """Yield a distance at which the numbers of a draw are correlated."""
         tests = sum((part.stop - part.start) - 1 for part in self._layers.values())
         if tests < 1 or not self._searched:
             return
@@ -740,8 +714,12 @@ class Draws:
 
     # --- combinations -----------------------------------------------------------------------------
 
+    # An N x n matrix of independent standard normal numbers has its singular values between sqrt(n)
+    # - sqrt(N) - t and sqrt(n) + sqrt(N) + t except with probability 2 exp(-t^2/2) (Davidson,
+    # Szarek 2001, theorem II.13). Noise whose sum over the nodes is 0, or that fills fewer
+    # dimensions than the message has, leaves a singular value that is too small.
+
     def _combinations(self) -> Iterator[Deviation]:
-        """Yield nodes, rounds, runs or coordinates that a fixed linear combination relates."""
         for matrix in self._matrices():
             short, long = matrix.values.shape
             if short < 2 or long < LONGER * short:
@@ -837,7 +815,6 @@ def _largest_cosine(level: float, pairs: int, numbers: int) -> float:
 
 
 def _same(first: _Draw, second: _Draw, cosine: float, how: str = "") -> Deviation:
-    """Report that two draws are equal, with a possible reason."""
     nodes = (first.node, second.node)
     like = f" {how}" if how else ""
     says = f"the noise of {second} equals that of {first}{like} (correlation {cosine:.2f})"

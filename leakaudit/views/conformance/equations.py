@@ -7,6 +7,7 @@ messages, which is reported as not testable, never as correct.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,15 +22,13 @@ from torch import Tensor
 from leakaudit._util.once import once
 from leakaudit._util.plain import Figures
 from leakaudit.core import registry
-from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.core.verdict import Verdict
-from leakaudit.protocols.declared import largest, protocol_of
+from leakaudit.protocols.declared import everything, largest, protocol_of
 from leakaudit.protocols.equations.declare import FileRelations
 from leakaudit.protocols.equations.syntax import EquationLine, IndexedVector, Repeat, shown
 from leakaudit.protocols.equations.written import TextProtocol
-from leakaudit.protocols.expected import LARGE
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.theory.relations import Relations
@@ -37,11 +36,15 @@ from leakaudit.theory.relations.checks import CHANNEL
 from leakaudit.theory.relations.declare import at_most
 from leakaudit.theory.relations.estimate import recorded
 from leakaudit.theory.relations.expression import floats
-from leakaudit.views.conformance import coordinates, reach
+from leakaudit.views import messages
+from leakaudit.views.conformance import reach
 from leakaudit.views.conformance.case import Case
+from leakaudit.views.conformance.coordinates import reduced
 from leakaudit.views.conformance.pitfall import Pitfall
 from leakaudit.views.conformance.samples import state
 from leakaudit.views.conformance.substitute import SHORT, SHORT_CLOSE, Floats, norm
+from leakaudit.views.deviation import Deviation
+from leakaudit.views.messages import LARGE
 
 WIDTH = 4096  # coordinates that are tested if no gradient is computed: a choice
 FEWEST = 16  # coordinates below which a test of relations is left out: a choice
@@ -62,12 +65,14 @@ STRONG = 3.0  # a term is tested if it exceeds the errors of all terms together 
 NUMBER = 21  # of the pitfall
 NAMED = 3  # unknown vectors that a sentence names
 Part = Literal["columns", "sums", "sketch"]  # what relations between messages are tested on
+# What a relation between messages fails on -> the subject of the deviation.
+FAILS: dict[Part, str] = {"columns": "messages", "sums": "columns", "sketch": "sketch"}
 DIGITS = 6  # most digits of a proposed constant; rounding errors determine about as many
 TRIES = 6  # steps of the secant method for a constant; a linear one needs two
 
 
 @dataclass(frozen=True)
-class ContradictedEquation:
+class _ContradictedEquation:
     """An equation that the messages contradict."""
 
     lines: tuple[EquationLine, ...]  # the equations, one of which is wrong; usually a single one
@@ -80,7 +85,7 @@ class ContradictedEquation:
 
 
 @dataclass(frozen=True)
-class UntestedEquation:
+class _UntestedEquation:
     """An equation that fits any messages."""
 
     line: EquationLine
@@ -88,25 +93,38 @@ class UntestedEquation:
 
 
 @dataclass(frozen=True)
-class EquationFindings:
+class _EquationFindings:
     """What the messages say about the equations of a file."""
 
-    failure: ContradictedEquation | None  # the first equation that fails; None if none does
-    untested: tuple[UntestedEquation, ...]  # equations that cannot be tested
+    failure: _ContradictedEquation | None  # the first equation that fails; None if none does
+    untested: tuple[_UntestedEquation, ...]  # equations that cannot be tested
     rounds: int  # number of rounds that were examined
     tested: bool
 
 
 @dataclass(frozen=True)
-class Consistency:
+class _Consistency:
     """Whether messages satisfy the relations that contain no unknown gradient."""
 
     rounds: int  # number of rounds in which the relations were tested
     # the first relation that fails, as its only line; None if none does
-    failure: ContradictedEquation | None = None
+    failure: _ContradictedEquation | None = None
     # what it fails on: a sample of the recorded columns, sums of all of them, or the sketches of
     # the messages
     part: Part = "columns"
+
+    @property
+    def deviations(self) -> list[Deviation]:
+        """The relation that does not hold, if there is one."""
+        failure = self.failure
+        if failure is None:
+            return []
+        says = (
+            f"{failure.lines[0].text} does not hold in round {failure.round}: its two sides differ "
+            f"by {failure.residual:.2g} of their largest term, and rounding explains "
+            f"{failure.allowed:.1g}, whatever the gradients are"
+        )
+        return [Deviation(FAILS[self.part], says)]
 
 
 def check(case: Case) -> Iterator[Pitfall]:
@@ -147,7 +165,7 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 @once
-def examine(case: Case) -> EquationFindings | None:
+def examine(case: Case) -> _EquationFindings | None:
     """Test the equations of a protocol file.
 
     Returns:
@@ -176,7 +194,7 @@ def examine(case: Case) -> EquationFindings | None:
         return None
     if failure is not None:
         failure = replace(failure, hint=hint)
-    return EquationFindings(failure, tuple(tests.untested()), rounds, bool(tests.misses))
+    return _EquationFindings(failure, tuple(tests.untested()), rounds, bool(tests.misses))
 
 
 def _tests(case: Case, declared: FileRelations, task: Task | None) -> _Tests:
@@ -187,7 +205,6 @@ def _tests(case: Case, declared: FileRelations, task: Task | None) -> _Tests:
 
 
 def _rounds_with_gradients(victim: TextProtocol, trace: Trace, rounds: int) -> int:
-    """Return the number of rounds whose equations are tested with gradients of whole models."""
     first = min(rounds, reach.ROUNDS)
     relations = _declared(victim, trace, first).relations
     numbers = len(relations.vectors) * trace.layout.size
@@ -197,34 +214,19 @@ def _rounds_with_gradients(victim: TextProtocol, trace: Trace, rounds: int) -> i
     return max(first, min(rounds, affordable))
 
 
-def tested_rounds(trace: Trace) -> int:
-    """Return the number of rounds in which the relations between messages are tested."""
-    try:
-        relations = reach.relations(trace)
-    except LeakauditError:
-        return 0
-    return _tested_rounds(trace, relations)
-
-
-def _tested_rounds(trace: Trace, relations: Relations) -> int:
-    if _numbers(trace) // max(1, len(relations.vectors)) < FEWEST:
-        return 0
-    return relations.round
-
-
-def consistency(case: Case) -> Consistency:
+def consistency(case: Case) -> _Consistency:
     """Test the relations between messages, whatever the gradients are."""
     if case.protocol is None:
-        return Consistency(0)
+        return _Consistency(0)
     try:
         relations = case.compared_relations
     except LeakauditError:
-        return Consistency(0)
-    rounds = _tested_rounds(case.trace, relations)
-    if not rounds:
-        return Consistency(rounds)
+        return _Consistency(0)
     # With many vectors, fewer coordinates are tested.
     most = _numbers(case.trace) // max(1, len(relations.vectors))
+    rounds = relations.round
+    if most < FEWEST or not rounds:
+        return _Consistency(0)
     for part, read, length in _parts(case.trace, rounds, most):
         failure = _failure(case, read, relations, most, length)
         if failure is None:
@@ -233,8 +235,8 @@ def consistency(case: Case) -> Consistency:
         declared = protocol_of(case.trace, min(failure.round + 1, rounds)).whole
         if declared is not relations:
             failure = _failure(case, read, declared, most, length) or failure
-        return Consistency(rounds, failure, part)
-    return Consistency(rounds)
+        return _Consistency(rounds, failure, part)
+    return _Consistency(rounds)
 
 
 def _parts(trace: Trace, rounds: int, most: int) -> Iterator[tuple[Part, Trace, int | None]]:
@@ -249,9 +251,9 @@ def _parts(trace: Trace, rounds: int, most: int) -> Iterator[tuple[Part, Trace, 
     if are_all or trace.payload_bytes > LARGE:
         yield "columns", trace, None
     else:
-        found = coordinates.of(trace, rounds, min(most, WIDTH))
-        yield "columns", found.sample, None
-        yield "sums", found.sums, width
+        sample, sums = reduced(trace, rounds, min(most, WIDTH))
+        yield "columns", sample, None
+        yield "sums", sums, width
     if trace.sketched is not None:
         yield "sketch", trace.sketched, trace.layout.size
 
@@ -265,7 +267,7 @@ def _numbers(trace: Trace) -> int:
 
 def _failure(
     case: Case, read: Trace, relations: Relations, most: int, length: int | None
-) -> ContradictedEquation | None:
+) -> _ContradictedEquation | None:
     """Return the first relation that the messages of `read` contradict.
 
     Args:
@@ -300,31 +302,19 @@ def not_testable(case: Case) -> list[str]:
 
 
 def _declared(victim: TextProtocol, trace: Trace, rounds: int) -> FileRelations:
-    """Return the equations of a file over the first rounds of a recording."""
     with at_most(largest(trace)):
         return victim.declared(trace.graph, rounds)
 
 
 def _undeclared(case: Case, declared: FileRelations) -> Iterator[str]:
-    """Yield a sentence about each kind with recorded messages that the file does not send."""
-    sent: set[tuple[int, str, int | None, int | None]] = set()
-    for vector in declared.relations.vectors:
-        if vector.kind == "message":
-            for receiver in vector.dst or (None,):
-                sent.add((vector.round, vector.name, vector.owner, receiver))
     seen: set[str] = set()
-    for table in case.trace.messages:
-        columns = (table.round, table.kind, table.src, table.dst)
-        for t, number, src, dst in zip(*(one.tolist() for one in columns), strict=True):
-            kind = table.kinds[number]
-            if t > declared.relations.round or kind in seen:
-                continue
-            if (t, kind, src, dst) in sent or (t, kind, src, None) in sent:
-                continue
-            seen.add(kind)
+    sent = itertools.chain.from_iterable(map(messages.keys, case.trace.messages))
+    for key in messages.undeclared(sent, declared.relations.vectors):
+        if key.round <= declared.relations.round and key.kind not in seen:
+            seen.add(key.kind)
             yield (
-                f"messages of kind {kind!r}: the protocol file does not send the one from {src} "
-                f"to {dst} in round {t}"
+                f"messages of kind {key.kind!r}: the protocol file does not send the one from "
+                f"{key.src} to {key.dst} in round {key.round}"
             )
 
 
@@ -356,14 +346,13 @@ def _known(
     case: Case, declared: FileRelations, whole: bool, most: int = WIDTH
 ) -> dict[int, Floats]:
     """Return the recorded vectors by their place: messages, public vectors, and kept states."""
-    everybody = Adversary(corrupt=frozenset(range(case.trace.graph.nodes)))
     once = _assigned_once(declared, case)
     width = case.trace.columns[1] - case.trace.columns[0]
     chosen: Tensor | slice = slice(None)
     most = min(most, WIDTH)
     if not whole and width > most:
         chosen = torch.linspace(0, width - 1, most).round().long()
-    view = everybody.view(case.trace)
+    view = everything(case.trace)
     read = recorded(view)
     large = case.trace.payload_bytes > LARGE and not whole and width > most
     if large:
@@ -473,14 +462,13 @@ class _Tests:
         self.sources: dict[int, _Source] = {}
         self.defines: dict[int, int] = {}  # relation -> the vector that it defines
         self.errors: dict[int, float] = {}  # relation -> largest norm of the error of its terms
-        self.failures: list[tuple[int, int, ContradictedEquation]] = []
+        self.failures: list[tuple[int, int, _ContradictedEquation]] = []
         self.misses: dict[int, Floats] = {}  # relation -> the difference of its sides
         self.pending = list(range(len(declared.relations.relations)))
         with np.errstate(all="ignore"):  # what overflows fails its test
             self._run()
 
     def _recorded(self, place: int, value: Floats) -> _Value:
-        """Return a recorded vector, with its rounding error and that of its channel."""
         vector = self.declared.relations.vectors[place]
         size = norm(value)
         error = self.rounding * size
@@ -489,8 +477,7 @@ class _Tests:
         return _Value(value, size, error)
 
     @property
-    def failure(self) -> ContradictedEquation | None:
-        """The first failure."""
+    def failure(self) -> _ContradictedEquation | None:
         if not self.failures:
             return None
         return min(self.failures, key=lambda one: one[:2])[2]
@@ -530,7 +517,6 @@ class _Tests:
         return True
 
     def _gradient(self, place: int, task: Task) -> None:
-        """Compute a gradient if its model is known."""
         point = self.declared.relations.points.get(place)
         if place in self.values or point is None:
             return
@@ -578,13 +564,12 @@ class _Tests:
         lines = {one for one in self._lines([k]) if one not in self._copies} or {line}
         ordered = tuple(sorted(lines, key=lambda one: one.number))
         label = self.declared.relations.vectors[max(relation.terms)].label
-        failure = ContradictedEquation(
+        failure = _ContradictedEquation(
             ordered, relation.round, label, error, allowed, total.computed
         )
         self.failures.append((relation.round, k, failure))
 
     def _lines(self, relations: Iterable[int]) -> set[EquationLine]:
-        """Return the equations of relations, and all from which their terms were computed."""
         found = set[EquationLine]()
         seen = set[int]()
         waiting: list[int] = []
@@ -614,18 +599,17 @@ class _Tests:
                 others.add(line)
         return set(self.declared.lines) - others
 
-    def untested(self) -> Iterator[UntestedEquation]:
-        """Yield the equations that were neither tested nor used in a test."""
+    def untested(self) -> Iterator[_UntestedEquation]:
         tested = self._lines(self.misses)
         for line, term in self._weak().items():
             if line in tested:
-                yield UntestedEquation(line, f"its term {term} is too small beside the others")
+                yield _UntestedEquation(line, f"its term {term} is too small beside the others")
         seen = set(tested)
         for k, line in enumerate(self.declared.lines):
             if line in seen or line in self._copies:
                 continue
             seen.add(line)
-            yield UntestedEquation(line, self._why(k))
+            yield _UntestedEquation(line, self._why(k))
 
     def _weak(self) -> dict[EquationLine, str]:
         """Return equations with a term that is always too small to be tested, with this term."""
@@ -650,7 +634,6 @@ class _Tests:
         }
 
     def _why(self, k: int) -> str:
-        """Return why a relation could not be tested."""
         vectors = self.declared.relations.vectors
         open_ = [k for k in (self.defines.get(k),) if k is not None]
         if not open_:
@@ -730,7 +713,6 @@ def _solved(
 
 
 def _shortest(case: Case, tests: _Tests, name: str, value: float, rounds: int) -> float:
-    """Return the value with the fewest digits for which all tests pass, as its author wrote it."""
     for digits in range(1, DIGITS):
         short = float(f"{value:.{digits}g}")
         changed = _changed(case, tests, name, short, rounds)

@@ -119,10 +119,6 @@ def costs(trace: Trace, claim: Claim) -> RunEpsilon | None:
 
     Over T rounds, mu = sqrt(T) clip / sigma.
 
-    Args:
-        claim: The claim; its delta and adjacency are used. Replacing a record changes a sum by
-            twice the clip.
-
     Returns:
         The costs; None if a constant is missing.
     """

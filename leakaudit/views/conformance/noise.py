@@ -1,20 +1,18 @@
-"""Is the noise as declared? Tests of its size, independence, tails and distribution.
-
-If two draws are the same, a sum or a difference of two rows has a variance that is too low
-(`variance`), whatever the gradients are.
-"""
+"""Is the noise as declared? Tests of its size, independence, tails and distribution."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import bdtr, betaincc, gammaincinv, ndtr
+from scipy.special import bdtr, betaincc, chdtr, gammaincinv, ndtr, ndtri
 
 from leakaudit._util.plain import Figures
 from leakaudit.core.verdict import Verdict
+from leakaudit.theory.bounds.empirical import upper
 from leakaudit.views.conformance import draws
 from leakaudit.views.conformance.case import Case
 from leakaudit.views.conformance.pitfall import Pitfall, chance_text
@@ -28,7 +26,6 @@ from leakaudit.views.conformance.samples import (
     of_truth,
     pick,
 )
-from leakaudit.views.conformance.variance import LowVariance, low_variance
 
 TAILS = (2.0, 2.5, 3.0)  # standard deviations beyond which numbers are counted: a choice
 # If two rows share their noise, only rounding remains in their sum or difference. If more than
@@ -43,15 +40,21 @@ SINGLE = 16  # number of rows of a node that are compared one by one: a choice
 FEWEST = 16  # fewest numbers for a correlation of noise that is not normal: a choice
 ENOUGH_FOR_LAW = 100  # fewest numbers for the Kolmogorov-Smirnov test: a choice
 UNCORRELATED = 1e-6  # correlation of declared noise up to which it is rounding
+# If two draws are the same, a sum or a difference of two rows has a variance that is too low,
+# whatever the gradients are. What a trace determines is a gradient plus noise, and an unknown shift
+# makes a coordinate of symmetric, unimodal noise large more often, never less often (Anderson
+# 1955): P[|shift + e| > x] >= P[|e| > x]. If there are too few coordinates beyond a level, the
+# noise is therefore smaller than declared. Normal noise from the truth is tested by the chi-square
+# distribution of its energy; noise of other distributions by a bound on its energy, for independent
+# X >= 0 with mean 1 (Maurer 2003): P[sum X <= n - t] <= exp(-t^2 / (2 n E X^2)).
+
+BEYOND = 1.0  # the level, in standard deviations: a choice
+KURTOSIS = 6.0  # E X^2 of the squared coordinates of Laplace noise, the heaviest tails declared
+NOTHING = 1e-9  # share of the largest variance; rounding, about 1e-15, is below it: a choice
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield the differences between the noise and its declaration.
-
-    Args:
-        case: The input. The noise in its truth is tested first, if there is one, and the trace only
-            if that yields no finding.
-    """
+    """Yield the differences between the noise and its declaration."""
     found = list(judged(list(of_truth(case)))) or list(
         draws.judged(every_draw_of_truth(case), case.trace.layout.slices)
     )
@@ -88,7 +91,7 @@ def insufficient(samples: list[Sample]) -> Iterator[Pitfall]:
     if len(samples) > 1 and one_law and all(sample.alone for sample in samples):
         groups.append(samples)
     level = LEVEL / len(groups)
-    low: list[tuple[list[Sample], LowVariance]] = []
+    low: list[tuple[list[Sample], _LowVariance]] = []
     for group in groups:
         measured = low_variance(group, level)
         if measured.chance < level and measured.size < ENOUGH:
@@ -137,7 +140,6 @@ class _RowPair:
 
 
 def _shared(samples: list[Sample]) -> Iterator[Pitfall]:
-    """Find draws of noise that are equal."""
     pairs = list(_pairs(samples))
     sizes = {id(sample): min(1.0, low_variance([sample], LEVEL).size) for sample in samples}
     found: list[tuple[float, str, str]] = []
@@ -164,7 +166,6 @@ def _shared(samples: list[Sample]) -> Iterator[Pitfall]:
 
 
 def _where(sample: Sample, rows: Sequence[int]) -> str:
-    """Return a name for some rows of a sample."""
     label = f"{sample.labels[rows[0]]} of node {sample.node}"
     if len(rows) == 1:
         return label
@@ -302,7 +303,6 @@ def _independent(sample: Sample) -> bool:
 
 
 def _law(samples: list[Sample]) -> Iterator[Pitfall]:
-    """Compare noise from the truth with the normal distribution, if that is declared."""
     from scipy.stats import kstest  # slow to import
 
     for sample in samples:
@@ -324,3 +324,81 @@ def _law(samples: list[Sample]) -> Iterator[Pitfall]:
             }
             yield Pitfall(13, Verdict.REFUTED, says, figures)
             return
+
+
+# --- variance -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _LowVariance:
+    """Evidence that noise is smaller than declared."""
+
+    chance: float  # upper bound on the probability of such small numbers under the declared noise
+    size: float  # measured standard deviation, relative to the declared one
+    limit: float  # upper confidence limit of the size
+    numbers: int  # how many numbers were tested
+
+
+def low_variance(samples: Sequence[Sample], level: float, least: float = 0.0) -> _LowVariance:
+    """Test all rows of samples together."""
+    white = [_white(sample, least) for sample in samples]
+    numbers = np.concatenate([combined.ravel() for combined in white])
+    n = len(numbers)
+    if n == 0:
+        return _LowVariance(1.0, 1.0, math.inf, 0)
+    first = samples[0]
+    if first.gaussian and first.hidden:
+        return _by_counting(numbers, level)
+    if first.gaussian:
+        return _by_chi_square(numbers, level)
+    # The rows of one column are uncorrelated, but not independent, so X is the energy of a column
+    # of r rows: E X^2 <= r^2 KURTOSIS, which for n / r columns results in 2 n r KURTOSIS.
+    rows = max(len(combined) for combined in white)
+    return _by_maurer(numbers, level, moment=2 * KURTOSIS * rows)
+
+
+def _white(sample: Sample, least: float) -> Floats:
+    """Return combinations of the rows whose declared noise is independent, of variance 1.
+
+    Combinations without noise are left out.
+    """
+    variance, basis = np.linalg.eigh(sample.factor @ sample.factor.T)
+    keep = variance > max(NOTHING * float(variance.max(initial=0.0)), least)
+    return np.asarray((basis[:, keep] / np.sqrt(variance[keep])).T @ sample.value)
+
+
+def _by_counting(numbers: Floats, level: float) -> _LowVariance:
+    """Test normal noise under unknown shifts: count the numbers beyond BEYOND."""
+    n = len(numbers)
+    beyond = int((np.abs(numbers) > BEYOND).sum())
+    chance = float(bdtr(beyond, n, 2 * ndtr(-BEYOND)))
+    size = _scale(max(beyond, 0.5) / n)
+    limit = _scale(upper(beyond, n, level))
+    return _LowVariance(chance, size, limit, n)
+
+
+def _by_chi_square(numbers: Floats, level: float) -> _LowVariance:
+    n = len(numbers)
+    energy = float((numbers**2).sum())
+    chance = float(chdtr(n, energy))
+    limit = math.sqrt(energy / float(2 * gammaincinv(n / 2, level)))
+    return _LowVariance(chance, math.sqrt(energy / n), limit, n)
+
+
+def _by_maurer(numbers: Floats, level: float, moment: float) -> _LowVariance:
+    """Test noise of any distribution by its energy; moment: 2 r KURTOSIS, for columns of r rows."""
+    n = len(numbers)
+    energy = float((numbers**2).sum())
+    size = math.sqrt(energy / n)
+    chance = math.exp(-(max(0.0, n - energy) ** 2) / (moment * n))
+    # At the energy n (1 - short), the bound equals `level`.
+    short = math.sqrt(moment * -math.log(level) / n)
+    limit = size / math.sqrt(max(1e-12, 1 - short))
+    return _LowVariance(chance, size, limit, n)
+
+
+def _scale(share: float) -> float:
+    """Return the standard deviation at which this share of normal numbers lies beyond BEYOND."""
+    if share >= 1:
+        return math.inf
+    return float(BEYOND / -ndtri(share / 2))

@@ -11,6 +11,7 @@ from leakaudit.core.verdict import Verdict
 
 BAD = (Verdict.REFUTED, Verdict.UNSUPPORTED)
 ORDER = (*BAD, Verdict.INCONCLUSIVE, Verdict.UNCLAIMED, Verdict.NOT_REFUTED)
+MORE = 1 + 1e-6  # factor above a claim or bound that rounding cannot explain
 SMALLEST = 1e-300  # smaller probabilities are near the limit of float64, and are not printed
 NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
     1: (
@@ -142,11 +143,7 @@ class Pitfall:
 
 
 def order(found: list[Pitfall]) -> list[Pitfall]:
-    """Order findings by severity, then by number.
-
-    Args:
-        found: The findings in any order.
-    """
+    """Order findings by severity, then by number."""
     return sorted(found, key=lambda pitfall: (ORDER.index(pitfall.verdict), pitfall.number))
 
 

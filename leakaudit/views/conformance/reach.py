@@ -1,9 +1,4 @@
-"""Which rounds of a recording are compared with its declaration: all that fit into a budget.
-
-Every round is compared if possible, because messages may differ from the declared ones from any
-round on. A relation of a round contains private states that the rounds before determine, so the
-rounds that are compared are the first ones, without gaps.
-"""
+"""Which rounds of a recording are compared with its declaration: all that fit into a budget."""
 
 from __future__ import annotations
 
@@ -11,8 +6,12 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.protocols.declared import Protocol, protocol_of
 from leakaudit.protocols.equations.written import TextProtocol
-from leakaudit.protocols.expected import LARGE
 from leakaudit.theory.relations import Relations
+from leakaudit.views.messages import LARGE
+
+# Every round is compared if possible, because messages may differ from the declared ones from any
+# round on. A relation of a round contains private states that the rounds before determine, so the
+# rounds that are compared are the first ones, without gaps.
 
 ROUNDS = 8  # compared in any case, whatever their size
 # Number of declared vectors of the rounds that are compared. The messages of ten rounds of PDMM
@@ -48,7 +47,6 @@ def relations(trace: Trace) -> Relations:
 
 
 def _most(trace: Trace) -> int:
-    """Return the budget."""
     if trace.payload_bytes > LARGE:
         return FEWER
     return VECTORS

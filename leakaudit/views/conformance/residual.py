@@ -1,9 +1,4 @@
-"""What remains between the gradients in noise-free messages and those of the truth, and why.
-
-A loss that is scaled leaves a multiple of the gradients, and an l2 term or weight decay that nobody
-declared a multiple of the models. Both are regressed on the remainder: a program's constant then
-shows, however small it is.
-"""
+"""What remains between the gradients in noise-free messages and those of the truth, and why."""
 
 from __future__ import annotations
 
@@ -14,6 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+# A loss that is scaled leaves a multiple of the gradients, and an l2 term or weight decay that
+# nobody declared a multiple of the models. Both are regressed on the remainder: a program's
+# constant then shows, however small it is.
 
 # Choices. A remainder counts if it is larger than this many times the bound of its rounding errors,
 # and a share of the gradients that computing them in another way does not explain: in float32 they

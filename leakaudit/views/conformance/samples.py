@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from leakaudit._util.once import once
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
+from leakaudit.protocols.declared import private_vector
 from leakaudit.theory.relations import Vector
 from leakaudit.views.conformance.case import Case
 from leakaudit.views.conformance.substitute import OF_NOISE, NormalisedNoise
@@ -33,6 +35,11 @@ ENOUGH = 1 - 1e-3
 # the bundled victims reach, adds 0.4 % to the variance.
 CLEAR = 1e-2
 NUMBERS = 1 << 24  # numbers in the estimates of one node
+# Fields of a sample and of normalised noise with an entry for each row.
+OF_ROWS = (
+    *("labels", "rounds", "value", "factor", "norm", "weight"),
+    *("rest", "signal", "better", "std", "rounded", "longer"),
+)
 DRAWS = 4 * ROUNDS  # draws of one node's noise; a protocol may draw several times in a round
 
 
@@ -59,6 +66,9 @@ class Sample:
         return np.asarray(np.linalg.norm(self.factor, axis=1))
 
 
+Rows = TypeVar("Rows", Sample, NormalisedNoise)
+
+
 @once
 def estimates(case: Case) -> tuple[Sample, ...]:
     """Return what an outsider determines about the gradients of some nodes, up to noise."""
@@ -66,11 +76,7 @@ def estimates(case: Case) -> tuple[Sample, ...]:
 
 
 def of_trace(case: Case) -> Iterator[Sample]:
-    """Yield what an outsider determines about the gradients of some nodes, up to noise.
-
-    Args:
-        case: The input; nothing is yielded if messages contain NaN or were not recorded.
-    """
+    """Yield what an outsider determines about the gradients of some nodes, up to noise."""
     first, stop = case.trace.columns
     if case.protocol is None or case.relations is None or stop == first:
         return
@@ -139,7 +145,6 @@ def of_truth(case: Case) -> Iterator[Sample]:
 
 
 def _drawn(node: int, kept: Sequence[tuple[Vector, Tensor]]) -> Sample:
-    """Return the noise that a node drew."""
     vectors = [vector for vector, _ in kept]
     return _noise(
         node,
@@ -178,20 +183,8 @@ def of_messages(noise: Sequence[NormalisedNoise], suspects: Sequence[int] = ()) 
 
 def clear(noise: NormalisedNoise) -> NormalisedNoise:
     """Return the draws of a node's noise that rounding does not hide."""
-    rows = np.flatnonzero(noise.rounded <= CLEAR * noise.std)
-    if len(rows) == len(noise.std):
-        return noise
-    return replace(
-        noise,
-        labels=tuple(noise.labels[row] for row in rows),
-        rounds=tuple(noise.rounds[row] for row in rows),
-        rest=noise.rest[rows],
-        signal=noise.signal[rows],
-        better=noise.better[rows],
-        std=noise.std[rows],
-        rounded=noise.rounded[rows],
-        longer=None if noise.longer is None else noise.longer[rows],
-    )
+    rows = np.flatnonzero(noise.rounded <= CLEAR * noise.std).tolist()
+    return noise if len(rows) == len(noise.std) else pick(noise, rows)
 
 
 def every_draw_of_truth(case: Case) -> list[NormalisedNoise]:
@@ -261,37 +254,23 @@ def state(case: Case, vector: Vector) -> Tensor | None:
     """
     if case.truth is None or vector.owner is None:
         return None
-    name = vector.name
-    if vector.index is not None:
-        name = f"{name}.{vector.index}"
-    kept = case.truth.states.get(name)
-    if kept is None or kept.dim() != 3:
-        return None
-    if vector.round >= kept.shape[0] or vector.owner >= kept.shape[1]:
-        return None
-    value = kept[vector.round, vector.owner]
-    if bool(value.isnan().any()):
-        return None
-    return value
+    value = private_vector(case.truth, vector, case.trace.layout.size)
+    return None if value is None or bool(value.isnan().any()) else value
 
 
-def pick(sample: Sample, rows: list[int]) -> Sample:
-    """Return some rows of a sample.
-
-    Args:
-        rows: Numbers of rows, from 0 to m - 1.
-    """
-    return replace(
-        sample,
-        labels=tuple(sample.labels[k] for k in rows),
-        rounds=tuple(sample.rounds[k] for k in rows),
-        value=sample.value[rows],
-        factor=sample.factor[rows],
-        norm=sample.norm[rows],
-        weight=sample.weight[rows],
-    )
+def pick(some: Rows, rows: Sequence[int]) -> Rows:
+    """Return some rows of a sample, or draws of a node's noise."""
+    chosen: dict[str, Any] = {}
+    for field in fields(some):
+        value = getattr(some, field.name)
+        if field.name not in OF_ROWS or value is None:
+            continue
+        if isinstance(value, tuple):
+            chosen[field.name] = tuple(value[row] for row in rows)
+        else:
+            chosen[field.name] = value[rows]
+    return replace(some, **chosen)
 
 
 def _columns(width: int) -> NDArray[np.intp]:
-    """Return at most WIDTH of some columns, evenly spread."""
     return np.linspace(0, width - 1, min(width, WIDTH)).round().astype(np.intp)

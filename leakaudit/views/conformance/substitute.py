@@ -1,18 +1,4 @@
-"""Substitution of the gradients of a recording's own truth into the declared relations.
-
-The remainder must be the declared noise.
-
-The declaration relates messages, private states, gradients and noise. Messages are recorded, and
-the truth yields the gradient at every known model. The relations are therefore solved one after
-another, as by hand: a relation with one unknown vector determines that vector, and a relation
-without unknown vectors must hold. The noise of a message results as the difference from what would
-have been sent without noise.
-
-The same is done without gradients. The difference is the part of a value that the gradients
-explain, which is the scale for deviations: a message may agree with its declaration to four digits
-and contain nothing about the data. It is also done with the gradients of a blind guess (the mean of
-all other records): the truth must explain the messages better than such a guess.
-"""
+"""Substitution of the gradients of a recording's own truth into the declared relations."""
 
 from __future__ import annotations
 
@@ -31,10 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leakaudit.core import mapping
-from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace, Truth
-from leakaudit.protocols.declared import constant
+from leakaudit.protocols.declared import constant, everything
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.theory.relations import Relations
@@ -43,6 +28,19 @@ from leakaudit.theory.relations.expression import floats
 from leakaudit.views.conformance.residual import Residual
 
 Floats = NDArray[np.float64]
+
+# The remainder must be the declared noise.
+#
+# The declaration relates messages, private states, gradients and noise. Messages are recorded, and
+# the truth yields the gradient at every known model. The relations are therefore solved one after
+# another, as by hand: a relation with one unknown vector determines that vector, and a relation
+# without unknown vectors must hold. The noise of a message results as the difference from what
+# would have been sent without noise.
+#
+# The same is done without gradients. The difference is the part of a value that the gradients
+# explain, which is the scale for deviations: a message may agree with its declaration to four
+# digits and contain nothing about the data. It is also done with the gradients of a blind guess
+# (the mean of all other records): the truth must explain the messages better than such a guess.
 
 # Most numbers of all vectors together that are computed. Of a larger run, only the first rounds are
 # examined. A choice: a tenth of a second.
@@ -177,7 +175,6 @@ def left(
     Args:
         numbers: most numbers of all vectors together that are computed; of a larger run, only the
             first rounds are examined, at least one.
-        memory: bytes of the values that are needed at once, if less than `LARGEST` of them.
 
     Returns:
         The remainder; None if the values of one round are too large to be compared.
@@ -209,8 +206,7 @@ def left(
 
 def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Tensor]:
     """Return the messages and public vectors (c,) of the recording, as they are stored."""
-    everything = Adversary(corrupt=frozenset(range(made.trace.graph.nodes)))
-    read = recorded(everything.view(made.trace))
+    read = recorded(everything(made.trace))
     found: dict[int, Tensor] = {}
     for place, vector in enumerate(declared.vectors):
         if vector.round > rounds or vector.kind not in ("message", "public"):
@@ -311,7 +307,6 @@ class _Gradients:
         return found
 
     def _guessed(self, node: int) -> Tensor:
-        """Return the mean of all other records, which replaces each record of a node."""
         if node not in self._guesses:
             self._guesses[node] = self.made.truth.blind_guess(node).double()
         return self._guesses[node]
@@ -323,7 +318,6 @@ def _no_gradients(
     owners: Mapping[int, int],
     errors: Mapping[int, float],
 ) -> dict[int, tuple[Floats, float]]:
-    """Return gradients of one coordinate, all zero."""
     return {place: (np.zeros((kinds, 1)), 0.0) for place in models}
 
 
@@ -439,7 +433,6 @@ class _Substitution:
         return self.values[place]
 
     def _release(self, places: Iterable[int]) -> None:
-        """Drop the values that nothing else contains."""
         for place in places:
             self._uses[place] -= 1
             is_noise = self._declared.vectors[place].kind == "noise"
@@ -447,7 +440,6 @@ class _Substitution:
                 self._rows -= len(self.values.pop(place))
 
     def _evaluate(self, first: int) -> None:
-        """Evaluate a gradient, and others that are ready as well."""
         others = (place for place in self._ready if place != first)
         places = [first, *itertools.islice(others, self._together - 1)]
         models: dict[int, Floats] = {}
@@ -486,7 +478,6 @@ class _Substitution:
         self._announce(unknown[0])
 
     def _rounding(self, terms: Mapping[int, float]) -> float:
-        """Return a bound of the rounding error of a sum whose terms were used."""
         return sum([abs(factor) * self.rounded[place] for place, factor in terms.items()])
 
     def _sum(self, terms: Mapping[int, float]) -> Floats:
@@ -501,11 +492,7 @@ class _Substitution:
 
 
 def affordable(declared: Relations, each: int, numbers: int = NUMBERS) -> int:
-    """Return the last round up to which values can be computed and noise can be kept, at least 1.
-
-    Args:
-        numbers: most numbers of all vectors together that are computed.
-    """
+    """Return the last round up to which values can be computed and noise kept, at least 1."""
     drawn = sum(vector.kind == "noise" for vector in declared.vectors)
     last = max((vector.round for vector in declared.vectors), default=0)
     computed = last * numbers // max(1, each * len(declared.vectors))
@@ -561,7 +548,6 @@ def _margin(eps: float) -> float:
 
 
 def _sender(declared: Relations, terms: Iterable[int]) -> int | None:
-    """Return the owner of the last message among some vectors."""
     sent = [declared.vectors[place] for place in terms if declared.vectors[place].kind == "message"]
     return max(sent, key=lambda vector: vector.round).owner if sent else None
 
@@ -569,7 +555,6 @@ def _sender(declared: Relations, terms: Iterable[int]) -> int | None:
 def _noise(
     declared: Relations, node: int, places: list[int], done: _Substitution, eps: float
 ) -> NormalisedNoise:
-    """Return the draws of one node."""
     vectors = [declared.vectors[place] for place in places]
     std = np.array([vector.std for vector in vectors])[:, None]
     values = [done.values[place] for place in places]

@@ -1,15 +1,4 @@
-"""Numbers that occur more than once: reused in another order or with other signs, or on a lattice.
-
-Two independent continuous numbers are almost never equal. Numbers of noise are equal in size if a
-draw is sent again, whatever was done to its order and signs, if numbers are taken from a table, and
-if they lie on a lattice, such as that of bfloat16. The test needs no idea of how.
-
-If x has a density of at most f, it lies within t of one of k earlier numbers with a probability of
-at most 2 t f k, whatever these are. The numbers that do are therefore at most as many as
-independent events with these probabilities, whose sum L is at most their expected number, and
-P[at least m of them] <= exp(m - L - m log(m / L)) for m > L (Chernoff). The size of a normal number
-has a density of at most sqrt(2 / pi), and an unknown shift does not increase it.
-"""
+"""Numbers that occur more than once: in another order, with other signs, or on a lattice."""
 
 from __future__ import annotations
 
@@ -27,6 +16,16 @@ Where: TypeAlias = Literal["anywhere", "in one draw", "in one coordinate", "in t
 
 # From the most specific cause: a lattice, a draw that is sent again, and then anything else.
 WHERE: tuple[Where, ...] = ("in one draw", "in two draws", "in one coordinate", "anywhere")
+# Two independent continuous numbers are almost never equal. Numbers of noise are equal in size if a
+# draw is sent again, whatever was done to its order and signs, if numbers are taken from a table,
+# and if they lie on a lattice, such as that of bfloat16. The test needs no idea of how.
+#
+# If x has a density of at most f, it lies within t of one of k earlier numbers with a probability
+# of at most 2 t f k, whatever these are. The numbers that do are therefore at most as many as
+# independent events with these probabilities, whose sum L is at most their expected number, and
+# P[at least m of them] <= exp(m - L - m log(m / L)) for m > L (Chernoff). The size of a normal
+# number has a density of at most sqrt(2 / pi), and an unknown shift does not increase it.
+
 DENSITY = math.sqrt(2 / math.pi)  # of |x|, at 0
 # Distances within which numbers count as equal: the first one in rounding errors of a number, so
 # that the grid of the messages adds at most a quarter to the probability, and each following one
@@ -124,7 +123,6 @@ def _pairs(size: Floats, distance: float) -> tuple[Places, Places]:
 def _excesses(
     numbers: NumberSizes, first: Places, second: Places, distance: float, level: float
 ) -> Iterator[TiedNumbers]:
-    """Yield where more numbers equal an earlier one than chance explains."""
     within = numbers.within(distance)
     groups = {
         "in one draw": numbers.draw,
@@ -146,7 +144,6 @@ def _excesses(
 def _in_two_draws(
     numbers: NumberSizes, first: Places, second: Places, within: float, level: float
 ) -> Iterator[TiedNumbers]:
-    """Yield the two draws that have most numbers in common, if chance does not explain it."""
     one, other = numbers.draw[first], numbers.draw[second]
     apart = one != other
     draws, sizes = np.unique(numbers.draw, return_counts=True)

@@ -3,23 +3,27 @@
 The remainder of a message (`substitute`) is divided by the declared standard deviation of the
 noise, so honest recordings leave numbers of mean 0 and variance 1 that do not correlate with the
 gradients. The sums over several recordings of a program make the tests sharper.
+
+If the messages contain c times the gradients of the truth, the rest contains c - 1 times them, and
+regressing it on the gradients gives c - 1. Because the noise is scaled to variance 1, the standard
+error of the regression is known without estimating the noise.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from leakaudit.protocols.deviation import Deviation
-from leakaudit.views.conformance.fit import Fit
 from leakaudit.views.conformance.substitute import (
     CLOSE,
     LONGER,
+    Floats,
     NormalisedNoise,
     RecordingRemainder,
 )
+from leakaudit.views.deviation import Deviation
 
 # Probability of a false alarm of each test, over all recordings: a hundredth of a gate's default
 # alpha.
@@ -27,6 +31,61 @@ LEVEL = 1e-5
 # Share of the way from the gradients of the truth to those of a guess; beyond it, messages are
 # closer to the guess.
 HALF = 0.5
+
+
+@dataclass
+class Fit:
+    """How the noise of a node, or of all nodes, correlates with the gradients."""
+
+    along: float = 0.0  # sum of <rest, signal>, whose variance is `power` if the rest is noise
+    power: float = 0.0  # sum of |signal|^2
+    beyond: float = 0.0  # sum of <rest, better>, whose variance is `margin` if the rest is noise
+    margin: float = 0.0  # sum of |better|^2
+
+    def add(self, one: NormalisedNoise) -> None:
+        """Add the noise of a node in one recording."""
+        self.regress(one.rest, one.signal)
+        self.beyond += float((one.rest * one.better).sum())
+        self.margin += float((one.better**2).sum())
+
+    def regress(self, rest: Floats, signal: Floats) -> None:
+        """Add a remainder (k, c) and what may be in it (k, c), without a guess."""
+        self.along += float((rest * signal).sum())
+        self.power += float((signal**2).sum())
+
+    @classmethod
+    def total(cls, some: Iterable[Fit]) -> Fit:
+        """Return the sum of several fits."""
+        found = cls()
+        for one in some:
+            found.along += one.along
+            found.power += one.power
+            found.beyond += one.beyond
+            found.margin += one.margin
+        return found
+
+    @property
+    def shift(self) -> float:
+        """By how much the coefficient of the gradients differs from 1."""
+        return self.along / self.power if self.power > 0 else 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of the coefficient, 0 without noise."""
+        return 1 / math.sqrt(self.power) if self.power > 0 else 0.0
+
+    @property
+    def chance(self) -> float:
+        """Probability that pure noise shifts the coefficient as far; 1 for shifts up to `CLOSE`."""
+        if not abs(self.shift) > CLOSE:
+            return 1.0
+        return math.erfc(abs(self.shift) / self.error / math.sqrt(2))
+
+    @property
+    def chance_above(self) -> float:
+        """Probability that pure noise shifts the coefficient as far upwards."""
+        return self.chance / 2 if self.shift > 0 else 1.0
+
 
 _Chance = Callable[[Fit], float]
 _Report = Callable[[str, Fit, tuple[int, ...]], Deviation]
@@ -65,7 +124,6 @@ class _Size:
 
     @classmethod
     def of(cls, one: NormalisedNoise, k: int) -> _Size:
-        """Return the size of a node's draw `k`."""
         rest = one.rest[k]
         return cls(
             energy=float(rest @ rest),
@@ -75,7 +133,6 @@ class _Size:
         )
 
     def add(self, other: _Size) -> None:
-        """Add more noise."""
         self.energy += other.energy
         self.numbers += other.numbers
         self.power += other.power
@@ -83,7 +140,6 @@ class _Size:
 
     @property
     def ratio(self) -> float:
-        """Size of the noise in units of the declared one."""
         return math.sqrt(self.energy / self.numbers)
 
     @property
@@ -101,12 +157,10 @@ class _Part:
 
     @property
     def stated(self) -> int:
-        """How many of its fields are stated."""
         return (self.node is not None) + bool(self.label)
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The node, if it is only one."""
         return () if self.node is None else (self.node,)
 
     def __str__(self) -> str:
@@ -232,7 +286,6 @@ class Values:
 
 
 def _multiple(who: str, fit: Fit, nodes: tuple[int, ...]) -> Deviation:
-    """Report that messages contain a different multiple of the gradients than declared."""
     says = (
         f"{who} {1 + fit.shift:.2f} times the gradients of the truth, expected 1 "
         f"(+- {fit.error:.2g}): check the truth, labels, constants, clip and messages"
@@ -241,7 +294,6 @@ def _multiple(who: str, fit: Fit, nodes: tuple[int, ...]) -> Deviation:
 
 
 def _longer(who: str, fit: Fit, nodes: tuple[int, ...]) -> Deviation:
-    """Report that messages contain gradients that are longer than the declared clip."""
     times = 1 + (LONGER - 1) * fit.shift
     error = (LONGER - 1) * fit.error
     says = (

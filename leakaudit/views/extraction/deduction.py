@@ -1,10 +1,4 @@
-"""What a view determines about a node's gradients, by the relations of the protocol.
-
-The whole network is declared for a few rounds; the part around the node is then continued over the
-required rounds (docs/relations.md, reuse). If every message of the node is observed, its own
-relations are sufficient. Otherwise, the relations within a growing distance are solved, and the
-result is a lower bound on what leaks.
-"""
+"""What a view determines about a node's gradients, by the relations of the protocol."""
 
 from __future__ import annotations
 
@@ -17,17 +11,23 @@ from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import NotDetermined, Unexplained
 from leakaudit.core.trace import Graph, Trace
-from leakaudit.protocols import expected
 from leakaudit.protocols.declared import DECLARED, protocol_of
-from leakaudit.protocols.deviation import Deviation
-from leakaudit.protocols.expected import STATED, ExpectedMessages
 from leakaudit.theory.relations import Expression, Knowledge, Relations, Vector, determined, explain
 from leakaudit.theory.relations.account import unexplained
+from leakaudit.theory.relations.declare import outline
 from leakaudit.theory.relations.determine import basis
 from leakaudit.theory.relations.estimate import recorded
 from leakaudit.traces import gaps
+from leakaudit.views import messages
+from leakaudit.views.deviation import Deviation
 from leakaudit.views.extraction.partial_messages import PartialCombination, parts
 from leakaudit.views.extraction.sums import NodeSum, shares_noise, sums
+from leakaudit.views.messages import STATED, ExpectedMessages
+
+# The whole network is declared for a few rounds; the part around the node is then continued over
+# the required rounds (docs/relations.md, reuse). If every message of the node is observed, its own
+# relations are sufficient. Otherwise, the relations within a growing distance are solved, and the
+# result is a lower bound on what leaks.
 
 ROWS = 12_000  # most relations that are solved together if messages are missing; a choice
 REACH = 2  # in that case, least distance of the nodes whose relations are used; a choice
@@ -90,12 +90,7 @@ class ChosenRelations:
 
 
 class Deduction:
-    """A trace as one adversary observes it, with the relations of its protocol.
-
-    Raises:
-        LeakauditError: The protocol is unknown, or the adversary does not know a constant that the
-            relations need.
-    """
+    """A trace as one adversary observes it, with the relations of its protocol."""
 
     def __init__(self, trace: Trace, adversary: Adversary) -> None:
         self.limit = gaps.limit(trace)
@@ -182,7 +177,6 @@ class Deduction:
         return unexplained(self._open)
 
     def _with_sum(self, reason: str, node: int) -> str:
-        """Add a determined sum with other nodes' gradients, if there is one."""
         summed = self.summed(node)
         if not summed:
             return reason
@@ -200,21 +194,16 @@ class Deduction:
         found: list[PartialCombination] = []
         if self.base.omits and not self._unheard(node, own):
             found = parts(knowledge, node, self.fetch, gradients)
-        return ChosenRelations(node, knowledge, (), 0, None, self.assumed, self.limit), found
+        return self._without_rows(node, knowledge), found
 
     def sums(self, node: int, gradients: int) -> tuple[ChosenRelations, list[NodeSum]]:
-        """Return sums of the gradients of several nodes, from the relations of the whole network.
-
-        Returns:
-            The relations in use, without rows, and the sums; none if the network is too large.
-        """
+        """Return the relations in use, and the sums of several nodes that they determine."""
         group = self._groups.get(node)
         if group is None:
             return ChosenRelations(node, self._open, (), 0, None), []
         knowledge = self._heard(*self._continued(node, self._open, gradients, REACH))
-        found = [one for one in sums(knowledge, group) if tuple(one.parts) == group]
-        where = ChosenRelations(node, knowledge, (), 0, None, self.assumed, self.limit)
-        return where, found[:gradients]
+        found = [one for one in sums(knowledge, group) if tuple(one) == group]
+        return self._without_rows(node, knowledge), found[:gradients]
 
     @cached_property
     def _groups(self) -> dict[int, tuple[int, ...]]:
@@ -231,7 +220,7 @@ class Deduction:
             return {}
         groups: dict[int, tuple[int, ...]] = {}
         for one in sums(knowledge, mine):
-            group = tuple(one.parts)
+            group = tuple(one)
             for node in group:
                 if node not in groups or len(group) < len(groups[node]):
                     groups[node] = group
@@ -243,7 +232,6 @@ class Deduction:
 
     @cached_property
     def _shares_noise(self) -> bool:
-        """Whether several nodes add the same noise to what they send."""
         return shares_noise(self._open)
 
     def summed(self, node: int) -> str:
@@ -263,12 +251,16 @@ class Deduction:
             reach = REACH
             part = self._open.near(_ball(self.view.graph, node, reach))
         knowledge = self._heard(*self._continued(node, part, rounds, reach))
+        return self._without_rows(node, knowledge, reach)
+
+    def _without_rows(
+        self, node: int, knowledge: Knowledge, reach: int | None = None
+    ) -> ChosenRelations:
         return ChosenRelations(node, knowledge, (), 0, reach, self.assumed, self.limit)
 
     def _nothing(
         self, reason: str, understood: bool = True, explained: bool = True
     ) -> NotDetermined:
-        """Return the error that nothing is determined, or that the messages are not understood."""
         sentences: dict[bool, str] = {}
         for one in self._deviations:
             sentences.setdefault(one.about in STATED, one.sentence)
@@ -280,10 +272,10 @@ class Deduction:
 
     @cached_property
     def _deviations(self) -> tuple[Deviation, ...]:
-        """How the observed messages differ from those that the protocol declares."""
-        trace = expected.within(self.trace, self.view.adversary)
-        declared = ExpectedMessages.outlined(trace)
-        return tuple(expected.observed(trace, declared, self.view.adversary))
+        trace = messages.within(self.trace, self.view.adversary)
+        with outline():
+            declared = ExpectedMessages.of(trace)
+        return tuple(messages.observed(trace, declared, self.view.adversary))
 
     def _hidden(self, node: int) -> str:
         """Return what nonlinear steps hide of a node's gradients; empty if nothing is said."""
@@ -295,7 +287,6 @@ class Deduction:
         return ""
 
     def _search(self, node: int, gradients: int) -> ChosenRelations:
-        """Use the relations of more and more nodes until nothing is added."""
         reach = REACH
         ball = _ball(self.view.graph, node, reach)
         best = self._solve(node, self._open.near(ball), gradients, reach)
@@ -356,7 +347,6 @@ class Deduction:
         return self._known(self.base)
 
     def _known(self, declared: Relations) -> frozenset[int]:
-        """Return the vectors of a declaration that the view contains."""
         held = (k for k, vector in enumerate(declared.vectors) if self._holds(vector))
         return frozenset(held)
 

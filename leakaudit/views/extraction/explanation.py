@@ -9,7 +9,7 @@ import torch
 
 from leakaudit._util.plural import counted
 from leakaudit.core.adversary import Adversary, node_list
-from leakaudit.core.errors import LeakauditError, NotDetermined
+from leakaudit.core.errors import NotDetermined
 from leakaudit.core.progress import step
 from leakaudit.core.trace import Json, Trace
 from leakaudit.theory.relations import Expression
@@ -125,10 +125,7 @@ def explain(
     if todo is None:
         todo = list(hearing.targets(trace, adversary))
     for k, node in enumerate(todo):
-        if not 0 <= node < trace.graph.nodes:
-            raise LeakauditError(
-                f"node {node} does not exist (the trace has nodes 0 to {trace.graph.nodes - 1})"
-            )
+        trace.graph.require(node, "trace")
         step("nodes", k, len(todo))
         said.append(_node(heard, node, gradients))
     step("nodes", len(todo), len(todo))
@@ -167,7 +164,6 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
 
 
 def _sizes(estimated: Estimate, heard: Deduction) -> list[float]:
-    """Return the root mean square of every estimate, of which only some columns are in memory."""
     squares = torch.zeros(len(estimated.combinations), dtype=torch.float64)
     for block in estimated.blocks(heard.fetch):
         mean = block.value.square().mean(1)

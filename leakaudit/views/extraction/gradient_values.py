@@ -18,6 +18,7 @@ from leakaudit.core.leak import GradientLeak
 from leakaudit.theory.relations import Expression, Knowledge, Vector, determined, estimate, explain
 from leakaudit.theory.relations.estimate import Estimate
 from leakaudit.views.extraction.deduction import ChosenRelations, Deduction
+from leakaudit.views.extraction.sums import mean
 
 SAMPLES = 6  # messages of a kind whose size is examined
 LARGEST = 1e150  # largest size of a message, whose square is finite
@@ -41,7 +42,6 @@ class _GradientColumns:
 
     @property
     def first(self) -> list[int]:
-        """The gradient of every column that was evaluated first."""
         return [places[0] for places in self.places]
 
 
@@ -83,17 +83,17 @@ def sum_leak(deduction: Deduction, node: int, gradients: int) -> GradientLeak | 
     found, sums = deduction.sums(node, gradients)
     if not sums:
         return None
-    rows = [one.parts[node] for one in sums]
-    means = [one.mean for one in sums]
+    rows = [one[node] for one in sums]
+    means = [mean(one) for one in sums]
     text = formula(found, means[len(means) // 2])
-    mean = _leak(deduction, found, rows, means, text)
-    nodes = len(sums[0].parts)
+    leaked = _leak(deduction, found, rows, means, text)
+    nodes = len(sums[0])
     return replace(
-        mean,
-        scope="; ".join(filter(None, (mean.scope, EQUAL))),
-        others=tuple(other for other in sums[0].parts if other != node),
-        batch=None if mean.batch is None else nodes * mean.batch,
-        records=None if mean.records is None else nodes * mean.records,
+        leaked,
+        scope="; ".join(filter(None, (leaked.scope, EQUAL))),
+        others=tuple(other for other in sums[0] if other != node),
+        batch=None if leaked.batch is None else nodes * leaked.batch,
+        records=None if leaked.records is None else nodes * leaked.records,
     )
 
 
@@ -180,7 +180,6 @@ def formula(found: ChosenRelations, row: Expression) -> str:
 
 
 def _single(found: ChosenRelations) -> tuple[Expression, ...]:
-    """The rows that contain gradients of a single round."""
     return tuple(row for row in found.rows if len(row.rounds) == 1)
 
 
@@ -250,7 +249,6 @@ def _points(knowledge: Knowledge, gradients: Sequence[int]) -> list[Expression] 
 
 
 def _unknown(knowledge: Knowledge, points: Sequence[Expression]) -> list[Expression]:
-    """Return the models, each once, that contain an unknown vector."""
     unknown = [point for point in points if not point.terms.keys() <= knowledge.known]
     return list(dict.fromkeys(unknown))
 
@@ -322,7 +320,6 @@ def _size(value: Tensor, *, omits: bool) -> float:
 
 
 def _sizes(deduction: Deduction, knowledge: Knowledge) -> dict[str, float]:
-    """Return the root mean square of messages by kind, the largest of some of them."""
     by_kind = defaultdict[str, list[Vector]](list)
     for k in sorted(knowledge.used & knowledge.known):
         vector = knowledge.declared.vectors[k]

@@ -75,10 +75,6 @@ def deduce(
     """Do what `leaks` does, for a deduction that is reused in several calls.
 
     A sum over several nodes is returned for each of them.
-
-    Args:
-        incomplete: Whether to include leaks in which coordinates are missing (`seen`), and those of
-            what local steps changed (`training`).
     """
     trace = heard.trace
     check_rounds(rounds)
@@ -90,10 +86,7 @@ def deduce(
     if nodes is None:
         nodes = targets(trace, heard.view.adversary)
     for node in nodes:
-        if not 0 <= node < trace.graph.nodes:
-            raise LeakauditError(
-                f"node {node} does not exist (the trace has nodes 0 to {trace.graph.nodes - 1})"
-            )
+        trace.graph.require(node, "trace")
         try:
             found.append(_leak(heard, node, rounds))
         except NotDetermined as e:

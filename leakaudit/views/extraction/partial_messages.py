@@ -1,16 +1,4 @@
-"""What messages determine that hold only some coordinates of a vector.
-
-Every coordinate obeys the same relations, but a sender may omit coordinates, different ones in
-every round (`Relations.omit`). The omitted part r of a message is zero on the coordinates that are
-sent and unknown elsewhere. A combination of gradients and omitted parts that is determined, such as
-g1 + g2 + 10 r2 - 10 r0, is therefore the combination g1 + g2 of gradients on those coordinates on
-which messages 0 and 2 are not zero. Every coordinate has rounds of its own, so a leak has a mask.
-
-The elimination of all other unknowns is done once, with the omitted parts as further targets. For
-each pair of messages that follow each other on some coordinate, the parts in between are then
-eliminated from the few rows that remain. A coordinate that was sent but is zero counts as not sent,
-which is on the safe side.
-"""
+"""What messages determine that hold only some coordinates of a vector."""
 
 from __future__ import annotations
 
@@ -24,6 +12,18 @@ from torch import Tensor
 from leakaudit.theory.relations import Expression, Knowledge, determined
 from leakaudit.theory.relations.determine import eliminated
 from leakaudit.theory.relations.estimate import Fetch
+
+# Every coordinate obeys the same relations, but a sender may omit coordinates, different ones in
+# every round (`Relations.omit`). The omitted part r of a message is zero on the coordinates that
+# are sent and unknown elsewhere. A combination of gradients and omitted parts that is determined,
+# such as g1 + g2 + 10 r2 - 10 r0, is therefore the combination g1 + g2 of gradients on those
+# coordinates on which messages 0 and 2 are not zero. Every coordinate has rounds of its own, so a
+# leak has a mask.
+#
+# The elimination of all other unknowns is done once, with the omitted parts as further targets. For
+# each pair of messages that follow each other on some coordinate, the parts in between are then
+# eliminated from the few rows that remain. A coordinate that was sent but is zero counts as not
+# sent, which is on the safe side.
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,6 @@ def parts(knowledge: Knowledge, node: int, fetch: Fetch, most: int) -> list[Part
 
 
 def _omitted(knowledge: Knowledge, node: int, fetch: Fetch) -> list[_Omitted]:
-    """Return the omitted parts of a node's observed messages, in order."""
     declared = knowledge.declared
     found = []
     in_time = sorted(declared.omits.items(), key=lambda pair: declared.vectors[pair[0]].round)

@@ -1,36 +1,31 @@
-"""Sums of the gradients of several nodes, where those of a single node are not determined.
-
-Masks that cancel (secure aggregation), or an average that is seen without its parts, hide every
-single gradient. But the mean of the gradients of k nodes with b records each is the gradient of the
-mean loss over all k b records, so the sum is the gradient of one large batch.
-
-The relations of the whole network are used. A combination counts if it contains gradients of one
-round and treats all its nodes alike: the same coefficients, at the same model.
-"""
+"""Sums of the gradients of several nodes, where those of a single node are not determined."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
 
 from leakaudit.theory.relations import Expression, Knowledge, determined
 from leakaudit.theory.relations.determine import basis
 
+# Masks that cancel (secure aggregation), or an average that is seen without its parts, hide every
+# single gradient. But the mean of the gradients of k nodes with b records each is the gradient of
+# the mean loss over all k b records, so the sum is the gradient of one large batch.
+#
+# The relations of the whole network are used. A combination counts if it contains gradients of one
+# round and treats all its nodes alike: the same coefficients, at the same model.
 
-@dataclass(frozen=True)
-class NodeSum:
-    """A determined combination of gradients of one round, the same for several nodes."""
+# A determined combination of gradients of one round, the same for several nodes: the gradients of
+# each node, by node; the last one of a node has the weight 1.
+NodeSum: TypeAlias = Mapping[int, Expression]
 
-    # the gradients of each node, by node; the last one has the weight 1
-    parts: Mapping[int, Expression]
 
-    @property
-    def mean(self) -> Expression:
-        """The mean over the nodes."""
-        first, *rest = self.parts.values()
-        return sum(rest, start=first) * Fraction(1, len(self.parts))
+def mean(parts: NodeSum) -> Expression:
+    """Return the mean over the nodes."""
+    first, *rest = parts.values()
+    return sum(rest, start=first) * Fraction(1, len(parts))
 
 
 def sums(knowledge: Knowledge, nodes: Iterable[int]) -> list[NodeSum]:
@@ -46,12 +41,8 @@ def sums(knowledge: Knowledge, nodes: Iterable[int]) -> list[NodeSum]:
         noisy = determined(knowledge, wanted, up_to_noise=True)
         # Of rows that follow from each other, the first ones are kept.
         rows = basis([*rows, *_without_shared_noise(knowledge, noisy), *noisy])
-    found = []
-    for row in rows:
-        parts = _alike(knowledge, row)
-        if len(parts) > 1:
-            found.append(NodeSum(parts))
-    return found
+    parts = (_alike(knowledge, row) for row in rows)
+    return [one for one in parts if len(one) > 1]
 
 
 def shares_noise(knowledge: Knowledge) -> bool:

@@ -16,7 +16,6 @@ from leakaudit.reporting.rendering.html import rendered, topology
 from leakaudit.reporting.rendering.html.exhibit import Exhibit
 from leakaudit.reporting.results.model import TraceSummary
 from leakaudit.views.accounting.compare import Comparison
-from leakaudit.views.accounting.footnotes import Footnotes
 
 SHOWN = 500  # most views in the table; the JSON format has all
 _LEAKING = 5  # shade of a node with a combination of gradients that is sent without noise
@@ -28,12 +27,12 @@ _REFUSED = 0
 def page(
     found: Sequence[Comparison],
     network: TraceSummary,
-    notes: Footnotes,
-    general: str,
+    marks: Sequence[str],
+    remarks: Sequence[str],
     unclear: Sequence[str],
 ) -> str:
-    """Render the views."""
-    marked = list(zip(found, notes.marks, strict=True))
+    """Render the views; `unclear` says how a recording contradicts its declaration."""
+    marked = list(zip(found, marks, strict=True))
     marked.sort(key=lambda one: _severity(one[0]), reverse=True)
     ordered = [one for one, _ in marked]
     values = {
@@ -49,7 +48,7 @@ def page(
         ],
         "rows": [_row(one, mark) for one, mark in marked[:SHOWN]],
         "left_out": max(0, len(ordered) - SHOWN),
-        "remarks": [*notes.lines, general],
+        "remarks": remarks,
         "unclear": unclear,
         "limits": LIMITS,
         "provenance": [

@@ -18,7 +18,7 @@ from leakaudit.core import registry
 from leakaudit.core.trace import RECORDING, Json, Trace
 from leakaudit.protocols import premises
 from leakaudit.protocols.declared import protocol_of
-from leakaudit.protocols.deviation import Deviation
+from leakaudit.views.deviation import Deviation
 
 # What differs from seed to seed, and is checked elsewhere: time and number of a recording, and what
 # an engine says of messages that are missing.
@@ -97,7 +97,6 @@ class RecordedDescriptions:
         return f"{total} numbers are public and no messages ({each})"
 
     def _names(self, trace: Trace) -> frozenset[str]:
-        """Return the public names that the protocol of a trace reads."""
         known = frozenset(trace.public)
         if known == {"w0"}:
             return known
@@ -111,7 +110,6 @@ class RecordedDescriptions:
 
 
 def _free(trace: Trace) -> dict[str, Json]:
-    """Return the texts that a program writes as it likes."""
     found: dict[str, Json] = {"the name of the data": trace.task.data}
     for name, value in sorted(trace.provenance.items()):
         if name not in ("created", RECORDING, registry.TEXT):
@@ -120,6 +118,5 @@ def _free(trace: Trace) -> dict[str, Json]:
 
 
 def _constant(trace: Trace, varies: Collection[str]) -> str:
-    """Return everything that is the same in all honest runs, as text."""
     said = {name: value for name, value in trace.provenance.items() if name not in varies}
     return repr((sorted(trace.task.to_json().items()), sorted(said.items()), trace.layout.names))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,10 +15,9 @@ from leakaudit.core import mapping
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Messages, Trace
 from leakaudit.protocols.declared import protocol_of
-from leakaudit.protocols.deviation import Deviation
-from leakaudit.theory.relations import Relations
-from leakaudit.theory.relations.declare import outline
+from leakaudit.theory.relations import Relations, Vector
 from leakaudit.traces import gaps
+from leakaudit.views.deviation import Deviation
 
 # Subjects that explain why little is observed, but contradict nothing: messages marked as
 # encrypted, and losses that the recording states itself.
@@ -37,12 +37,8 @@ LARGE = 4 << 30
 FEW = 64  # least numbers to recognise a format: by chance, one float32 in 2^13 is a float16
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
-
-class Observer(Protocol):
-    """Whoever observes some messages, such as an adversary."""
-
-    def observes(self, src: int, dst: int | None, *, secure: bool = False) -> bool:
-        """Return whether messages from src to dst are observed."""
+# Returns whether messages from src to dst are observed; dst is None for a public board.
+Observes: TypeAlias = Callable[[int, int | None, bool], bool]
 
 
 class MessageKey(NamedTuple):
@@ -54,7 +50,6 @@ class MessageKey(NamedTuple):
     kind: str  # its name in the protocol
 
     def __str__(self) -> str:
-        """The name of the message in a sentence."""
         return f"{self.kind!r} {self.src} -> {self.dst} of round {self.round}"
 
     @property
@@ -62,87 +57,44 @@ class MessageKey(NamedTuple):
         """The nodes in its name."""
         return self.src, self.dst
 
-
-class BoardKey(NamedTuple):
-    """What identifies a message on a public board, which has no receivers."""
-
-    round: int
-    src: int
-    kind: str  # its name in the protocol
-
-
-@dataclass(frozen=True)
-class DeclaredMessage:
-    """One declared message."""
-
-    round: int
-    src: int
-    dst: tuple[int, ...] | None  # receivers, None for a public board
-    kind: str  # its name in the protocol
-    secure: bool  # whether the protocol itself encrypts it
-
     @property
-    def post(self) -> BoardKey:
-        """What identifies it regardless of its receivers."""
-        return BoardKey(self.round, self.src, self.kind)
+    def post(self) -> tuple[int, int, str]:
+        """What identifies it on a public board, regardless of its receivers."""
+        return self.round, self.src, self.kind
 
-    @property
-    def keys(self) -> list[MessageKey]:
-        """What identifies each copy; empty for a public board."""
-        return [MessageKey(self.round, self.src, dst, self.kind) for dst in self.dst or ()]
+
+def _copies_of(message: Vector) -> list[MessageKey]:
+    """Return what identifies each copy of a declared message; of one on a board, its post."""
+    src = message.owner or 0
+    receivers = (src,) if message.dst is None else message.dst
+    return [MessageKey(message.round, src, dst, message.name) for dst in receivers]
 
 
 @dataclass(frozen=True)
 class ExpectedMessages:
     """The messages that a protocol sends."""
 
-    messages: tuple[DeclaredMessage, ...]  # all messages in the declared rounds
+    messages: tuple[Vector, ...]  # all messages in the declared rounds
     last: int  # the last of these rounds
     repeats: bool  # whether each later round sends the same messages as the last one
     relations: Relations  # the declaration itself
-    # kinds of messages that are declared to be rounded, so that few distinct numbers are expected
-    coarse: frozenset[str]
 
     @classmethod
     def of(cls, trace: Trace) -> ExpectedMessages:
         """Return what the protocol of a trace sends with the trace's constants and schedule."""
-        return cls._declared(trace)
-
-    @classmethod
-    def outlined(cls, trace: Trace) -> ExpectedMessages:
-        """Return the same without the content of the messages, which is much faster."""
-        with outline():
-            return cls._declared(trace)
-
-    @classmethod
-    def _declared(cls, trace: Trace) -> ExpectedMessages:
         protocol = protocol_of(trace, trace.rounds)
         repeats = protocol.victim.stationary and trace.rounds > LONG
         last = LONG if repeats else trace.rounds
         relations = replace(protocol, rounds=last).whole
-        sent = [vector for vector in relations.vectors if vector.kind == "message"]
-        messages = [
-            DeclaredMessage(vector.round, vector.owner or 0, vector.dst, vector.name, vector.secure)
-            for vector in sent
-        ]
-        coarse = frozenset(vector.name for vector in sent if vector.std)
-        return cls(tuple(messages), last, repeats, relations, coarse)
-
-    @property
-    def boards(self) -> set[BoardKey]:
-        """Messages on public boards."""
-        return {message.post for message in self.messages if message.dst is None}
+        sent = (vector for vector in relations.vectors if vector.kind == "message")
+        return cls(tuple(sent), last, repeats, relations)
 
 
 def differences(
-    trace: Trace, expected: ExpectedMessages, adversaries: Sequence[Observer], secure: Sequence[str]
+    trace: Trace, expected: ExpectedMessages, observes: Observes, secure: Sequence[str]
 ) -> Iterator[Deviation]:
-    """Yield how a recording differs from what its protocol sends.
-
-    Args:
-        adversaries: a recording may omit messages that none of them observes.
-    """
-    sent = _sent(trace)
+    """Yield how a recording differs from what its protocol sends."""
+    sent = Counter(itertools.chain.from_iterable(map(keys, trace.messages)))
     if not sent and (expected.messages or trace.rounds < 1):
         says = (
             "no message was recorded, so there is nothing to observe; "
@@ -152,7 +104,7 @@ def differences(
         return
     yield from _not_finite(trace)
     yield from _undeclared(sent, expected)
-    yield from _missing(sent, expected, adversaries)
+    yield from _missing(sent, expected, observes)
     yield from _later(sent, expected)
     yield from _repeated(sent)
     yield from _copies(trace, expected)
@@ -169,16 +121,18 @@ def observed(trace: Trace, expected: ExpectedMessages, adversary: Adversary) -> 
     What the recording states itself is not a difference: that it contains only some channels
     (``record --wires``), or that it was cut short after a round.
     """
-    channels: frozenset[tuple[int, int]] | None = None
+    channels: set[tuple[int, int]] | None = None
     if trace.provenance.get("wires") is not None:
-        recorded: set[tuple[int, int]] = set()
-        for table in trace.messages:
-            recorded.update(zip(table.src.tolist(), table.dst.tolist(), strict=True))
-        channels = frozenset(recorded)
+        channels = {key[1:3] for table in trace.messages for key in keys(table)}
+
+    def observes(src: int, dst: int | None, secure: bool) -> bool:
+        if channels is not None and dst is not None and (src, dst) not in channels:
+            return False
+        return adversary.observes(src, dst, secure=secure)
+
     first = first_round(adversary)
-    late = [message for message in expected.messages if message.round >= first]
-    some = replace(expected, messages=tuple(late))
-    for one in differences(trace, some, [_Heard(adversary, channels)], ()):
+    late = tuple(message for message in expected.messages if message.round >= first)
+    for one in differences(trace, replace(expected, messages=late), observes, ()):
         # Rounds before the first one that is observed were left out.
         if one.about == "cut short" and (first > 0 or not trace.complete):
             continue
@@ -204,56 +158,37 @@ def first_round(adversary: Adversary) -> int:
     return adversary.window.start
 
 
-@dataclass(frozen=True)
-class _Heard:
-    """An adversary of a recording that contains only some channels; None stands for all."""
-
-    adversary: Observer
-    channels: frozenset[tuple[int, int]] | None
-
-    def observes(self, src: int, dst: int | None, *, secure: bool = False) -> bool:
-        """Return whether messages from src to dst are observed and recorded."""
-        if self.channels is not None and dst is not None and (src, dst) not in self.channels:
-            return False
-        return self.adversary.observes(src, dst, secure=secure)
-
-
 # --- which messages -------------------------------------------------------------------------------
 
 
-def _sent(trace: Trace) -> Counter[MessageKey]:
-    """Count messages by what identifies them."""
-    found = Counter[MessageKey]()
-    for messages in trace.messages:
-        found.update(_keys(messages))
-    return found
-
-
-def _keys(messages: Messages) -> Iterator[MessageKey]:
+def keys(messages: Messages) -> Iterator[MessageKey]:
     """Yield what identifies each message of a part of a trace, in its order."""
-    rounds = messages.round.tolist()
-    sources = messages.src.tolist()
-    receivers = messages.dst.tolist()
-    kinds = messages.kind.tolist()
-    for round, src, dst, kind in zip(rounds, sources, receivers, kinds, strict=True):
-        yield MessageKey(round, src, dst, messages.kinds[kind])
+    kinds = [messages.kinds[kind] for kind in messages.kind.tolist()]
+    columns = (messages.round.tolist(), messages.src.tolist(), messages.dst.tolist(), kinds)
+    return map(MessageKey, *columns)
+
+
+def undeclared(sent: Iterable[MessageKey], declared: Iterable[Vector]) -> list[MessageKey]:
+    """Return the messages that no declared one explains."""
+    allowed: set[MessageKey] = set()
+    boards: set[tuple[int, int, str]] = set()
+    for message in declared:
+        if message.kind == "message":
+            copies = _copies_of(message)
+            allowed.update(copies)
+            if message.dst is None:
+                boards.add(copies[0].post)
+    return [key for key in sent if key not in allowed and key.post not in boards]
 
 
 def _undeclared(sent: Counter[MessageKey], expected: ExpectedMessages) -> Iterator[Deviation]:
-    """Find messages that the protocol does not send."""
-    boards = expected.boards
-    allowed = {key for message in expected.messages for key in message.keys}
-    extra = [
-        key
-        for key in sent
-        if key not in allowed and BoardKey(key.round, key.src, key.kind) not in boards
-    ]
+    extra = undeclared(sent, expected.messages)
     if expected.repeats:
         extra = [key for key in extra if key.round <= expected.last]
     if not extra:
         return
     first = min(extra)
-    kinds = ", ".join(sorted({repr(message.kind) for message in expected.messages}))
+    kinds = ", ".join(sorted({repr(message.name) for message in expected.messages}))
     begin = min((message.round for message in expected.messages), default=0)
     says = (
         f"{len(extra)} of {len(sent)} recorded messages do not belong to the declared protocol; "
@@ -264,24 +199,17 @@ def _undeclared(sent: Counter[MessageKey], expected: ExpectedMessages) -> Iterat
 
 
 def _missing(
-    sent: Counter[MessageKey], expected: ExpectedMessages, adversaries: Sequence[Observer]
+    sent: Counter[MessageKey], expected: ExpectedMessages, observes: Observes
 ) -> Iterator[Deviation]:
-    """Find messages that the protocol sends, but that are missing in the recording.
-
-    Messages that no adversary of the check observes may be missing.
-    """
-    posted = {BoardKey(key.round, key.src, key.kind) for key in sent}
+    posted = {key.post for key in sent}
     lost: list[MessageKey] = []
     for message in expected.messages:
-        if message.dst is None:
-            if message.post not in posted:
-                lost.append(MessageKey(message.round, message.src, message.src, message.kind))
-            continue
-        for key in message.keys:
-            heard = any(
-                who.observes(key.src, key.dst, secure=message.secure) for who in adversaries
-            )
-            if heard and key not in sent:
+        for key in _copies_of(message):
+            if message.dst is None:
+                arrived = key.post in posted
+            else:
+                arrived = key in sent or not observes(key.src, key.dst, message.secure)
+            if not arrived:
                 lost.append(key)
     if lost:
         first = min(lost)
@@ -299,7 +227,7 @@ def _later(sent: Counter[MessageKey], expected: ExpectedMessages) -> Iterator[De
     found: dict[int, set[tuple[int, int, str]]] = {}
     for key in sent:
         if key.round >= expected.last:
-            found.setdefault(key.round, set()).add((key.src, key.dst, key.kind))
+            found.setdefault(key.round, set()).add(key[1:])
     wanted = found.get(expected.last, set())
     wrong = sorted(round for round, some in found.items() if some - wanted)
     if wrong:
@@ -318,7 +246,6 @@ def _later(sent: Counter[MessageKey], expected: ExpectedMessages) -> Iterator[De
 
 
 def _repeated(sent: Counter[MessageKey]) -> Iterator[Deviation]:
-    """Find messages that were recorded more than once."""
     again = [key for key, count in sent.items() if count > 1]
     if again:
         first = min(again)
@@ -327,7 +254,6 @@ def _repeated(sent: Counter[MessageKey]) -> Iterator[Deviation]:
 
 
 def _cut_short(trace: Trace) -> Iterator[Deviation]:
-    """Find a recording that ends before the last planned round."""
     planned = trace.provenance.get("planned")
     if isinstance(planned, int) and trace.rounds < planned:
         says = (
@@ -338,8 +264,7 @@ def _cut_short(trace: Trace) -> Iterator[Deviation]:
 
 
 def _closed(trace: Trace, expected: ExpectedMessages, secure: Sequence[str]) -> Iterator[Deviation]:
-    """Find messages that only the program, not the protocol or the check, marks as encrypted."""
-    allowed = {message.kind for message in expected.messages if message.secure} | set(secure)
+    allowed = {message.name for message in expected.messages if message.secure} | set(secure)
     marked = set[str]()
     for messages in trace.messages:
         kinds = messages.kind[messages.secure].unique().tolist()
@@ -369,25 +294,22 @@ class _Copy:
 
 def _copies(trace: Trace, expected: ExpectedMessages) -> Iterator[Deviation]:
     """Find a vector for several receivers that was sent in different copies."""
-    vectors: dict[
-        MessageKey, int
-    ] = {}  # message -> index of the declared message that it is a copy of
-    boards: dict[BoardKey, int] = {}
+    vectors: dict[MessageKey, int] = {}  # copy -> index of its declared message
+    boards: dict[tuple[int, int, str], int] = {}
     for place, message in enumerate(expected.messages):
+        copies = _copies_of(message)
         if message.dst is None:
-            boards[message.post] = place
-        elif len(message.dst) > 1:
-            vectors.update(dict.fromkeys(message.keys, place))
+            boards[copies[0].post] = place
+        elif len(copies) > 1:
+            vectors.update(dict.fromkeys(copies, place))
     first: dict[tuple[int, int], _Copy] = {}  # round and index -> the first copy
     compared = 0
     for part, sent in enumerate(trace.messages):
-        for key, row in zip(_keys(sent), sent.row.tolist(), strict=True):
-            round = key.round
+        for key, row in zip(keys(sent), sent.row.tolist(), strict=True):
+            declared = key
             if expected.repeats:
-                round = min(round, expected.last)
-            place_found = vectors.get(MessageKey(round, key.src, key.dst, key.kind))
-            if place_found is None:
-                place_found = boards.get(BoardKey(round, key.src, key.kind))
+                declared = key._replace(round=min(key.round, expected.last))
+            place_found = vectors.get(declared, boards.get(declared.post))
             if place_found is None:
                 continue
             copy = _Copy(key, part, row, sent.payload[row])
@@ -408,7 +330,6 @@ def _copies(trace: Trace, expected: ExpectedMessages) -> Iterator[Deviation]:
 
 
 def _same(trace: Trace, one: _Copy, other: _Copy) -> bool:
-    """Return whether two copies are equal in all that was recorded of them."""
     if not _equal(one.payload, other.payload):
         return False
     if trace.kept is None:
@@ -438,7 +359,6 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _not_finite(trace: Trace) -> Iterator[Deviation]:
-    """Find NaN and infinity."""
     if trace.payload_bytes > LARGE:
         yield from _not_finite_in_large(trace)
         return
@@ -458,7 +378,6 @@ def _not_finite(trace: Trace) -> Iterator[Deviation]:
 
 
 def _not_finite_in_large(trace: Trace) -> Iterator[Deviation]:
-    """Find NaN and infinity in some payloads of a large trace, evenly spaced in its rounds."""
     share = -(-trace.payload_bytes // LARGE)
     for messages in trace.messages:
         for row in messages.row.unique().tolist()[::share]:
@@ -472,45 +391,28 @@ def _not_finite_in_large(trace: Trace) -> Iterator[Deviation]:
 
 
 def _coarse(trace: Trace, expected: ExpectedMessages) -> Iterator[Deviation]:
-    """Find numbers that have a narrower format than the recording."""
-    if expected.coarse:
+    vectors = expected.relations.vectors
+    if any(vector.std for vector in vectors if vector.kind == "message"):  # declared to be rounded
         return
     formats = [narrow for narrow in NARROW if narrow.itemsize < trace.dtype.itemsize]
     looked_at = 0
-    for row in _some_rows(trace):
-        numbers = _inexact(row)
-        looked_at += len(numbers)
-        formats = [narrow for narrow in formats if _fits(numbers, narrow)]
-        if not formats:
-            return
+    for messages in trace.messages:
+        payload = messages.payload
+        for row in payload[:: max(1, len(payload) // LOOKED)][:LOOKED, :PART]:
+            # Multiples of 1/256 are exact in any format.
+            numbers = row[row * 256 != (row * 256).round()]
+            looked_at += len(numbers)
+            formats = [
+                one for one in formats if torch.equal(numbers.to(one).to(row.dtype), numbers)
+            ]
+            if not formats:
+                return
     if looked_at < FEW:
         return
-    short = _dtype_name(formats[0])
+    short, recorded = (str(dtype).removeprefix("torch.") for dtype in (formats[0], trace.dtype))
     says = (
         f"all messages contain {short} numbers, but are recorded as "
-        f"{_dtype_name(trace.dtype)}: they are rounded more than declared; "
+        f"{recorded}: they are rounded more than declared; "
         f"record with dtype=torch.{short} if they are sent in this format"
     )
     yield Deviation("format", says)
-
-
-def _fits(numbers: Tensor, narrow: torch.dtype) -> bool:
-    """Return whether a narrower format represents all numbers exactly."""
-    return torch.equal(numbers.to(narrow).to(numbers.dtype), numbers)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    """Return the name without its module, as ``float32``."""
-    return str(dtype).removeprefix("torch.")
-
-
-def _some_rows(trace: Trace) -> Iterator[Tensor]:
-    """Yield the first numbers of some payloads of every kind."""
-    for messages in trace.messages:
-        payload = messages.payload
-        yield from payload[:: max(1, len(payload) // LOOKED)][:LOOKED, :PART]
-
-
-def _inexact(row: Tensor) -> Tensor:
-    """Return the numbers that are no multiples of 1/256, which are exact in any format."""
-    return row[row * 256 != (row * 256).round()]

@@ -57,6 +57,5 @@ class Deviation:
     @property
     def sentence(self) -> str:
         """The finding with its title."""
-        if self.about in TITLES:
-            return f"{TITLES[self.about]}: {self.says}"
-        return self.says
+        title = TITLES.get(self.about)
+        return self.says if title is None else f"{title}: {self.says}"

@@ -1,0 +1,141 @@
+"""A run of a protocol as its victim writes it: where it starts, what it sends, how a round ends."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.core.progress import step
+from leakaudit.core.trace import Graph
+from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.victim import Victim
+
+if TYPE_CHECKING:
+    from leakaudit.tasks.task import Problem
+    from leakaudit.traces.recorder import Recorder
+
+
+class SimulatedVictim(Victim):
+    """A victim that writes its run as a `Simulation`."""
+
+    @abstractmethod
+    def train(self, sim: Simulation) -> None:
+        """Train and record; see `Victim.run`."""
+
+    def run(
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
+    ) -> None:
+        """Train, and record the messages on some channels."""
+        self.train(Simulation(problem, graph, rounds, recorder, generator, wires))
+
+
+class Simulation:
+    """The nodes' models, exchanges and rounds of one run; a model (d,) is that of all nodes.
+
+    Attributes:
+        rounds: The rounds, from 1 on.
+        w0: The common initial model, (d,).
+        send: Sends every node's row (N, d) to all its neighbours (`Broadcast.send`).
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
+    ) -> None:
+        self.problem = problem
+        self.graph = graph
+        self.recorder = recorder
+        self.generator = generator
+        self.wires = list(wires)
+        self.rounds = range(1, rounds + 1)
+        self.w0 = recorder.public["w0"].to(problem.x.device)
+        self.send = Broadcast(recorder, self.wires).send
+        self._clients = torch.tensor([client for client, _ in self.wires], dtype=torch.long)
+        self._started = time.perf_counter()
+
+    @property
+    def common(self) -> Tensor:
+        """A copy of the initial model for every node, (N, d)."""
+        return self.w0.repeat(self.problem.nodes, 1)
+
+    def begin(self, w: Tensor) -> Tensor:
+        """Record the models before the first round, (N, d) or (d,), and return them."""
+        self._keep(0, w)
+        return w
+
+    def end(self, t: int, w: Tensor, shown: Tensor | None = None, **vectors: Tensor) -> None:
+        """End a round with the models (N, d) or (d,) that it leaves.
+
+        Args:
+            vectors: Further vectors whose norms are curves, (N, d) or (N, k, d).
+        """
+        self._keep(t, w)
+        if self.recorder.keep_curves:
+            self._observe(t, (w if shown is None else shown).view(-1, w.shape[-1]), vectors)
+        self.recorder.end_round(t)
+        step("recording", t, self.rounds.stop - 1)
+
+    def _keep(self, t: int, w: Tensor) -> None:
+        self.recorder.state("w", t, w.expand(self.problem.nodes, -1))
+
+    def _observe(self, t: int, w: Tensor, vectors: dict[str, Tensor]) -> None:
+        """Record the curves of a round.
+
+        ``loss`` and ``accuracy`` are those of the mean model on all nodes' data. ``consensus`` is
+        the root mean square over nodes of |w_i - mean|. ``norm_w`` and ``norm_NAME`` of each
+        vector are the root mean square over nodes of the Euclidean norm. ``seconds`` is the time
+        since the previous round.
+        """
+        passed = time.perf_counter() - self._started
+        task = self.problem.task
+        mean = w.mean(0)
+        x = self.problem.x.flatten(0, 1)
+        y = self.problem.y.flatten(0, 1)
+        keep = self.recorder.curve
+        keep("loss", t, float(task.loss(mean, x, y)))
+        if task.spec.loss != "squared":
+            keep("accuracy", t, task.accuracy(mean, x, y))
+        keep("consensus", t, float((w - mean).norm(dim=1).square().mean().sqrt()))
+        for name, value in {"w": w, **vectors}.items():
+            keep(f"norm_{name}", t, float(value.flatten(1).norm(dim=1).square().mean().sqrt()))
+        keep("seconds", t, passed)
+        self._started = time.perf_counter()
+
+    # --- between clients and a server, the last node ----------------------------------------------
+
+    def up(self, t: int, kind: str, values: Tensor) -> None:
+        """Send every client's row (N, d) to the server."""
+        self._rows(t, kind, values, upward=True)
+
+    def down(self, t: int, kind: str, values: Tensor) -> None:
+        """Send one vector (d,) to all clients, or each its row (N, d)."""
+        if values.dim() > 1:
+            self._rows(t, kind, values, upward=False)
+        elif len(self._clients):
+            server = self.problem.nodes
+            self.recorder.send(t, server, self._clients.tolist(), kind, values)
+
+    def _rows(self, t: int, kind: str, values: Tensor, *, upward: bool) -> None:
+        if not len(self._clients):
+            return
+        clients = self._clients
+        ends = (clients, torch.full_like(clients, self.problem.nodes))
+        src, dst = ends if upward else ends[::-1]
+        rows = self.recorder.send_many(t, src, dst, kind)
+        self.recorder.kept.cut(values, rows, clients)

@@ -288,9 +288,9 @@ def _unit(one: Comparison) -> str:
         return said
     node = ""
     if bound.node_epsilon is not None:
-        node = f", of the whole node {Holds.AT_MOST.says(f'{bound.node_epsilon:.4g}')}"
+        node = f", of the whole node {one.node_holds.says(f'{bound.node_epsilon:.4g}')}"
     elif bound.node_mu is not None:
-        node = f", of the whole node mu {Holds.AT_MOST.says(bound.multiple(bound.node_mu))}"
+        node = f", of the whole node mu {one.node_holds.says(bound.multiple(bound.node_mu))}"
     return f"{unit}: no epsilon for records{node}"
 
 

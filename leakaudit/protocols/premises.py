@@ -29,7 +29,8 @@ from leakaudit.tasks.task import Problem, Task
 # which tell records apart no better than the order of magnitude of a gradient does; the exact ones
 # are private, in the truth.
 
-KEY = "evidence"  # of the provenance: subject -> name of its origin, and a detail
+# Of the provenance: subject -> name of its origin, a detail, and the value that is contradicted.
+KEY = "evidence"
 MORE = 1 + 1e-3  # factor above an assumption that rounding cannot explain
 # Choices: numbers of gradients and models in all, numbers of gradients at once, and records of a
 # node and of others that are compared at one model.
@@ -192,6 +193,13 @@ class Contradiction:
         says = f"{self._figure(figure)} where {self.premise.assumed:g} is assumed{self.where}"
         return Evidence(self.premise.subject, Origin.CONTRADICTED, says)
 
+    @property
+    def least(self) -> float:
+        """The least value that the figure in `evidence` stands for; the trace is public."""
+        figure = float(f"{self.found:.1g}")
+        digit = 10.0 ** math.floor(math.log10(figure))
+        return max(figure - digit / 2, self.premise.assumed)
+
     def _figure(self, figure: str) -> str:
         if self.premise.subject == "records":
             return f"{figure} records per node"
@@ -228,7 +236,7 @@ def provenance(found: Sequence[Contradiction]) -> dict[str, Json]:
     said: dict[str, Json] = {}
     for one in found:
         evidence = one.evidence
-        said[evidence.subject] = [evidence.origin.name, evidence.detail]
+        said[evidence.subject] = [evidence.origin.name, evidence.detail, one.least]
     return {KEY: said}
 
 

@@ -38,6 +38,8 @@ class Score(CardDisplay, Metrics[Column | None, Column | None, Column | None]):
             matched.
         chance: Highest probability with which a blind guess identifies a record after the same
             matching, see `blind_chance`.
+        blind_psnr: Largest PSNR in dB of `Truth.blind_guess` and one of the records; None if they
+            are no images.
         labels_found: Share of the true labels that are among the first b found, regardless of the
             images that they were paired with.
         tokens_found: Share of the different tokens of the node's records that are in the set of
@@ -55,6 +57,7 @@ class Score(CardDisplay, Metrics[Column | None, Column | None, Column | None]):
     matched: tuple[int | None, ...] = ()
     add_columns(vars(), QUANTITIES.values(), "Column | None", None)
     chance: float | None = None
+    blind_psnr: float | None = None
     labels_found: float | None = None
     tokens_found: float | None = None
     tokens_wrong: int | None = None
@@ -128,6 +131,8 @@ class Score(CardDisplay, Metrics[Column | None, Column | None, Column | None]):
             entry |= self.statistics(name)
             scores[name] = entry
         scores["chance"] = self.chance
+        if self.blind_psnr is not None:
+            scores["blind_psnr"] = self.blind_psnr
         scores["labels_found"] = self.labels_found
         if self.tokens_found is not None:
             scores["tokens_found"] = self.tokens_found
@@ -356,6 +361,7 @@ def _score(
         matched=_spread(pairs.found, pairs, size),
         **{name: _spread(values, pairs, size) for name, values in columns.items()},
         chance=chance,
+        blind_psnr=_blind_psnr(nodes, x, truth) if "psnr" in columns else None,
         labels_found=labels_found,
         tokens_found=tokens_found,
         tokens_wrong=tokens_wrong,
@@ -372,6 +378,12 @@ def _paired(x: Tensor) -> Tensor:
     missing.
     """
     return x.where(x.abs() <= LARGEST_RECORD, torch.nan)
+
+
+def _blind_psnr(nodes: tuple[int, ...], x: Tensor, truth: Truth) -> float:
+    """Return how close, in dB, a guess without any leak comes to one of the records."""
+    guess = truth.blind_guess(*nodes).cpu().expand_as(x)
+    return float(metrics.psnr(guess, x, data_range=1.0).max())
 
 
 def _missed(

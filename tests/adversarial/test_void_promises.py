@@ -12,6 +12,7 @@ import torch
 import leakaudit as la
 from leakaudit.cli import main
 from leakaudit.core.evidence import Origin
+from leakaudit.core.verdict import Holds
 from leakaudit.protocols import premises
 from leakaudit.protocols.recording import contradictions, plan, public, record
 from leakaudit.protocols.scenario import Scenario
@@ -34,8 +35,8 @@ def told(recorder: Recorder) -> dict[str, str]:
     """Return what the public trace says is contradicted, by subject."""
     said = recorder.trace.provenance.get(premises.KEY, {})
     assert isinstance(said, dict)
-    assert all(origin == Origin.CONTRADICTED.name for origin, _ in said.values())
-    return {subject: detail for subject, (_, detail) in said.items()}
+    assert all(origin == Origin.CONTRADICTED.name for origin, _, _ in said.values())
+    return {subject: detail for subject, (_, detail, _) in said.items()}
 
 
 VOID: list[tuple[str, dict[str, Any], set[str]]] = [
@@ -160,3 +161,29 @@ def test_record_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         evidence = la.load(path).provenance["evidence"]
         assert isinstance(evidence, dict)
         assert "lipschitz" in evidence
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_asking_for_what_is_contradicted_takes_nothing_back(factor: float) -> None:
+    """A sensitivity up to what the data reach is contradicted, whoever names it."""
+    trace = recorded("recal", sigma=1.0).trace
+    (_, _, least) = trace.provenance[premises.KEY]["sensitivity"]  # type: ignore[call-overload, index]
+    assert least > 1
+    for asked, holds in ((factor * least, Holds.DECLARED), (1.01 * least, Holds.EXACT)):
+        bound = la.bound(trace, "eavesdropper", sensitivity=asked, smoothness=1.0)[0]
+        assert bound.holds is holds
+        assert bound.node_holds is (Holds.DECLARED if holds is Holds.DECLARED else Holds.AT_MOST)
+
+
+def test_no_noise_is_advised_for_inputs_that_do_not_hold() -> None:
+    trace = recorded("dpnorm", epsilon=1.0).trace
+    for one in la.bound(trace, "eavesdropper", smoothness=1.0):
+        assert one.holds is Holds.DECLARED
+        assert one.calibration is None
+
+
+@pytest.mark.parametrize("found", [0.951, 1.0, 1.49, 1.51, 9.4, 9.6, 19.35, 2265.0])
+def test_the_public_figure_is_no_larger_than_the_private_one(found: float) -> None:
+    one = premises.Contradiction(premises._Premise("sensitivity", 0.95, "the claim"), found)
+    assert 0.95 <= one.least <= found
+    assert one.least >= 0.5 * found

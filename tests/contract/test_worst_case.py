@@ -260,3 +260,34 @@ def test_a_gate_names_an_image_only_if_a_limit_on_inputs_is_exceeded(measure: st
 def test_an_interrupted_run_says_so() -> None:
     made = model.of_run({**record(finding(0, 22.0)), "complete": False})
     assert "interrupted" in overview(made).certainty
+
+
+@pytest.mark.parametrize(
+    ("psnr", "blind", "outcome"),
+    [
+        (30.5, 12.0, WorstOutcome.CLOSE),
+        (30.5, 27.4, WorstOutcome.CLOSE),
+        (30.5, 27.6, WorstOutcome.NOTHING),
+        (30.5, 42.0, WorstOutcome.NOTHING),
+        (22.0, 42.0, WorstOutcome.NOTHING),
+    ],
+)
+def test_what_a_blind_guess_reaches_is_no_leak(
+    psnr: float, blind: float, outcome: WorstOutcome
+) -> None:
+    one = finding(0, psnr)
+    one["scores"] |= {"blind_psnr": blind, "identified": column(False)}
+    case = of(one)
+    assert case.outcome is outcome
+    assert ("a blind guess" in case.says) == (outcome is WorstOutcome.NOTHING)
+
+
+@pytest.mark.parametrize(("chance", "identifies"), [(0.05, True), (0.5, False), (None, False)])
+def test_a_record_that_a_guess_identifies_as_often_is_not_identified(
+    chance: float | None, identifies: bool
+) -> None:
+    one = finding(0, 5.0)
+    one["scores"] |= {"chance": chance, "identified": column(True)}
+    case = of(one)
+    assert ("identifies the record" in case.certainty) == identifies
+    assert (case.outcome is WorstOutcome.IDENTIFIED) == identifies

@@ -12,6 +12,7 @@ import numpy as np
 from leakaudit._util import averages, holm
 from leakaudit._util.plural import counted, named
 from leakaudit.core.quantities import MEASURES
+from leakaudit.core.verdict import Holds
 from leakaudit.judging.gate import baseline, compare, measures
 from leakaudit.judging.gate.baseline import Baseline, CellMeasurements
 from leakaudit.judging.gate.cells import GateCell
@@ -87,6 +88,8 @@ def _epsilon_budget(cell: GateCell, budget: Budget, priced: PricedView) -> Rule:
     if value is None:
         return _unjudged(cell, budget, priced.why or "the view has no epsilon", priced.nodes)
     said = priced.holds.says(figure("epsilon", value))
+    if priced.holds is Holds.DECLARED and value <= budget.most:
+        return replace(_unjudged(cell, budget, said, priced.nodes), value=value)
     doubted = priced.doubted
     if doubted is not None and value <= budget.most < doubted:
         figures = f"{said} as declared, but {doubted:.4g} {priced.doubt}"

@@ -14,7 +14,7 @@ from typing import Literal
 
 from leakaudit._util.plural import named
 from leakaudit.core.verdict import Verdict
-from leakaudit.reporting.findings.measured import harm, is_identical, values
+from leakaudit.reporting.findings.measured import harm, identifies, is_identical
 from leakaudit.reporting.findings.wording import (
     cell_of,
     clean,
@@ -137,8 +137,7 @@ def level(finding: Finding) -> Level:
     certified = word in ("EXACT", "INTERVAL") and recovered
     if is_identical(scores) or certified:
         return "error" if given(finding.cell, None) is None else "warning"
-    identified = scores is not None and any(values(scores.identified))
-    if identified or (word == "APPROXIMATE" and recovered):
+    if identifies(scores) or (word == "APPROXIMATE" and recovered):
         return "warning"
     return "note"
 

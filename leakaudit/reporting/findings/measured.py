@@ -11,6 +11,8 @@ from leakaudit.core.quantities import NEAREST, Quantity
 from leakaudit.reporting.results.model import NO_SCORES, Column, Finding, Scores
 
 MaybeColumn: TypeAlias = Column | UnsetType | None  # None or absent: not measured
+HALF_ENERGY = 3.0  # dB
+CHANCE = 0.05  # largest probability with which a guess may do what an attack is credited with
 # How certain an attack is of its result; larger is more certain.
 CERTIFICATE_RANK = {"EXACT": 3, "INTERVAL": 2, "APPROXIMATE": 1, "FAILED": 0}
 
@@ -48,6 +50,25 @@ def nearest(scores: Scores) -> tuple[Quantity, float] | None:
 def is_identical(scores: Scores | None) -> bool:
     """Return whether a record was recovered bit for bit."""
     return scores is not None and any(values(scores.exact))
+
+
+def shows_record(scores: Scores) -> bool:
+    """Return whether an image is closer to the record than a guess without any leak.
+
+    It is if its error has at most half the energy of that of the blind guess.
+    """
+    psnr = best(scores.psnr, max)
+    blind = scores.blind_psnr
+    if psnr is None or isinstance(blind, UnsetType):
+        return True
+    return psnr >= blind + HALF_ENERGY
+
+
+def identifies(scores: Scores | None) -> bool:
+    """Return whether a record is told from all others, as a guess hardly ever does."""
+    if scores is None or not any(values(scores.identified)):
+        return False
+    return scores.chance is not None and scores.chance <= CHANCE
 
 
 def harm(finding: Finding) -> tuple[float, ...]:

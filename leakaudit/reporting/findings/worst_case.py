@@ -12,7 +12,14 @@ from msgspec import UnsetType
 from leakaudit._util.plural import counted, named
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.evidence import Origin
-from leakaudit.reporting.findings.measured import best, harm, of_record, values
+from leakaudit.reporting.findings.measured import (
+    best,
+    harm,
+    identifies,
+    of_record,
+    shows_record,
+    values,
+)
 from leakaudit.reporting.results.model import (
     AttackRecord,
     EvidenceEntry,
@@ -163,7 +170,7 @@ def _is_within_intervals(finding: Finding) -> bool:
     error = best(finding.scores.relative_error, min)
     psnr = best(finding.scores.psnr, max)
     if psnr is not None:
-        return psnr >= RECOGNISABLE
+        return psnr >= RECOGNISABLE and shows_record(finding.scores)
     return error is None or error <= FAR
 
 
@@ -436,11 +443,14 @@ def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:
         near = f"{psnr:.1f} dB PSNR"
         outcome = WorstOutcome.CLOSE if psnr >= CLOSE else WorstOutcome.RECOGNISABLE
         meaning = "close to the original" if psnr >= CLOSE else "recognisable"
-        reached = psnr >= RECOGNISABLE
+        reached = psnr >= RECOGNISABLE and shows_record(scores)
         says = (
             f"{someone} reconstructed a training image of {owners} with {near}, which is {meaning}."
         )
         missed = "recovered no recognisable training image"
+        if psnr >= RECOGNISABLE and not reached:
+            missed = "recovered no training image more closely than a guess without any leak"
+            near += f", a blind guess {scores.blind_psnr:.1f} dB"
     elif tokens is not None:
         near = f"{tokens:.0%} of its tokens"
         outcome = WorstOutcome.RECOGNISABLE
@@ -455,7 +465,7 @@ def _approximate(top: Finding, scores: Scores, noun: str) -> WorstCase:
         missed = f"recovered no training {noun}"
     else:
         return _without_inputs(top, scores, noun)
-    identified = any(values(scores.identified))
+    identified = identifies(scores)
     if not reached:
         says = f"{someone} {missed}; the closest one, of {owners}, has {near}."
         outcome = WorstOutcome.IDENTIFIED if identified else WorstOutcome.NOTHING

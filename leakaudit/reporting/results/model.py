@@ -182,6 +182,8 @@ class Scores(
 
     Attributes:
         chance: Highest probability with which a blind guess identifies a record.
+        blind_psnr: Largest PSNR in dB of a blind guess, the mean of all other records; absent if
+            the records are no images.
         labels_found: Share of the true labels that were found.
         tokens_found: Share of the different tokens of the records in the set that was found; absent
             if no set was returned.
@@ -194,6 +196,7 @@ class Scores(
 
     add_columns(vars(), QUANTITIES.values(), "{}Column | UnsetType", UNSET)
     chance: Number | None
+    blind_psnr: Number | UnsetType = UNSET
     labels_found: Number | None
     tokens_found: Number | UnsetType = UNSET
     tokens_wrong: int | UnsetType = UNSET

@@ -66,6 +66,13 @@ class Comparison(CardDisplay):
         return standing(self.bound, self.rests)
 
     @property
+    def node_holds(self) -> Holds:
+        """The same for the mu of all data of the node, which is an upper bound."""
+        if is_contradicted(self.rests):
+            return Holds.DECLARED
+        return Holds.AT_MOST
+
+    @property
     def mu_in_words(self) -> str:
         """Its mu in a table, with how it holds."""
         if self.bound.mu is None:
@@ -126,9 +133,14 @@ class Comparison(CardDisplay):
 
 def standing(bound: ViewBound, inputs: Iterable[Evidence]) -> Holds:
     """Return how a bound holds that rests on some inputs: no stronger than the weakest of them."""
-    if bound.holds is not Holds.NONE and any(one.origin is Origin.CONTRADICTED for one in inputs):
+    if bound.holds is not Holds.NONE and is_contradicted(inputs):
         return Holds.DECLARED
     return bound.holds
+
+
+def is_contradicted(inputs: Iterable[Evidence]) -> bool:
+    """Return whether a recording contradicts one of the inputs of a bound."""
+    return any(one.origin is Origin.CONTRADICTED for one in inputs)
 
 
 class Comparisons(list[Comparison], CardDisplay):
@@ -346,8 +358,11 @@ def _comparison(
             target = claim.epsilon
         if claim.delta is not None:
             target_delta = claim.delta
+    rests = rests_on(protocol, bound, assumed.evidence, asked=assumed.asked)
     calibration = None
-    if target is not None and target != math.inf and not bound.per_unit:
+    # Noise that is calibrated to an input that does not hold would be too small.
+    known = not bound.per_unit and not is_contradicted(rests)
+    if target is not None and target != math.inf and known:
         calibration = calibrate(protocol, threat, bound, target, target_delta, question.smoothness)
     unjudged = Comparison(
         threat,
@@ -358,7 +373,7 @@ def _comparison(
         calibration=calibration,
         sensitivity_from=assumed.origin,
         sensitivity_known=assumed.known,
-        rests=rests_on(protocol, bound, assumed.evidence, asked=assumed.asked),
+        rests=rests,
     )
     return judged(unjudged, assumed.comparable)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from leakaudit.core import registry
@@ -22,8 +23,9 @@ def rests_on(
     if bound.refused or bound.mu == 0:
         return ()
     stated = _recorded(protocol.evidence)
-    if asked:
-        stated.pop(sensitivity.subject, None)
+    subject = sensitivity.subject
+    if asked and bound.sensitivity > _contradicted(protocol.evidence, subject):
+        stated.pop(subject, None)
     inputs = []
     for one in (sensitivity, *_declared(protocol, bound)):
         weaker = stated.pop(one.subject, one)
@@ -60,9 +62,19 @@ def _recorded(evidence: Mapping[str, Json]) -> dict[str, Evidence]:
     """Return what a recording says about inputs; anything of another form is ignored."""
     found = {}
     for subject, said in evidence.items():
-        if not isinstance(said, list) or len(said) != 2:
+        if not isinstance(said, list) or len(said) not in (2, 3):
             continue
-        name, detail = said
+        name, detail = said[:2]
         if name in Origin.__members__ and isinstance(detail, str):
             found[subject] = Evidence(subject, Origin[str(name)], detail)
     return found
+
+
+def _contradicted(evidence: Mapping[str, Json], subject: str) -> float:
+    """Return the largest value that a recording contradicts: all values if it does not say."""
+    said = evidence.get(subject)
+    if said is None:
+        return 0.0
+    if isinstance(said, list) and len(said) == 3 and isinstance(said[2], int | float):
+        return float(said[2])
+    return math.inf

@@ -99,8 +99,8 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
     elif bound.node_epsilon is not None:
         says = (
             f"Against {someone}, all data of {owner} together have epsilon "
-            f"{Holds.AT_MOST.says(f'{bound.node_epsilon:.4g}')} at delta {bound.delta:g}; there is "
-            "no bound for one record."
+            f"{worst.node_holds.says(f'{bound.node_epsilon:.4g}')} at delta {bound.delta:g}; "
+            "there is no bound for one record."
         )
         level, badge = "warning", "Per node only"
     else:
@@ -168,7 +168,7 @@ def _largest(one: Comparison) -> str:
     if bound.mu is not None:
         return one.holds.says(said)
     if bound.node_mu is not None:
-        return f"{Holds.AT_MOST.says(said)} of the node"
+        return f"{one.node_holds.says(said)} of the node"
     return f"at least {said}"
 
 

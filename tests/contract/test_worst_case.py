@@ -276,7 +276,7 @@ def test_what_a_blind_guess_reaches_is_no_leak(
     psnr: float, blind: float, outcome: WorstOutcome
 ) -> None:
     one = finding(0, psnr)
-    one["scores"] |= {"blind_psnr": blind, "identified": column(False)}
+    one["scores"] |= {"blind_psnr": blind, "identified": column(False), "labels_found": 0.0}
     case = of(one)
     assert case.outcome is outcome
     assert ("a blind guess" in case.says) == (outcome is WorstOutcome.NOTHING)

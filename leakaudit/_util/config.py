@@ -171,10 +171,14 @@ def parsed(text: str) -> dict[str, Any]:
     """Parse TOML; raises ValueError if it is not TOML, is too long or nests too deeply."""
     if len(text) > LARGEST:
         raise ValueError(f"expected at most {LARGEST} characters, got {len(text)}")
-    return _parsed(text)
+    return _kept(text)
 
 
 @lru_cache(maxsize=1)  # several readers of one configuration follow each other
+def _kept(text: str) -> dict[str, Any]:
+    return _parsed(text)
+
+
 def _parsed(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)

@@ -25,12 +25,14 @@ from leakaudit.judging.gate.config import Budget, Check
 from leakaudit.judging.gate.rule import PricedView
 from leakaudit.judging.papers import dpnorm, runs
 from leakaudit.judging.papers.runs import protocol
+from leakaudit.reporting.findings.findings import trained
 from leakaudit.reporting.rendering import cards
 from leakaudit.reporting.rendering.html import bounded
 from leakaudit.reporting.results.model import RuleStatus
 from leakaudit.reporting.trackers import content
 from leakaudit.theory.relations import account, know
 from leakaudit.views.accounting.compare import Comparison
+from leakaudit.views.accounting.footnotes import footnotes
 
 SAYS = {
     Holds.EXACT: "3.2",
@@ -89,8 +91,9 @@ def test_every_table_of_bounds_shows_that_a_recording_contradicts_them(noisy: la
     for one, how in ((honest, ""), (refuted, "declared ")):
         assert _row(one, "")[2:4] == [how + mu, how + epsilon]
         assert f">{how}{mu}<" in cards._compared(one)
-        shown = bounded._row(one, "")
-        assert (shown["mu"], shown["epsilon"]) == (how + mu, how + epsilon)
+        page = bounded.page([one], trained(noisy), footnotes([one], begun=False), "", ())
+        for value in (mu, epsilon):
+            assert f'<td class="number">{how}{value}</td>' in page
 
 
 def test_no_cell_is_at_most_nothing(noisy: la.Trace) -> None:

@@ -202,7 +202,7 @@ READS = {
     "leakaudit/reporting/figures/paper_curves.py:_point": SHOWN,
     "leakaudit/reporting/figures/paper_curves.py:_texts": SHOWN,
     "leakaudit/reporting/figures/plots.py:_columns": SHOWN,
-    "leakaudit/reporting/figures/record_figure.py:_image": "a data URI that the gallery wrote",
+    "leakaudit/reporting/figures/paper_images.py:_image": "a data URI that the gallery wrote",
     "leakaudit/reporting/findings/redaction.py": "the form of a version of a package",
     "leakaudit/reporting/findings/redaction.py:_system": "the name of the system, with which Python begins",
     "leakaudit/scoring/lpips_weights.py": TORCH,

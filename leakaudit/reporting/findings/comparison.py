@@ -106,21 +106,18 @@ def read_against(results: Mapping[str, Json]) -> ResultsComparison | None:
     return model.fitted(values, ResultsComparison)
 
 
-def lines(against: ResultsComparison | Json) -> list[str]:
-    """Return a comparison as text."""
-    if not against:
+def lines(against: ResultsComparison | None) -> list[str]:
+    """Return a comparison as text, with at most `SHOWN` changes; cleaned, but not escaped."""
+    if against is None:
         return []
-    found = against
-    if not isinstance(found, ResultsComparison):
-        found = model.fitted(found, ResultsComparison)
     said = []
-    for row in found.changed[:SHOWN]:
+    for row in against.changed[:SHOWN]:
         before, now = row.before or "not examined", row.now or "not examined"
         said.append(f"{row.change}: {row.name}: before: {before}; now: {now}")
-    left = len(found.changed) - SHOWN
+    left = len(against.changed) - SHOWN
     if left > 0:
         said.append(f"{left} more changes")
-    return [found.summary, *said]
+    return [against.summary, *said]
 
 
 def _row(now: GradedItem | None, before: GradedItem | None) -> _ComparedCheck:

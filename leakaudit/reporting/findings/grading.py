@@ -115,12 +115,6 @@ def is_settled(record: RunRecord) -> bool:
     return bool(_listed(record) or record.undetermined)
 
 
-def counts(found: Iterable[GradedItem]) -> dict[Level, int]:
-    """Count checks."""
-    counted = Counter(check.level for check in found)
-    return {level: counted[level] for level in RANK}
-
-
 def most_severe(levels: Iterable[Level]) -> Level:
     """Return the most severe of some levels."""
     return max(levels, key=RANK.__getitem__, default="note")

@@ -78,12 +78,9 @@ def harm(finding: Finding) -> tuple[float, ...]:
     residual = float("-inf")
     if finding.residual is not None:
         residual = -finding.residual
-    return identical, _nearness(scores), CERTIFICATE_RANK[finding.certificate.name], residual
-
-
-def _nearness(scores: Scores) -> float:
+    nearness = float("-inf")
     found = nearest(scores)
     if found is not None:
         one, value = found
-        return value if one.better is max else -value
-    return float("-inf")
+        nearness = value if one.better is max else -value
+    return identical, nearness, CERTIFICATE_RANK[finding.certificate.name], residual

@@ -133,7 +133,8 @@ def _blocks(
                 rows.append((_word(rule), measured(rule.measure), *figures(rule)))
         if rows:
             limit = None if width is None else width - _INDENT
-            yield _shifted(table(_used(rows), _cut(rows), limit))
+            columns = _COLUMNS if any(row[-1] for row in rows) else _COLUMNS[:-1]
+            yield _shifted(table(columns, [row[: len(columns)] for row in rows], limit))
         yield from _sentences(rules, width)
         yield Text()
 
@@ -219,16 +220,6 @@ def figures(rule: RuleEntry) -> tuple[str, str, str]:
 def _figure(measure: str, value: Extended) -> str:
     number = decoded(value)
     return "" if number is None else figure(measure, number)
-
-
-def _used(rows: Sequence[Sequence[str | Text]]) -> Sequence[Column]:
-    return _COLUMNS if any(row[-1] for row in rows) else _COLUMNS[:-1]
-
-
-def _cut(rows: Sequence[Sequence[str | Text]]) -> Sequence[Sequence[str | Text]]:
-    if any(row[-1] for row in rows):
-        return rows
-    return [row[:-1] for row in rows]
 
 
 def _paragraph(sentence: Text, width: int | None) -> RenderableType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlencode
 
@@ -86,29 +86,12 @@ class Query:
         found = [run for run in runs if self.matches(run)]
         if self.sort == "name":
             return found
-        found.sort(key=_started, reverse=self.sort != "oldest")
-        key = _KEYS.get(self.sort)
-        if key is not None:
-            found.sort(key=key)
+        found.sort(key=lambda run: run.started, reverse=self.sort != "oldest")
+        if self.sort == "worst":
+            found.sort(key=lambda run: -RANK[run.level])
+        elif self.sort == "protocol":
+            found.sort(key=lambda run: run.protocol)
         return found
-
-
-def _started(run: RunSummary) -> str:
-    return run.started
-
-
-def _severity(run: RunSummary) -> tuple[object, ...]:
-    return (-RANK[run.level],)
-
-
-def _protocol(run: RunSummary) -> tuple[object, ...]:
-    return (run.protocol,)
-
-
-_KEYS: dict[str, Callable[[RunSummary], tuple[object, ...]]] = {
-    "worst": _severity,
-    "protocol": _protocol,
-}
 
 
 def options(runs: Sequence[RunSummary]) -> dict[str, list[tuple[str, int]]]:

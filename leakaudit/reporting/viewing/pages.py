@@ -133,7 +133,7 @@ def duration(seconds: float) -> str:
 
 def _render(template: str, **values: object) -> str:
     given: Mapping[str, object] = {"policy": policy(), **values}
-    return _environment().get_template(template).render(**given).removesuffix("\n")
+    return _environment().get_template(template).render(**given)
 
 
 @cache

@@ -61,11 +61,15 @@ def network(
         lines.append({**ends, "look": look, "ends": f"{i} {j}"})
     bodies = []
     for n in range(nodes):
-        look, ink, title = "unknown", "", "not attacked"
+        look = "unknown"
+        title = "not attacked"
         if n in own:
-            look, ink, title = "own", " own", "the adversary's own"
+            look = "own"
+            title = "the adversary's own"
         elif n in steps:
-            look, ink, title = f"s{steps[n]}", f" s{steps[n]}", words.get(n, "")
+            look = f"s{steps[n]}"
+            title = words.get(n, "")
+        ink = "" if look == "unknown" else f" {look}"
         leaks = ""
         if rounds and n in rounds and n in steps:
             leaks = " ".join(f"{last}:{step}" for last, step in rounds[n])

@@ -333,7 +333,7 @@ def sweep(
     return run.sweep(plan, Path(folder), options)
 
 
-class ReportOptions(TypedDict, total=False):
+class _ReportOptions(TypedDict, total=False):
     """The options of `report`."""
 
     against: File | None  # as for `report`, like all others
@@ -349,16 +349,16 @@ class ReportOptions(TypedDict, total=False):
 
 @overload
 def report(
-    results: File, format: Literal["pdf", "png"], **options: Unpack[ReportOptions]
+    results: File, format: Literal["pdf", "png"], **options: Unpack[_ReportOptions]
 ) -> bytes: ...
 
 
 @overload
-def report(results: File, format: TextFormat = ..., **options: Unpack[ReportOptions]) -> str: ...
+def report(results: File, format: TextFormat = ..., **options: Unpack[_ReportOptions]) -> str: ...
 
 
 @overload
-def report(results: File, format: str, **options: Unpack[ReportOptions]) -> str | bytes: ...
+def report(results: File, format: str, **options: Unpack[_ReportOptions]) -> str | bytes: ...
 
 
 def report(

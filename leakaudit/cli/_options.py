@@ -132,9 +132,9 @@ class FigureOptions(Options):
 
     def check(self) -> None:
         """Refuse a file of another kind before any work."""
-        from leakaudit.reporting.figures import plots
-
         if self.figure is not None:
+            from leakaudit.reporting.figures import plots
+
             plots.expect_suffix(self.figure, "--figure")
 
     def draw(self, record: Record, args: SharedOptions) -> None:

@@ -26,10 +26,10 @@ from leakaudit.judging.papers import (
     PublishedClaim,
     Quality,
     Quote,
-    averaging,
     defences,
-    dkmtheory,
+    dkm,
     judge,
+    secured,
     select,
     tabletwo,
 )
@@ -210,10 +210,8 @@ def test_the_memorising_algorithm_by_enumeration() -> None:
             sum(abs(law.get(k, 0) - second.get(k, 0)) for k in law.keys() | second.keys()) / 2
         )
         assert distance <= delta + 1e-12  # so it is (0, delta)-private
-    assert np.mean(gaps) == pytest.approx(
-        dkmtheory.memorised(delta, loss, items, records), rel=1e-12
-    )
-    assert np.mean(gaps) > delta * 1 == dkmtheory.bound(0.0, delta, 1, loss)  # one agent
+    assert np.mean(gaps) == pytest.approx(dkm.memorised(delta, loss, items, records), rel=1e-12)
+    assert np.mean(gaps) > delta * 1 == dkm.bound(0.0, delta, 1, loss)  # one agent
 
 
 def test_no_algorithm_on_one_bit_has_a_larger_gap_than_the_repaired_bound(
@@ -332,7 +330,7 @@ def test_the_averaging_is_that_of_the_registered_protocol() -> None:
         set=settings,
     )
     states = done.truth.states
-    made = averaging.average(states["w"][1], states["lam0"][1] + 0.5, rho, 5)
+    made = secured.average(states["w"][1], states["lam0"][1] + 0.5, rho, 5)
     assert torch.allclose(made.lam[1:], states["lam"][1:], atol=1e-12)
     assert made.squared(5) < made.squared(1)
 
@@ -342,7 +340,7 @@ def test_the_first_iteration_by_hand(fresh_seed: int) -> None:
     random = np.random.default_rng(fresh_seed)
     w, lam = random.normal(size=(6, 3)), random.uniform(size=(6, 3))
     for rho in (0.1, 1.0, 10.0):
-        made = averaging.average(torch.from_numpy(w), torch.from_numpy(lam), rho, 1)
+        made = secured.average(torch.from_numpy(w), torch.from_numpy(lam), rho, 1)
         off = -rho * w.mean(0) / (2 + rho) + 2 * lam.mean(0) / (rho * (2 + rho))
         assert (made.z[1] - made.mean).numpy() == pytest.approx(off, abs=1e-12)
 

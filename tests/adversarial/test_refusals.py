@@ -29,7 +29,7 @@ from leakaudit.judging.auditing import panels
 from leakaudit.judging.auditing.canary import Guesses
 from leakaudit.judging.auditing.evidence import Successes
 from leakaudit.judging.auditing.levels import levels
-from leakaudit.judging.auditing.measure import Blind, ViewMeasurements, _attacked
+from leakaudit.judging.auditing.measure import ViewMeasurements, _attacked, _Blind
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.replays import Replays
 from leakaudit.judging.auditing.simulate import SimulationResults, simulate
@@ -147,7 +147,7 @@ def test_a_seed_that_was_refused_is_a_trial_that_failed(monkeypatch: pytest.Monk
     none = Replays(torch.empty(0), torch.empty(0, 0))
     view = ViewMeasurements(0, Adversary(), 0, none, none, Guesses(0, 0, 0, ""), 0.0)
     counted = [
-        evidence for _, _, evidence, _ in _attacked(plan, Blind(97, 1, 0.01, 0.01, ""), view, part)
+        evidence for _, _, evidence, _ in _attacked(plan, _Blind(97, 1, 0.01, 0.01, ""), view, part)
     ]
     assert {(e.hits, e.trials) for e in counted if isinstance(e, Successes)} == {(2, 4)}
 

@@ -19,7 +19,7 @@ from leakaudit.judging.auditing import canary
 from leakaudit.judging.auditing.evidence import Canary, Successes
 from leakaudit.judging.auditing.judge import judge
 from leakaudit.judging.auditing.levels import attacked, declared, levels
-from leakaudit.judging.auditing.measure import Blind, cases, measure, static
+from leakaudit.judging.auditing.measure import _Blind, cases, measure, static
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.replays import (
     Replays,
@@ -384,14 +384,14 @@ def test_the_blind_chance_counts_copies_and_neighbours_and_is_unknown_where_reco
 ):
     (level,) = levels(plan())
     ready = level.ready
-    blind = Blind.of(ready, 20.0)
+    blind = _Blind.of(ready, 20.0)
     assert (blind.total, blind.why) == (58, "")
     assert blind.identified == pytest.approx(1 / 58)
     twice = replace(ready, source=replace(ready.source, x=ready.source.x[[0, 0, *range(2, 60)]]))
-    assert Blind.of(twice, 20.0).identified == pytest.approx(2 / 58)
+    assert _Blind.of(twice, 20.0).identified == pytest.approx(2 / 58)
     apart = torch.cdist(ready.source.x.double(), ready.source.x.double()) / math.sqrt(
         2
     )  # root mean squared, two coordinates
     assert blind.near == pytest.approx(int((apart <= 2 * 0.1).sum(1).max()) / 58)
     skewed = replace(ready, scenario=replace(ready.scenario, split="classes:1"))
-    assert "not drawn uniformly" in Blind.of(skewed, 20.0).why
+    assert "not drawn uniformly" in _Blind.of(skewed, 20.0).why

@@ -182,7 +182,7 @@ def cases(
 ) -> list[Test]:
     """Return a test for every combination of a guarantee and a count."""
     found = []
-    blind = Blind.of(grid[0].ready, plan.psnr)
+    blind = _Blind.of(grid[0].ready, plan.psnr)
     for one in measured:
         entry = grid[one.level].view(one.adversary, one.node)
         attacked = list(_attacked(plan, blind, one, simulated))
@@ -212,7 +212,7 @@ class _OutcomeCounts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Blind:
+class _Blind:
     """The success of guessing, without a view, a record that no other node holds."""
 
     total: int  # number of those records
@@ -222,7 +222,7 @@ class Blind:
     why: str  # why both are unknown, otherwise empty
 
     @classmethod
-    def of(cls, ready: Plan, psnr: float) -> Blind:
+    def of(cls, ready: Plan, psnr: float) -> _Blind:
         """Return the probabilities for a scenario, whatever records are drawn."""
         scenario = ready.scenario
         x = ready.source.x
@@ -256,7 +256,7 @@ def _replayed(
 
 
 def _attacked(
-    plan: AuditPlan, blind: Blind, one: ViewMeasurements, simulated: SimulationResults
+    plan: AuditPlan, blind: _Blind, one: ViewMeasurements, simulated: SimulationResults
 ) -> Iterator[_OutcomeCounts]:
     """Yield the counts of the attacks on a view: its node's first record, once per seed.
 

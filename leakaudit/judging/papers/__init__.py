@@ -9,16 +9,13 @@ from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import step
 from leakaudit.judging.papers import (  # noqa: F401 - they register the functions of their claims
-    averaging,
     defences,
     dkm,
-    dkmtheory,
     dpnorm,
     ecl,
     others,
     pdmm,
     recal,
-    relay,
     secured,
     tabletwo,
 )

@@ -12,14 +12,14 @@ from leakaudit._util.own_code import Trust
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import expired, step
 from leakaudit.protocols import recording
-from leakaudit.reporting.results.cell_files import DIED, DONE, FAILED, Status, Timing
+from leakaudit.reporting.results.cell_files import DONE, FAILED, Status, Timing
 from leakaudit.reporting.results.model import SweepRecord
 from leakaudit.reporting.results.output_folder import ready
 from leakaudit.runs.sweeping import cells, merge
 from leakaudit.runs.sweeping.cells import PlannedCell
 from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.store import Store, StoredPlan
-from leakaudit.runs.sweeping.work import ComputedCell, Job, failure
+from leakaudit.runs.sweeping.work import Job, died
 from leakaudit.runs.workers.executor import Executor
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: Sweep
     for outcome in options.executor.completed(job, [cell for _, cell in todo], expired):
         key, cell = todo[outcome.place]
         if isinstance(outcome.error, WorkerDied):
-            computed = ComputedCell(failure(cell, DIED, str(outcome.error)), None, 0.0, 0.0)
+            computed = died(cell, str(outcome.error))
         else:
             computed = outcome.result()
         store.explain(key, computed.trouble)

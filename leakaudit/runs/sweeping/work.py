@@ -22,7 +22,14 @@ from leakaudit.inversion import attacking
 from leakaudit.inversion.attack import Attack
 from leakaudit.protocols import recording
 from leakaudit.reporting.findings import findings
-from leakaudit.reporting.results.cell_files import DONE, FAILED, CellFinding, CellResult, Status
+from leakaudit.reporting.results.cell_files import (
+    DIED,
+    DONE,
+    FAILED,
+    CellFinding,
+    CellResult,
+    Status,
+)
 from leakaudit.reporting.results.model import Scores
 from leakaudit.runs.sweeping.cells import PlannedCell
 from leakaudit.scoring.scoring import Score, nothing, score
@@ -37,7 +44,7 @@ SHARED = SharedData()  # the cells of a sweep share their data, and most of them
 
 
 @dataclass(frozen=True)
-class ComputedCell:
+class _ComputedCell:
     """A cell that was computed."""
 
     result: CellResult
@@ -54,7 +61,7 @@ class Job:
     download: bool = False  # whether data sets may be fetched
     trusted: Trust = False  # the `package.module:factory` that may execute its code; True for any
 
-    def __call__(self, cell: PlannedCell) -> ComputedCell:
+    def __call__(self, cell: PlannedCell) -> _ComputedCell:
         """Compute one cell; an error is its result."""
         start = time.perf_counter()
         cpu = time.process_time()
@@ -70,7 +77,9 @@ class Job:
             trouble = traceback.format_exc()
         finally:
             torch.set_num_threads(threads)
-        return ComputedCell(result, trouble, time.perf_counter() - start, time.process_time() - cpu)
+        return _ComputedCell(
+            result, trouble, time.perf_counter() - start, time.process_time() - cpu
+        )
 
     def measure(self, cell: PlannedCell) -> CellResult:
         """Record, attack and score one cell."""
@@ -153,6 +162,11 @@ def failure(cell: PlannedCell, status: Status, says: str) -> CellResult:
         refused=(),
         reasons={},
     )
+
+
+def died(cell: PlannedCell, why: str) -> _ComputedCell:
+    """Return the entry of a cell whose process died."""
+    return _ComputedCell(failure(cell, DIED, why), None, 0.0, 0.0)
 
 
 def _attacked(

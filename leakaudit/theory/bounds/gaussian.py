@@ -4,8 +4,10 @@ Sources: Dong, Roth, Su 2022; Balle, Wang 2018, Theorem 8. mu = sensitivity / si
 adjacency; inf protects nothing, 0 reveals nothing. All formulas are evaluated in the logarithm:
 epsilon of several hundred and delta of 1e-300 are exact to rounding.
 
->>> round(delta(1.0, mu=1.0), 6), round(epsilon(1e-5, mu=1.0), 6) (0.126937, 4.377178) >>>
-compose([3.0, 4.0]) 5.0
+>>> round(delta(1.0, mu=1.0), 6), round(epsilon(1e-5, mu=1.0), 6)
+(0.126937, 4.377178)
+>>> compose([3.0, 4.0])
+5.0
 """
 
 from __future__ import annotations

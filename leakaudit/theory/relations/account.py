@@ -265,7 +265,7 @@ def worst_case(
     wanted = set(places(targets))
     owners = {vectors[k].owner for k in wanted}
     kinds = {vectors[k].kind for k in wanted}
-    if len(owners) != 1 or len(wanted) < len(targets) or not kinds <= SECRET:
+    if len(owners) != 1 or len(wanted) < len(targets) or not SECRET.issuperset(kinds):
         raise LeakauditError("account: expected secrets or gradients of one node, each once")
     known = sorted(wanted & knowledge.known)
     if known:

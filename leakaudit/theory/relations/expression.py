@@ -140,13 +140,14 @@ class Expression:
                 f"{self} and {other} belong to different declarations; "
                 "declare one protocol in one Relations object"
             )
-        return self._plus(other.terms.items())
+        return self._plus(other)
 
     __radd__ = __add__
 
-    def _plus(self, others: Iterable[tuple[int, Fraction]]) -> Expression:
+    def _plus(self, other: Expression, *, minus: bool = False) -> Expression:
         terms = dict(self.terms)
-        for k, v in others:
+        for k, factor in other.terms.items():
+            v = _negative(factor) if minus else factor
             if k not in terms:
                 terms[k] = v
             elif total := terms[k] + v:
@@ -161,7 +162,7 @@ class Expression:
     def __sub__(self, other: Form) -> Expression:
         if not isinstance(other, Expression) or other.home is not self.home:
             return self + (-other)
-        return self._plus((k, _negative(v)) for k, v in other.terms.items())
+        return self._plus(other, minus=True)
 
     def __rsub__(self, other: Form) -> Expression:
         return -self + other

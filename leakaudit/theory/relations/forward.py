@@ -134,9 +134,9 @@ class ForwardModel:
         """
         noise = np.empty((len(rows), len(hidden)))
         gradients = np.empty((len(rows), len(own)))
-        first = len(self.defined)
-        by_noise = self._matrix[:, first + hidden].T.tocsr()
-        by_gradient = self._matrix[:, first + len(self.noise) + own].T.tocsr()
+        _, of_noise, of_gradients = self._matrices
+        by_noise = of_noise[:, hidden].T.tocsr()
+        by_gradient = of_gradients[:, own].T.tocsr()
         for start in range(0, len(rows), AT_ONCE):
             some = rows[start : start + AT_ONCE]
             unit = np.zeros((len(self.defined), len(some)))
@@ -162,14 +162,15 @@ class ForwardModel:
         return have
 
     @cached_property
-    def _matrix(self) -> Any:
-        """[C B G] (n, n + q + t), for noise of unit variance."""
+    def _matrices(self) -> tuple[Any, Any, Any]:
+        """C (n, n), B (n, q) for noise of unit variance, and G (n, t)."""
         found = matrix(self._definitions, self.column_of)
         scale = np.ones(len(self.column_of))
         first = len(self.defined)
-        scale[first : first + len(self.noise)] = [self.declared.vectors[k].std for k in self.noise]
+        last = first + len(self.noise)
+        scale[first:last] = [self.declared.vectors[k].std for k in self.noise]
         found.data *= scale[found.indices]
-        return found
+        return found[:, :first], found[:, first:last], found[:, last:]
 
     @cached_property
     def _solver(self) -> Any:
@@ -178,7 +179,7 @@ class ForwardModel:
         from scipy.sparse.linalg import splu
 
         size = len(self.defined)
-        unit_minus_c = (sp.eye_array(size) - self._matrix[:, :size]).tocsc()
+        unit_minus_c = (sp.eye_array(size) - self._matrices[0]).tocsc()
         return splu(unit_minus_c, permc_spec="NATURAL", diag_pivot_thresh=0.0)
 
     @cached_property

@@ -117,10 +117,6 @@ class _SparseRows:
                     columns[k].discard(at)
         return chosen_at
 
-    def remove(self, at: int) -> None:
-        for k in self.rows.pop(at):
-            self.columns[k].discard(at)
-
     def clear(self, columns: Iterable[int]) -> list[int]:
         """Clear columns, without their pivot rows; return those that had a pivot.
 
@@ -138,7 +134,9 @@ class _SparseRows:
             if now > count:
                 heapq.heappush(heap, (now, column))
             elif now:
-                self.remove(self.pivot(column, self.columns[column]))
+                at = self.pivot(column, self.columns[column])
+                for k in self.rows.pop(at):
+                    self.columns[k].discard(at)
                 cleared.append(column)
         return cleared
 
@@ -256,8 +254,10 @@ def minimal_span(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[
             continue
         (begin, longer), (later, shorter) = sorted((ends[end], new), key=lambda pair: pair[0])
         ends[end] = (later, shorter)
-        both = _SparseRows((longer, shorter), prime)
-        both.pivot(end, (1,))
-        todo.append((begin, both.rows[0]))
+        left = dict(longer)
+        factor = longer[end] * pow(shorter[end], -1, prime)
+        for k, v in shorter.items():
+            left[k] = (left.get(k, 0) - factor * v) % prime
+        todo.append((begin, {k: v for k, v in left.items() if v}))
     by_begin = sorted(ends.values(), key=lambda pair: pair[0])
     return [normal(row, order[begin], prime) for begin, row in by_begin]

@@ -117,7 +117,9 @@ class SymmetricNetwork:
             raise UnlikeRounds
         self._scale = (factor / deviation) ** 2
         self._points = self._written(points)
-        self._eigenvalues, self._eigenvectors = np.linalg.eigh(self.weights)
+        eigen = np.linalg.eigh(self.weights)
+        self._eigenvalues: Array = eigen.eigenvalues
+        self._eigenvectors: Array = eigen.eigenvectors
 
     @classmethod
     def of(cls, model: ForwardModel, same: range, count: int) -> SymmetricNetwork | None:

@@ -182,11 +182,11 @@ def _guessed(args: _Options, folder: Path, model: SavedModel | None) -> MessageD
     """Infer the description and write it beside the trace; None if incomplete."""
     from leakaudit.capture.tap.guessing.guess import guess
     from leakaudit.capture.tap.log.reading import read_logs
-    from leakaudit.capture.tap.messages import trained
+    from leakaudit.capture.tap.messages import states
 
     logs = read_logs(folder)
     task = None if model is None else model.task
-    known = logs if task is None else trained.only(logs, task.layout.names)
+    known = logs if task is None else states.only_trained(logs, task.layout.names)
     try:
         found = guess(known, task, assumed=model.assumed if model is not None else "")
     except LeakauditError as error:

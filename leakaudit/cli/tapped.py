@@ -79,14 +79,14 @@ def describe(args: _DescribeOptions) -> int:
     from leakaudit._util.files import replacing
     from leakaudit.capture.tap.guessing.guess import guess, named
     from leakaudit.capture.tap.log.reading import read_logs
-    from leakaudit.capture.tap.messages import trained
+    from leakaudit.capture.tap.messages import states
 
     task = named(
         args.model, pairs(args.set), numbers(args.shape, "--shape"), args.classes, args.loss
     )
     logs = read_logs(_folder(args.log))
     if task is not None:
-        logs = trained.only(logs, task.layout.names)
+        logs = states.only_trained(logs, task.layout.names)
     found = guess(logs, task)
     if args.output is None:
         show(found.toml)
@@ -161,12 +161,12 @@ def write(
     from leakaudit.capture.tap import merge
     from leakaudit.capture.tap.guessing import confirm, origins
     from leakaudit.capture.tap.log.reading import read_logs
-    from leakaudit.capture.tap.messages import trained, wires
+    from leakaudit.capture.tap.messages import states, wires
     from leakaudit.reporting.rendering import console
     from leakaudit.reporting.results import provenance
     from leakaudit.tasks import remarks
 
-    everything = trained.only(read_logs(folder), described.task.layout.names)
+    everything = states.only_trained(read_logs(folder), described.task.layout.names)
     plan = wires.plan(described, everything)
     logs = wires.latest(everything)
     wrong = confirm.contradictions(described, logs) if args.describe else []

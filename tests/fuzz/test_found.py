@@ -41,8 +41,7 @@ from leakaudit._util.plain import is_number
 from leakaudit._util.seeds import nth_generator
 from leakaudit._util.uncollected import CONTAINERS, read_json
 from leakaudit._util.untrusted.npz import Npz
-from leakaudit.capture.tap.log.event import number
-from leakaudit.capture.tap.log.reading import read_logs
+from leakaudit.capture.tap.log.reading import number, read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.cli import main
 from leakaudit.cli.baseline import _write

@@ -25,8 +25,7 @@ import leakaudit as la
 from leakaudit._util import files
 from leakaudit._util.untrusted import npz
 from leakaudit.capture.fitting import fit
-from leakaudit.capture.tap.log.event import TYPES
-from leakaudit.capture.tap.log.reading import read_logs
+from leakaudit.capture.tap.log.reading import TYPES, read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.wire import payloads
 from leakaudit.capture.wire.lines import MessageLine

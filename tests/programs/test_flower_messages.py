@@ -21,9 +21,9 @@ from torch import Generator, nn
 
 import leakaudit as la
 from leakaudit.capture.tap import merge
-from leakaudit.capture.tap.exchanges.conversation import Conversation
+from leakaudit.capture.tap.exchanges import Conversation
 from leakaudit.capture.tap.flower import wrappers as flower
-from leakaudit.capture.tap.flower.server import FlowerServerTap
+from leakaudit.capture.tap.flower.messages import FlowerServerTap
 from leakaudit.capture.tap.guessing.confirm import contradictions
 from leakaudit.capture.tap.guessing.guess import guess
 from leakaudit.capture.tap.log.capture import Capture
@@ -270,7 +270,7 @@ def test_a_state_without_names_is_read_by_the_models_own_state(
     arrays = {str(k): value.numpy() for k, value in enumerate(held.values())}
     tap.instruct([FakeMessage(1, arrays)])
     tap.capture.end()
-    found = states.sort_out(read_logs(tmp_path / "log"), task).logs[0]
+    found = states.sort_out(read_logs(tmp_path / "log"), task)[0][0]
     assert list(held)[2:5] == ["2.running_mean", "2.running_var", "2.num_batches_tracked"]
     assert [event.notes["array"] for event in found.events] == [0, 1, 5, 6]
     assert [event.notes["parameters"] for event in found.events] == [[0], [1], [2], [3]]
@@ -303,8 +303,8 @@ def test_buffers_are_known_by_name_and_left_out(tmp_path: Path) -> None:
         "bn.num_batches_tracked": np.array(3),
     }
     logs = talk(tmp_path / "log", extra=extra)
-    found = states.sort_out(logs, None)
-    assert "bn.running_mean, bn.running_var, bn.num_batches_tracked" in found.notes[0]
+    _, notes = states.sort_out(logs, None)
+    assert "bn.running_mean, bn.running_var, bn.num_batches_tracked" in notes[0]
     assert traced(logs, tmp_path / "trace.pt").layout.size == TASK.layout.size
 
 
@@ -327,7 +327,7 @@ def test_a_state_without_names_is_read_by_the_models_state(tmp_path: Path) -> No
     tap.instruct([FakeMessage(1, arrays)])
     tap.capture.end()
     logs = read_logs(tmp_path)
-    by_habit = states.sort_out(logs, None).logs[0]
+    by_habit = states.sort_out(logs, None)[0][0]
     kept = [event.notes["array"] for event in by_habit.events]
     assert kept == [0, 1, 2, 3, 7, 8]
 

@@ -19,14 +19,12 @@ from by_hand import FEDAVG, LR, TASK, come_back, records, state
 from torch import Generator
 
 from leakaudit.capture.tap import merge
-from leakaudit.capture.tap.exchanges.wrapping import ProcessRemarks
+from leakaudit.capture.tap.exchanges import note_once
 from leakaudit.capture.tap.guessing.guess import Guess, guess
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.messages import answers, wires
-from leakaudit.capture.tap.nvflare import hooks
-from leakaudit.capture.tap.nvflare.client import ClientTap
-from leakaudit.capture.tap.nvflare.server import NVFlareServerTap
+from leakaudit.capture.tap.nvflare.tasks import TaskTap, note_filters
 from leakaudit.core.errors import NotUnderstood
 from leakaudit.traces import trace_file
 
@@ -72,7 +70,7 @@ def talk(
         noise: what clients add to what they send.
         meta: what clients say about it.
     """
-    tap = NVFlareServerTap(Capture(str(folder)))
+    tap = TaskTap(Capture(str(folder)))
     w = TASK.init(Generator().manual_seed(1))
     random = Generator().manual_seed(2)
     for t in range(rounds):
@@ -119,7 +117,7 @@ def test_the_step_is_proved_and_every_record_comes_back(tmp_path: Path, kind: st
 def test_a_small_difference_is_kept_in_float64(tmp_path: Path) -> None:
     model = np.array([1.0, 1e-3, -2.0], np.float32)
     difference = np.array([1e-9, 1e-3, 0.5], np.float32)
-    tap = NVFlareServerTap(Capture(str(tmp_path)))
+    tap = TaskTap(Capture(str(tmp_path)))
     tap.instruct("site-1", "train", "a", message({"w": model}, at=0))
     model[:] = 0  # the program goes on with its own arrays
     tap.receive("site-1", "train", "a", message({"w": difference}, "WEIGHT_DIFF", at=0))
@@ -132,7 +130,7 @@ def test_a_small_difference_is_kept_in_float64(tmp_path: Path) -> None:
 
 
 def test_a_difference_from_an_unknown_model_is_left_out(tmp_path: Path) -> None:
-    tap = NVFlareServerTap(Capture(str(tmp_path)))
+    tap = TaskTap(Capture(str(tmp_path)))
     tap.receive("site-1", "train", "a", message({"w": np.ones(3)}, "WEIGHT_DIFF", at=0))
     tap.capture.end()
     (event,) = read_logs(tmp_path)[0].events
@@ -167,7 +165,7 @@ def test_filters_of_a_clients_process_are_named(tmp_path: Path, name: str, expec
     talk(tmp_path)
     kind = type(name, (), {})
     module: Any = SimpleNamespace(get_filters=lambda: [kind()])
-    hooks.note_filters(module, str(tmp_path))
+    note_filters(module, str(tmp_path))
     assert [type(one).__name__ for one in module.get_filters()] == [name]
     module.get_filters()
     logs = read_logs(tmp_path)
@@ -188,7 +186,7 @@ def test_a_server_with_a_model_for_each_client_is_no_fedavg(tmp_path: Path) -> N
 
 
 def test_encrypted_answers_are_not_understood(tmp_path: Path) -> None:
-    tap = NVFlareServerTap(Capture(str(tmp_path)))
+    tap = TaskTap(Capture(str(tmp_path)))
     tap.instruct("site-1", "train", "a", message({"w": np.ones(3, np.float32)}, at=0))
     meta: dict[str, Any] = {
         "processed_algorithm": "_ALGO_HE_CKKS",
@@ -201,7 +199,7 @@ def test_encrypted_answers_are_not_understood(tmp_path: Path) -> None:
 
 
 def test_answers_that_are_errors_are_not_understood(tmp_path: Path) -> None:
-    tap = NVFlareServerTap(Capture(str(tmp_path)))
+    tap = TaskTap(Capture(str(tmp_path)))
     tap.instruct("site-1", "train", "a", message({"w": np.ones(3, np.float32)}, at=0))
     tap.receive("site-1", "train", "a", FakeShareable(code="EXECUTION_EXCEPTION"))
     tap.capture.end()
@@ -212,7 +210,7 @@ def test_answers_that_are_errors_are_not_understood(tmp_path: Path) -> None:
 def test_trouble_of_the_tap_does_not_reach_the_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tap = NVFlareServerTap(Capture(str(tmp_path)))
+    tap = TaskTap(Capture(str(tmp_path)))
     client = SimpleNamespace(name="site-1")
     given = "train", "a", object()
     assert tap.request(lambda runner, client, ctx: given, None, client, None) == given
@@ -222,13 +220,13 @@ def test_trouble_of_the_tap_does_not_reach_the_program(
 
 def test_a_client_writes_what_its_server_does(tmp_path: Path) -> None:
     w = TASK.init(Generator().manual_seed(1))
-    server = NVFlareServerTap(Capture(str(tmp_path / "server")))
-    client = ClientTap(Capture(str(tmp_path / "client"), rank=1), "site-1")
+    server = TaskTap(Capture(str(tmp_path / "server")))
+    client = TaskTap(Capture(str(tmp_path / "client"), rank=1), "site-1")
     task = message(state(w), at=0)
     answer = message(state(-w), "WEIGHT_DIFF", at=0)
     server.instruct("site-1", "train", "a", task)
-    client.receive("train", task)
-    client.answer("train", answer)
+    client.instruct("site-1", "train", "", task)
+    client.receive("site-1", "train", "", answer)
     server.receive("site-1", "train", "a", answer)
     server.capture.end()
     client.capture.end()
@@ -242,7 +240,7 @@ def test_a_client_writes_what_its_server_does(tmp_path: Path) -> None:
 
 def test_remarks_of_a_process_survive_an_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    ProcessRemarks(str(tmp_path / "file")).write("filter", "Mine")
+    note_once(str(tmp_path / "file"), "filter", "Mine")
 
 
 def test_without_nvflare_a_job_ends_in_one_line(tmp_path: Path) -> None:
@@ -265,7 +263,7 @@ def test_without_nvflare_a_job_ends_in_one_line(tmp_path: Path) -> None:
 
 
 def test_clients_that_talk_to_each_other_are_not_understood(tmp_path: Path) -> None:
-    tap = NVFlareServerTap(Capture(str(tmp_path)))
+    tap = TaskTap(Capture(str(tmp_path)))
     tap.instruct("site-1", "swarm_start", "a", FakeShareable(controller="x"))
     tap.receive("site-1", "swarm_start", "a", FakeShareable())
     tap.capture.end()

@@ -19,8 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.capture.fitting.part import RecordedPart
-from leakaudit.capture.fitting.sketch import ROWS, WIDTH, ModelSketch, RunningSketch
+from leakaudit.capture.fitting.sketch import ROWS, WIDTH, ModelSketch, RecordedPart
 from leakaudit.capture.tap.guessing.guess import guess, named
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.layers import LARGE, REST, SKETCHED, select
@@ -41,12 +40,12 @@ def vectors(count: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 def sketched(vector: Tensor, seed: int = 0) -> Tensor:
     """The sketch of all parameters."""
-    running = RunningSketch(ModelSketch(SIZES, seed))
+    sketch = ModelSketch(SIZES, seed)
+    total: Tensor | None = None
     for place, part in enumerate(vector.split(SIZES)):
-        running.add(place, part)
-    taken = running.take()
-    assert taken is not None
-    return taken[0]
+        total = sketch.added(total, place, part)
+    assert total is not None
+    return total
 
 
 # --- the map --------------------------------------------------------------------------------------
@@ -99,15 +98,12 @@ def test_sums_are_rounded_little(dtype: torch.dtype) -> None:
 
 def test_parameters_may_come_in_any_order() -> None:
     x = vectors(1)[0]
-    running = RunningSketch(ModelSketch(SIZES, 0))
+    sketch = ModelSketch(SIZES, 0)
     parts = x.split(SIZES)
+    total: Tensor | None = None
     for place in (4, 0, 2, 3, 1):
-        running.add(place, parts[place])
-    taken = running.take()
-    assert taken is not None
-    torch.testing.assert_close(taken[0], sketched(x))
-    assert taken[1] == [4, 0, 2, 3, 1]
-    assert running.take() is None
+        total = sketch.added(total, place, parts[place])
+    torch.testing.assert_close(total, sketched(x))
 
 
 def test_a_small_difference_in_the_middle_is_found_and_rounding_is_not() -> None:
@@ -199,13 +195,11 @@ def test_a_model_that_is_sent_one_parameter_at_a_time_has_one_sketch(tmp_path: P
         (2, "sketch"),
     ]
     assert torch.equal(log.tensor(rest[0]), messages[0][1])
-    running = RunningSketch(ModelSketch(sizes, 5))
-    running.add(1, messages[1][1])
-    running.add(2, messages[1][2])
-    taken = running.take()
-    assert taken is not None
-    assert torch.equal(log.tensor(rest[2]), taken[0])
-    assert torch.equal(log.tensor(rest[5]), taken[0])
+    sketch = ModelSketch(sizes, 5)
+    total = sketch.added(None, 1, messages[1][1])
+    total = sketch.added(total, 2, messages[1][2])
+    assert torch.equal(log.tensor(rest[2]), total)
+    assert torch.equal(log.tensor(rest[5]), total)
     assert rest[2].notes["parameters"] == [1, 2]
 
 

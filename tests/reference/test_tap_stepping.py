@@ -115,7 +115,7 @@ def test_clipping_is_named_if_some_gradients_are_clipped() -> None:
     clip = float(f"{clip:.2g}")
     found = stepping.identify(trained(with_(optim.SGD, 0.2), 6, clip=clip))
     assert found is not None
-    assert found.scaling.clip == pytest.approx(clip, rel=1e-3)
+    assert found.clip == pytest.approx(clip, rel=1e-3)
     assert found.rate == 0.2
 
 

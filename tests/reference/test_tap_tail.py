@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leakaudit.capture.tap.log import tail
+from leakaudit.capture.tap.log import writing
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.log.writing import Log
 
@@ -32,7 +32,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         real(fd, offset, length, advice)
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
-    monkeypatch.setattr(tail, "COSTLY", 0.0)
+    monkeypatch.setattr(writing, "COSTLY", 0.0)
     return calls
 
 
@@ -56,7 +56,7 @@ def test_what_was_given_to_the_disk_early_is_read_back(
 def test_cheap_writing_is_left_to_the_kernel(
     tmp_path: Path, given: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "COSTLY", 1.0)
+    monkeypatch.setattr(writing, "COSTLY", 1.0)
     with Log(tmp_path, 0) as log:
         for k in range(8):
             log.write("send", payload(k))
@@ -66,7 +66,7 @@ def test_cheap_writing_is_left_to_the_kernel(
 def test_a_slow_disk_is_not_waited_for_twice(
     tmp_path: Path, given: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "PATIENCE", 0.0)
+    monkeypatch.setattr(writing, "PATIENCE", 0.0)
     with Log(tmp_path, 0) as log:
         for k in range(12):
             assert log.write("send", payload(k))
@@ -77,9 +77,9 @@ def test_a_killed_process_leaves_all_that_it_wrote(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys\n"
         "import numpy as np\n"
-        "from leakaudit.capture.tap.log import tail\n"
+        "from leakaudit.capture.tap.log import writing\n"
         "from leakaudit.capture.tap.log.writing import Log\n"
-        "tail.COSTLY = 0.0\n"
+        "writing.COSTLY = 0.0\n"
         "log = Log(sys.argv[1], 0)\n"
         "for k in range(10):\n"
         f"    value = np.random.default_rng(k).random({SIZE // 4}, dtype=np.float32)\n"

@@ -1,10 +1,9 @@
-"""Whether one factor relates the gradients of a whole run to recomputed ones, within rounding.
+"""Whether one factor relates the gradients of a whole run to recomputed ones, within rounding."""
 
-A factor that is fitted to the first gradients may hide a misfit: cross-entropy with label smoothing
-e is, at equal outputs, plain cross-entropy times 1 - e. So the model, the loss and the factor are
-proved only if the gradients of single records match from the first round to the last as well as
-rounding allows.
-"""
+# A factor that is fitted to the first gradients may hide a misfit: cross-entropy with label
+# smoothing e is, at equal outputs, plain cross-entropy times 1 - e. So the model, the loss and the
+# factor are proved only if the gradients of single records match from the first round to the last
+# as well as rounding allows.
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ REASONS = (
 
 
 @dataclass(frozen=True)
-class GradientComparison:
+class _GradientComparison:
     """A gradient of one record beside the recomputed one."""
 
     index: int
@@ -55,7 +54,6 @@ class GradientComparison:
 
     @property
     def fits(self) -> bool:
-        """Whether rounding explains the difference."""
         return self.miss <= self.allowed
 
 
@@ -63,7 +61,7 @@ class GradientComparison:
 class Factors:
     """What the gradients of a run show of the model, the loss and the factor."""
 
-    compared: tuple[GradientComparison, ...]  # gradients of single records
+    compared: tuple[_GradientComparison, ...]  # gradients of single records
     ranks: int = 1  # number of ranks that programs divide by
     # the round of every gradient of the run; all have to be compared if the factor changes
     rounds: Sequence[int] = ()
@@ -149,7 +147,7 @@ class Factors:
     @property
     def by_round(self) -> Mapping[int, float]:
         """Position -> factor, if it changes by powers of two and is the same at all ranks."""
-        of_round: dict[int, list[GradientComparison]] = defaultdict(list)
+        of_round: dict[int, list[_GradientComparison]] = defaultdict(list)
         for one in self.compared:
             of_round[one.index].append(one)
         found: dict[int, float] = {}
@@ -259,7 +257,7 @@ def compare(
     clipped: bool = False,
 ) -> Factors:
     """Compare the gradients of single records among some with recomputed ones."""
-    found: list[tuple[float, GradientComparison]] = []
+    found: list[tuple[float, _GradientComparison]] = []
     steps = False
     for sample in samples:
         steps = sample.base is not None
@@ -271,13 +269,13 @@ def compare(
     return Factors(clear, ranks, rounds, clipped, steps)
 
 
-def _compared(task: Task, point: str, sample: fit.GradientSample) -> GradientComparison | None:
+def _compared(task: Task, point: str, sample: fit.GradientSample) -> _GradientComparison | None:
     """Compare a vector with the gradient at the record that it reveals, for the better sign."""
     value = sample.value.double()
     if point not in sample.thetas or not bool(value.isfinite().all()):
         return None
     rounding = _rounding(task, sample, point)
-    best: GradientComparison | None = None
+    best: _GradientComparison | None = None
     for sign in (1.0, -1.0):
         shown = fit.labelled(task, sign * value)
         if shown is None or not _is_single(task, value, shown[0], rounding):
@@ -298,14 +296,14 @@ def _at(
     sample: fit.GradientSample,
     shown: tuple[Tensor, Tensor],
     rounding: float,
-) -> GradientComparison | None:
+) -> _GradientComparison | None:
     """Compare a vector with the gradient of one record; None if its slopes are mere rounding."""
     value = sample.value.double()
     theta = sample.thetas[point]
     g = fit.recomputed(task, *shown, theta)
-    if g is None or not bool(g.any()) or task.last_linear is None or task.last_linear[1] is None:
+    slope = None if g is None else fit.last_bias(task, g)
+    if g is None or slope is None or not bool(g.any()):
         return None
-    slope = g[task.layout.slices[task.last_linear[1]]]
     if float(slope.norm()) < SMALL and _allowed(rounding, slope) == CEILING:
         return None
     allowed = _allowed(rounding, slope)
@@ -314,23 +312,16 @@ def _at(
     equal = outputs - 1 / len(outputs)
     turned = equal - (equal @ slope) / (slope @ slope) * slope
     seen = float(turned.norm() / slope.norm())
-    if sample.part is not None:
-        misses = sample.part.compare(value, g)
-        miss = max(misses.kept, misses.rest)
-        return GradientComparison(sample.index, misses.step, miss, allowed, seen)
-    factor = float(value @ g / (g @ g))
-    miss = float((value - factor * g).norm() / value.norm())
+    found = fit.deviation(value, g, sample.part)
     smoothing = None
-    if miss > allowed:
+    if sample.part is None and found.miss > allowed:
         smoothing = _smoothing(task, theta, value, shown[0], outputs, rounding)
-    return GradientComparison(sample.index, factor, miss, allowed, seen, smoothing)
+    return _GradientComparison(sample.index, found.step, found.miss, allowed, seen, smoothing)
 
 
 def _allowed(rounding: float, slope: Tensor) -> float:
-    """Return the residual that rounding explains at a slope of the outputs.
-
-    A slope is a difference of probabilities, which are rounded like 1.
-    """
+    """Return the residual that rounding explains at a slope of the outputs."""
+    # A slope is a difference of probabilities, which are rounded like 1.
     return min(rounding * (1 + 1 / float(slope.norm().clamp_min(1e-300))), CEILING)
 
 
@@ -341,9 +332,9 @@ def _smoothing(
 
     outputs: (classes,) probabilities, whose distance from the smoothed label is the slope.
     """
-    if task.last_linear is None or task.last_linear[1] is None:
+    sent = fit.last_bias(task, value)
+    if sent is None:
         return None
-    sent = value[task.layout.slices[task.last_linear[1]]]
     classes = len(outputs)
     equal = torch.full_like(outputs, 1 / classes)
     best = (math.inf, 0.0, equal)
@@ -358,11 +349,10 @@ def _smoothing(
     g = fit.recomputed(task, x, target[None], theta)
     if g is None or not share or not bool(g.any()):
         return None
-    factor = float(value @ g / (g @ g))
-    miss = float((value - factor * g).norm() / value.norm())
-    if miss > _allowed(rounding, outputs - target):
+    left = fit.deviation(value, g, None)
+    if left.miss > _allowed(rounding, outputs - target):
         return None
-    return share, factor, miss
+    return share, left.step, left.miss
 
 
 def _rounding(task: Task, sample: fit.GradientSample, point: str) -> float:
@@ -378,16 +368,12 @@ def _rounding(task: Task, sample: fit.GradientSample, point: str) -> float:
 
 
 def _is_single(task: Task, value: Tensor, x: Tensor, rounding: float) -> bool:
-    """Return whether several rows of the first layer are multiples of one record."""
-    if task.first_linear is None or task.first_linear[1] is None:
+    layer = fit.first_layer(task, value)
+    apart = fit.rank_one_miss(task, value, x)
+    if layer is None or apart is None:
         return False
-    weight, bias = (task.layout.slices[n] for n in task.first_linear if n)
-    b = value[bias]
-    if int((b.abs() > ROWS * b.abs().max()).sum()) < 2:
-        return False
-    block = value[weight].reshape(len(b), -1)
-    apart = block - b[:, None] * task.normalise(x).double().reshape(1, -1)
-    return bool(apart.norm() <= rounding * block.norm())
+    rows = layer[1].abs()
+    return int((rows > ROWS * rows.max()).sum()) >= 2 and apart[0] <= rounding * apart[1]
 
 
 def spread(count: int, most: int) -> Sequence[int]:

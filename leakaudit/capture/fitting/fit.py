@@ -1,10 +1,9 @@
-"""Find the model behind a vector that should be a gradient of one record, and prove it.
+"""Find the model behind a vector that should be a gradient of one record, and prove it."""
 
-The gradient of a fully connected layer for one record is delta x^T for the weights and delta for
-the bias. If such a layer comes first, the block of its weights therefore has rank one, which
-reveals its widths. x follows from the block for any step size. The gradient recomputed at x must
-then equal the whole vector up to one factor, the step size: this is the proof.
-"""
+# The gradient of a fully connected layer for one record is delta x^T for the weights and delta for
+# the bias. If such a layer comes first, the block of its weights therefore has rank one, which
+# reveals its widths. x follows from the block for any step size. The gradient recomputed at x must
+# then equal the whole vector up to one factor, the step size: this is the proof.
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.fitting.part import FactorDeviation, RecordedPart
+from leakaudit.capture.fitting.sketch import FactorDeviation, RecordedPart
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks.models import ACTIVATIONS
@@ -79,14 +78,7 @@ class ModelFit:
 
 
 def layers(value: Tensor, sizes: Sequence[int] = ()) -> Iterator[tuple[int, ...]]:
-    """Yield the widths of fully connected networks whose first block has rank one.
-
-    Args:
-        value: (d,) the vector as sent.
-
-    Yields:
-        (inputs, hidden, outputs) or (inputs, outputs).
-    """
+    """Yield the widths of fully connected networks whose first block in a vector has rank one."""
     flat = value.double().numpy()
     for found in widths(len(flat), sizes):
         inputs = found[0]
@@ -115,11 +107,7 @@ def _is_rank_one(block: np.ndarray, bias: np.ndarray) -> bool:
 
 
 def widths(d: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the widths of fully connected networks with none or one hidden layer.
-
-    Yields:
-        (inputs, outputs) or (inputs, hidden, outputs).
-    """
+    """Yield (inputs, outputs) and (inputs, hidden, outputs) of fully connected networks."""
     if len(sizes) in (2, 4):
         rows = sizes[1]
         fits = len(sizes) == 2 or sizes[2] == rows * sizes[3]
@@ -141,10 +129,9 @@ def widths(d: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def candidates(found: tuple[int, ...]) -> Iterator[Task]:
-    """Yield the models of these widths, one per activation.
-
-    One output is interpreted as the logit of loss ``binary``; ``squared`` would have equal widths.
-    """
+    """Yield the models of some widths, one per activation."""
+    # One output is interpreted as the logit of loss ``binary``; ``squared`` would have equal
+    # widths.
     inputs = found[0]
     spec = TaskSpec("logistic", shape=image(inputs), classes=found[-1])
     if found[-1] == 1:
@@ -158,11 +145,7 @@ def candidates(found: tuple[int, ...]) -> Iterator[Task]:
 
 
 def image(inputs: int) -> tuple[int, ...]:
-    """Return the shape of a square picture with this number of values.
-
-    Returns:
-        (1, side, side) for grey, (3, side, side) for colour, (inputs,) otherwise.
-    """
+    """Return the shape of a grey or coloured square picture with so many values, or (inputs,)."""
     for channels in (1, 3):
         side = math.isqrt(inputs // channels)
         if side > 1 and channels * side * side == inputs:
@@ -171,30 +154,22 @@ def image(inputs: int) -> tuple[int, ...]:
 
 
 def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> ModelFit | None:
-    """Return the model and the point that explain the samples best.
-
-    Returns:
-        The best explanation; None if no model could be tried.
-    """
+    """Return the model and the point that explain the samples best; None if none was tried."""
     points: set[str] = set()
     if samples:
         points = set.intersection(*(set(sample.thetas) for sample in samples))
     best: ModelFit | None = None
     for task in tasks:
         for point in sorted(points):
-            found = at(task, point, samples)
+            found = _at(task, point, samples)
             if found is not None and (best is None or found.miss < best.miss):
                 best = found
     return best
 
 
-def at(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | None:
-    """Return how well one model, at one point, explains the samples.
-
-    Returns:
-        The explanation; None if the model's layers or loss do not allow it.
-    """
-    tried: list[tuple[float, float]] = []
+def _at(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | None:
+    """Return how well a model explains the samples; None if its layers or loss do not allow it."""
+    tried: list[FactorDeviation] = []
     for sample in samples:
         found = explained(task, sample.value, sample.thetas[point], sample.part)
         if found is not None:
@@ -202,33 +177,51 @@ def at(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | 
     if not tried:
         return None
     # No model explains a node with several records, or none, so the better half decides.
-    tried.sort(key=lambda pair: pair[1])
+    tried.sort(key=lambda one: one.miss)
     half = len(tried) // 2
-    steps = np.array([step for step, _ in tried[: 1 + half]])
+    steps = np.array([one.step for one in tried[: 1 + half]])
     step = float(np.median(steps))
     spread = math.inf
     if step:
         spread = float(np.abs(steps - step).max() / abs(step))
-    return ModelFit(task, point, step, spread, miss=tried[half][1])
+    return ModelFit(task, point, step, spread, miss=tried[half].miss)
 
 
-def record(task: Task, value: Tensor) -> Tensor | None:
-    """Return the record that the first layer's rows reveal.
+def first_layer(task: Task, value: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the block (rows, inputs) and the bias (rows,) of a gradient's first layer, in float64.
 
-    Args:
-        value: (d,) a gradient up to a factor.
-
-    Returns:
-        (1, *shape) in the data's units; None if there is no such layer.
+    None if the model does not begin with a fully connected layer that has a bias.
     """
     if task.first_linear is None or task.first_linear[1] is None:
         return None
     weight, bias = (task.layout.slices[n] for n in task.first_linear if n)
     b = value[bias].double()
-    if not bool(b.any()):
+    return value[weight].double().reshape(len(b), -1), b
+
+
+def record(task: Task, value: Tensor) -> Tensor | None:
+    """Return the record (1, *shape) that the first layer's rows reveal, in the data's units.
+
+    value: (d,) a gradient up to a factor.
+    """
+    layer = first_layer(task, value)
+    if layer is None or not bool(layer[1].any()):
         return None
-    x = (b @ value[weight].double().reshape(len(b), -1) / (b @ b)).reshape(1, *task.spec.shape)
-    return task.denormalise(x)
+    block, b = layer
+    return task.denormalise((b @ block / (b @ b)).reshape(1, *task.spec.shape))
+
+
+def rank_one_miss(task: Task, value: Tensor, x: Tensor) -> tuple[float, float] | None:
+    """Return how far the first layer's block is from that of one record, and the block's length.
+
+    value: (d,) a gradient up to a factor; x: (1, *shape) the record, in the data's units.
+    """
+    layer = first_layer(task, value)
+    if layer is None:
+        return None
+    block, b = layer
+    apart = block - b[:, None] * task.normalise(x).double().reshape(1, -1)
+    return float(apart.norm()), float(block.norm())
 
 
 def levels(task: Task, samples: Sequence[GradientSample]) -> int:
@@ -269,69 +262,50 @@ def normalised(task: Task, samples: Sequence[GradientSample]) -> tuple[Task, int
 
 def explained(
     task: Task, value: Tensor, theta: Tensor, part: RecordedPart | None = None
-) -> tuple[float, float] | None:
-    """Recompute the gradient at the record that a vector reveals, and compare.
+) -> FactorDeviation | None:
+    """Compare a vector with the gradient recomputed at the record that it reveals, if it can be.
 
-    Args:
-        value: (d,) a gradient up to a factor, which is negative if a program sends its steps.
-        theta: (d,) the parameters at which it was computed.
-        part: what is recorded of the vector; None if all of it is.
-
-    Returns:
-        The factor, by least squares, and the relative miss; None if the model's layers or loss do
-        not allow the computation.
+    value: (d,) a gradient up to a factor, which is negative if a program sends its steps; theta:
+    (d,) where it was computed; part: what is recorded of it, if not all.
     """
-    usual = _compared(task, value, theta, labelled(task, value), part)
-    if usual is None or usual[1] < RANK_ONE:
+    usual = _at_record(task, value, theta, part, 1)
+    if usual is None or usual.miss < RANK_ONE:
         return usual
-    negative = _compared(task, value, theta, labelled(task, -value), part)
+    negative = _at_record(task, value, theta, part, -1)
     # A search over constants compares misses, so the other sign counts only if it fits.
-    if negative is not None and negative[1] < RANK_ONE:
+    if negative is not None and negative.miss < RANK_ONE:
         return negative
     return usual
 
 
-def _compared(
-    task: Task,
-    value: Tensor,
-    theta: Tensor,
-    found: tuple[Tensor, Tensor] | None,
-    part: RecordedPart | None,
-) -> tuple[float, float] | None:
-    """Return factor and relative miss of the gradient at one record; None without a gradient."""
-    if found is None or not _shows(part, task):
+def _at_record(
+    task: Task, value: Tensor, theta: Tensor, part: RecordedPart | None, sign: int
+) -> FactorDeviation | None:
+    """Compare a vector with the gradient at the record that a multiple of it reveals."""
+    shown = labelled(task, sign * value)
+    if shown is None or not _shows(part, task):
         return None
-    g = recomputed(task, *found, theta)
-    if g is None:
-        return None
+    g = recomputed(task, *shown, theta)
+    return None if g is None else deviation(value, g, part)
+
+
+def deviation(value: Tensor, g: Tensor, part: RecordedPart | None) -> FactorDeviation:
+    """Return how a vector (d,) differs from a recomputed one (d,), up to one factor."""
     if part is not None:
-        found_in_part = part.compare(value, g)
-        return found_in_part.step, max(found_in_part.kept, found_in_part.rest)
+        return part.compare(value, g)
     value = value.double()
     square = float(g @ g)
     step = float(value @ g) / square if square else 0.0
-    return step, float((value - step * g).norm() / value.norm())
+    return FactorDeviation(step, float((value - step * g).norm() / value.norm()), 0.0)
 
 
 def misses(task: Task, sample: GradientSample, point: str) -> FactorDeviation | None:
-    """Compare a vector of which a part is recorded with the gradient at the record that it reveals.
-
-    Returns:
-        How the better of both signs differs; None if the recorded columns do not show a record and
-        its label.
-    """
-    if sample.part is None or not _shows(sample.part, task):
+    """Compare a partly recorded vector with the gradient at the record that it reveals, if any."""
+    if sample.part is None:
         return None
-    best: FactorDeviation | None = None
-    for value in (sample.value, -sample.value):
-        found = labelled(task, value)
-        g = None if found is None else recomputed(task, *found, sample.thetas[point])
-        if g is None:
-            continue
-        tried = sample.part.compare(sample.value, g)
-        if best is None or tried.kept < best.kept:
-            best = tried
-    return best
+    theta = sample.thetas[point]
+    tried = [_at_record(task, sample.value, theta, sample.part, sign) for sign in (1, -1)]
+    return min((one for one in tried if one is not None), key=lambda one: one.kept, default=None)
 
 
 def _shows(part: RecordedPart | None, task: Task) -> bool:
@@ -342,50 +316,32 @@ def _shows(part: RecordedPart | None, task: Task) -> bool:
     return all(name is None or bool(part.kept[task.layout.slices[name]].all()) for name in needed)
 
 
-def shows(task: Task, value: Tensor, x: Tensor) -> bool:
-    """Return whether the first layer's block is that of one record.
-
-    Args:
-        value: (d,) a gradient up to a factor.
-        x: (1, *shape) the record, in the data's units.
-    """
-    if task.first_linear is None or task.first_linear[1] is None:
-        return False
-    weight, bias = (task.layout.slices[n] for n in task.first_linear if n)
-    b = value[bias].double()
-    block = value[weight].double().reshape(len(b), -1)
-    apart = block - b[:, None] * task.normalise(x).double().reshape(1, -1)
-    return bool(apart.norm() < RANK_ONE * block.norm())
-
-
 def labelled(task: Task, value: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return the record that a vector reveals, with its label.
+    """Return the record (1, *shape) that a vector reveals, and its label (1,), or None.
 
     The label is the class with the most negative bias gradient of the last layer: for cross-entropy
     that gradient is softmax minus the one-hot label.
 
-    Args:
-        value: (d,) a gradient up to a positive factor.
-
-    Returns:
-        (1, *shape) and (1,); None if the model's layers or loss do not show them.
+    value: (d,) a gradient up to a positive factor.
     """
     x = record(task, value)
-    if x is None or task.spec.loss != "cross_entropy":
+    bias = last_bias(task, value)
+    if x is None or bias is None or task.spec.loss != "cross_entropy":
         return None
+    return x, bias.argmin().reshape(1)
+
+
+def last_bias(task: Task, value: Tensor) -> Tensor | None:
+    """Return the bias (classes,) of a gradient's last fully connected layer, if it has one."""
     if task.last_linear is None or task.last_linear[1] is None:
         return None
-    bias = value[task.layout.slices[task.last_linear[1]]]
-    return x, bias.argmin().reshape(1)
+    return value[task.layout.slices[task.last_linear[1]]]
 
 
 def recomputed(task: Task, x: Tensor, y: Tensor, theta: Tensor) -> Tensor | None:
     """Return the gradient (d,) of a record in float64; None if the model rejects the record.
 
-    Args:
-        x: (1, *shape) the record, in the data's units.
-        y: (1,) its label.
-        theta: (d,) the parameters.
+    x: (1, *shape) in the data's units; y: (1,) its label; theta: (d,) the parameters.
     """
     try:
         return task.gradient(theta.double(), x, y)
@@ -401,7 +357,7 @@ def precision(task: Task, sample: GradientSample) -> float:
 def _digits(task: Task, value: Tensor) -> float:
     """Return the distance from 1 to the next number of a vector's shortest format, 0 for float32.
 
-    Under autocast, the numbers of a parameter are computed in a short format and travel in float32.
+    Under autocast, numbers are computed in a short format and travel in float32.
     """
     bits = value.float().contiguous().view(torch.int32)
     for low, rounding in FORMATS:

@@ -1,10 +1,9 @@
-"""Several local steps between two messages: how many of which kind explain what a client sent.
+"""Several local steps between two messages: how many of which kind explain what a client sent."""
 
-SGD on one record moves the first fully connected layer by sum_k c_k delta_k x^T, which has rank one
-as a single gradient has, with momentum as well; weight decay adds a multiple of the server's model.
-So the record is known whatever the number of steps is. The steps recomputed at this record must
-then end where the client did.
-"""
+# SGD on one record moves the first fully connected layer by sum_k c_k delta_k x^T, which has rank
+# one as a single gradient has, with momentum as well; weight decay adds a multiple of the server's
+# model. So the record is known whatever the number of steps is. The steps recomputed at this record
+# must then end where the client did.
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from leakaudit.capture.fitting import fit
 from leakaudit.capture.fitting.rank_one import undecayed
+from leakaudit.capture.fitting.stepping import DIGITS, OUTSIDE, WORSE, OptimiserFamily
 from leakaudit.protocols.optimiser import Optimiser, OptimiserState
 from leakaudit.tasks.task import Task
 
@@ -29,13 +28,10 @@ TURNS = 8  # corrections of the step size by the secant method; six reach the ro
 COORDINATES = 1024  # that momentum and decay are fitted to: also a choice
 EVALUATIONS = 20  # for each fit; ten suffice from a start that is near
 NEAR = 0.3  # miss at which a fit is not continued: Adam's steps miss by .8
-DIGITS = 7  # more than a constant in a program has
-WORSE = 1.1  # factor by which fewer digits may worsen the miss
 # Values from which the constants are fitted: those of most programs.
 STARTS = {"momentum": 0.9, "decay": 1e-3}
 SCALINGS = 3  # of the step size before a fit: also a choice
 UNLIKE = 3.0  # times that a model must miss by to be dropped: also a choice
-OUTSIDE = 2.0  # the miss of constants out of range: more than any other
 # Measured on examples/flower/faces.py (float32): the correct training misses by less than the
 # rounding below, another number of steps by 1e-2, and two records that look like one by 5e-3.
 ROUNDINGS = 8  # of the models, that an answer may miss by
@@ -79,9 +75,9 @@ def is_step(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> bool:
     """Return whether all samples are gradients of one record, up to one factor."""
     for sample in samples:
         one = fit.explained(found.task, sample.value, sample.thetas[found.point])
-        if one is None or one[1] > tolerance(sample, found.point):
+        if one is None or one.miss > tolerance(sample, found.point):
             return False
-        if abs(one[0] - found.step) > SAME * abs(found.step):
+        if abs(one.step - found.step) > SAME * abs(found.step):
             return False
     return True
 
@@ -89,11 +85,9 @@ def is_step(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> bool:
 def several(
     tasks: Iterable[Task], samples: Sequence[fit.GradientSample], point: str
 ) -> LocalFit | None:
-    """Return the number and kind of steps that explain all samples; None if none does clearly.
-
-    Plain steps are tried first, then weight decay or momentum, then both. What is found for the
-    longest sample must predict the others.
-    """
+    """Return the steps that explain all samples; None if none do clearly."""
+    # Plain steps are tried first, then weight decay or momentum, then both. What is found for the
+    # longest sample must predict the others.
     if not samples:
         return None
     longest = max(samples, key=lambda sample: float(sample.value.norm()))
@@ -119,11 +113,9 @@ def _possible(tasks: Sequence[Task], tried: Sequence[LocalFit]) -> list[Task]:
 
 
 def sign_step(samples: Sequence[fit.GradientSample]) -> float | None:
-    """Return the distance by which every coordinate that moves has moved; None if they differ.
-
-    The first step of Adam, RMSprop or Adagrad divides each coordinate of the gradient by its own
-    size, so that only its sign is left. Adam's next steps hardly differ if the gradient does not.
-    """
+    """Return the distance by which every coordinate that moves has moved; None if they differ."""
+    # The first step of Adam, RMSprop or Adagrad leaves only the sign of each coordinate of the
+    # gradient. Adam's next steps hardly differ if the gradient does not.
     sizes: list[float] = []
     for sample in samples:
         moved = sample.value.double().abs()
@@ -148,10 +140,8 @@ def _clearest(tried: Iterable[LocalFit], allowed: float) -> LocalFit | None:
 
 
 def of_all(found: LocalFit, samples: Sequence[fit.GradientSample], point: str) -> LocalFit | None:
-    """Return the fit with its largest miss; None if it does not explain every sample.
-
-    Answers that moved by hardly more than their rounding show nothing.
-    """
+    """Return the fit with its largest miss; None if it does not explain every sample."""
+    # Answers that moved by hardly more than their rounding show nothing.
     worst = found.miss
     for sample in samples:
         if _rounding(sample, point) > CEILING:
@@ -166,37 +156,19 @@ def of_all(found: LocalFit, samples: Sequence[fit.GradientSample], point: str) -
     return replace(found, miss=worst)
 
 
-@dataclass(frozen=True)
-class _Family:
-    """Optimisers that differ only in the values of their constants."""
-
-    # the constants to fit, besides the step size: momentum or decay
-    names: tuple[Literal["momentum", "decay"], ...] = ()
-    nesterov: bool = False  # whether the momentum is Nesterov's
-
-    def at(self, values: Iterable[float]) -> Optimiser | None:
-        """Return the optimiser; None if a value is out of range."""
-        held = dict(zip(self.names, values, strict=True))
-        momentum = held.get("momentum", 0.0)
-        decay = held.get("decay", 0.0)
-        if decay < 0 or not 0 <= momentum < 1 or (self.nesterov and not momentum):
-            return None
-        return Optimiser("sgd", momentum, self.nesterov, decay)
-
-
-SGD = _Family()
+SGD = OptimiserFamily()
 # By the number of constants. Two that explain an answer equally well are not told apart: two steps
 # with Nesterov momentum are, with other constants, two steps with momentum.
 FAMILIES = (
     (SGD,),
     (
-        _Family(("decay",)),
-        _Family(("momentum",)),
-        _Family(("momentum",), nesterov=True),
+        OptimiserFamily(("decay",)),
+        OptimiserFamily(("momentum",)),
+        OptimiserFamily(("momentum",), nesterov=True),
     ),
     (
-        _Family(("momentum", "decay")),
-        _Family(("momentum", "decay"), nesterov=True),
+        OptimiserFamily(("momentum", "decay")),
+        OptimiserFamily(("momentum", "decay"), nesterov=True),
     ),
 )
 
@@ -205,7 +177,7 @@ def _fits(
     tasks: Iterable[Task],
     sample: fit.GradientSample,
     point: str,
-    family: _Family,
+    family: OptimiserFamily,
     allowed: float,
 ) -> Iterator[LocalFit]:
     """Yield fits for every model and number of steps, up to one more than explains the sample."""
@@ -224,7 +196,7 @@ def _fits(
 
 
 def fitted(
-    task: Task, sample: fit.GradientSample, point: str, steps: int, family: _Family = SGD
+    task: Task, sample: fit.GradientSample, point: str, steps: int, family: OptimiserFamily = SGD
 ) -> LocalFit | None:
     """Return the best constants for a number of steps; None if the model does not allow any."""
     run = _Training.of(task, sample, point, "decay" in family.names)
@@ -254,12 +226,12 @@ class _Training:
         found = fit.labelled(task, shown)
         if found is None or fit.recomputed(task, *found, theta) is None:
             return None
-        if not fit.shows(task, shown, found[0]):
+        apart = fit.rank_one_miss(task, shown, found[0])
+        if apart is None or not apart[0] < fit.RANK_ONE * apart[1]:
             return None
         return cls(task, value, theta, *found)
 
     def moved(self, optimiser: Optimiser, lr: float, steps: int) -> Tensor:
-        """Return what some steps subtract."""
         memory = OptimiserState()
         w = self.theta
         for _ in range(steps):
@@ -267,7 +239,6 @@ class _Training:
         return self.theta - w
 
     def miss(self, optimiser: Optimiser, lr: float, steps: int) -> float:
-        """Return how far these steps end from the client's answer, relative to its move."""
         apart = self.value - self.moved(optimiser, lr, steps)
         return float(apart.norm() / self.value.norm().clamp_min(1e-300))
 
@@ -289,13 +260,13 @@ class _Training:
                 break
         return self._fit(PLAIN, lr, steps)
 
-    def fitted(self, steps: int, family: _Family) -> LocalFit | None:
+    def fitted(self, steps: int, family: OptimiserFamily) -> LocalFit | None:
         """Return the best constants of a family, by least squares; None if none come near."""
         some = self.value.abs().topk(min(COORDINATES, len(self.value))).indices
         wanted = self.value[some]
 
         def residual(values: np.ndarray) -> np.ndarray:
-            optimiser = family.at(values[1:])
+            optimiser = family.at(values[1:].tolist())
             if optimiser is None:
                 return np.full(len(some), OUTSIDE)
             apart = wanted - self.moved(optimiser, float(values[0]), steps)[some]
@@ -308,25 +279,20 @@ class _Training:
         found = least_squares(residual, start, x_scale=start, max_nfev=EVALUATIONS, xtol=1e-12)
         return self._simplest(family, found.x.tolist(), steps)
 
-    def _simplest(self, family: _Family, values: Sequence[float], steps: int) -> LocalFit | None:
+    def _simplest(
+        self, family: OptimiserFamily, values: Sequence[float], steps: int
+    ) -> LocalFit | None:
         """Return a fit with the fewest digits that explain the answer as well as all digits do."""
-        optimiser = family.at(values[1:])
-        if optimiser is None:
-            return None
-        best = self._fit(optimiser, values[0], steps)
+        best = self._at(family, values, steps)
         if best is None:
             return None
         for digits in range(1, DIGITS):
-            lr, *rounded = (float(f"{value:.{digits}g}") for value in values)
-            optimiser = family.at(rounded)
-            if optimiser is None:
-                continue
-            fewer = self._fit(optimiser, lr, steps)
+            fewer = self._at(family, [float(f"{value:.{digits}g}") for value in values], steps)
             if fewer is not None and fewer.miss < max(WORSE * best.miss, FLOOR / 2):
                 return fewer
         return best
 
-    def _start(self, family: _Family, steps: int) -> np.ndarray | None:
+    def _start(self, family: OptimiserFamily, steps: int) -> np.ndarray | None:
         """Return usual constants, with a step size at which the steps have the right length."""
         constants = [STARTS[name] for name in family.names]
         optimiser = family.at(constants)
@@ -336,6 +302,11 @@ class _Training:
         for _ in range(SCALINGS):
             lr *= float(self.value.norm() / self.moved(optimiser, lr, steps).norm())
         return np.array([lr, *constants])
+
+    def _at(self, family: OptimiserFamily, values: Sequence[float], steps: int) -> LocalFit | None:
+        """Return the fit with a step size and constants; None if they are out of range."""
+        optimiser = family.at(values[1:])
+        return None if optimiser is None else self._fit(optimiser, values[0], steps)
 
     def _first_rate(self, steps: int) -> float:
         """Return the step size of plain SGD if all gradients were equal to the first one."""

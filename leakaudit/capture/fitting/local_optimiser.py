@@ -22,11 +22,9 @@ NODES = 3  # nodes that are examined: a choice that bounds the time
 def identify(
     task: Task, points: Iterable[str], samples: Sequence[GradientSample]
 ) -> tuple[str, stepping.Stepping] | None:
-    """Name the optimiser of the local steps, and the models at which it computes gradients.
+    """Name the models at which local steps compute gradients, and the optimiser.
 
-    Returns:
-        The name of the models, and the optimiser; None if a node's steps are not explained, or if
-        the nodes took fewer than `stepping.LEAST` steps.
+    None if a node's steps are not explained, or if all took fewer than `stepping.LEAST`.
     """
     by_rank: dict[int, list[GradientSample]] = defaultdict(list)
     for sample in samples:
@@ -60,7 +58,6 @@ def first_miss(
 def _also_explains(
     found: stepping.Stepping, task: Task, point: str, others: Sequence[Sequence[GradientSample]]
 ) -> bool:
-    """Return whether other nodes follow the same optimiser, with the same constants."""
     for samples in others:
         tried = (found.predicts(moves) for moves in _moves(task, point, samples))
         if not any(tried):
@@ -69,7 +66,6 @@ def _also_explains(
 
 
 def _of_node(task: Task, point: str, samples: Sequence[GradientSample]) -> stepping.Stepping | None:
-    """Name the optimiser of one node."""
     for moves in _moves(task, point, samples):
         found = stepping.identify(moves, linear=True)
         if found is not None:
@@ -80,12 +76,9 @@ def _of_node(task: Task, point: str, samples: Sequence[GradientSample]) -> stepp
 def _moves(
     task: Task, point: str, samples: Sequence[GradientSample], most: int = stepping.MOST
 ) -> Iterator[stepping.ModelMoves]:
-    """Yield a node's moves with recomputed gradients, for some assumptions about its records.
-
-    Either each step uses the record that it reveals, or all use the one that the first step
-    reveals. The first step is the only one that contains neither momentum nor other records. Both
-    without and with weight decay, of which the first step shows the better one.
-    """
+    """Yield a node's moves with recomputed gradients, for some assumptions about its records."""
+    # Either each step uses the record that it reveals, or all use that of the first step, which
+    # contains neither momentum nor other records. Both without and with weight decay.
     found = list(_assumed(task, point, samples, most))
     best = min((miss for miss, _ in found), default=0.0)
     for miss, moves in found:
@@ -134,12 +127,10 @@ def _gradients(
 
 
 def _are_equal(one: Tensor, other: Tensor, floor: float) -> bool:
-    """Return whether gradients differ by no more than rounding."""
     return float((one - other).norm()) <= floor * float(one.norm())
 
 
 def _undecayed(task: Task, sample: GradientSample) -> Tensor:
-    """Return a step without its weight decay."""
     if sample.base is None:
         return sample.value.double()
     return undecayed(task, sample.value, sample.base)

@@ -1,22 +1,21 @@
-"""The combination of vectors that leaves only gradients of a few records.
+"""The combination of vectors that leaves only gradients of a few records."""
 
-In the block of the first fully connected layer, weights beside bias, a gradient of b records has
-rank b at most: it is a sum of b products delta_k [x_k 1]. A combination
-
-    D_t(c) = M_t - sum_k c_k F_kt
-
-of a message and what preceded it therefore has rank b if it leaves nothing but gradients of b
-records. Finding c is the problem MinRank. If D = U S V^T and U', V' span what is beyond the first b
-singular vectors, then U'^T (D - sum_k dc_k F_k) V' is, to first order, what remains beyond rank b
-after a change dc. Its least squares are the steps of Newton's method here.
-
-Rounding decides what counts as nothing: the entries of M_t and F_kt are rounded to the number
-format of the messages, so what remains beyond rank b cannot be smaller than
-
-    floor_t = eps sqrt(|M_t|^2 + sum_k c_k^2 |F_kt|^2),
-
-and should not be much larger. It also determines how accurately c is known.
-"""
+# In the block of the first fully connected layer, weights beside bias, a gradient of b records has
+# rank b at most: it is a sum of b products delta_k [x_k 1]. A combination
+#
+#     D_t(c) = M_t - sum_k c_k F_kt
+#
+# of a message and what preceded it therefore has rank b if it leaves nothing but gradients of b
+# records. Finding c is the problem MinRank. If D = U S V^T and U', V' span what is beyond the first
+# b singular vectors, then U'^T (D - sum_k dc_k F_k) V' is, to first order, what remains beyond rank
+# b after a change dc. Its least squares are the steps of Newton's method here.
+#
+# Rounding decides what counts as nothing: the entries of M_t and F_kt are rounded to the number
+# format of the messages, so what remains beyond rank b cannot be smaller than
+#
+#     floor_t = eps sqrt(|M_t|^2 + sum_k c_k^2 |F_kt|^2),
+#
+# and should not be much larger. It also determines how accurately c is known.
 
 from __future__ import annotations
 
@@ -52,20 +51,12 @@ class Blocks:
     eps: float  # distance from 1 to the next number in the number format of the messages
 
     def left(self, c: np.ndarray) -> np.ndarray:
-        """Return D_t(c), (T, H, p).
-
-        Args:
-            c: (K,) coefficients.
-        """
+        """Return D_t(c), (T, H, p), for coefficients (K,)."""
         rest: np.ndarray = self.target - np.einsum("k,tkhp->thp", c, self.terms)
         return rest
 
     def floors(self, c: np.ndarray) -> np.ndarray:
-        """Return the size (T,) of rounding errors in D_t(c).
-
-        Args:
-            c: (K,) coefficients.
-        """
+        """Return the size (T,) of rounding errors in D_t(c), for coefficients (K,)."""
         squares = np.square(self.target).sum((1, 2))
         squares = squares + np.square(self.terms).sum((2, 3)) @ np.square(c)
         sizes: np.ndarray = self.eps * np.sqrt(squares)
@@ -109,23 +100,14 @@ def informative(blocks: Blocks, rank: int) -> bool:
 
 
 def miss(blocks: Blocks, c: np.ndarray, rank: int) -> float:
-    """Return the largest norm beyond a rank, in units of rounding.
-
-    Args:
-        c: (K,) coefficients.
-    """
+    """Return the largest norm beyond a rank, with coefficients (K,), in units of rounding."""
     sizes = np.linalg.svd(blocks.left(c), compute_uv=False)
     beyond = np.sqrt(np.square(sizes[:, rank:]).sum(1))
     return float((beyond / blocks.floors(c)).max())
 
 
 def is_clear(blocks: Blocks, c: np.ndarray, rank: int) -> bool:
-    """Return whether the first singular values, up to the rank, are more than rounding.
-
-    Args:
-        c: (K,) coefficients.
-        rank: The rank; 0 for a combination that vanishes.
-    """
+    """Return whether the singular values up to the rank, which may be 0, exceed rounding."""
     if rank == 0:
         return True
     sizes = np.linalg.svd(blocks.left(c), compute_uv=False)[:, rank - 1]
@@ -133,14 +115,7 @@ def is_clear(blocks: Blocks, c: np.ndarray, rank: int) -> bool:
 
 
 def fit(blocks: Blocks, rank: int, starts: Sequence[np.ndarray]) -> Combination | None:
-    """Return the coefficients with which every block has at most this rank.
-
-    Args:
-        starts: (K,) coefficients from which to search.
-
-    Returns:
-        The coefficients from the first start that succeeds; None if none does.
-    """
+    """Return the coefficients (K,) with which every block has at most this rank, or None."""
     if not informative(blocks, rank):
         return None
     if not blocks.terms.shape[1]:
@@ -185,15 +160,10 @@ def _newton(blocks: Blocks, rank: int, start: np.ndarray) -> tuple[np.ndarray, n
 
 
 def simplest(value: float, width: float) -> Fraction | None:
-    """Return the simplest fraction or decimal near a measured value.
-
-    Among numbers between 0 and 1, about .3 q^2 are fractions with denominators up to q, and 10^d
-    are decimals of d digits. A number that is this near to one of them by chance is rare only if
-    they are few.
-
-    Returns:
-        The number; None if the measurement does not single one out.
-    """
+    """Return the simplest fraction or decimal near a measured value; None if none stands out."""
+    # Among numbers between 0 and 1, about .3 q^2 are fractions with denominators up to q, and 10^d
+    # are decimals of d digits. A number that is this near to one of them by chance is rare only if
+    # they are few.
     if not np.isfinite(value) or not np.isfinite(width):
         return None
     if abs(value) <= width:

@@ -1,14 +1,14 @@
-"""The multiple of one vector that, less another vector, is the gradient of one record.
+"""The multiple of one vector that, less another vector, is the gradient of one record."""
 
-For one record, the first layer's block of a gradient has rank one, which for two of its rows is a
-quadratic equation in the multiple in every column.
-"""
+# For one record, the first layer's block of a gradient has rank one, which for two of its rows is a
+# quadratic equation in the multiple in every column.
 
 from __future__ import annotations
 
 import numpy as np
 from torch import Tensor
 
+from leakaudit.capture.fitting.fit import first_layer
 from leakaudit.tasks.task import Task
 
 ROWS = 8  # rows to compare with the one of the largest bias
@@ -31,25 +31,17 @@ FLAT = 0.1
 def rank_one_scale(task: Task, r: Tensor, v: Tensor, flat: float) -> float | None:
     """Return the s > 0 at which the first layer's block of s r - v is closest to rank one.
 
-    Args:
-        r: (d,) float64.
-        v: (d,) float64.
-        flat: miss of the quadratic, relative to its terms, above which every scale is rejected.
-
-    Returns:
-        The scale; None if there is no such layer, if it has only one row (which has rank one at
-        every s), or if no block is approximately of rank one.
+    r: (d,) float64; v: (d,) float64; flat: miss of the quadratic, relative to its terms, above
+    which every scale is rejected. None if there is no such scale or layer, or if the layer has only
+    one row, which has rank one at every s.
     """
-    if task.first_linear is None or task.first_linear[1] is None:
+    of_r = first_layer(task, r)
+    of_v = first_layer(task, v)
+    if of_r is None or of_v is None or len(of_r[1]) == 1:
         return None
-    weight = task.layout.slices[task.first_linear[0]]
-    bias = task.layout.slices[task.first_linear[1]]
-    rows = bias.stop - bias.start
-    if rows == 1:
-        return None
-    block_r = r[weight].reshape(rows, -1).numpy()
-    block_v = v[weight].reshape(rows, -1).numpy()
-    square, linear, constant = _quadratic(block_r, block_v, r[bias].numpy(), v[bias].numpy())
+    square, linear, constant = _quadratic(
+        *(part.numpy() for part in (of_r[0], of_v[0], of_r[1], of_v[1]))
+    )
     slope = [
         4 * square @ square,
         -6 * square @ linear,
@@ -87,18 +79,9 @@ def _quadratic(
 
 
 def undecayed(task: Task, value: Tensor, base: Tensor) -> Tensor:
-    """Return what steps on one record subtract from a model, without their weight decay.
-
-    The steps subtract gradients and a multiple of the model from which they start. The gradients
-    have rank one in the first layer's block, which determines the multiple.
-
-    Args:
-        value: (d,) what the steps subtract.
-        base: (d,) the model from which they start.
-
-    Returns:
-        (d,) float64; the value itself if no multiple of the model makes the block a rank-one block.
-    """
+    """Return what steps on one record subtract from a model (d,), without their weight decay."""
+    # The gradients have rank one in the first layer's block, which determines the multiple of the
+    # model; if none does, the value (d,) itself is returned.
     value = value.double()
     scale = rank_one_scale(task, value, base.double(), FLAT)
     return value if scale is None else value - base.double() / scale

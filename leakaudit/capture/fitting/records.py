@@ -94,16 +94,14 @@ class RecordCounts:
 
     @property
     def _largest(self) -> InputCounts:
-        """What the rank shows whose gradients contain most records."""
         return max(self.ranks, key=lambda rank: (rank.together, rank.gradients))
 
 
 def shown(task: Task, samples: Sequence[GradientSample], apart: bool) -> RecordCounts | None:
     """Count the records that gradients show at least.
 
-    Returns:
-        None if the model begins with another layer, or if no record stands out in a gradient: it
-        then shows noise, or too many records to be counted.
+    None if the model begins with another layer, or if no record stands out in a gradient: it then
+    shows noise, or too many records to be counted.
     """
     if task.first_linear is None:
         return None

@@ -1,15 +1,15 @@
-"""Name the optimiser behind a sequence of models, from the gradients at them.
+"""Name the optimiser behind a sequence of models, from the gradients at them."""
 
-An optimiser with given constants computes the direction of every step from the gradients and models
-so far; the model then moves along it by the step size. The constants are fitted to the first moves.
-What is named must predict the other moves, which were held back, up to the rounding of the models.
-"""
+# An optimiser with given constants computes the direction of every step from the gradients and
+# models so far; the model then moves along it by the step size. The constants are fitted to the
+# first moves. What is named must predict the other moves, which were held back, up to the rounding
+# of the models.
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from leakaudit._util.plural import counted
-from leakaudit.capture.fitting.digits import shortest
 from leakaudit.protocols.optimiser import Kind, Optimiser, OptimiserState
 from leakaudit.tasks.task import Task
 
@@ -37,6 +36,7 @@ COARSE = 1e-4
 BETTER = 3.0  # an optimiser with more constants is named only if it misses by so much less
 SPREAD = 1e-3  # relative difference up to which step sizes are one constant
 DIGITS = 7  # more than a constant in a program has
+ALL_DIGITS = 17  # reproduce every float exactly
 WORSE = 1.1  # factor by which a constant may worsen the miss when it is simplified
 
 # Miss at usual constants above which constants are not searched. With the correct optimiser and
@@ -72,21 +72,13 @@ def obstacle(task: Task, dtype: torch.dtype) -> str:
     return ""
 
 
-@dataclass(frozen=True)
-class StepScaling:
-    """How gradients are scaled before a step."""
-
-    clip: float = 0.0  # norm to which larger gradients are scaled down; 0 for none
-    # whether every gradient is scaled to norm 1, as it appears if all are clipped
-    normalised: bool = False
-
-    def factors(self, norms: Tensor) -> Tensor:
-        """Return the factors (T,) of gradients with these norms (T,)."""
-        if self.normalised:
-            return norms.reciprocal()
-        if not self.clip:
-            return torch.ones_like(norms)
-        return (self.clip / norms).clamp(max=1.0)
+def shortest(value: float, near: float) -> float:
+    """Return a value with the fewest digits that agree with a measurement, as programs use them."""
+    for digits in range(1, ALL_DIGITS):
+        rounded = float(f"{value:.{digits}g}")
+        if abs(rounded - value) <= near * abs(value):
+            return rounded
+    return float(f"{value:.{ALL_DIGITS}g}")
 
 
 @dataclass(frozen=True)
@@ -102,13 +94,12 @@ class ModelMoves:
 
     def before(self, stop: int) -> ModelMoves:
         """Return the moves of the rounds before one."""
-        return ModelMoves(
+        return replace(
+            self,
             models=self.models[:stop],
             moves=self.moves[:stop],
             gradients=self.gradients[:stop],
             norms=self.norms[:stop],
-            floor=self.floor,
-            rounding=self.rounding,
         )
 
     @property
@@ -123,35 +114,41 @@ class Stepping:
 
     optimiser: Optimiser
     rates: tuple[float, ...]  # the step size of every move
-    scaling: StepScaling  # how gradients are scaled before the step
     miss: float  # largest miss of a move that was held back, relative to the move
+    clip: float = 0.0  # norm to which larger gradients are scaled down before a step; 0 for none
+    # whether every gradient is scaled to norm 1, as it appears if all are clipped
+    normalised: bool = False
+
+    @property
+    def scaled(self) -> bool:
+        """Whether gradients are scaled before a step."""
+        return self.clip > 0 or self.normalised
 
     def predicts(self, moves: ModelMoves) -> bool:
         """Return whether the optimiser and its constants explain the moves of another node."""
-        direction = _directions(moves, self.optimiser, self.scaling.factors(moves.norms))
-        rates = torch.tensor(self.rates[: len(direction)], dtype=torch.float64)
-        misses = (moves.moves - rates[:, None] * direction).norm(dim=1) / moves.moves.norm(dim=1)
+        rates = torch.tensor(self.rates[: len(moves.moves)], dtype=torch.float64)
+        misses = self._residuals(moves, rates) / moves.moves.norm(dim=1)
         return float(misses.max()) < ROUNDINGS * max(moves.floor, self.miss)
 
     def first_miss_of(self, moves: ModelMoves) -> int | None:
-        """Return the first move of a whole run that a constant step size does not explain, if any.
-
-        Moves that are rounded more coarsely than `COARSE` show nothing.
-        """
-        direction = _directions(moves, self.optimiser, self.scaling.factors(moves.norms))
+        """Return the first move of a run that a constant step size does not explain, if any."""
+        # Moves that are rounded more coarsely than `COARSE` show nothing.
+        rates = torch.full((len(moves.moves),), self.rates[0], dtype=torch.float64)
         sizes = moves.moves.norm(dim=1).clamp_min(1e-300)
-        misses = (moves.moves - self.rates[0] * direction).norm(dim=1) / sizes
+        misses = self._residuals(moves, rates) / sizes
         floors = moves.floor * sizes.min() / sizes
         allowed = ROUNDINGS * floors.clamp_min(max(self.miss, moves.rounding))
         wrong = ((misses > allowed) & (floors < COARSE)).nonzero()
         return int(wrong[0]) if len(wrong) else None
 
-    def shrinkage(self, base: Tensor, index: int) -> Tensor:
-        """Return the part of a step of SGD without momentum that weight decay adds.
+    def _residuals(self, moves: ModelMoves, rates: Tensor) -> Tensor:
+        """Return the lengths (T,) of what steps of these sizes (T,) do not explain of the moves."""
+        direction = _directions(moves, self.optimiser, self.clip, self.normalised)
+        residuals: Tensor = (moves.moves - rates[:, None] * direction).norm(dim=1)
+        return residuals
 
-        Args:
-            index: Its position; the last step size that is known stands for later ones.
-        """
+    def shrinkage(self, base: Tensor, index: int) -> Tensor:
+        """Return what weight decay adds to a step, with the last step size that is known."""
         rate = self.rates[min(index, len(self.rates) - 1)]
         return rate * self.optimiser.decay * base
 
@@ -160,7 +157,7 @@ class Stepping:
         """The step size; None if it changes, or is known only up to the norm of gradients."""
         low = min(self.rates)
         high = max(self.rates)
-        unscaled = self.optimiser.is_linear and self.scaling.normalised
+        unscaled = self.optimiser.is_linear and self.normalised
         if unscaled or high - low > SPREAD * high:
             return None
         return shortest(float(np.median(self.rates)), max(self.miss, SPREAD / 10))
@@ -178,7 +175,7 @@ class Stepping:
         said: list[str] = [chosen.kind]
         if self.rate is not None:
             said.append(f"step size {self.rate:g}")
-        elif self.scaling.normalised:
+        elif self.normalised:
             said.append(f"step size times clipping norm {self.rates[0]:.4g}")
         else:
             some = ", ".join(f"{rate:.3g}" for rate in self.rates[:4])
@@ -191,10 +188,10 @@ class Stepping:
             said.append(f"{kind} {chosen.momentum:g}")
         if chosen.decay:
             said.append(f"weight decay {chosen.decay:g}")
-        if self.scaling.normalised:
+        if self.normalised:
             said.append("every gradient clipped")
-        if self.scaling.clip:
-            said.append(f"gradients clipped to norm {self.scaling.clip:g}")
+        if self.clip:
+            said.append(f"gradients clipped to norm {self.clip:g}")
         return ", ".join(said)
 
 
@@ -206,13 +203,10 @@ def observed(
     of_gradients: float = 0.0,
     most: int = MOST,
 ) -> ModelMoves:
-    """Return models and gradients at the coordinates that move most, for `identify`.
+    """Return models and gradients (d,) of successive rounds at the coordinates that move most.
 
-    Args:
-        models: The models (d,) of T successive rounds, the first one before any step.
-        moves: What the step of every round subtracts from the model, (d,).
-        gradients: The gradients (d,) of every round.
-        rounding: Distance from 1 to the next number in the number format of the models.
+    moves: (d,) what the step of every round subtracts; rounding: distance from 1 to the next number
+    in the format of the models.
     """
     count = min(len(gradients), most)
     moved = torch.stack([move.double() for move in moves[:count]])
@@ -232,10 +226,8 @@ def observed(
 
 
 def first_miss(moves: ModelMoves) -> float:
-    """Return the miss of the first move as a sum of gradient and weight decay, by least squares.
-
-    The first step of every kind of SGD has this form.
-    """
+    """Return the miss of the first move as a sum of gradient and weight decay."""
+    # The first step of every kind of SGD has this form.
     u = moves.moves[0]
     columns = torch.stack([moves.gradients[0], moves.models[0]], dim=1)
     fitted = torch.linalg.lstsq(columns, u[:, None], driver="gelsd").solution
@@ -243,12 +235,9 @@ def first_miss(moves: ModelMoves) -> float:
 
 
 def identify(moves: ModelMoves, linear: bool = False) -> Stepping | None:
-    """Name the optimiser that explains the moves.
+    """Name the simplest optimiser of `protocols.optimiser` that predicts the held-back moves.
 
-    Returns:
-        The simplest optimiser that predicts the held-back moves; None if none of those in
-        `leakaudit.protocols.optimiser` does, if there are too few moves, or if they are rounded too
-        coarsely.
+    None if there is none, too few moves, or too coarse a rounding.
     """
     if len(moves.gradients) < LEAST or not bool(moves.moves.norm(dim=1).all()):
         return None
@@ -296,53 +285,53 @@ def _fitted_of(count: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Family:
+class OptimiserFamily:
     """Optimisers that differ only in the values of their constants."""
 
-    kind: Kind
-    nesterov: bool  # whether its momentum is Nesterov's
-    names: tuple[str, ...]  # the constants to fit: momentum, decay or clip. The others are 0.
-    normalised: bool  # whether every gradient is scaled to norm 1
+    names: tuple[str, ...] = ()  # the constants to fit: momentum, decay or clip; the others are 0
+    nesterov: bool = False  # whether its momentum is Nesterov's
+    kind: Kind = "sgd"
+    normalised: bool = False  # whether every gradient is scaled to norm 1
 
     @property
     def least(self) -> int:
         """Moves to which its constants and the step size are fitted, at least."""
         return 1 + len(self.names) + (self.kind != "sgd")
 
-    def at(self, values: Sequence[float]) -> tuple[Optimiser, StepScaling] | None:
-        """Return the optimiser and the scaling of gradients; None if a value is out of range."""
+    def at(self, values: Sequence[float]) -> Optimiser | None:
+        """Return the optimiser; None if a value is out of range."""
         held = dict(zip(self.names, values, strict=True))
         momentum = held.get("momentum", 0.0)
         if min(values, default=0.0) < 0 or momentum >= 1 or (self.nesterov and not momentum):
             return None
-        optimiser = Optimiser(self.kind, momentum, self.nesterov, held.get("decay", 0.0))
-        return optimiser, StepScaling(held.get("clip", 0.0), self.normalised)
+        return Optimiser(self.kind, momentum, self.nesterov, held.get("decay", 0.0))
+
+    def clip(self, values: Sequence[float]) -> float:
+        """Return the norm to which gradients are clipped; 0 if they are not."""
+        return dict(zip(self.names, values, strict=True)).get("clip", 0.0)
 
 
-def _families(constant: bool) -> list[_Family]:
-    """Return all families, those with fewer constants first.
-
-    Args:
-        constant: Whether the step size is constant. A step size that may differ in every round
-            explains gradients of any norm, so clipping is then not considered.
-    """
-    found = []
+def _families(constant: bool) -> list[OptimiserFamily]:
+    """Return all families, those with fewer constants first."""
+    # A step size that is not constant explains gradients of any norm, so clipping is then not
+    # considered.
+    found: list[OptimiserFamily] = []
     for decay, scaling in itertools.product((False, True), ("", "normalised", "clip")):
         if scaling and not constant:
             continue
-        names: list[str] = ["decay"] * decay + ["clip"] * (scaling == "clip")
-        normalised = scaling == "normalised"
-        found.append(_Family("sgd", False, tuple(names), normalised))
-        for nesterov in (False, True):
-            found.append(_Family("sgd", nesterov, ("momentum", *names), normalised))
-        found.append(_Family("adam", False, tuple(names), normalised))
-        if decay:  # otherwise AdamW is Adam
-            found.append(_Family("adamw", False, tuple(names), normalised))
-        found.append(_Family("adagrad", False, tuple(names), normalised))
+        names: tuple[str, ...] = ("decay",) * decay + ("clip",) * (scaling == "clip")
+        kinds: list[Kind] = ["adam", "adamw", "adagrad"] if decay else ["adam", "adagrad"]
+        tried = [
+            OptimiserFamily(names),
+            OptimiserFamily(("momentum", *names)),
+            OptimiserFamily(("momentum", *names), nesterov=True),
+            *(OptimiserFamily(names, kind=kind) for kind in kinds),  # without decay, AdamW is Adam
+        ]
+        found += [replace(family, normalised=scaling == "normalised") for family in tried]
     return sorted(found, key=lambda family: (len(family.names), family.normalised))
 
 
-def _fitted(moves: ModelMoves, family: _Family, constant: bool) -> Stepping | None:
+def _fitted(moves: ModelMoves, family: OptimiserFamily, constant: bool) -> Stepping | None:
     """Return the member of a family that explains the first moves best; None if there is none."""
     many = moves.fitted
     first = moves.before(many)
@@ -351,7 +340,7 @@ def _fitted(moves: ModelMoves, family: _Family, constant: bool) -> Stepping | No
     high = float(moves.norms.max())
 
     def miss(values: Sequence[float]) -> float:
-        clip = dict(zip(family.names, values, strict=True)).get("clip", low)
+        clip = family.clip(values) if "clip" in family.names else low
         if not low <= clip < high:
             return OUTSIDE
         found = _stepping(first, family, values, constant, many)
@@ -371,16 +360,16 @@ def _fitted(moves: ModelMoves, family: _Family, constant: bool) -> Stepping | No
     rates, misses = found
     if float(rates.min()) <= 0:
         return None
-    return Stepping(member[0], tuple(rates.tolist()), member[1], float(misses[many:].max()))
+    miss_of_held_back = float(misses[many:].max())
+    clip = family.clip(values)
+    return Stepping(member, tuple(rates.tolist()), miss_of_held_back, clip, family.normalised)
 
 
 def _searched(
-    moves: ModelMoves, family: _Family, miss: Callable[[Sequence[float]], float]
+    moves: ModelMoves, family: OptimiserFamily, miss: Callable[[Sequence[float]], float]
 ) -> list[float]:
-    """Return the constants of a family with the smallest miss, with as few digits as explain it.
-
-    Empty if usual constants do not explain the moves even approximately.
-    """
+    """Return the constants of a family with the smallest miss, with as few digits as explain it."""
+    # Empty if usual constants do not explain the moves even approximately.
     options = {"maxfev": EVALUATIONS * len(family.names), "xatol": 1e-7, "fatol": 1e-9}
     best: list[float] = []
     for start in itertools.product(*(_starts(moves, name) for name in family.names)):
@@ -401,7 +390,6 @@ def _searched(
 
 
 def _starts(moves: ModelMoves, name: str) -> tuple[float, ...]:
-    """Return values of a constant from which to search."""
     starts = STARTS[name]
     if name != "clip":
         return starts
@@ -409,18 +397,15 @@ def _starts(moves: ModelMoves, name: str) -> tuple[float, ...]:
 
 
 def _stepping(
-    moves: ModelMoves, family: _Family, values: Sequence[float], constant: bool, many: int
+    moves: ModelMoves, family: OptimiserFamily, values: Sequence[float], constant: bool, many: int
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the step sizes (T,) of an optimiser and its misses (T,), relative to the moves.
-
-    The step size is fitted to the first `many` moves, or, if it is not constant, to each of them.
-    """
-    member = family.at(values)
-    if member is None:
+    """Return the step sizes (T,) of an optimiser and its misses (T,), relative to the moves."""
+    # The step size is fitted to the first `many` moves, or, if it is not constant, to each.
+    optimiser = family.at(values)
+    if optimiser is None:
         return None
-    optimiser, scaling = member
     u = moves.moves
-    d = _directions(moves, optimiser, scaling.factors(moves.norms))
+    d = _directions(moves, optimiser, family.clip(values), family.normalised)
     # By least squares, u = rate d in every round, or in all rounds with the same rate. In the sum
     # over rounds, each is divided by the length of its move, so that every move counts equally.
     along = (u * d).sum(1)
@@ -434,11 +419,15 @@ def _stepping(
     return rates, misses
 
 
-def _directions(moves: ModelMoves, optimiser: Optimiser, factors: Tensor) -> Tensor:
+def _directions(moves: ModelMoves, optimiser: Optimiser, clip: float, normalised: bool) -> Tensor:
     """Return the directions (T, c) of the steps, for step size 1."""
     memory = OptimiserState()
-    gradients = factors[:, None] * moves.gradients
-    directions = []
-    for w, g in zip(moves.models, gradients, strict=True):
+    factors = torch.ones_like(moves.norms)
+    if normalised:
+        factors = moves.norms.reciprocal()
+    elif clip:
+        factors = (clip / moves.norms).clamp(max=1.0)
+    directions: list[Tensor] = []
+    for w, g in zip(moves.models, factors[:, None] * moves.gradients, strict=True):
         directions.append(w - optimiser.step(memory, 1.0, w, g.clone()))
     return torch.stack(directions)

@@ -19,8 +19,7 @@ from leakaudit._util.files import private_folder
 from leakaudit._util.locking import lock
 from leakaudit.capture.tap.log import finder
 from leakaudit.capture.tap.log.environment import LAUNCHER, VARIABLE
-from leakaudit.capture.tap.log.event import parse
-from leakaudit.capture.tap.log.reading import NAME
+from leakaudit.capture.tap.log.reading import NAME, parse
 from leakaudit.core.errors import LeakauditError
 
 SITE = Path(__file__).resolve().parent / "site"
@@ -108,10 +107,8 @@ def waits_not(command: Sequence[str]) -> bool:
 
 
 def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
-    """Run a program on our own standard streams.
-
-    Ctrl-C reaches the program through the terminal; other termination signals are forwarded.
-    """
+    """Run a program on our own standard streams."""
+    # Ctrl-C reaches the program through the terminal; other termination signals are forwarded.
     path = [str(SITE)]
     if os.environ.get("PYTHONPATH"):
         path.append(os.environ["PYTHONPATH"])
@@ -134,7 +131,6 @@ def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
 
 @contextmanager
 def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Forward the signals of `FORWARDED` to a process."""
 
     def forward(number: int, _: FrameType | None) -> None:
         process.send_signal(number)
@@ -157,7 +153,6 @@ def _settle(folder: Path) -> None:
 
 
 def _is_open(path: Path) -> bool:
-    """Return whether the process that writes a log still runs."""
     lines = path.read_bytes().splitlines()
     about = parse(lines[0] + b"\n") if lines else None
     last = parse(lines[-1] + b"\n") if lines else None

@@ -20,7 +20,6 @@ from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.log.writing import UNRANKED
 from leakaudit.capture.tap.messages.arranged import ArrangedLog, ProtocolMessage
 from leakaudit.capture.tap.messages.wires import CHOSEN
-from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, NotUnderstood
 from leakaudit.core.progress import step
 from leakaudit.core.trace import Json, Trace
@@ -35,7 +34,7 @@ MOST = 4  # runs of columns that become traces; of more, only the longest one: a
 NAMELESS = re.compile(r"[^\w.-]+")  # characters of a layer's name that a file's name does not have
 
 
-class TapFacts(msgspec.Struct, frozen=True):
+class _TapFacts(msgspec.Struct, frozen=True):
     """Facts about a tapped run, in the provenance of its trace."""
 
     processes: int  # number of tapped processes
@@ -55,18 +54,9 @@ def write(
     max_bytes: float = 4e9,
     command: str = "",
 ) -> Trace:
-    """Write the trace, and its truth if there is one.
-
-    The trace is marked as incomplete if a process did not end normally, a round is incomplete, or
-    the disk failed while a log was written.
-
-    Args:
-        truth: the records of all nodes; None if unknown.
-
-    Raises:
-        LeakauditError: the trace would exceed max_bytes or cannot be written; no files are left
-            behind.
-    """
+    """Write the trace, and its truth if there is one; after an error, no files are left behind."""
+    # The trace is marked as incomplete if a process did not end normally, a round is incomplete, or
+    # the disk failed while a log was written.
     description = plan.description
     if not plan.sent:
         reason = _listed(plan.left_out) or "the program ended too early"
@@ -90,10 +80,10 @@ def write(
     public = {}
     if plan.start is not None:
         public["w0"] = plan.start.to(dtype)
-    constants = dict(description.params)
+    constants = description.constants
     # A protocol file states its own constants, and an undeclared protocol has none.
-    if not description.undeclared and not hasattr(description.victim, "definition"):
-        constants = {**registry.values(description.victim), **constants}
+    if description.undeclared or hasattr(description.victim, "definition"):
+        constants = dict(description.params)
     fresh = not path.exists()
     try:
         with Recorder(
@@ -124,10 +114,8 @@ def write(
 
 
 def _widest(sent: Iterable[ProtocolMessage]) -> torch.dtype:
-    """Return the narrowest number format that holds all messages exactly.
-
-    For messages in float16 and in bfloat16, this is float32: neither holds the other's numbers.
-    """
+    """Return the narrowest number format that holds all messages exactly."""
+    # For messages in float16 and in bfloat16, this is float32: neither holds the other's numbers.
     return reduce(torch.promote_types, {one.message.dtype for one in sent})
 
 
@@ -150,7 +138,6 @@ def _record_truth(recorder: Recorder, truth: Truth) -> None:
 def _record_group(
     recorder: Recorder, group: list[ProtocolMessage], plan: ArrangedLog, dtype: torch.dtype
 ) -> None:
-    """Record messages with equal bytes as one message to all their receivers."""
     first = group[0]
     value = first.message.value(plan.slices).to(dtype)
     if first.scale != 1:
@@ -160,18 +147,13 @@ def _record_group(
 
 
 def _remove(path: Path) -> None:
-    """Remove a trace, its truth, and the files that belong to them."""
     for file in (path, trace_file.truth_path(path)):
         file.unlink(missing_ok=True)
         sidecar.beside(file).unlink(missing_ok=True)
 
 
 def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Json]:
-    """Return a summary of the run for the trace's provenance.
-
-    Returns:
-        Plain values; ``missing`` and ``ended`` are in the form that `leakaudit.traces.gaps` reads.
-    """
+    """Return a summary of the run, in the form that `leakaudit.traces.gaps` reads."""
     logs = [log for log in logs if log.rank != UNRANKED]
     seconds = sum(log.seconds for log in logs)
     spent = sum(log.spent for log in logs)
@@ -183,7 +165,7 @@ def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Js
     for sent in plan.sent:
         rank = sent.message.log.rank
         last[rank] = max(last[rank], sent.round)
-    tap = TapFacts(
+    tap = _TapFacts(
         processes=len(ranks),
         exit=code,
         share=share,
@@ -195,15 +177,7 @@ def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Js
     gone = {sent.src for sent in plan.sent if sent.message.log.rank in cut}
     missing: list[Json] = []
     for wire in plan.missing:
-        missing.append(
-            {
-                "src": wire.src,
-                "dst": wire.dst,
-                "kind": wire.kind,
-                "rounds": [wire.first, wire.last],
-                "why": "closed" if wire.src in gone else "",
-            }
-        )
+        missing.append({**wire, "why": "closed" if wire["src"] in gone else ""})
     why = f"its process did not end normally; the program's exit code was {code}"
     if any(log.about.get(IMPORTED) is True for log in logs):
         why = "the file of its messages ends within a message"
@@ -214,35 +188,26 @@ def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Js
 
 
 def _contained(plan: ArrangedLog) -> Iterator[str]:
-    """Yield which parameters the trace contains, if they are not all."""
     whole = plan.description.task.layout.size
     if plan.sent and plan.columns != (0, whole):
         yield f"the trace contains {shortened(plan.names(plan.columns))}"
 
 
 def others(plan: ArrangedLog, path: Path) -> Iterator[tuple[ArrangedLog, Path]]:
-    """Yield the further traces to write, because a trace holds columns without a gap.
-
-    If the user chose layers that lie apart, such as the first and the last one, each run of columns
-    becomes a trace of its own, whose file is called after its first layer.
-
-    Args:
-        path: file of the trace with the longest run of columns.
-    """
-    if not plan.sent or not plan.chosen:
+    """Yield the further traces to write beside that with the longest run of columns."""
+    # If the user chose layers that lie apart, such as the first and the last one, each run of
+    # columns becomes a trace of its own, whose file is called after its first layer.
+    if not plan.sent or not plan.chosen or len(plan.runs) > MOST:
         return
-    runs = plan.runs
-    if len(runs) > MOST:
-        return
-    for run in runs:
+    for run in plan.runs:
         if run != plan.columns:
             layer = NAMELESS.sub("_", module(plan.names(run)[0]))
             yield replace(plan, run=run), path.with_name(f"{path.stem}-{layer}{path.suffix}")
 
 
-def facts(trace: Trace) -> TapFacts:
+def facts(trace: Trace) -> _TapFacts:
     """Return the facts about a tapped run in the provenance of its trace."""
-    return msgspec.convert(trace.provenance["tap"], TapFacts)
+    return msgspec.convert(trace.provenance["tap"], _TapFacts)
 
 
 def warnings(trace: Trace) -> list[str]:
@@ -256,14 +221,7 @@ def warnings(trace: Trace) -> list[str]:
 
 
 def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
-    """Read the records of all nodes from an .npz file that the program wrote.
-
-    Args:
-        path: the file, with x (s, *shape), y (s,) and node (s,).
-
-    Raises:
-        LeakauditError: an array is missing, has another shape, or names a node that does not exist.
-    """
+    """Read the records of all nodes from an .npz file: x (s, *shape), y (s,) and node (s,)."""
     try:
         with npz.Npz(path) as file:
             held = {name: file[name] for name in ARRAYS if name in file.files}

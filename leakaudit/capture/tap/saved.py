@@ -21,7 +21,7 @@ NOT_FOUND = (
 LARGEST = 1 << 20  # bytes of the facts, far above what the tap writes: a choice
 
 
-class ModelFacts(Struct, frozen=True):
+class _ModelFacts(Struct, frozen=True):
     """What the tap wrote about a model."""
 
     name: str = ""  # module:class of the model
@@ -60,7 +60,7 @@ def take(folder: Path, trace: Path) -> SavedModel:
     if not path.is_file() or not 0 < path.stat().st_size < LARGEST:
         return SavedModel(None, "", (NOT_FOUND,))
     try:
-        facts = from_json(path.read_bytes(), ModelFacts)
+        facts = from_json(path.read_bytes(), _ModelFacts)
     except (ValueError, RecursionError) as error:
         raise LeakauditError(
             f"{path}: expected what the tap wrote about a model: {error}"
@@ -101,8 +101,7 @@ def take(folder: Path, trace: Path) -> SavedModel:
     return SavedModel(task, assumed, tuple(said))
 
 
-def _about(facts: ModelFacts) -> str:
-    """Describe the model in one line."""
+def _about(facts: _ModelFacts) -> str:
     args = ", ".join(f"{name}={value!r}" for name, value in facts.args.items())
     unknown = ""
     if facts.unknown:
@@ -111,8 +110,7 @@ def _about(facts: ModelFacts) -> str:
     return f"model {facts.name}({args}) in {mode} mode, {facts.parameters} parameters{unknown}"
 
 
-def _loss(facts: ModelFacts) -> tuple[str, str]:
-    """Return the loss, and why it is not known."""
+def _loss(facts: _ModelFacts) -> tuple[str, str]:
     if facts.each:
         if facts.losses == ["cross_entropy"] and facts.labels:
             return "next_token", ""

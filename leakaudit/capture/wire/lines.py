@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from leakaudit._util import decoding
-from leakaudit.capture.tap.log.event import COUNT, DIMENSIONS, KEY, LENGTH
+from leakaudit.capture.tap.log.reading import COUNT, DIMENSIONS, KEY, LENGTH
 from leakaudit.core.errors import LeakauditError, suggest
 
 ALL = "all"

@@ -1,8 +1,7 @@
-"""Install the tap in the modules of Flower, each right after its import.
+"""Install the tap in the modules of Flower, each right after its import."""
 
-`hooks` lists the modules. All of these functions are called by name, so that what a version of
-flwr lacks is not tapped and what it has is.
-"""
+# `hooks` lists the modules. All of these functions are called by name, so that what a version of
+# flwr lacks is not tapped and what it has is.
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from leakaudit.capture.tap.exchanges.wrapping import ProcessRemarks, wrap
-from leakaudit.capture.tap.flower.server import FlowerServerTap
+from leakaudit.capture.tap.exchanges import note_once, wrap
+from leakaudit.capture.tap.flower.messages import FlowerServerTap
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.environment import ENDS, LAUNCHER
 from leakaudit.capture.tap.log.writing import UNRANKED, Log
@@ -33,7 +32,7 @@ def listen(module: ModuleType, capture: Capture) -> None:
     elif name == "grpc_client_proxy":
         wrap(module.GrpcClientProxy, "fit", _tap(capture).fit)
     elif name == "client_app":
-        wrap(module.ClientApp, "__call__", _Partition(capture))
+        wrap(module.ClientApp, "__call__", _noting_partition(capture))
     elif name == "constant":
         _choose_ports(module)
     elif name == "local_superlink":
@@ -43,7 +42,6 @@ def listen(module: ModuleType, capture: Capture) -> None:
 
 
 def _tap(capture: Capture) -> FlowerServerTap:
-    """Return the tap of the server in this process."""
     return _taps.setdefault(id(capture), FlowerServerTap(capture))
 
 
@@ -62,7 +60,6 @@ def _tap_grids(module: ModuleType, tap: FlowerServerTap) -> None:
 
 
 def _tap_simulation(module: ModuleType, tap: FlowerServerTap) -> None:
-    """Learn which client of a simulation has which partition."""
 
     def register(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         nodes = function(*args, **named)
@@ -73,12 +70,10 @@ def _tap_simulation(module: ModuleType, tap: FlowerServerTap) -> None:
 
 
 def _note_mods(module: ModuleType, capture: Capture) -> None:
-    """Note which of flwr's mods change what this process sends."""
-    noted = ProcessRemarks(capture.folder)
 
     def tap_mod(owner: Any, name: str, mod: str) -> None:
         def noting(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-            noted.write("mod", mod)
+            note_once(capture.folder, "mod", mod)
             return function(*args, **named)
 
         wrap(owner, name, noting)
@@ -90,24 +85,23 @@ def _note_mods(module: ModuleType, capture: Capture) -> None:
             tap_mod(module, name, name)
 
 
-class _Partition:
+def _noting_partition(capture: Capture) -> Callable[..., Any]:
     """Note once per process which partition its client has, if its configuration says so."""
+    noted: set[int] = set()
 
-    def __init__(self, capture: Capture) -> None:
-        self.capture = capture
-        self._noted: set[int] = set()
-
-    def __call__(self, function: Callable[..., Any], app: Any, message: Any, context: Any) -> Any:
-        if os.getpid() not in self._noted:
-            self._noted.add(os.getpid())
-            self.capture.safely(self._note, context)
-        return function(app, message, context)
-
-    def _note(self, context: Any) -> None:
+    def note(context: Any) -> None:
         partition = context.node_config.get("partition-id")
         if type(partition) is int:
-            with Log(self.capture.folder, UNRANKED) as log:
+            with Log(capture.folder, UNRANKED) as log:
                 log.write("client", node=str(context.node_id), partition=partition)
+
+    def call(function: Callable[..., Any], app: Any, message: Any, context: Any) -> Any:
+        if os.getpid() not in noted:
+            noted.add(os.getpid())
+            capture.safely(note, context)
+        return function(app, message, context)
+
+    return call
 
 
 # `flwr run` gives its work to a SuperLink that it leaves running in the background. One that runs
@@ -116,7 +110,6 @@ class _Partition:
 
 
 def _choose_ports(module: ModuleType) -> None:
-    """Choose free ports for the SuperLink that `flwr run` starts."""
     module.LOCAL_SUPERLINK_HTTP_API_PORT = str(_free_port())  # type: ignore[attr-defined]
     module.LOCAL_CONTROL_API_ADDRESS = f"127.0.0.1:{_free_port()}"  # type: ignore[attr-defined]
 

@@ -22,16 +22,28 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from leakaudit.capture.tap.exchanges.arrays import SERVER, ArrayList, ExchangePlace, write_lists
-from leakaudit.capture.tap.exchanges.wrapping import capture_of
-from leakaudit.capture.tap.flower.messages import kind_of, round_in, unpacked, write
-from leakaudit.capture.tap.flower.server import FlowerServerTap
+from leakaudit.capture.tap.exchanges import (
+    SERVER,
+    TRAIN,
+    ArrayList,
+    ExchangePlace,
+    capture_of,
+    wrap,
+    write_lists,
+)
+from leakaudit.capture.tap.flower.messages import (
+    FlowerServerTap,
+    kind_of,
+    round_in,
+    unpacked,
+    write,
+)
 
 Strategy = TypeVar("Strategy")
 
 
 @dataclass(frozen=True)
-class ClientMod:
+class _ClientMod:
     """A mod of Flower that records what a client receives and answers; see `client_mod`."""
 
     folder: str
@@ -39,7 +51,6 @@ class ClientMod:
     rank: int | None = None
 
     def __call__(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
-        """Log a message, let the client answer it, and log the answer."""
         rank = self.rank
         if rank is None:
             rank = SERVER + 1 + int(context.node_config.get("partition-id", 0))
@@ -51,7 +62,7 @@ class ClientMod:
         return reply
 
 
-def client_mod(folder: str, rank: int | None = None) -> ClientMod:
+def client_mod(folder: str, rank: int | None = None) -> _ClientMod:
     """Return a mod that records what a client receives and answers.
 
     It records what the mods before it in the list make of the answers of those behind it: as the
@@ -60,7 +71,7 @@ def client_mod(folder: str, rank: int | None = None) -> ClientMod:
     Args:
         rank: rank of the client; None for 1 + its partition in a simulation, else 1.
     """
-    return ClientMod(folder, rank)
+    return _ClientMod(folder, rank)
 
 
 def server_strategy(strategy: Strategy, folder: str) -> Strategy:
@@ -76,48 +87,44 @@ def server_strategy(strategy: Strategy, folder: str) -> Strategy:
 
 def _record_messages(strategy: Any, tap: FlowerServerTap) -> None:
     """Record a strategy that makes messages."""
-    configure = strategy.configure_train
-    aggregate = strategy.aggregate_train
 
-    def configured(*args: Any, **named: Any) -> Any:
+    def configured(configure: Callable[..., Any], *args: Any, **named: Any) -> Any:
         messages = list(configure(*args, **named))
         tap.capture.safely(tap.instruct, messages)
         return messages
 
-    def aggregated(server_round: int, replies: Iterable[Any]) -> Any:
+    def aggregated(aggregate: Callable[..., Any], server_round: int, replies: Any) -> Any:
         replies = list(replies)
         tap.capture.safely(tap.receive, replies)
         return aggregate(server_round, replies)
 
-    strategy.configure_train = configured
-    strategy.aggregate_train = aggregated
+    wrap(strategy, "configure_train", configured)
+    wrap(strategy, "aggregate_train", aggregated)
 
 
 def _record_fits(strategy: Any, tap: FlowerServerTap) -> None:
     """Record a strategy of the older generation, which makes instructions to fit."""
-    configure = strategy.configure_fit
-    aggregate = strategy.aggregate_fit
-
-    def place(server_round: int, client: Any) -> ExchangePlace:
-        node = getattr(client, "node_id", None) or hash(client.cid)
-        return ExchangePlace("train", server_round, tap.talk.rank(node), str(client.cid))
 
     def log(op: str, server_round: int, pairs: Iterable[Any]) -> None:
         lists: list[ArrayList] = []
         for client, fit in sorted(pairs, key=lambda pair: str(pair[0].cid)):
-            arrays = unpacked(fit.parameters.tensors)
-            count = getattr(fit, "num_examples", None)
-            lists.append(ArrayList(arrays, place(server_round, client), count))
+            node = getattr(client, "node_id", None) or hash(client.cid)
+            place = ExchangePlace(TRAIN, server_round, tap.talk.rank(node), str(client.cid))
+            lists.append(unpacked(place, fit.parameters, getattr(fit, "num_examples", None)))
         write_lists(tap.capture, op, lists)
 
-    def configured(server_round: int, *args: Any, **named: Any) -> Any:
+    def configured(
+        configure: Callable[..., Any], server_round: int, *args: Any, **named: Any
+    ) -> Any:
         pairs = list(configure(server_round, *args, **named))
         tap.capture.safely(log, "send", server_round, pairs)
         return pairs
 
-    def aggregated(server_round: int, results: Any, failures: Any) -> Any:
+    def aggregated(
+        aggregate: Callable[..., Any], server_round: int, results: Any, failures: Any
+    ) -> Any:
         tap.capture.safely(log, "recv", server_round, results)
         return aggregate(server_round, results, failures)
 
-    strategy.configure_fit = configured
-    strategy.aggregate_fit = aggregated
+    wrap(strategy, "configure_fit", configured)
+    wrap(strategy, "aggregate_fit", aggregated)

@@ -1,17 +1,17 @@
-"""Compare the constants of a description with those that the messages prove.
+"""Compare the constants of a description with those that the messages prove."""
 
-The messages prove them where a gradient that is recomputed at a record equals what was sent (see
-`fit`). Where they prove nothing, the description is believed.
-"""
+# The messages prove them where a gradient that is recomputed at a record equals what was sent (see
+# `fit`). Where they prove nothing, the description is believed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from leakaudit.capture.fitting import factors, fit, local, local_optimiser, stepping
-from leakaudit.capture.fitting.part import FactorDeviation
+from leakaudit.capture.fitting.sketch import FactorDeviation
 from leakaudit.capture.tap.guessing import duals, gradients, hub, observed
 from leakaudit.capture.tap.guessing.draft import SPREADS
 from leakaudit.capture.tap.guessing.explanation import PROVED
@@ -20,23 +20,15 @@ from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.tap.messages.description import USUAL, MessageDescription
 from leakaudit.capture.tap.messages.private import PrivateGradients, private
-from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
 
 
 def contradictions(described: MessageDescription, logs: Sequence[RankLog]) -> list[str]:
-    """Return how a description contradicts the messages.
-
-    Only descriptions in the form that `guess` writes are compared: a usual protocol, all messages,
-    and their values up to the sign.
-    """
-    protocol = described.protocol
-    usual = protocol == "fedavg" or USUAL[described.payload] == protocol
-    if abs(described.scale) != 1 and described.payload != "gradients":
-        usual = False
-    if not usual or described.tags is not None or described.kinds:
-        return []
-    if described.stream is not None:
+    """Return how a description of the form that `guess` writes contradicts the messages."""
+    usual = described.protocol in ("fedavg", USUAL[described.payload])
+    scaled = abs(described.scale) != 1 and described.payload != "gradients"
+    selected = described.tags is not None or described.kinds or described.stream is not None
+    if not usual or scaled or selected:
         return []
     try:
         seen = observed.collect(logs, described.task, described.places)
@@ -45,15 +37,10 @@ def contradictions(described: MessageDescription, logs: Sequence[RankLog]) -> li
     stated = private(chain.from_iterable(seen.streams.values()), seen.slices)
     if stated is not None:
         return list(_of_private(described, stated))
-    if protocol == "fedavg":
+    if described.protocol == "fedavg":
         return list(_of_clients(described, seen))
-    if described.payload == "weights":
-        wrong = list(_of_weights(described, seen))
-    elif described.payload == "duals":
-        wrong = list(_of_duals(described, seen))
-    else:
-        wrong = list(_of_gradients(described, seen))
-    wrong += _of_rest(described, seen)
+    by_payload = {"weights": _of_weights, "duals": _of_duals, "gradients": _of_gradients}
+    wrong = [*by_payload[described.payload](described, seen), *_of_rest(described, seen)]
     if not wrong and not is_proved(described, seen):
         return list(_of_axes(described, logs))
     return wrong
@@ -68,7 +55,7 @@ def verified(described: MessageDescription, logs: Sequence[RankLog]) -> list[str
     sketched = [m for stream in seen.streams.values() for m in stream if m.sketched() is not None]
     if not sketched:
         return []
-    misses = [one for one in _misses(described, seen) if max(one.kept, one.rest) < PROVED]
+    misses = [one for one in _misses(described, seen) if one.miss < PROVED]
     if not misses or described.stream is not None:
         return ["the sketch of the other parameters was not compared with a recomputed gradient"]
     largest = max(one.rest for one in misses)
@@ -107,11 +94,7 @@ def _of_rest(described: MessageDescription, seen: observed.ChannelVectors) -> It
 
 
 def is_proved(described: MessageDescription, seen: observed.ChannelVectors) -> bool:
-    """Return whether recomputed gradients equal those of the messages.
-
-    Args:
-        seen: the messages, in the order that it declares.
-    """
+    """Return whether recomputed gradients equal those of the messages, in the described order."""
     if described.payload == "weights":
         return _optimiser(described, seen) is not None
     if described.payload == "duals":
@@ -129,16 +112,12 @@ def _of_axes(described: MessageDescription, logs: Sequence[RankLog]) -> Iterator
         other = replace(described, order=order)
         seen = observed.collect(logs, other.task, other.places)
         if is_proved(other, seen):
+            given = described.order or described.task.layout.names
             yield (
-                f"messages.order: {_written(described)} contradicts the messages; the gradients "
-                f"that follow from them show {_written(other)}"
+                f"messages.order: [{', '.join(given)}] contradicts the messages; the gradients "
+                f"that follow from them show [{', '.join(order)}]"
             )
             return
-
-
-def _written(described: MessageDescription) -> str:
-    entries = described.order or described.task.layout.names
-    return f"[{', '.join(entries)}]"
 
 
 def _optimiser(
@@ -152,8 +131,7 @@ def _optimiser(
 
 
 def _of_weights(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
-    """Compare order, optimiser and step size of decentralised SGD."""
-    declared = {**registry.values(described.victim), **described.params}
+    declared = described.constants
     order = declared["order"]
     found = _optimiser(described, seen)
     if found is None:
@@ -171,24 +149,20 @@ def _of_weights(described: MessageDescription, seen: observed.ChannelVectors) ->
             f"which show {named.text}"
         )
         return
-    for name in ("momentum", "decay"):
-        yield from _unequal(name, declared[name], getattr(named.optimiser, name), named.miss)
+    shown = {"momentum": named.optimiser.momentum, "decay": named.optimiser.decay}
     if named.rate is not None:
-        yield from _unequal("alpha", declared["alpha"], named.rate, named.miss)
+        shown["alpha"] = named.rate
+    yield from _unequal(declared, shown, named.miss)
 
 
 def _gradient(
     described: MessageDescription, seen: observed.ChannelVectors
 ) -> factors.Factors | None:
     """Return how recomputed gradients equal those that were sent; None if they do not."""
-    samples = gradients.samples(seen, "gradients")
-    found = fit.fit([described.task], samples)
+    found = fit.fit([described.task], gradients.samples(seen, "gradients"))
     if found is None:
         return None
-    run = gradients.run(seen)
-    ranks = len(seen.own)
-    rounds = gradients.rounds(seen)
-    shown = factors.compare(described.task, found.point, run, ranks, rounds)
+    shown = gradients.compared(seen, found, gradients.run(seen))
     return shown if shown.proved else None
 
 
@@ -212,7 +186,7 @@ def _of_private(described: MessageDescription, stated: PrivateGradients) -> Iter
     if stated.why:
         yield f"protocol: {described.protocol} contradicts the program: {stated.why}"
         return
-    declared = {**registry.values(described.victim), **described.params}
+    declared = described.constants
     known = {"clip": 0.0, "sigma": 0.0, "noisy": "all", **stated.params, "scale": stated.scale}
     known.pop("samples", None)
     for name, value in known.items():
@@ -230,11 +204,10 @@ def _is_one(factor: float) -> bool:
 
 
 def _of_clients(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
-    """Compare the server's step and the clients' training of FedAvg."""
     server = hub.server(seen)
     if server is None:
         return
-    declared = {**registry.values(described.victim), **described.params}
+    declared = described.constants
     if declared["server"] == "mean" and hub.is_mean(seen, server) is False:
         yield "params.server: 'mean' contradicts the messages, which show another combination"
     if not hub.examples(seen) <= {1}:
@@ -248,14 +221,12 @@ def _of_clients(described: MessageDescription, seen: observed.ChannelVectors) ->
         yield (
             f"params.{name}: {declared[name]} contradicts the messages, which show {proved.steps}"
         )
-    for name in ("momentum", "decay"):
-        shown = getattr(proved.optimiser, name)
-        yield from _unequal(name, declared[name], shown, proved.miss)
-    yield from _unequal("lr", declared["lr"], proved.lr, proved.miss)
+    optimiser = proved.optimiser
+    shown = {"momentum": optimiser.momentum, "decay": optimiser.decay, "lr": proved.lr}
+    yield from _unequal(declared, shown, proved.miss)
 
 
 def _of_duals(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
-    """Compare sign, step size and penalty of PDMM."""
     solved = duals.solve(seen, [described.task])
     if solved is None or not solved.proved:
         return
@@ -264,12 +235,17 @@ def _of_duals(described: MessageDescription, seen: observed.ChannelVectors) -> I
             f"messages.scale: {described.scale:g} contradicts the messages, "
             f"which show {solved.sign}"
         )
-    declared = {**registry.values(described.victim), **described.params}
-    yield from _unequal("alpha", declared["alpha"], solved.alpha, solved.fit.spread)
-    yield from _unequal("rho", declared["rho"], solved.rho, solved.fit.spread)
+    shown = {"alpha": solved.alpha, "rho": solved.rho}
+    yield from _unequal(described.constants, shown, solved.fit.spread)
 
 
-def _unequal(name: str, declared: float, proved: float, spread: float) -> Iterator[str]:
-    """Yield a line if a constant is not the one that the messages prove."""
-    if abs(declared - proved) > max(SPREADS * spread, PROVED) * abs(proved):
-        yield f"params.{name}: {declared:g} contradicts the messages, which show {proved:.6g}"
+def _unequal(
+    declared: Mapping[str, Any], shown: Mapping[str, float], spread: float
+) -> Iterator[str]:
+    """Yield a line for each constant that is not the one that the messages prove."""
+    for name, proved in shown.items():
+        if abs(declared[name] - proved) > max(SPREADS * spread, PROVED) * abs(proved):
+            yield (
+                f"params.{name}: {declared[name]:g} contradicts the messages, "
+                f"which show {proved:.6g}"
+            )

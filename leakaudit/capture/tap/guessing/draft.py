@@ -3,138 +3,189 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from leakaudit._util import config
 from leakaudit.capture.fitting import fit
-from leakaudit.capture.fitting.digits import shortest
 from leakaudit.capture.fitting.factors import Factors
+from leakaudit.capture.fitting.stepping import shortest
 from leakaudit.capture.tap.guessing import hub
 from leakaudit.capture.tap.guessing.duals import DualSolution
 from leakaudit.capture.tap.guessing.explanation import GuessedModel, MessageExplanation
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
-from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess
-from leakaudit.capture.tap.messages.description import USUAL
+from leakaudit.capture.tap.messages.description import ASK, USUAL
 from leakaudit.capture.tap.messages.layouts import Arrangement
 from leakaudit.capture.tap.messages.private import PrivateGradients
-from leakaudit.capture.tap.messages.starter import Comment
+from leakaudit.protocols.optimiser import Optimiser
 
 LIST = "see 'leakaudit list victims'"
 NEAREST = 1e-5  # relative distance within which a constant is rounded even if samples agree better
 SPREADS = 4  # otherwise, number of the samples' spreads within which it is rounded: a choice
+MODEL = {  # default comment for a key of [model]
+    "name": "see 'leakaudit list models'; or package.module:factory, or file.pt2",
+    "args": "arguments of the model",
+    "shape": "shape of one input: channels, height, width; or its length",
+    "classes": "",
+    "loss": "cross_entropy, binary, squared or next_token",
+    "mean": "the model receives (input - mean) / std; one entry, or one per channel",
+    "std": "",
+    "levels": "255 if inputs are k/255, else 0",
+}
+SCALE = "what a node sends, times this, is the protocol's value; a server's models are not scaled"
+OF_MESSAGES = {  # default comment for a key of [messages], which is SCALE otherwise
+    "stream": "process group or model of the messages; the log has others of the same size",
+    "scales": "round = its scale from then on",
+}
+HEAD = (
+    "# The program's messages, for --describe of `leakaudit tap` and `leakaudit trace import`. "
+    "Inferred from them: check and correct it."
+)
+PARAMS = (
+    "[params]  # the protocol's constants; for omitted ones, the defaults of "
+    "'leakaudit record {protocol} --help'"
+)
+SAMPLES = "# samples = …              # records per node: not known"
+MESSAGES = (
+    f"# scale = 4.0              # {SCALE}; e.g. 4.0 if 4 ranks divide gradients before the sum",
+    "# tags = [0]               # tags of the messages to use",
+    '# order = ["layer1.bias", "layer1.weight.T"]  # the parameters in the order of a message; '
+    ".T: stored as (in, out)",
+)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A description under construction."""
+    """A description under construction, by dotted keys such as ``params.alpha``."""
 
-    values: dict[str, Any]  # in the form that `description.of` expects
-    comments: dict[str, Comment]  # dotted key -> comment beside its value
+    # in the form that `description.of` expects
+    values: dict[str, Any] = field(default_factory=lambda: {"params": {}, "model": {}})
+    # the comment beside a value, and whether the value is known; otherwise `ASK` takes its place
+    comments: dict[str, tuple[str, bool]] = field(default_factory=dict)
+
+    def put(self, key: str, value: Any, comment: str | None = None, known: bool = True) -> None:
+        """Set a value and its comment; None for that which is usual for this key."""
+        table, _, name = key.rpartition(".")
+        held = self.values.setdefault(table, {}) if table else self.values
+        held[name] = value
+        if comment is not None:
+            self.note(key, comment, known)
+
+    def note(self, key: str, comment: str, known: bool = True) -> None:
+        """Set the comment beside a value."""
+        self.comments[key] = comment, known
+
+    def ask(self, key: str, comment: str) -> None:
+        """Leave a value open, which the user must fill in."""
+        self.note(key, comment, known=False)
 
     @property
     def gaps(self) -> list[str]:
         """Keys that the user must fill in."""
-        return [name for name, comment in self.comments.items() if not comment.known]
+        return [key for key, (_, known) in self.comments.items() if not known]
+
+    def toml(self, evidence: Sequence[str]) -> str:
+        """Return the text of the description."""
+        lines = [HEAD, *(f"# {line}" for line in evidence)]
+        lines += [self._line(name, self.values[name]) for name in ("payload", "protocol", "first")]
+        params = self.values["params"]
+        lines += ["", PARAMS.format(protocol=self.values["protocol"])]
+        lines += [self._line(f"params.{name}", value) for name, value in params.items()]
+        if "samples" not in params:
+            shown, _ = self.comments.get("params.samples", ("", True))
+            lines.append(f"{SAMPLES}; {shown}" if shown else SAMPLES)
+        lines += ["", "[model]"]
+        for name, value in self.values["model"].items():
+            lines.append(self._line(f"model.{name}", value, MODEL.get(name, "")))
+        messages = self.values.get("messages", {})
+        lines += ["", "[messages]" if messages else "# [messages]"]
+        for name, value in messages.items():
+            lines.append(self._line(f"messages.{name}", value, OF_MESSAGES.get(name, SCALE)))
+        return "\n".join((*lines, *MESSAGES)) + "\n"
+
+    def _line(self, key: str, value: Any, usual: str = "") -> str:
+        comment, known = self.comments.get(key, (usual, True))
+        name = key.rpartition(".")[2]
+        text = f"{name} = {config.inline(value if known else ASK)}"
+        return f"{text:26} # {comment}" if comment else text
 
 
 def drafted(explained: MessageExplanation, changed: str = "", assumed: str = "") -> Draft:
-    """Return the description that an explanation of the messages suggests.
-
-    Args:
-        changed: why no protocol can be named, because something changed what was sent; empty if
-            nothing did.
-    """
+    """Return the description that an explanation suggests; changed: why it names no protocol."""
     seen = explained.seen
     model = explained.model
     server = explained.server
-    draft = _begun(explained)
+    draft = Draft()
+    _add_head(draft, explained)
     if explained.stated is not None:
         _add_private(draft, explained.stated)
     elif server is None:
-        _add_params(draft, explained.sent.payload, model, bool(seen.hooked))
+        _add_params(draft, explained)
     else:
         _add_samples(draft, model, hub.examples(seen))
-        _add_server(draft, explained.sent, model, hub.is_mean(seen, server))
+        _add_server(draft, explained, hub.is_mean(seen, server))
     if changed:
-        draft.comments["protocol"] = Comment(changed, known=False)
+        draft.ask("protocol", changed)
     elif server is not None and not hub.is_one_model(seen, server):
-        why = "the server sends different models to its clients in a round"
-        draft.comments["protocol"] = Comment(why, known=False)
+        draft.ask("protocol", "the server sends different models to its clients in a round")
     _add_model(draft, model)
     if model.contradicted and seen.hooked and explained.stated is None:
         why = "another model, activation or loss: no recomputed gradient equals those of the hook"
-        asked = "model.name"
         if model.doubt:
-            why = model.doubt
-            asked = _open(model)
-        draft.comments[asked] = Comment(why, known=False)
+            draft.ask(_open(model), model.doubt)
+        else:
+            draft.ask("model.name", why)
     if assumed and model.found is None:
-        draft.comments["model.loss"] = Comment(assumed, known=False)
+        draft.ask("model.loss", assumed)
     return draft
 
 
 def blank() -> Draft:
     """Return a description in which the user must fill in everything."""
-    comments = {
-        "payload": Comment("weights, gradients or duals", known=False),
-        "protocol": Comment(LIST, known=False),
-    }
-    values = {"payload": "", "protocol": "", "first": "update", "params": {}}
-    draft = Draft(values, comments)
+    draft = Draft()
+    draft.put("payload", "", "weights, gradients or duals", known=False)
+    draft.put("protocol", "", LIST, known=False)
+    draft.put("first", "update")
     _add_model(draft, GuessedModel(None))
     return draft
 
 
-def _begun(explained: MessageExplanation) -> Draft:
-    """Return a description of payload and protocol, still without constants and model."""
+def _add_head(draft: Draft, explained: MessageExplanation) -> None:
+    """Add payload and protocol, and leave open what the channels do not show."""
     sent = explained.sent
-    values = {
-        "payload": sent.payload,
-        "protocol": USUAL[sent.payload],
-        "first": "update",
-        "params": {},
-        "model": {},
-    }
-    if explained.seen.lane is not None:
-        values["messages"] = {"stream": explained.seen.lane}
-    comments = {"payload": Comment(sent.sure)}
+    seen = explained.seen
+    draft.put("payload", sent.payload, sent.sure)
+    draft.put("protocol", USUAL[sent.payload])
+    draft.put("first", "update")
+    if seen.lane is not None:
+        draft.put("messages.stream", seen.lane)
     if sent.sure == "unknown":
-        comments["payload"] = Comment(sent.why, known=False)
-        comments["protocol"] = Comment(LIST, known=False)
-    draft = Draft(values, comments)
-    if sent.payload == "gradients":
-        _add_channels(draft, explained.seen)
-    elif sent.payload == "weights" and explained.server is not None:
-        values["protocol"] = "fedavg"
-        values["first"] = "start"
-        comments["protocol"] = Comment("clients receive a model and send one back")
+        draft.ask("payload", sent.why)
+        draft.ask("protocol", LIST)
+    if sent.payload == "gradients" and len(seen.graph.edges) > 1 and seen.centre is None:
+        draft.ask("protocol", f"vectors travel between nodes without a server: {LIST}")
+    if sent.payload == "weights" and explained.server is not None:
+        draft.put("protocol", "fedavg", "clients receive a model and send one back")
+        draft.put("first", "start")
     elif sent.payload == "weights":
-        _add_start(draft, explained.seen)
-    return draft
-
-
-def _add_channels(draft: Draft, seen: ChannelVectors) -> None:
-    """Leave the protocol open if gradients travel between nodes without a server."""
-    if len(seen.graph.edges) > 1 and seen.centre is None:
-        asked = f"vectors travel between nodes without a server: {LIST}"
-        draft.comments["protocol"] = Comment(asked, known=False)
+        _add_start(draft, seen)
 
 
 def _add_start(draft: Draft, seen: ChannelVectors) -> None:
     """Add what models without a server start from, and leave open what the channels do not show."""
-    comment = "the ranks' first messages differ"
     if seen.same_start:
-        draft.values["first"] = "start"
-        comment = "the ranks' first messages are equal"
-    draft.comments["first"] = Comment(comment)
+        draft.put("first", "start", "the ranks' first messages are equal")
+    else:
+        draft.note("first", "the ranks' first messages differ")
     if seen.centre is not None:
-        asked = f"models travel between a server and clients: {LIST}"
-        draft.comments["protocol"] = Comment(asked, known=False)
+        draft.ask("protocol", f"models travel between a server and clients: {LIST}")
     if not seen.graph.edges:
         # Weights that all ranks add up: how many local steps lie between two averages, and whether
         # the ranks divide before they add, does not follow from the messages.
-        draft.values["protocol"] = "fedavg"
-        draft.comments["protocol"] = Comment(
+        draft.put(
+            "protocol",
+            "fedavg",
             'all ranks average: "fedavg", with lr, the local steps as epochs, and server = "mean" '
             "if they continue from the average; scale = number of ranks under [messages] if they "
             "divide before the sum",
@@ -142,19 +193,20 @@ def _add_start(draft: Draft, seen: ChannelVectors) -> None:
         )
 
 
-def _add_params(draft: Draft, payload: Payload, model: GuessedModel, hooked: bool) -> None:
+def _add_params(draft: Draft, explained: MessageExplanation) -> None:
     """Add the protocol's constants; what a hook recorded are gradients, whatever they show."""
-    comments = draft.comments
-    if payload == "weights" and "protocol" in comments:
+    payload = explained.sent.payload
+    model = explained.model
+    if payload == "weights" and "protocol" in draft.comments:
         return
     if payload == "weights":
         _add_weights(draft, model)
     elif payload == "duals":
         _add_duals(draft, model.solved)
     else:
-        usual = Comment("gradients are sent to a server, or added up")
-        comments.setdefault("protocol", usual)
-        if model.contradicted and not hooked:
+        if "protocol" not in draft.comments:
+            draft.note("protocol", "gradients are sent to a server, or added up")
+        if model.contradicted and not explained.seen.hooked:
             _ask_payload(draft, model)
         _add_scale(draft, model.factors)
     _add_records(draft, model)
@@ -163,46 +215,42 @@ def _add_params(draft: Draft, payload: Payload, model: GuessedModel, hooked: boo
 def _add_records(draft: Draft, model: GuessedModel) -> None:
     """Add how many records a gradient uses, and a rank has, as far as the messages show it."""
     shown = model.records
-    params = draft.values["params"]
-    comments = draft.comments
     if model.reused:
-        params["samples"] = 1
-        comments["params.samples"] = Comment(f"records per rank: {model.reused}")
+        draft.put("params.samples", 1, f"records per rank: {model.reused}")
         return
     single = shown.single if shown is not None else model.apart
     if model.found is not None and single:
-        params["batch"] = 1
-        comments["params.batch"] = Comment("records per gradient")
+        draft.put("params.batch", 1, "records per gradient")
     if shown is not None:
-        comments["params.samples"] = Comment(shown.text)
+        draft.note("params.samples", shown.text)
 
 
 def _add_private(draft: Draft, stated: PrivateGradients) -> None:
     """Add the constants that Opacus states; no other protocol describes its messages."""
-    draft.comments["payload"] = Comment(f"sums over a rank's records: {stated.words}")
+    draft.note("payload", f"sums over a rank's records: {stated.words}")
     if stated.why:
-        draft.comments["protocol"] = Comment(stated.why, known=False)
+        draft.ask("protocol", stated.why)
         return
-    draft.comments["protocol"] = Comment("all ranks add them up")
+    draft.note("protocol", "all ranks add them up")
     draft.values["params"] |= stated.params
-    draft.comments["params.clip"] = Comment("of each record's gradient, as Opacus states")
-    draft.comments["params.sigma"] = Comment("of a sum; the noise in the messages has this size")
-    draft.comments["params.noisy"] = Comment("only rank 0 adds noise")
+    draft.note("params.clip", "of each record's gradient, as Opacus states")
+    draft.note("params.sigma", "of a sum; the noise in the messages has this size")
+    draft.note("params.noisy", "only rank 0 adds noise")
     if stated.scale != 1:
-        draft.values.setdefault("messages", {})["scale"] = stated.scale
+        draft.put("messages.scale", stated.scale)
 
 
 def _ask_payload(draft: Draft, model: GuessedModel) -> None:
     """Leave open what is sent: vectors that show single records, but equal no gradient."""
     if model.factors is not None and model.factors.loss_only:
-        draft.comments[_open(model)] = Comment(model.doubt, known=False)
+        draft.ask(_open(model), model.doubt)
         return
-    draft.comments["payload"] = Comment(
+    draft.ask(
+        "payload",
         "gradients of several records or of another model (activation, loss), or updates after "
         "several steps: no recomputed gradient equals them",
-        known=False,
     )
-    draft.comments["protocol"] = Comment(LIST, known=False)
+    draft.ask("protocol", LIST)
 
 
 def _open(model: GuessedModel) -> str:
@@ -213,19 +261,17 @@ def _open(model: GuessedModel) -> str:
 
 
 def _add_scale(draft: Draft, factors: Factors | None) -> None:
-    """Add the factor of gradients, if a program sends multiples of them."""
     if factors is None or factors.clipped:
         return
     if not factors.proved:
         if factors.fits and factors.by_round:
             draft.values["messages"] = {"scale": 1.0}
-        return
-    if factors.is_loss_scale:
+    elif factors.is_loss_scale:
         first, *later = factors.runs
         draft.values["messages"] = {"scale": 1 / first[1]}
         if later:
-            draft.values["messages"]["scales"] = {str(t): 1 / factor for t, factor in later}
-            draft.comments["messages.scales"] = Comment(factors.why)
+            scales = {str(t): 1 / factor for t, factor in later}
+            draft.put("messages.scales", scales, factors.why)
     elif abs(factors.factor - 1) > NEAREST:
         draft.values["messages"] = {"scale": _rounded(1 / factors.factor, factors.spread)}
 
@@ -234,159 +280,121 @@ def _add_samples(draft: Draft, model: GuessedModel, examples: set[int]) -> None:
     """Add the number of records per client, if it is proved or all clients report the same."""
     shown = model.records
     if model.reused:
-        draft.values["params"]["samples"] = 1
-        draft.comments["params.samples"] = Comment(f"records per client: {model.reused}")
+        draft.put("params.samples", 1, f"records per client: {model.reused}")
     elif shown is not None and shown.differ:
-        draft.comments["params.samples"] = Comment(shown.text)
+        draft.note("params.samples", shown.text)
     elif len(examples) == 1:
-        draft.values["params"]["samples"] = next(iter(examples))
-        draft.comments["params.samples"] = Comment("records per client, as clients report")
+        draft.put("params.samples", next(iter(examples)), "records per client, as clients report")
 
 
-def _add_server(
-    draft: Draft, sent: PayloadGuess, model: GuessedModel, is_mean: bool | None
-) -> None:
-    """Add the constants of a protocol with a server."""
-    params = draft.values["params"]
-    comments = draft.comments
+def _add_server(draft: Draft, explained: MessageExplanation, is_mean: bool | None) -> None:
+    model = explained.model
     found = model.found
     proved = found is not None
-    if sent.payload == "gradients":
-        comments["payload"] = Comment("or differences of models, or something else", proved)
+    if explained.sent.payload == "gradients":
+        draft.note("payload", "or differences of models, or something else", proved)
         if not proved:
-            comments["protocol"] = Comment(LIST, known=False)
+            draft.ask("protocol", LIST)
         return
     # Recomputed gradients prove SGD on one record, and no other training.
-    params["lr"] = 0.0
     if found is not None:
-        params["lr"] = _rounded(found.step, found.spread)
-        comments["params.lr"] = Comment(_of_rate(model, found.spread))
+        comment = f"accurate to {found.spread:.0e}"
+        if model.steps == 1:
+            comment += "; one step with Nesterov momentum would be one of lr / (1 + momentum)"
+        draft.put("params.lr", _rounded(found.step, found.spread), comment)
     else:
-        comments["params.lr"] = Comment("step size of SGD, e.g. 0.1", known=False)
+        draft.put("params.lr", 0.0, "step size of SGD, e.g. 0.1", known=False)
     if model.moved:
-        params["optimiser"] = "adam"
-        comments["params.optimiser"] = Comment("adam, adamw or adagrad", known=False)
-        size = f"{model.moved:.3g} for one step of Adam, half of it for two"
-        comments["params.lr"] = Comment(size, known=False)
+        draft.put("params.optimiser", "adam", "adam, adamw or adagrad", known=False)
+        draft.ask("params.lr", f"{model.moved:.3g} for one step of Adam, half of it for two")
     new = model.records is not None and model.records.single and model.records.differ
     if proved and new and model.steps == 1:
-        params["steps"] = 1
-        comments["params.steps"] = Comment("steps in a round; later ones use new records")
-        params["batch"] = 1
-        comments["params.batch"] = Comment("records per step")
+        draft.put("params.steps", 1, "steps in a round; later ones use new records")
+        draft.put("params.batch", 1, "records per step")
     else:
-        _add_epochs(draft, model, proved)
-    for name in ("momentum", "nesterov", "decay"):
-        if getattr(model.optimiser, name):
-            params[name] = getattr(model.optimiser, name)
+        passes = "passes over a client's records in a round"
+        draft.put("params.epochs", model.steps, passes, proved)
+        every = "records per step; 0: all of them"
+        if model.records is not None and model.records.differ:
+            every = "a step uses all records of its round; how a round draws them is not known"
+        draft.put("params.batch", 0, every, proved)
+    _add_memory(draft, model.optimiser)
     said = {
-        True: Comment("the server's next model is the mean of all answers"),
-        False: Comment("the next model is not the plain mean of all clients' answers"),
-        None: Comment("no round shows how the server combines models"),
+        True: "the server's next model is the mean of all answers",
+        False: "the next model is not the plain mean of all clients' answers",
+        None: "no round shows how the server combines models",
     }
-    params["server"] = "mean" if is_mean else "unknown"
-    comments["params.server"] = said[is_mean]
+    draft.put("params.server", "mean" if is_mean else "unknown", said[is_mean])
 
 
-def _add_epochs(draft: Draft, model: GuessedModel, proved: bool) -> None:
-    """Add the passes over all records of a client, or over those of a round."""
-    draft.values["params"] |= {"epochs": model.steps, "batch": 0}
-    passes = "passes over a client's records in a round"
-    draft.comments["params.epochs"] = Comment(passes, proved)
-    all_ = "records per step; 0: all of them"
-    if model.records is not None and model.records.differ:
-        all_ = "a step uses all records of its round; how a round draws them is not known"
-    draft.comments["params.batch"] = Comment(all_, proved)
-
-
-def _of_rate(model: GuessedModel, spread: float) -> str:
-    """Return the comment on the step size of clients."""
-    said = f"accurate to {spread:.0e}"
-    if model.steps == 1:
-        return f"{said}; one step with Nesterov momentum would be one of lr / (1 + momentum)"
-    return said
+def _add_memory(draft: Draft, optimiser: Optimiser) -> None:
+    """Add the constants of an optimiser that are not 0."""
+    for name in ("momentum", "nesterov", "decay"):
+        if getattr(optimiser, name):
+            draft.put(f"params.{name}", getattr(optimiser, name))
 
 
 def _add_weights(draft: Draft, model: GuessedModel) -> None:
-    """Add the constants of decentralised SGD."""
-    params = draft.values["params"]
-    comments = draft.comments
     named = model.stepping
-    alpha = Comment("the step size, e.g. 0.1", known=False)
-    params["alpha"] = 0.0
+    alpha = 0.0
+    why = "the step size, e.g. 0.1"
+    known = False
     if named is not None:
-        alpha = Comment(f"{named.text}; it predicts what it was not fitted to")
-        rate = named.rate
-        if rate is None:
-            alpha = replace(alpha, known=False)
-        else:
-            params["alpha"] = rate
+        why = f"{named.text}; it predicts what it was not fitted to"
+        known = named.rate is not None
+        alpha = named.rate or 0.0
     elif model.found is not None:
-        params["alpha"] = _rounded(model.found.step, model.found.spread)
-        alpha = Comment("of the first step; a log of one step does not show the optimiser")
+        alpha = _rounded(model.found.step, model.found.spread)
+        why = "of the first step; a log of one step does not show the optimiser"
+        known = True
     if model.changed:
-        alpha = Comment(model.changed, known=False)
-    comments["params.alpha"] = alpha
-    params["order"] = "" if model.found is None else model.found.point
-    comments["params.order"] = Comment(
+        why = model.changed
+        known = False
+    draft.put("params.alpha", alpha, why, known)
+    draft.put(
+        "params.order",
+        "" if model.found is None else model.found.point,
         '"combine": gradient at the model before averaging; "adapt": after averaging',
         known=named is not None,
     )
     if named is None:
         if model.found is None:
-            params["optimiser"] = "sgd"
-            comments["params.optimiser"] = Comment("sgd, adam, adamw or adagrad", known=False)
+            draft.put("params.optimiser", "sgd", "sgd, adam, adamw or adagrad", known=False)
         return
-    optimiser = named.optimiser
-    if optimiser.kind != "sgd":
-        params["optimiser"] = optimiser.kind
-    for name in ("momentum", "nesterov", "decay"):
-        if getattr(optimiser, name):
-            params[name] = getattr(optimiser, name)
-    if named.scaling.clip:
-        params["clip"] = named.scaling.clip
+    if named.optimiser.kind != "sgd":
+        draft.put("params.optimiser", named.optimiser.kind)
+    _add_memory(draft, named.optimiser)
+    if named.clip:
+        draft.put("params.clip", named.clip)
 
 
 def _add_duals(draft: Draft, solved: DualSolution | None) -> None:
-    """Add the constants of PDMM and ECL."""
     alpha = 0.0
     rho = 0.0
     if solved is not None:
         alpha = _rounded(solved.alpha, solved.fit.spread)
         rho = _rounded(solved.rho, solved.fit.spread)
         if solved.sign < 0:
-            draft.values.setdefault("messages", {})["scale"] = -1.0
-    draft.values["params"] = {
-        "alpha": alpha,
-        "rho": rho,
-        "theta": 1.0,
-        "differential": False,
-        "z0": 0.0,
-    }
+            draft.put("messages.scale", -1.0)
     known = solved is not None
-    draft.comments["params.alpha"] = Comment("the step size, e.g. 0.05", known)
-    draft.comments["params.rho"] = Comment("the penalty, e.g. 0.4", known)
-    draft.comments["params.z0"] = Comment("duals start at zero")
+    draft.put("params.alpha", alpha, "the step size, e.g. 0.05", known)
+    draft.put("params.rho", rho, "the penalty, e.g. 0.4", known)
+    draft.put("params.theta", 1.0)
+    draft.put("params.differential", False)
+    draft.put("params.z0", 0.0, "duals start at zero")
 
 
 def _add_model(draft: Draft, model: GuessedModel) -> None:
-    """Add the model, or a placeholder if none is known."""
     if model.task is None:
-        draft.values["model"] = {
-            "name": "",
-            "args": {},
-            "shape": [],
-            "classes": 0,
-            "loss": "cross_entropy",
-        }
-        asked = {
-            "name": "the model that was trained: 'leakaudit list models', package.module:factory, "
-            "or file.pt2",
-            "shape": "shape of one input, e.g. [1, 28, 28]",
-            "classes": "number of classes",
-        }
-        for name, text in asked.items():
-            draft.comments[f"model.{name}"] = Comment(text, known=False)
+        asked = (
+            "the model that was trained: 'leakaudit list models', package.module:factory, "
+            "or file.pt2"
+        )
+        draft.put("model.name", "", asked, known=False)
+        draft.put("model.args", {})
+        draft.put("model.shape", [], "shape of one input, e.g. [1, 28, 28]", known=False)
+        draft.put("model.classes", 0, "number of classes", known=False)
+        draft.put("model.loss", "cross_entropy")
         return
     spec = model.task.spec
     values = {
@@ -405,30 +413,25 @@ def _add_model(draft: Draft, model: GuessedModel) -> None:
     picture = fit.image(math.prod(spec.shape))
     if not model.levels and len(spec.shape) == 1 < len(picture):
         text = f"not proved to be pixels; pictures would be {list(picture)}"
-        draft.comments["model.shape"] = Comment(text)
+        draft.note("model.shape", text)
     if model.found is None:
-        draft.comments["model.name"] = Comment("of the right size, but not proved")
+        draft.note("model.name", "of the right size, but not proved")
 
 
 def add_order(draft: Draft, model: GuessedModel, arrangement: Arrangement, possible: int) -> None:
-    """Add the order of the parameters in a message.
-
-    Args:
-        arrangement: the order and axes that explain the messages best.
-    """
+    """Add the order of the parameters that explains the messages best, of some possible ones."""
     if model.task is None:
         return
-    proved = model.found is not None
-    order = arrangement.order(model.task.layout.names)
-    draft.values.setdefault("messages", {})["order"] = order
     text = "the parameters in a message; .T: stored as (in, out)"
-    if proved:
-        draft.comments["messages.order"] = Comment(f"{text}; proved by the recomputed gradient")
+    known = True
+    if model.found is not None:
+        text += "; proved by the recomputed gradient"
     elif possible == 1:
-        draft.comments["messages.order"] = Comment(f"{text}; of the right shapes, not proved")
+        text += "; of the right shapes, not proved"
     else:
-        asked = "the parameters in a message, with .T if stored as (in, out): shapes fit both"
-        draft.comments["messages.order"] = Comment(asked, known=False)
+        text = "the parameters in a message, with .T if stored as (in, out): shapes fit both"
+        known = False
+    draft.put("messages.order", arrangement.order(model.task.layout.names), text, known)
 
 
 def _rounded(value: float, spread: float) -> float:

@@ -1,17 +1,16 @@
-"""Step size, penalty and model behind the duals of PDMM or ECL, from the messages only.
+"""Step size, penalty and model behind the duals of PDMM or ECL, from the messages only."""
 
-With theta = 1 and one gradient step per round, node i sends
-
-    m_ij(t+1) = m_ji(t) + 2 rho A_ij w_i(t+1),
-
-so u = A_ij (m_ij(t+1) - m_ji(t)) is 2 rho w_i, and with S = sum_j A_ij m_ji and d neighbours
-
-    u(t) - u(t+1) = a (g(t) + V(t)),   V = S + d u / 2,   a = 2 rho alpha.
-
-All terms except a and g follow from the messages. For one record, the first layer's block of
-g = (u(t) - u(t+1)) / a - V has rank one, which for two of its rows is a quadratic equation in 1 / a
-in every column. rho is then the scale at which the recomputed gradient fits best.
-"""
+# With theta = 1 and one gradient step per round, node i sends
+#
+#     m_ij(t+1) = m_ji(t) + 2 rho A_ij w_i(t+1),
+#
+# so u = A_ij (m_ij(t+1) - m_ji(t)) is 2 rho w_i, and with S = sum_j A_ij m_ji and d neighbours
+#
+#     u(t) - u(t+1) = a (g(t) + V(t)),   V = S + d u / 2,   a = 2 rho alpha.
+#
+# All terms except a and g follow from the messages. For one record, the first layer's block of g =
+# (u(t) - u(t+1)) / a - V has rank one, which for two of its rows is a quadratic equation in 1 / a
+# in every column. rho is then the scale at which the recomputed gradient fits best.
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from torch import Tensor
 from leakaudit.capture.fitting.fit import GradientSample, ModelFit, explained, fit
 from leakaudit.capture.fitting.rank_one import rank_one_scale
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
-from leakaudit.capture.tap.messages.streams import LogChannel, LoggedMessage
+from leakaudit.capture.tap.messages.streams import LoggedMessage
 from leakaudit.tasks.task import Task
 
 # Penalties to try first, in steps of 21 %: a choice that golden sections refine.
@@ -82,11 +81,7 @@ class DualSolution:
 
 
 def solve(seen: ChannelVectors, tasks: Iterable[Task]) -> DualSolution | None:
-    """Return the constants and the model that explain the duals best.
-
-    Returns:
-        The best explanation; None if no model could be tried.
-    """
+    """Return the constants and the model that explain the duals best; None if none was tried."""
     moves = list(_moves(seen))
     if not moves:
         return None
@@ -113,15 +108,11 @@ def _sample(move: _Move, inverse: float, sign: int, rho: float) -> GradientSampl
 
 
 def _moves(seen: ChannelVectors) -> Iterator[_Move]:
-    """Yield moves of every node: in its third round, its last one and the one between them.
-
-    Its first two models are known by the third round.
-    """
+    """Yield moves of every node: in its third round, its last one and the one between them."""
+    # Its first two models are known by the third round.
     for i, near in enumerate(seen.graph.neighbours):
-        out = {j: seen.streams.get(LogChannel(i, j, "send"), []) for j in near}
-        back = {j: seen.streams.get(LogChannel(j, i, "send"), []) for j in near}
+        out, back, rounds = seen.around(i)
         streams = [*out.values(), *back.values()]
-        rounds = min(map(len, streams), default=0)
         if rounds < 3:
             continue
         if any(stream[t].index != t for stream in streams for t in range(rounds)):
@@ -154,10 +145,7 @@ def _penalty(task: Task, move: _Move, inverse: float, sign: int) -> float:
 
     def miss(rho: float) -> float:
         found = explained(task, gradient, sign * move.u / (2 * rho))
-        if found is None:
-            return math.inf
-        step, relative = found
-        return abs(step - 1) + relative
+        return math.inf if found is None else abs(found.step - 1) + found.miss
 
     best = int(np.argmin([miss(float(rho)) for rho in GRID]))
     low = math.log(GRID[max(best - 1, 0)])

@@ -79,15 +79,12 @@ class MessageExplanation:
 
 
 def explain(seen: ChannelVectors, task: Task | None) -> MessageExplanation:
-    """Explain messages."""
+    """Explain messages, with the user's model or with one that is inferred from them."""
     found = _explained(seen, task)
-    if task is None:
-        return replace(found, model=_shaped(found.model))
-    return found
+    return found if task is not None else replace(found, model=_shaped(found.model))
 
 
 def _explained(seen: ChannelVectors, task: Task | None) -> MessageExplanation:
-    """Explain messages with a model whose inputs may have any shape."""
     stated = private(chain.from_iterable(seen.streams.values()), seen.slices)
     if stated is not None:
         return _clipped(seen, stated, task)
@@ -164,7 +161,6 @@ def counted(model: GuessedModel, samples: Sequence[fit.GradientSample]) -> Guess
 
 
 def _undecayed(sample: fit.GradientSample, named: stepping.Stepping) -> fit.GradientSample:
-    """Return a step without its weight decay."""
     if sample.base is None:
         return sample
     shrinkage = named.shrinkage(sample.base.double(), sample.index)
@@ -172,11 +168,7 @@ def _undecayed(sample: fit.GradientSample, named: stepping.Stepping) -> fit.Grad
 
 
 def best(models: Sequence[GuessedModel]) -> list[int]:
-    """Return which models explain most: the first that is proved, or else all that are possible.
-
-    Args:
-        models: the model behind the messages, for each order of the parameters.
-    """
+    """Return which models explain most: the first that is proved, or else all that are possible."""
     for k, model in enumerate(models):
         if model.found is not None:
             return [k]
@@ -192,10 +184,7 @@ def _model_behind(
     run: Iterable[fit.GradientSample],
     clipped: bool = False,
 ) -> GuessedModel:
-    """Find the model behind the messages.
-
-    task: the one given by the user; run: gradients from the whole run, to verify the first ones.
-    """
+    """Find the model behind the messages; run: gradients that verify the first ones."""
     if seen.missing and not any(sample.part for sample in samples):
         # The gradient of a part of a model cannot be recomputed from what it shows, and a part that
         # looks like a small model is none: its inputs are not records.
@@ -218,8 +207,7 @@ def _model_behind(
         return _of_steps(seen, found, samples)
     factors = None
     if sent.payload == "gradients":
-        ranks = len(seen.own)
-        factors = compare(found.task, found.point, run, ranks, gradients.rounds(seen), clipped)
+        factors = gradients.compared(seen, found, run, clipped)
     if solved is not None:
         proved = solved.proved
     elif factors is not None:
@@ -238,11 +226,8 @@ def _model_behind(
 def _of_steps(
     seen: ChannelVectors, found: fit.ModelFit, samples: Sequence[fit.GradientSample]
 ) -> GuessedModel:
-    """Find the optimiser of nodes that send models, which proves the model as well.
-
-    A log with a single step per node cannot tell one optimiser from another, so it is only taken
-    as a proof of the model.
-    """
+    """Find the optimiser of nodes that send models, which proves the model as well."""
+    # A log with a single step per node does not tell optimisers apart: it proves only the model.
     task, levels = fit.normalised(found.task, samples)
     several = any(sample.index for sample in samples)
     if not several:
@@ -276,13 +261,10 @@ def _of_clients(
     whole: Sequence[fit.GradientSample],
     examples: set[int],
 ) -> GuessedModel:
-    """Return the model if the same training explains every client; else without its constants.
-
-    whole: answers of the whole run, which the training of some has to explain.
-
-    Half of the clients prove nothing here, because one sentence describes how all of them train.
-    Neither does anything that looks like one record if the clients state that they have more.
-    """
+    """Return the model if the same training explains every client; else without its constants."""
+    # Half of the clients prove nothing here, because one sentence describes how all of them train.
+    # Neither does what looks like one record if clients state that they have more. whole: answers
+    # of the whole run.
     unproved = replace(model, found=None)
     if model.task is None or not examples <= {1}:
         return unproved
@@ -314,7 +296,6 @@ def _shaped(model: GuessedModel) -> GuessedModel:
 
 
 def _alike(task: Task) -> list[Task]:
-    """Return the models of the same widths, with any activation."""
     if task.spec.model != "mlp":
         return [task]
     found: list[Task] = []
@@ -325,7 +306,6 @@ def _alike(task: Task) -> list[Task]:
 
 
 def _tasks(seen: ChannelVectors, samples: Sequence[fit.GradientSample]) -> list[Task]:
-    """Return the models with the widths that the samples reveal."""
     tasks: list[Task] = []
     for widths in gradients.agreed(samples, seen.sizes):
         tasks.extend(fit.candidates(widths))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import torch
@@ -25,11 +25,8 @@ BUDGET = 50_000_000
 
 
 def samples(seen: ChannelVectors, payload: Payload) -> list[fit.GradientSample]:
-    """Return vectors that should be gradients, from the first rounds of several ranks.
-
-    Args:
-        payload: what is sent; duals yield none, because they require `duals.solve`.
-    """
+    """Return vectors that should be gradients, from the first rounds of several ranks."""
+    # Duals yield none, because they require `duals.solve`.
     if payload == "gradients":
         return list(_gradients(seen))[:SOME]
     if payload == "weights" and seen.graph.edges:
@@ -40,11 +37,8 @@ def samples(seen: ChannelVectors, payload: Payload) -> list[fit.GradientSample]:
 
 
 def spread(seen: ChannelVectors, payload: Payload) -> list[fit.GradientSample]:
-    """Return vectors that should be gradients, from rounds spread over the whole run.
-
-    Only their records can be counted: the models at which they were computed are left out, except
-    for the first one.
-    """
+    """Return vectors that should be gradients, from rounds spread over the whole run."""
+    # Only their records can be counted: most models at which they were computed are left out.
     if payload == "weights" and seen.graph.edges and not seen.missing:
         shortest = min(map(len, seen.own.values()), default=0)
         return list(_steps(seen, factors.spread(shortest - 1, SPREAD), SPREAD))
@@ -69,6 +63,16 @@ def run(seen: ChannelVectors) -> Iterator[fit.GradientSample]:
     yield from _gradients(seen, most)
 
 
+def compared(
+    seen: ChannelVectors,
+    found: fit.ModelFit,
+    run: Iterable[fit.GradientSample],
+    clipped: bool = False,
+) -> factors.Factors:
+    """Compare the gradients of a run with those recomputed at the model that explains the first."""
+    return factors.compare(found.task, found.point, run, len(seen.own), _rounds(seen), clipped)
+
+
 def steps(seen: ChannelVectors) -> list[fit.GradientSample]:
     """Return the steps of the first node that sends models, as far as time allows."""
     shortest = min(map(len, seen.own.values()), default=0)
@@ -76,8 +80,7 @@ def steps(seen: ChannelVectors) -> list[fit.GradientSample]:
     return list(_steps(seen, range(min(shortest - 1, most)), 1))
 
 
-def rounds(seen: ChannelVectors) -> list[int]:
-    """Return the round of every gradient that was sent."""
+def _rounds(seen: ChannelVectors) -> list[int]:
     clients = [stream for rank, stream in seen.own.items() if rank != seen.centre]
     return [round_of(message, 1) for stream in clients for message in stream]
 
@@ -118,11 +121,9 @@ def _points(seen: ChannelVectors, rank: int, message: LoggedMessage) -> dict[str
 
 
 def _steps(seen: ChannelVectors, rounds: Sequence[int], ranks: int) -> Iterator[fit.GradientSample]:
-    """Yield what decentralised SGD with Metropolis weights W subtracts in some rounds.
-
-    w_i(t+1) = sum_j W_ij w_j(t) - alpha g_i, where g_i is computed at w_i(t) (combine) or at the
-    sum (adapt).
-    """
+    """Yield what decentralised SGD with Metropolis weights W subtracts in some rounds."""
+    # w_i(t+1) = sum_j W_ij w_j(t) - alpha g_i, where g_i is computed at w_i(t) (combine) or at the
+    # sum (adapt).
     weights = metropolis(seen.graph)
     own = seen.own
     for i, neighbours in list(enumerate(seen.graph.neighbours))[:ranks]:
@@ -142,7 +143,7 @@ def _steps(seen: ChannelVectors, rounds: Sequence[int], ranks: int) -> Iterator[
 def _first_steps(seen: ChannelVectors) -> Iterator[fit.GradientSample]:
     """Yield the first steps as above, if a sketch of the others was recorded beside some columns.
 
-    Only the first models are recorded whole. If they are equal, averaging changes nothing.
+    Only the first models are recorded whole; if they are equal, averaging changes nothing.
     """
     streams = [stream for stream in seen.own.values() if stream[0].index == 0]
     starts = [seen.whole(stream[0]) for stream in streams]
@@ -164,13 +165,9 @@ def _first_steps(seen: ChannelVectors) -> Iterator[fit.GradientSample]:
 
 
 def agreed(samples: Sequence[fit.GradientSample], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Return the widths of the networks that most samples indicate.
+    """Return up to two networks that most samples indicate: (inputs, [hidden,] outputs).
 
-    Args:
-        sizes: lengths of the parameters if they were sent one by one, followed by the model's own.
-
-    Returns:
-        Up to two tuples (inputs, hidden, outputs) or (inputs, outputs).
+    sizes: lengths of the parameters if they were sent one by one, followed by the model's own.
     """
     some = [sample for sample in samples[:SOME] if bool(sample.value.any())]
     one_by_one = sizes[:-1] if len(sizes) > 2 else ()

@@ -19,8 +19,8 @@ from leakaudit.capture.tap.guessing.explanation import (
 )
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.log.reading import RankLog
-from leakaudit.capture.tap.messages import answers, description, starter
-from leakaudit.capture.tap.messages.description import MessageDescription
+from leakaudit.capture.tap.messages import answers, description
+from leakaudit.capture.tap.messages.description import ASK, MessageDescription
 from leakaudit.capture.tap.messages.layouts import Arrangement, arrangements
 from leakaudit.capture.tap.messages.wires import latest
 from leakaudit.core.errors import LeakauditError
@@ -57,13 +57,9 @@ def named(
     classes: int | None,
     loss: str,
 ) -> Task | None:
-    """Return the task that a user specifies for a guess.
+    """Return the task that a user specifies for a guess; None if no model is given.
 
-    Args:
-        model: name of a model, ``package.module:factory``, or ``file.pt2``.
-
-    Returns:
-        The task; None if no model is given.
+    model: name of a model, ``package.module:factory``, or ``file.pt2``.
     """
     if model is None:
         return None
@@ -78,12 +74,7 @@ def named(
 def guess(
     logs: Sequence[RankLog], task: Task | None = None, named: bool = False, assumed: str = ""
 ) -> Guess:
-    """Guess a description from the messages of a log.
-
-    Args:
-        named: whether the tensors have names of their own, so that the description has to state
-            which parameters they are.
-    """
+    """Guess a description of a log; named: whether its tensors have names of their own."""
     answers.check(logs)
     changed = answers.changed(logs)
     readings = list(_readings(latest(logs), task))
@@ -107,22 +98,20 @@ def guess(
         if task is None and explained.model.found is None:
             known += " (of the right size, not proved)"
     shown = explained.model.records
+    beside = "" if task is None else task.spec.beside
     if shown is not None and shown.differ:
         known += f"; {shown.text}"
     return Guess(
         said=f"{_headline(draft, explained)}; {known}",
         evidence=evidence,
-        toml=starter.toml(values, draft.comments, evidence),
-        description=None if gaps else description.of(values, trusted=True, beside=_folder(task)),
+        toml=draft.toml(evidence),
+        description=None if gaps else description.of(values, trusted=True, beside=beside),
         advice="" if changed else _advice(draft, explained),
     )
 
 
 def _advice(draft: Draft, explained: MessageExplanation) -> str:
-    """Return that equations can be fitted, if the protocol is not known and they could be found.
-
-    Without its constants, a protocol is only the usual one for what is sent.
-    """
+    """Return that equations can be fitted, if the protocol is not known and they could be found."""
     open_ = [gap for gap in draft.gaps if gap in ("payload", "protocol") or "params." in gap]
     if not open_ or explained.stated is not None or explained.seen.missing:
         return ""
@@ -136,18 +125,13 @@ def _advice(draft: Draft, explained: MessageExplanation) -> str:
     return EQUATIONS
 
 
-def _folder(task: Task | None) -> str:
-    """Return the folder of the program that the user names; empty if there is none."""
-    return "" if task is None else task.spec.beside
-
-
 def unknown(why: str, rounds: int) -> Guess:
     """Return a guess in which nothing is known."""
     draft = blank()
     return Guess(
         said=f"to be filled in: {', '.join(draft.gaps)}",
         evidence=(why,),
-        toml=starter.toml(draft.values, draft.comments, (why,)),
+        toml=draft.toml((why,)),
         description=None,
         advice=EQUATIONS if rounds >= FEWEST else "",
     )
@@ -170,16 +154,13 @@ def _readings(
 
 
 def _headline(draft: Draft, explained: MessageExplanation) -> str:
-    """Return payload and protocol, as far as they are known."""
     gaps = draft.gaps
     payload = f"{explained.sent.payload} ({explained.sent.sure})"
     if explained.stated is not None:
         payload = f"{explained.stated.words} (as Opacus states)"
     if "payload" in gaps:
-        payload = f"payload {starter.ASK}"
-    protocol = draft.values["protocol"]
-    if "protocol" in gaps:
-        protocol = f"protocol {starter.ASK}"
+        payload = f"payload {ASK}"
+    protocol = f"protocol {ASK}" if "protocol" in gaps else draft.values["protocol"]
     return f"{payload}, {protocol}"
 
 
@@ -198,7 +179,8 @@ def _evidence(
             f"{broken.index} of rank {broken.src} ({broken.op})"
         )
     yield f"{count} messages of {size} numbers on {len(seen.streams)} channels"
-    yield _of_model(explained.model, task is not None, size, bool(seen.missing))
+    sent = "the recorded parameters and the sketch of the others" if seen.missing else ""
+    yield _of_model(explained.model, task is not None, size, sent)
     if explained.model.records is not None:
         yield f"records: {explained.model.records.text}"
     yield from _partial(seen)
@@ -210,19 +192,16 @@ def _evidence(
         yield from explained.stated.remarks
 
 
-def _of_model(model: GuessedModel, given: bool, size: int, sketched: bool) -> str:
-    """Return the evidence for the model."""
+def _of_model(model: GuessedModel, given: bool, size: int, sent: str) -> str:
+    """Return the evidence for the model; sent: what was compared, if not all that was sent."""
     found = model.found
     if found is not None and model.factors is not None:
-        return _of_factors(model.factors, sketched)
+        return _of_factors(model.factors, sent or "what was sent")
     if found is not None:
-        sent = "the message"
-        if sketched:
-            sent = "the recorded parameters and the sketch of the others"
         what = "a gradient" if model.steps == 1 else f"{model.steps} local steps"
         return (
-            f"{what} recomputed at the record that a message reveals matches {sent} up to "
-            f"{found.miss:.1g}: model, loss and step are correct"
+            f"{what} recomputed at the record that a message reveals matches "
+            f"{sent or 'the message'} up to {found.miss:.1g}: model, loss and step are correct"
         )
     if model.moved:
         return (
@@ -250,11 +229,8 @@ def _of_model(model: GuessedModel, given: bool, size: int, sketched: bool) -> st
     )
 
 
-def _of_factors(found: Factors, sketched: bool) -> str:
+def _of_factors(found: Factors, sent: str) -> str:
     """Return the evidence of gradients that were recomputed over the whole run."""
-    sent = "what was sent"
-    if sketched:
-        sent = "the recorded parameters and the sketch of the others"
     said = f"{found.which} recomputed at single records match {sent} up to {found.miss:.1g}"
     if found.coarse:
         return (

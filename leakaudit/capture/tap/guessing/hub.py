@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from leakaudit.capture.fitting import factors, fit
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
-from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess
+from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess, cosine
 from leakaudit.capture.tap.messages.arranged import round_of
+from leakaudit.capture.tap.messages.server_step import MEAN, mean_miss
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 
 POINT = "down"  # name of the model at which a client's first gradient is computed
@@ -20,9 +21,6 @@ POINT = "down"  # name of the model at which a client's first gradient is comput
 # difference has a direction of its own. Between these lie other thresholds as well.
 ALIKE = 0.9  # cosine of a reply with the server's model, from which on it may be a model
 CLEARLY_ALIKE = 0.99
-# The mean of float32 models misses by their rounding, about 1e-7 |w| / |move|; another strategy,
-# or the mean with other weights, by a tenth and more. The threshold lies in between.
-MEAN = 1e-3
 ROUNDS = 60  # exchanges whose models are compared: a choice, too
 SOME = 6  # exchanges to look at: a choice that bounds the time
 LOCAL = 4  # gradients that recomputed local training takes, about
@@ -30,7 +28,7 @@ BUDGET = 50_000_000  # numbers of all gradients that are recomputed: also a choi
 
 
 @dataclass(frozen=True)
-class Exchange:
+class _Exchange:
     """What a client received and answered in one round."""
 
     round: int
@@ -40,16 +38,14 @@ class Exchange:
 
 
 def server(seen: ChannelVectors) -> int | None:
-    """Return the rank of the server of a star; None if there is none.
-
-    A program that knows its server says so. Otherwise a rank is the server if all the others
-    exchange messages with it only, and if its models are the means of what they sent it: a hub
-    of a decentralised protocol adds a gradient of its own.
-    """
+    """Return the rank of the server of a star; None if there is none."""
+    # Unless the program states it, a rank is the server if all others exchange messages with it
+    # only, and if its models are the means of what they sent: a hub of a decentralised protocol
+    # adds a gradient of its own.
     for stream in seen.streams.values():
         noted = stream[0].note("server")
-        if type(noted) is int:
-            return noted
+        if noted is not None:
+            return int(noted)
     ends = [(wire.src, wire.dst) for wire in seen.streams if wire.op in ("send", "recv")]
     others = [wire for wire in seen.streams if wire.op not in ("send", "recv")]
     if not ends or others:
@@ -64,25 +60,15 @@ def server(seen: ChannelVectors) -> int | None:
     return hub
 
 
-def exchanges(
-    seen: ChannelVectors, hub: int, chosen: Iterable[tuple[int, int]] | None = None
-) -> Iterator[Exchange]:
-    """Yield what clients received and answered, round by round.
-
-    Args:
-        chosen: rounds and clients; None for all.
-    """
+def _exchanges(seen: ChannelVectors, hub: int, most: int | None = None) -> Iterator[_Exchange]:
+    """Yield what clients received and answered, or so many exchanges from the whole run."""
     downs = _by_round(seen, hub, from_server=True)
     ups = _by_round(seen, hub, from_server=False)
-    for key in _pairs(seen, hub) if chosen is None else chosen:
-        yield Exchange(*key, seen.value(downs[key]), seen.value(ups[key]))
-
-
-def _pairs(seen: ChannelVectors, hub: int) -> list[tuple[int, int]]:
-    """Return the rounds and clients of all exchanges."""
-    downs = _by_round(seen, hub, from_server=True)
-    ups = _by_round(seen, hub, from_server=False)
-    return sorted(downs.keys() & ups.keys())
+    keys = sorted(downs.keys() & ups.keys())
+    if most is not None:
+        keys = [keys[k] for k in factors.spread(len(keys), most)]
+    for key in keys:
+        yield _Exchange(*key, seen.value(downs[key]), seen.value(ups[key]))
 
 
 def _by_round(
@@ -114,15 +100,8 @@ def payload(seen: ChannelVectors, hub: int) -> PayloadGuess:
 
 
 def _cosine(seen: ChannelVectors, hub: int) -> float:
-    """Return the median cosine of an answer with the model that was sent."""
-    found: list[float] = []
-    for one in islice(exchanges(seen, hub), SOME):
-        down = one.down.double()
-        up = one.up.double()
-        found.append(float(down @ up / (down.norm() * up.norm()).clamp_min(1e-300)))
-    if not found:
-        return 0.0
-    return sorted(found)[len(found) // 2]
+    found = sorted(cosine(one.down, one.up) for one in islice(_exchanges(seen, hub), SOME))
+    return found[len(found) // 2] if found else 0.0
 
 
 def samples(
@@ -130,20 +109,23 @@ def samples(
 ) -> list[fit.GradientSample]:
     """Return what should be gradients: answers, or what clients subtract from the server's model.
 
-    Args:
-        most: how many, from the first to the last: an optimiser may have a memory.
+    They are spread from the first to the last, because an optimiser may have a memory.
     """
     found: list[fit.GradientSample] = []
-    pairs = _pairs(seen, hub)
-    rounding = max((torch.finfo(s[0].dtype).eps for s in seen.streams.values()), default=0.0)
-    chosen = [pairs[k] for k in factors.spread(len(pairs), most)]
-    for one in exchanges(seen, hub, chosen):
+    for one in _exchanges(seen, hub, most):
+        down = one.down.double()
         step = one.up.double()
         if payload == "weights":
-            step = one.down.double() - step
-        points = {POINT: one.down.double()}
-        found.append(fit.GradientSample(step, points, rank=one.client, rounding=rounding))
+            step = down - step
+        rounding = _rounding(seen)
+        found.append(fit.GradientSample(step, {POINT: down}, rank=one.client, rounding=rounding))
     return found
+
+
+def _rounding(seen: ChannelVectors) -> float:
+    """Return the distance from 1 to the next number in the shortest format of the messages."""
+    formats = [stream[0].dtype for stream in seen.streams.values()]
+    return max((torch.finfo(dtype).eps for dtype in formats), default=0.0)
 
 
 def steps(seen: ChannelVectors, hub: int) -> list[fit.GradientSample]:
@@ -153,26 +135,21 @@ def steps(seen: ChannelVectors, hub: int) -> list[fit.GradientSample]:
 
 def run(seen: ChannelVectors, hub: int) -> Iterator[fit.GradientSample]:
     """Yield the answers of a run, or as many of them as time allows, from first to last."""
-    pairs = _pairs(seen, hub)
-    most = max(SOME, BUDGET // seen.sizes[-1])
-    chosen = [pairs[k] for k in factors.spread(len(pairs), most)]
-    formats = [stream[0].dtype for stream in seen.streams.values()]
-    rounding = max((torch.finfo(dtype).eps for dtype in formats), default=0.0)
-    for one in exchanges(seen, hub, chosen):
+    for one in _exchanges(seen, hub, max(SOME, BUDGET // seen.sizes[-1])):
         points = {POINT: one.down.double()}
-        yield fit.GradientSample(one.up, points, None, one.client, one.round, rounding)
+        yield fit.GradientSample(one.up, points, None, one.client, one.round, _rounding(seen))
 
 
 def examples(seen: ChannelVectors) -> set[int]:
     """Return the numbers of examples that clients report."""
     noted = {message.note("examples") for stream in seen.streams.values() for message in stream}
-    return {count for count in noted if type(count) is int}
+    return noted - {None}
 
 
 def is_one_model(seen: ChannelVectors, hub: int) -> bool:
     """Return whether the server sends the same model to all clients of a round."""
     models: dict[int, Tensor] = {}
-    for one in islice(exchanges(seen, hub), ROUNDS):
+    for one in islice(_exchanges(seen, hub), ROUNDS):
         if not torch.equal(models.setdefault(one.round, one.down), one.down):
             return False
     return True
@@ -180,23 +157,18 @@ def is_one_model(seen: ChannelVectors, hub: int) -> bool:
 
 def is_mean(seen: ChannelVectors, hub: int) -> bool | None:
     """Return whether the next model is the mean of all answers; None if no round shows it."""
-    by_round: dict[int, list[Exchange]] = {}
-    for one in exchanges(seen, hub):
+    by_round: dict[int, list[_Exchange]] = {}
+    for one in _exchanges(seen, hub):
         by_round.setdefault(one.round, []).append(one)
-    if not by_round:
-        return None
-    clients = {one.client for found in by_round.values() for one in found}
+    clients = {one.client for answers in by_round.values() for one in answers}
     shown: bool | None = None
-    for t, found in sorted(by_round.items()):
-        after = by_round.get(t + 1)
-        if after is None:
+    for t, answers in sorted(by_round.items()):
+        if t + 1 not in by_round:
             continue
-        if len(found) < len(clients):  # the server asked a part of the clients
+        if len(answers) < len(clients):  # the server asked a part of the clients
             return False
-        mean = torch.stack([one.up.double() for one in found]).mean(0)
-        new = after[0].down.double()
-        moved = float((new - found[0].down.double()).norm().clamp_min(1e-300))
-        if float((new - mean).norm()) > MEAN * moved:
+        mean = torch.stack([one.up.double() for one in answers]).mean(0)
+        if mean_miss(answers[0].down, by_round[t + 1][0].down, mean) > MEAN:
             return False
         shown = True
     return shown

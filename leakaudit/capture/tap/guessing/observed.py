@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.fitting.part import RecordedPart
-from leakaudit.capture.fitting.sketch import ModelSketch
+from leakaudit.capture.fitting.sketch import ModelSketch, RecordedPart
 from leakaudit.capture.tap.log.layers import NOTE
 from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.capture.tap.messages.layouts import ParameterPlace
@@ -38,6 +37,7 @@ HOOKS = {  # operation in a log -> whose hook records it
     "fsdp": "the hook of FSDP2",
     "opacus": "the hook of Opacus",
 }
+_ByNeighbour = dict[int, list[LoggedMessage]]
 LONGEST = 500  # maximum number of tensors per message for which a period is searched
 
 
@@ -83,11 +83,7 @@ class ChannelVectors:
         return message.whole(self.slices)
 
     def part(self, message: LoggedMessage) -> RecordedPart | None:
-        """Return what is recorded of a message.
-
-        Returns:
-            The part; None without a sketch, or if the message has other axes than the model.
-        """
+        """Return what is recorded of a message; None without a sketch, or with other axes."""
         sketched = message.sketched()
         if sketched is None or any(place.axes for place in self.slices):
             return None
@@ -111,6 +107,13 @@ class ChannelVectors:
             if wire.op not in ("recv", "model"):
                 out.setdefault(wire.src, self.streams[wire])
         return out
+
+    def around(self, node: int) -> tuple[_ByNeighbour, _ByNeighbour, int]:
+        """Return what a node sends to its neighbours and receives, and for how many rounds."""
+        near = self.graph.neighbours[node]
+        out = {j: self.streams.get(LogChannel(node, j, "send"), []) for j in near}
+        back = {j: self.streams.get(LogChannel(j, node, "send"), []) for j in near}
+        return out, back, min(map(len, (*out.values(), *back.values())), default=0)
 
     @property
     def hooked(self) -> str:
@@ -147,13 +150,10 @@ def collect(
 ) -> ChannelVectors:
     """Combine the log's tensors into messages.
 
-    Args:
-        task: the task of the model that is sent; None uses the sizes of tensors that repeat.
-        places: the place of each parameter, in the order of a message; empty if messages hold the
-            parameters in the model's order and axes.
+    task: of the model that is sent; None uses the sizes of tensors that repeat. places: of each
+    parameter in the order of a message; empty for the model's own.
     """
-    sorted_out = sort_out(logs, task)
-    logs = sorted_out.logs
+    logs, notes = sort_out(logs, task)
     if not places:
         places = _usual(sizes_of(task) if task is not None else _sizes(logs))
     sent = [place.stop - place.start for place in places]
@@ -181,7 +181,7 @@ def collect(
         _graph(streams),
         lane,
         _names(streams),
-        sorted_out.notes,
+        notes,
     )
 
 
@@ -207,7 +207,7 @@ def _start(place: ParameterPlace) -> int:
 
 def shapes(logs: Sequence[RankLog], task: Task | None) -> list[tuple[int, ...]]:
     """Return the shapes of the tensors of a message; empty if they do not repeat."""
-    logs = sort_out(logs, task).logs
+    logs, _ = sort_out(logs, task)
     wanted = list(_sizes(logs)[:-1])
     for log in logs:
         events = [event for event in log.events if event.dtype in FLOATS]
@@ -221,16 +221,14 @@ def shapes(logs: Sequence[RankLog], task: Task | None) -> list[tuple[int, ...]]:
 
 
 def _names(streams: Mapping[LogChannel, list[LoggedMessage]]) -> tuple[str, ...]:
-    """Return the names of the parameters that a hook noted."""
     for stream in streams.values():
         noted = stream[0].note("names")
-        if isinstance(noted, list):
-            return tuple(map(str, noted))
+        if noted is not None:
+            return tuple(noted)
     return ()
 
 
 def _graph(wires: Iterable[LogChannel]) -> Graph:
-    """Return the graph of the ranks that exchange messages one to one."""
     last = 0
     edges: set[tuple[int, int]] = set()
     for src, dst, op, _ in wires:
@@ -244,16 +242,14 @@ def _graph(wires: Iterable[LogChannel]) -> Graph:
 
 
 def _sizes(logs: Sequence[RankLog]) -> tuple[int, ...]:
-    """Return the lengths of the tensors that repeat on most channels, and their sum.
-
-    Each channel votes for its shortest period, with one vote per number that was sent on it. The
-    sizes noted by a hook of DistributedDataParallel count twice.
-    """
+    """Return the lengths of the tensors that repeat on most channels, and their sum."""
+    # Each channel votes for its shortest period, with one vote per number that was sent. The sizes
+    # that a hook noted count twice.
     wires: dict[Any, list[int]] = defaultdict(list)
     votes = Counter[tuple[int, ...]]()
     for log in logs:
         for event in log.events:
-            noted = [n for n in event.notes.get("sizes", ()) if type(n) is int]
+            noted = event.notes.get("sizes")
             if noted:
                 votes[*noted, sum(noted)] += 2 * sum(noted)
             elif _may_repeat(event):

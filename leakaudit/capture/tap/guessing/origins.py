@@ -131,7 +131,6 @@ def _records(
 def _count(
     name: str, batch: int, shown: RecordCounts | None, model: GuessedModel, word: Origin
 ) -> Evidence:
-    """Return the origin of the number of records behind each gradient."""
     if shown is None:
         return Evidence(name, word)
     if shown.most > batch:

@@ -66,12 +66,12 @@ def payload(seen: ChannelVectors) -> PayloadGuess:
     if seen.hooked:
         zero = ", which are zero in the rounds that were compared" if _all_zero(seen) else ""
         return PayloadGuess("gradients", "sure", f"{seen.hooked} recorded gradients{zero}")
-    pairs = list(_across(seen))
-    if not pairs:
+    cosines = [cosine(*pair) for pair in _pairs(seen)]
+    if not cosines:
         return _not_known("only one rank sends, so no comparison shows what is sent")
     if _all_zero(seen):
         return _not_known("all messages that were compared are zero")
-    across = _median(pairs, 0.0)
+    across = _median(cosines, 0.0)
     move = _median(list(_moves(seen)), 1.0)
     if not math.isfinite(across + move):
         return _not_known("messages that were compared contain NaN or infinity")
@@ -86,11 +86,12 @@ def payload(seen: ChannelVectors) -> PayloadGuess:
     if across > ALIKE:
         # Clients with equal data send equal gradients, which look like models. A server's model
         # still differs from them. Without a server, the two cases cannot be distinguished.
-        met = _median(list(_met(seen)), across)
+        met_pairs = (pair for ways in _edges(seen) for pair in zip(*ways, strict=True))
+        met = _median([cosine(*pair) for pair in islice(met_pairs, PAIRS)], across)
         if met < ALIKE:
             why = f"{facts}, but those of two ranks that communicate have cosine {met:.3f}"
             return _not_known(f"{why}: {DIRECTIONS}")
-        if _median(list(_apart(seen)), 0.0) < SAME:
+        if _median([_apart(*pair) for pair in _pairs(seen)], 0.0) < SAME:
             return _not_known(f"{facts}: models that stay close, or gradients of equal data")
     if across > ALIKE and move < MOVE:
         return PayloadGuess("weights", "likely", f"{facts}: models that stay close")
@@ -100,12 +101,10 @@ def payload(seen: ChannelVectors) -> PayloadGuess:
 
 
 def _not_known(why: str) -> PayloadGuess:
-    """Return that a comparison of messages does not show what is sent."""
     return PayloadGuess("gradients", "unknown", why)
 
 
 def _all_zero(seen: ChannelVectors) -> bool:
-    """Return whether the first messages of all ranks consist of zeros."""
     some = [message for stream in seen.own.values() for message in stream[:SOME]]
     return bool(some) and not any(bool(seen.value(message).any()) for message in some)
 
@@ -129,16 +128,8 @@ def _duals(seen: ChannelVectors) -> PayloadGuess | None:
     return PayloadGuess("duals", "likely", why)
 
 
-def _across(seen: ChannelVectors) -> Iterator[float]:
-    """Yield cosines of messages that two ranks send at the same position on their channels."""
-    for one, other in _pairs(seen):
-        yield _cosine(one, other)
-
-
-def _apart(seen: ChannelVectors) -> Iterator[float]:
-    """Yield the relative difference between messages of two ranks."""
-    for one, other in _pairs(seen):
-        yield float((one - other).norm() / one.norm().clamp_min(1e-30))
+def _apart(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / one.norm().clamp_min(1e-30))
 
 
 def _pairs(seen: ChannelVectors) -> Iterator[tuple[Tensor, Tensor]]:
@@ -153,55 +144,38 @@ def _pairs(seen: ChannelVectors) -> Iterator[tuple[Tensor, Tensor]]:
         yield seen.value(one_message), seen.value(other_message)
 
 
-def _met(seen: ChannelVectors) -> Iterator[float]:
-    """Yield cosines of messages that two ranks send to each other."""
-    pairs: list[tuple[LoggedMessage, LoggedMessage]] = []
-    for i, j in seen.graph.edges:
-        there = seen.streams.get(LogChannel(i, j, "send"), [])[:SOME]
-        back = seen.streams.get(LogChannel(j, i, "send"), [])[:SOME]
-        pairs.extend(zip(there, back, strict=False))
-    for one, other in pairs[:PAIRS]:
-        yield _cosine(seen.value(one), seen.value(other))
-
-
-def _moves(seen: ChannelVectors) -> Iterator[float]:
-    """Yield the relative difference between a message and the previous one on its channel."""
-    for stream in seen.own.values():
-        for before, after in islice(pairwise(stream), SOME):
-            old = seen.value(before)
-            move = seen.value(after) - old
-            yield float(move.norm() / old.norm().clamp_min(1e-30))
-
-
-def _swaps(seen: ChannelVectors) -> Iterator[float]:
-    """Yield the cosines of z_ji(t+1) - z_ij(t) and z_ij(t+1) - z_ji(t).
-
-    PDMM makes them 2 rho w_i and -2 rho w_j.
-    """
+def _edges(seen: ChannelVectors) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Yield the first messages that two ranks send to each other, one way and back."""
     for i, j in seen.graph.edges:
         there = seen.streams.get(LogChannel(i, j, "send"), [])
         back = seen.streams.get(LogChannel(j, i, "send"), [])
-        for t in range(min(len(there), len(back), SOME) - 1):
-            one = seen.value(there[t + 1]) - seen.value(back[t])
-            two = seen.value(back[t + 1]) - seen.value(there[t])
-            yield _cosine(one, two)
+        count = min(len(there), len(back), SOME)
+        yield [seen.value(m) for m in there[:count]], [seen.value(m) for m in back[:count]]
+
+
+def _moves(seen: ChannelVectors) -> Iterator[float]:
+    for stream in seen.own.values():
+        for before, after in islice(pairwise(stream), SOME):
+            yield _apart(seen.value(before), seen.value(after))
+
+
+def _swaps(seen: ChannelVectors) -> Iterator[float]:
+    """Yield the cosines of z_ji(t+1) - z_ij(t) and z_ij(t+1) - z_ji(t)."""
+    # PDMM makes them 2 rho w_i and -2 rho w_j.
+    for there, back in _edges(seen):
+        for t in range(len(there) - 1):
+            yield cosine(there[t + 1] - back[t], back[t + 1] - there[t])
 
 
 def _kept(seen: ChannelVectors) -> Iterator[float]:
-    """Yield the change of the sum of both messages of an edge, relative to the messages.
-
-    Squares are summed over rounds: the first rounds, in which duals change most, count most.
-    """
-    for i, j in seen.graph.edges:
-        there = seen.streams.get(LogChannel(i, j, "send"), [])[:SOME]
-        back = seen.streams.get(LogChannel(j, i, "send"), [])[:SOME]
+    """Yield the change of the sum of both messages of an edge, relative to the messages."""
+    # Squares are summed over rounds: the first rounds, in which duals change most, count most.
+    for there, back in _edges(seen):
         of_sum = 0.0
         of_both = 0.0
-        for (one, one_after), (two, two_after) in zip(
-            pairwise(there), pairwise(back), strict=False
-        ):
-            d_one = (seen.value(one_after) - seen.value(one)).double()
-            d_two = (seen.value(two_after) - seen.value(two)).double()
+        for t in range(len(there) - 1):
+            d_one = (there[t + 1] - there[t]).double()
+            d_two = (back[t + 1] - back[t]).double()
             of_sum += float((d_one + d_two).square().sum())
             of_both += float(d_one.square().sum() + d_two.square().sum())
         if of_both > 0:
@@ -211,9 +185,7 @@ def _kept(seen: ChannelVectors) -> Iterator[float]:
 def _wires_agree(seen: ChannelVectors) -> Iterator[bool]:
     """Yield whether all channels of a node show the same 2 rho w_i, for nodes with several."""
     for i, near in enumerate(seen.graph.neighbours):
-        out = {j: seen.streams.get(LogChannel(i, j, "send"), []) for j in near}
-        back = {j: seen.streams.get(LogChannel(j, i, "send"), []) for j in near}
-        rounds = min((len(stream) for stream in (*out.values(), *back.values())), default=0)
+        out, back, rounds = seen.around(i)
         if len(near) < 2:
             continue
         for t in range(min(rounds, SOME) - 1):
@@ -237,7 +209,8 @@ def _median(values: Sequence[float], none: float) -> float:
     return float(np.median(values))
 
 
-def _cosine(a: Tensor, b: Tensor) -> float:
+def cosine(a: Tensor, b: Tensor) -> float:
+    """Return the cosine of the angle between two vectors."""
     a = a.double()
     b = b.double()
     return float(a @ b / (a.norm() * b.norm()).clamp_min(1e-300))

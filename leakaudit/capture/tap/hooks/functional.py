@@ -1,15 +1,15 @@
-"""Tap torch's functional collectives, which DTensor uses.
+"""Tap torch's functional collectives, which DTensor uses."""
 
-Their operations run in C++ and do not use the process group's Python methods.
-"""
+# Their operations run in C++ and do not use the process group's Python methods.
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from inspect import Signature, signature
 from types import ModuleType
 from typing import Any
 
+from leakaudit.capture.tap.exchanges import wrap
 from leakaudit.capture.tap.hooks.group import group_notes, split
 from leakaudit.capture.tap.log.capture import Capture
 
@@ -33,48 +33,39 @@ HEARD = {  # function -> op; older versions of torch have only some of the names
 
 
 def listen(module: ModuleType, capture: Capture) -> None:
-    """Wrap the functions that send tensors."""
-    for name, op in HEARD.items():
-        real = getattr(module, name, None)
-        if real is not None:
-            setattr(module, name, _logging(module, real, op, capture))
-
-
-def _logging(
-    module: ModuleType, real: Callable[..., Any], op: str, capture: Capture
-) -> Callable[..., Any]:
-    """Return a function that logs what this rank contributes and then calls `real`."""
-    from inspect import signature
-
+    """Wrap the functions that send tensors, to log what this rank contributes."""
     import torch
     import torch.distributed as dist
 
-    form = signature(real)
+    def logging(op: str, form: Signature) -> Callable[..., Any]:
+        def contribute(real: Callable[..., Any], *args: Any, **named: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return real(*args, **named)
+            try:
+                given = form.bind(*args, **named).arguments
+                _log(module, dist, capture, op, given)
+            except Exception as error:
+                why = f"its arguments are not understood: {error}"[:200]
+                capture.event(op, None, left_out=why)
+            # Some of the functions call others of them.
+            return capture.unlogged(lambda: real(*args, **named))
 
-    @wraps(real)
-    def function(*args: Any, **named: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return real(*args, **named)
-        try:
-            given = form.bind(*args, **named).arguments
-            _log(module, dist, capture, op, given)
-        except Exception as error:
-            capture.event(op, None, left_out=f"its arguments are not understood: {error}"[:200])
-        # Some of the functions call others of them.
-        return capture.unlogged(lambda: real(*args, **named))
+        return contribute
 
-    return function
+    for name, op in HEARD.items():
+        if hasattr(module, name):
+            wrap(module, name, logging(op, signature(getattr(module, name))))
 
 
 def _log(
     module: ModuleType, dist: ModuleType, capture: Capture, op: str, given: dict[str, Any]
 ) -> None:
-    """Log the tensors of one call."""
     name = module._resolve_group_name(given["group"], given.get("tag", ""))
     group = dist.distributed_c10d._resolve_process_group(name)
     notes = group_notes(dist, group)
     tensors = given.get("self", given.get("inputs"))
-    if op == "broadcast" and dist.get_rank() != _source(dist, group, given["src"]):
+    # The source of a broadcast counts within the group.
+    if op == "broadcast" and dist.get_rank() != dist.get_global_rank(group, given["src"]):
         return
     if op == "alltoall":
         parts = split(_plain(tensors), given.get("input_split_sizes") or (), group.size())
@@ -87,11 +78,6 @@ def _log(
         tensors = [tensors]
     for tensor in tensors:
         capture.event(op, _plain(tensor), **notes)
-
-
-def _source(dist: ModuleType, group: Any, src: int) -> int:
-    """Return the rank that broadcasts; `src` counts within the group."""
-    return int(dist.get_global_rank(group, src))
 
 
 def _plain(tensor: Any) -> Any:

@@ -3,65 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial
 from types import ModuleType
 from typing import Any
 
+from leakaudit.capture.tap.exchanges import wrap
 from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.layers import flat
 
-HEARD = {  # method of a process group -> the method of `_Calls` that logs its tensors
+# Method of a process group -> the operation, and the place of the tensors among the arguments.
+HEARD = {
+    "allreduce": ("allreduce", 0),
+    "allreduce_coalesced": ("allreduce", 0),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "gather": ("gather", 1),
+    "allgather": ("allgather", 1),
+    "allgather_coalesced": ("allgather", 1),
+    "_allgather_base": ("allgather", 1),
+    "all_gather_single": ("allgather", 1),
+    "allgather_into_tensor_coalesced": ("allgather", 1),
+    "all_gather_single_coalesced": ("allgather", 1),
+    "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
+}
+IN_PARTS = {  # method -> the method of `_Calls` that logs tensors that are parts of others
     "send": "send",
-    "allreduce": "allreduce",
-    "allreduce_coalesced": "allreduce",
-    "broadcast": "broadcast",
-    "allgather": "allgather",
-    "allgather_coalesced": "allgather",
-    "_allgather_base": "allgather",
-    "all_gather_single": "allgather",
-    "allgather_into_tensor_coalesced": "allgather",
-    "all_gather_single_coalesced": "allgather",
-    "gather": "gather",
-    "reduce": "reduce",
     "scatter": "scatter",
     "reduce_scatter": "reduce_scatter",
     "_reduce_scatter_base": "reduce_scatter",
     "reduce_scatter_single": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter_coalesced",
-    "reduce_scatter_single_coalesced": "reduce_scatter_coalesced",
     "alltoall": "alltoall",
     "alltoall_base": "alltoall_single",
     "all_to_all_single": "alltoall_single",
 }
+ROOTED = ("broadcast", "gather", "reduce")  # operations whose tensors are followed by a root
+TENSORS = ("input_tensors", "input_tensor", "input", "tensors", "tensor")  # names of overloads
 
 
 def listen(dist: ModuleType, capture: Capture) -> None:
     """Wrap the methods of ``dist.ProcessGroup`` that send or receive tensors."""
+    # Some versions of torch lack some methods.
     if not dist.is_available():
         return
     kind = dist.ProcessGroup
     calls = _Calls(dist, capture)
-    for name, method in HEARD.items():
-        _wrap(kind, name, getattr(calls, method))
-    if not capture.receive:
-        return
+
+    def logging(log: Callable[..., None]) -> Callable[..., Any]:
+        def call(real: Callable[..., Any], *args: Any, **named: Any) -> Any:
+            log(*args, **named)
+            return real(*args, **named)
+
+        return call
+
+    heard: dict[str, Callable[..., None]] = {}
+    for name, (op, place) in HEARD.items():
+        heard[name] = partial(calls.contribute, op, place)
+    for name, method in IN_PARTS.items():
+        heard[name] = getattr(calls, method)
+    for name, log in heard.items():
+        if hasattr(kind, name):
+            wrap(kind, name, logging(log))
     for name in ("recv", "recv_anysource"):
-        real = getattr(kind, name, None)
-        if real is not None:
-            setattr(kind, name, calls.receiving(real, name == "recv"))
-
-
-def _wrap(kind: Any, name: str, before: Callable[..., None]) -> None:
-    """Make a method of a class call `before` first; some torch versions lack some methods."""
-    real = getattr(kind, name, None)
-    if real is None:
-        return
-
-    @wraps(real)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before(self, *args, **kwargs)
-        return real(self, *args, **kwargs)
-
-    setattr(kind, name, method)
+        if capture.receive and hasattr(kind, name):
+            wrap(kind, name, calls.receiving(name == "recv"))
 
 
 # The methods of a process group are bound C++ functions with several overloads each: a tensor or a
@@ -83,82 +88,42 @@ class _Calls:
         for tensor in _several(tensors):
             self._event(group, "send", tensor, peer, int(tag))
 
-    def allreduce(self, group: Any, tensors: Any = None, *_: Any, **named: Any) -> None:
-        for tensor in _several(named.get("tensor", tensors)):
-            self._event(group, "allreduce", tensor)
+    def contribute(self, op: str, place: int, group: Any, *args: Any, **named: Any) -> None:
+        peer = None
+        if op in ROOTED:
+            root = _root(args, named, place + 1)
+            receives = root == group.rank()
+            if (op == "broadcast" and not receives) or (op == "gather" and receives):
+                return
+            if op != "broadcast":
+                peer = self._world(group, root)
+        for tensor in _several(_tensors(args, named, place)):
+            self._event(group, op, tensor, peer)
 
-    def broadcast(
-        self, group: Any, tensors: Any = None, options: Any = 0, *_: Any, **named: Any
-    ) -> None:
-        if _root(options, named) != group.rank():
-            return
-        for tensor in _several(named.get("tensor", tensors)):
-            self._event(group, "broadcast", tensor)
-
-    def allgather(
-        self, group: Any, output: Any, tensors: Any = None, *_: Any, **named: Any
-    ) -> None:
-        for tensor in _several(_input(tensors, named)):
-            self._event(group, "allgather", tensor)
-
-    def gather(
-        self, group: Any, output: Any, tensors: Any = None, options: Any = 0, *_: Any, **named: Any
-    ) -> None:
-        root = _root(options, named)
-        if root == group.rank():
-            return
-        for tensor in _several(_input(tensors, named)):
-            self._event(group, "gather", tensor, self._world(group, root))
-
-    def reduce(
-        self, group: Any, tensors: Any = None, options: Any = 0, *_: Any, **named: Any
-    ) -> None:
-        peer = self._world(group, _root(options, named))
-        for tensor in _several(named.get("tensor", tensors)):
-            self._event(group, "reduce", tensor, peer)
-
-    def scatter(
-        self, group: Any, output: Any, tensors: Any = (), options: Any = 0, *_: Any, **named: Any
-    ) -> None:
-        for parts in named.get("input_tensors", tensors):
+    def scatter(self, group: Any, *args: Any, **named: Any) -> None:
+        for parts in _tensors(args, named, 1):
             self._to_each(group, "scatter", _several(parts))
 
-    def reduce_scatter(
-        self, group: Any, output: Any, tensors: Any = None, *_: Any, **named: Any
-    ) -> None:
+    def reduce_scatter(self, group: Any, *args: Any, **named: Any) -> None:
         """Log the whole contribution as one vector; each rank receives the sum of one part."""
-        given = _several(_input(tensors, named))
+        given = _several(_tensors(args, named, 1))
         if len(given) > 1 and not isinstance(given[0], list | tuple):
             given = [given]  # an overload takes the parts of one contribution as a plain list
         for parts in given:
-            self._event(group, "reduce_scatter", joined(_several(parts)))
+            several = _several(parts)
+            whole = several[0] if len(several) == 1 else flat(several)
+            self._event(group, "reduce_scatter", whole)
 
-    def reduce_scatter_coalesced(
-        self, group: Any, outputs: Any, tensors: Any = (), *_: Any, **named: Any
-    ) -> None:
-        for tensor in _several(named.get("input_tensors", tensors)):
-            self._event(group, "reduce_scatter", tensor)
+    def alltoall(self, group: Any, *args: Any, **named: Any) -> None:
+        self._to_each(group, "alltoall", _several(_tensors(args, named, 1)))
 
-    def alltoall(self, group: Any, output: Any, tensors: Any = (), *_: Any, **named: Any) -> None:
-        self._to_each(group, "alltoall", _several(_input(tensors, named)))
-
-    def alltoall_single(
-        self,
-        group: Any,
-        output: Any,
-        tensor: Any = None,
-        received: Any = (),
-        sent: Any = (),
-        *_: Any,
-        **named: Any,
-    ) -> None:
-        whole = named.get("input", tensor)
-        splits = named.get("input_split_sizes", named.get("inputSplitSizes", sent))
-        parts = split(whole, list(splits or ()), group.size())
+    def alltoall_single(self, group: Any, *args: Any, **named: Any) -> None:
+        given = args[3] if len(args) > 3 else ()
+        sizes = named.get("input_split_sizes", named.get("inputSplitSizes", given))
+        parts = split(_tensors(args, named, 1), list(sizes or ()), group.size())
         self._to_each(group, "alltoall", parts)
 
     def _to_each(self, group: Any, op: str, parts: Sequence[Any]) -> None:
-        """Log one part for each other rank of the group."""
         for place, tensor in enumerate(parts):
             if place != group.rank():
                 self._event(group, op, tensor, self._world(group, place))
@@ -168,11 +133,9 @@ class _Calls:
     ) -> None:
         self.capture.event(op, tensor, peer, tag, **group_notes(self.dist, group))
 
-    def receiving(self, real: Callable[..., Any], named: bool) -> Callable[..., Any]:
-        """Return a method that logs a received message once the program has waited for it."""
+    def receiving(self, named: bool) -> Callable[..., Any]:
 
-        @wraps(real)
-        def method(group: Any, tensors: Any, *args: Any) -> Any:
+        def receive(real: Callable[..., Any], group: Any, tensors: Any, *args: Any) -> Any:
             def arrived() -> None:
                 src = self._world(group, int(args[0])) if named else None
                 for tensor in _several(tensors):
@@ -180,10 +143,9 @@ class _Calls:
 
             return _Work(real(group, tensors, *args), arrived)
 
-        return method
+        return receive
 
     def _world(self, group: Any, rank: int) -> int:
-        """Return a group's rank as a rank of the whole program."""
         try:
             return int(self.dist.get_global_rank(group, rank))
         except (ValueError, RuntimeError, KeyError):
@@ -219,35 +181,25 @@ def group_notes(dist: ModuleType, group: Any) -> dict[str, Any]:
     return {"lane": f"group {name}", "group": ranks}
 
 
-def joined(parts: Sequence[Any]) -> Any:
-    """Return tensors as one vector, without a copy if there is only one."""
-    if len(parts) == 1:
-        return parts[0]
-    import torch
-
-    return torch.cat([part.detach().reshape(-1) for part in parts])
-
-
 def split(whole: Any, sizes: Sequence[int], count: int) -> Sequence[Any]:
     """Return the parts of a tensor for each rank of a group."""
     parts: Sequence[Any] = whole.split(list(sizes)) if sizes else whole.chunk(count)
     return parts
 
 
-def _root(options: Any, named: dict[str, Any]) -> int:
+def _root(args: Sequence[Any], named: dict[str, Any], place: int) -> int:
     """Return the root of a collective call, which is a number or a field of its options."""
-    found = named.get("opts", named.get("root", options))
-    if isinstance(found, int):
-        return int(found)
-    return int(getattr(found, "rootRank", found))
+    given = args[place] if place < len(args) else 0
+    root = named.get("opts", named.get("root", given))
+    return int(getattr(root, "rootRank", root))
 
 
-def _input(tensors: Any, named: dict[str, Any]) -> Any:
-    """Return what a collective call passes on, under one of the names of its overloads."""
-    for name in ("input_tensors", "input_tensor", "input"):
+def _tensors(args: Sequence[Any], named: dict[str, Any], place: int) -> Any:
+    """Return what a call passes on, by its place or by one of the names of its overloads."""
+    for name in TENSORS:
         if name in named:
             return named[name]
-    return tensors
+    return args[place] if place < len(args) else ()
 
 
 def _several(tensors: Any) -> Sequence[Any]:

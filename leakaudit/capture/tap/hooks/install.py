@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
@@ -20,37 +22,43 @@ from typing import Any, cast
 from leakaudit.capture.tap.log.environment import ENDS, VARIABLE
 
 POLL = 0.5  # seconds between two looks at another process: a choice
-FLOWER = (  # modules of flwr that `flower_hooks` taps
-    "flwr.serverapp.grid.grid",
-    "flwr.server.superlink.fleet.vce.vce_api",
-    "flwr.server.superlink.fleet.grpc_bidi.grpc_client_proxy",
-    "flwr.clientapp.client_app",
-    "flwr.clientapp.mod.localdp_mod",
-    "flwr.clientapp.mod.centraldp_mods",
-    "flwr.client.mod.localdp_mod",
-    "flwr.client.mod.centraldp_mods",
-    "flwr.client.mod.secure_aggregation.secagg_mod",
-    "flwr.client.mod.secure_aggregation.secaggplus_mod",
-    "flwr.cli.constant",
-    "flwr.cli.local_superlink",
-)
-OPACUS = (  # modules of opacus in which optimisers are defined
-    "opacus.optimizers.optimizer",
-    "opacus.optimizers.optimizer_fast_gradient_clipping",
-    "opacus.optimizers.adaclipoptimizer",
-    "opacus.optimizers.ddpoptimizer",
-    "opacus.optimizers.ddpoptimizer_fast_gradient_clipping",
-    "opacus.optimizers.fsdpoptimizer_fast_gradient_clipping",
-)
-NVFLARE = (  # modules of nvflare that `nvflare.hooks` taps
-    "nvflare.private.fed.server.server_runner",
-    "nvflare.apis.utils.task_utils",
-    "nvflare.fuel.f3.mpm",
-)
-P2PFL = (  # modules of p2pfl that `p2pfl.hooks` taps
-    "p2pfl.communication.protocols.protobuff.memory.client",
-    "p2pfl.communication.protocols.protobuff.grpc.client",
-)
+HOOKS = {  # module of ours -> the modules that its `listen` taps; not every version has all of them
+    "hooks.group": ("torch.distributed",),
+    "hooks.ddp": ("torch.nn.parallel.distributed",),
+    "hooks.functional": ("torch.distributed._functional_collectives",),
+    "hooks.fsdp": ("torch.distributed.fsdp._fully_shard._fsdp_state",),
+    "hooks.opacus": (  # modules in which optimisers are defined
+        "opacus.optimizers.optimizer",
+        "opacus.optimizers.optimizer_fast_gradient_clipping",
+        "opacus.optimizers.adaclipoptimizer",
+        "opacus.optimizers.ddpoptimizer",
+        "opacus.optimizers.ddpoptimizer_fast_gradient_clipping",
+        "opacus.optimizers.fsdpoptimizer_fast_gradient_clipping",
+    ),
+    "flower.hooks": (
+        "flwr.serverapp.grid.grid",
+        "flwr.server.superlink.fleet.vce.vce_api",
+        "flwr.server.superlink.fleet.grpc_bidi.grpc_client_proxy",
+        "flwr.clientapp.client_app",
+        "flwr.clientapp.mod.localdp_mod",
+        "flwr.clientapp.mod.centraldp_mods",
+        "flwr.client.mod.localdp_mod",
+        "flwr.client.mod.centraldp_mods",
+        "flwr.client.mod.secure_aggregation.secagg_mod",
+        "flwr.client.mod.secure_aggregation.secaggplus_mod",
+        "flwr.cli.constant",
+        "flwr.cli.local_superlink",
+    ),
+    "nvflare.tasks": (
+        "nvflare.private.fed.server.server_runner",
+        "nvflare.apis.utils.task_utils",
+        "nvflare.fuel.f3.mpm",
+    ),
+    "p2pfl.hooks": (
+        "p2pfl.communication.protocols.protobuff.memory.client",
+        "p2pfl.communication.protocols.protobuff.grpc.client",
+    ),
+}
 
 
 def install() -> None:
@@ -61,67 +69,15 @@ def install() -> None:
     if ENDS in os.environ:
         threading.Thread(target=_end_with, args=(int(os.environ[ENDS]),), daemon=True).start()
 
-    def tap_groups(module: ModuleType) -> None:
-        from leakaudit.capture.tap.hooks import group
+    def tap(own: str, module: ModuleType) -> None:
+        import_module(f"leakaudit.capture.tap.{own}").listen(module, capture)
 
-        group.listen(module, capture)
-
-    def tap_ddp(module: ModuleType) -> None:
-        from leakaudit.capture.tap.hooks import ddp
-
-        ddp.listen(module, capture)
-
-    def tap_functional(module: ModuleType) -> None:
-        from leakaudit.capture.tap.hooks import functional
-
-        functional.listen(module, capture)
-
-    def tap_fsdp(module: ModuleType) -> None:
-        from leakaudit.capture.tap.hooks import fsdp
-
-        fsdp.listen(module, capture)
-
-    def watch_modules(module: ModuleType) -> None:
-        if capture.model is not None:
-            capture.model.watch(module)
-
-    def watch_losses(module: ModuleType) -> None:
-        if capture.model is not None:
-            capture.model.watch_losses(module)
-
-    def tap_flower(module: ModuleType) -> None:
-        from leakaudit.capture.tap.flower import hooks as flower_hooks
-
-        flower_hooks.listen(module, capture)
-
-    def tap_opacus(module: ModuleType) -> None:
-        from leakaudit.capture.tap.hooks import opacus
-
-        opacus.listen(module, capture)
-
-    def tap_nvflare(module: ModuleType) -> None:
-        from leakaudit.capture.tap.nvflare import hooks as nvflare_hooks
-
-        nvflare_hooks.listen(module, capture)
-
-    def tap_p2pfl(module: ModuleType) -> None:
-        from leakaudit.capture.tap.p2pfl import hooks as p2pfl_hooks
-
-        p2pfl_hooks.listen(module, capture)
-
-    waiting: dict[str, Callable[[ModuleType], None]] = {
-        "torch.distributed": tap_groups,
-        "torch.nn.parallel.distributed": tap_ddp,
-        "torch.distributed._functional_collectives": tap_functional,
-        "torch.distributed.fsdp._fully_shard._fsdp_state": tap_fsdp,
-    }
+    waiting: dict[str, Callable[[ModuleType], None]] = {}
+    for own, modules in HOOKS.items():
+        waiting |= dict.fromkeys(modules, partial(tap, own))
     if capture.model is not None:
-        waiting["torch.nn.modules.module"] = watch_modules
-        waiting["torch.nn.functional"] = watch_losses
-    waiting |= dict.fromkeys(FLOWER, tap_flower)
-    waiting |= dict.fromkeys(OPACUS, tap_opacus)
-    waiting |= dict.fromkeys(NVFLARE, tap_nvflare)
-    waiting |= dict.fromkeys(P2PFL, tap_p2pfl)
+        waiting["torch.nn.modules.module"] = capture.model.watch
+        waiting["torch.nn.functional"] = capture.model.watch_losses
     sys.meta_path.insert(0, _AfterImport(waiting))
 
 
@@ -142,14 +98,10 @@ def _end_with(process: int) -> None:
 
 
 class _AfterImport:
-    """An importer that finds nothing itself and calls a function after a module was executed.
-
-    Args:
-        waiting: module name -> function to call with the module; an entry is used once.
-    """
+    """An importer that finds nothing itself and calls a function after a module was executed."""
 
     def __init__(self, waiting: dict[str, Callable[[ModuleType], None]]) -> None:
-        self.waiting = waiting
+        self.waiting = waiting  # module name -> function to call with it, once
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None

@@ -1,24 +1,23 @@
-"""Tap Opacus: the clipped gradients that each rank sends, and the noise that is in them.
+"""Tap Opacus: the clipped gradients that each rank sends, and the noise that is in them."""
 
-The distributed optimisers of Opacus clip the gradient of every record, add the clipped gradients of
-a rank, add noise on the first rank only, and let all ranks add up the results, parameter by
-parameter. The tap logs the vector of a rank before that, together with what the optimiser states
-about it and the size of the noise that is in it.
-
-Other optimisers of Opacus send nothing. If ranks train with them and send their models, the log
-states that there is noise in these.
-"""
+# The distributed optimisers of Opacus clip the gradient of every record, add the clipped gradients
+# of a rank, add noise on the first rank only, and let all ranks add up the results, parameter by
+# parameter. The tap logs the vector of a rank before that, together with what the optimiser states
+# about it and the size of the noise that is in it.
+#
+# Other optimisers of Opacus send nothing. If ranks train with them and send their models, the log
+# states that there is noise in these.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import wraps
+from collections.abc import Callable
 from itertools import count
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.capture.tap.hooks.ddp import flat
+from leakaudit.capture.tap.exchanges import wrap
 from leakaudit.capture.tap.log.capture import Capture, Notes
+from leakaudit.capture.tap.log.layers import flat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,37 +27,32 @@ OWNER = "_leakaudit_tapped"  # attribute of an optimiser that was seen: its `_Su
 SUMS = "_leakaudit_sums"  # attribute of an optimiser: the sums to which it added noise last
 # Dividing a sum and multiplying it again rounds twice; the rest is a choice.
 ROUNDINGS = 8
+_numbers = count()
 
 
 def listen(module: ModuleType, capture: Capture) -> None:
     """Wrap the optimisers that a module of Opacus defines."""
-    for kind in _optimisers(module):
+
+    def adding(add_noise: Callable[..., Any], optimiser: Any) -> Any:
+        optimiser.__dict__[SUMS] = capture.safely(_sums, optimiser)
+        return add_noise(optimiser)
+
+    def reducing(reduce_gradients: Callable[..., Any], optimiser: Any) -> Any:
+        capture.safely(_log, optimiser, capture)
+        return capture.unlogged(reduce_gradients, optimiser)
+
+    def preparing(pre_step: Callable[..., Any], optimiser: Any, *args: Any, **named: Any) -> Any:
+        capture.safely(_state, optimiser, capture)
+        return pre_step(optimiser, *args, **named)
+
+    for kind in list(vars(module).values()):
+        if not isinstance(kind, type) or kind.__module__ != module.__name__:
+            continue
         if "reduce_gradients" in kind.__dict__:
-            kind.add_noise = _adding(kind.add_noise, capture)
-            kind.reduce_gradients = _reducing(kind.reduce_gradients, capture)
+            wrap(kind, "add_noise", adding)
+            wrap(kind, "reduce_gradients", reducing)
         elif "pre_step" in kind.__dict__:
-            kind.pre_step = _preparing(kind.pre_step, capture)
-
-
-def _optimisers(module: ModuleType) -> Iterator[Any]:
-    """Yield the classes that a module defines itself."""
-    for value in list(vars(module).values()):
-        if isinstance(value, type) and value.__module__ == module.__name__:
-            yield value
-
-
-_numbers = count()
-
-
-def _adding(real: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
-    """Return a method that keeps the sums of clipped gradients and then adds noise to them."""
-
-    @wraps(real)
-    def adding(self: Any) -> Any:
-        self.__dict__[SUMS] = capture.safely(_sums, self)
-        return real(self)
-
-    return adding
+            wrap(kind, "pre_step", preparing)
 
 
 def _sums(optimiser: Any) -> Tensor | None:
@@ -70,19 +64,7 @@ def _sums(optimiser: Any) -> Tensor | None:
 
 
 def _trained(optimiser: Any) -> list[Any]:
-    """Return the parameters that an optimiser trains."""
     return [p for p in optimiser.params if p.requires_grad]
-
-
-def _reducing(real: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
-    """Return a method that logs the rank's vector and then lets all ranks add theirs up."""
-
-    @wraps(real)
-    def reducing(self: Any) -> Any:
-        capture.safely(_log, self, capture)
-        return capture.unlogged(real, self)
-
-    return reducing
 
 
 def _log(optimiser: Any, capture: Capture) -> None:
@@ -91,17 +73,6 @@ def _log(optimiser: Any, capture: Capture) -> None:
         sums = _Sums(optimiser, next(_numbers), capture)
         optimiser.__dict__[OWNER] = sums
     sums.log()
-
-
-def _preparing(real: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
-    """Return a method that states, once per optimiser, that the rank trains with noise."""
-
-    @wraps(real)
-    def preparing(self: Any, *args: Any, **named: Any) -> Any:
-        capture.safely(_state, self, capture)
-        return real(self, *args, **named)
-
-    return preparing
 
 
 def _state(optimiser: Any, capture: Capture) -> None:
@@ -116,7 +87,6 @@ def _state(optimiser: Any, capture: Capture) -> None:
 
 
 def _stated(optimiser: Any) -> Notes:
-    """Return the constants of an optimiser, as the program states them."""
     return {
         "noise_multiplier": float(optimiser.noise_multiplier),
         "max_grad_norm": float(optimiser.max_grad_norm),
@@ -175,15 +145,7 @@ def _records(parameter: Any) -> int | None:
 
 
 def _noise(gradient: Tensor, sums: Tensor, divisor: float) -> float:
-    """Return the size of the noise in a vector, in the units of the sums; 0 if it is rounding.
-
-    Args:
-        gradient: (d,) what the rank sends.
-        sums: (d,) the sums of clipped gradients.
-
-    Returns:
-        The root of the mean square, which is near the standard deviation if d is large.
-    """
+    """Return the root mean square of the noise in a vector (d,); 0 if it is rounding."""
     import torch
 
     left = gradient.double() * divisor - sums.double()

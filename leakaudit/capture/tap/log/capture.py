@@ -16,14 +16,9 @@ from leakaudit.capture.tap.log.finder import Finder
 from leakaudit.capture.tap.log.layers import (
     LARGE,
     NOTE,
-    REST,
-    SEED,
-    SKETCH,
-    SKETCHED,
-    WHOLE,
+    PartialStream,
     Selection,
     described,
-    megabytes,
     place_of,
     select,
 )
@@ -32,8 +27,6 @@ from leakaudit.capture.tap.log.writing import LEFT_OUT, Log
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from leakaudit.capture.fitting.sketch import RunningSketch
-
 Result = TypeVar("Result")
 Notes = dict[str, Any]
 Translate = Callable[[str, Any, Notes], tuple[str, Notes]]  # op, tensor and notes -> op and notes
@@ -41,33 +34,25 @@ HOOK = "hook"  # the note of a message that a communication hook sends; its valu
 
 
 class Capture:
-    """The tap of this process; the log is opened with the first event.
+    """The tap of this process; the log is opened with the first event."""
 
-    None of its methods raises into the program: an error ends the recording, with a line on stderr.
-
-    Args:
-        ranks: ranks with payloads to keep; None keeps all.
-        rounds: (first, stop) of the rounds with payloads to keep; None keeps all.
-        sizes: lengths of the tensors that make up a model, followed by the model's own length.
-            None if the model is not described: every message then counts as its own round.
-        max_bytes: limit on the payloads of all processes together; None for no limit.
-        layers: parameters to keep, see `layers.select`; None is the default for the model's size.
-        names: names of the described model's parameters, in the order of `sizes`.
-        rank: rank of this process; None for that of torch.distributed or of its launcher.
-    """
+    # None of its methods raises into the program: an error ends the recording, with a line on
+    # stderr.
 
     def __init__(
         self,
         folder: str,
-        ranks: list[int] | None = None,
-        rounds: tuple[int, int] | None = None,
+        ranks: list[int] | None = None,  # with payloads to keep; None keeps all
+        rounds: tuple[int, int] | None = None,  # first and stop of those with payloads to keep
         start: int = 1,
+        # Lengths of the tensors that make up a model, followed by the model's own length; None if
+        # it is not described: every message then counts as its own round.
         sizes: list[int] | None = None,
-        max_bytes: float | None = None,
+        max_bytes: float | None = None,  # of the payloads of all processes together
         receive: bool = False,
-        layers: list[str] | None = None,
-        names: list[str] | None = None,
-        rank: int | None = None,
+        layers: list[str] | None = None,  # see `layers.select`
+        names: list[str] | None = None,  # of the described parameters, in the order of `sizes`
+        rank: int | None = None,  # None for that of torch.distributed or of its launcher
         run: str = "",
         model: bool = False,
         seed: int = 0,
@@ -86,8 +71,7 @@ class Capture:
         self._selection = None
         if names is not None and sizes is not None:
             self._selection = select(names, sizes[:-1], layers, seed)
-        # With a selection: the sketch of the message that is being sent, by channel.
-        self._running: dict[tuple[Any, ...], RunningSketch] = {}
+        self._partial: dict[tuple[Any, ...], PartialStream] = {}  # by channel, with a selection
         self.run = run
         self.model: Finder | None = None
         if model:
@@ -111,12 +95,9 @@ class Capture:
         sender: int | None = None,
         **notes: Any,
     ) -> None:
-        """Log one tensor.
+        """Log one tensor, or an event without one.
 
-        Args:
-            value: the payload; None for an event without one.
-            at: position of the message on its channel; None counts it here.
-            sender: rank that sent it; None for this process.
+        at: position of the message on its channel, if known; sender: rank that sent it, if another.
         """
         if self._broken or getattr(self._here, "unlogged", False):
             return
@@ -140,13 +121,8 @@ class Capture:
             self._stop(error)
 
     def safely(self, call: Callable[..., Result], *args: Any) -> Result | None:
-        """Call a function of the tap; its error ends the recording, not the program.
-
-        Its time counts as spent in the tap.
-
-        Returns:
-            The result of the function; None after an error.
-        """
+        """Call a function of the tap; its error ends the recording, not the program."""
+        # Its time counts as spent in the tap.
         if self._broken:
             return None
         begun = time.perf_counter()
@@ -163,7 +139,6 @@ class Capture:
 
     @property
     def _spent(self) -> float:
-        """Seconds in the tap so far."""
         return 0.0 if self._log is None else self._log.spent
 
     def _stop(self, error: Exception) -> None:
@@ -182,12 +157,8 @@ class Capture:
     def within_hook(
         self, name: str, translate: Translate, call: Callable[..., Any], *args: Any
     ) -> Any:
-        """Call a communication hook, which sends gradients in a form of its own.
-
-        Args:
-            translate: what the messages are that the hook sends before it returns. What it sends
-                later, in other threads, is logged as its own.
-        """
+        """Call a communication hook, and translate the messages that it sends before it returns."""
+        # What it sends later, in other threads, is logged as its own.
         self._hooks.append(name)
         self._here.translate = translate
         try:
@@ -222,7 +193,6 @@ class Capture:
 
     @property
     def _world(self) -> int:
-        """Number of processes of the program."""
         dist = _distributed()
         if dist is not None:
             return int(dist.get_world_size())
@@ -230,11 +200,8 @@ class Capture:
 
     def _open(self) -> Log:
         world = self._world
-        share = None
-        if self.max_bytes is not None:
-            share = self.max_bytes / world
-        program = os.path.basename(sys.argv[0])
-        about: dict[str, Any] = {"world": world, "program": program}
+        share = None if self.max_bytes is None else self.max_bytes / world
+        about: dict[str, Any] = {"world": world, "program": os.path.basename(sys.argv[0])}
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
         if restart.isdecimal():
             about["restart"] = int(restart)
@@ -300,90 +267,38 @@ class Capture:
         self, op: str, value: Tensor | None, peer: int | None, notes: Notes
     ) -> list[tuple[Tensor | None, Notes]]:
         """Return what to write of a tensor: of a model or one of its parameters, what is chosen."""
-        whole = [(value, notes)]
-        if self._selection is None or value is None:
-            return whole
         # Hooks cut by themselves. The arrays of a model's state are not all parameters.
-        if "parameters" in notes or "arrays" in notes:
-            return whole
+        by_itself = "parameters" in notes or "arrays" in notes
+        if self._selection is None or value is None or by_itself:
+            return [(value, notes)]
         sizes = self._selection.sizes
         length = sum(sizes)
         count = int(value.numel())
         channel = (NOTE, op, str(notes.get("lane", "")), peer)
         before = self._seen[channel]
-        if count == length:
-            places = range(len(sizes))
-        else:
+        places = range(len(sizes))
+        if count != length:
             place = place_of(sizes, before % length, count)
             if place is None:
-                return whole
+                return [(value, notes)]
             places = range(place, place + 1)
         self._seen[channel] = before + count
-        flat = value.detach().reshape(-1)
-        parts = dict(zip(places, flat.split([sizes[place] for place in places]), strict=True))
-        last = places.stop == len(sizes)
-        shared = {**notes, NOTE: True, "of": len(sizes), "last": False}
-        found: list[tuple[Tensor | None, Notes]] = []
-        if self._selection.sketch is not None and LEFT_OUT not in notes:
-            others = {k: part for k, part in parts.items() if k not in self._selection.kept}
-            at = before // length
-            if at == self.first:
-                found = self._whole(others, shared)
-            elif self.sketches(at):
-                found = self._sketched(channel, others, last, shared)
-        import torch
-
-        held = [place for place in places if place in self._selection.kept]
-        chosen = torch.cat([flat[:0], *(parts[place] for place in held)])
-        return [*found, (chosen, {**shared, "parameters": held, "last": last})]
+        if channel not in self._partial:
+            self._partial[channel] = PartialStream(self._selection, self.first, whole=True)
+        pieces = value.detach().reshape(-1).split([sizes[place] for place in places])
+        parts = self._partial[channel].split(
+            dict(zip(places, pieces, strict=True)),
+            before // length,
+            last=places.stop == len(sizes),
+            sketched=LEFT_OUT not in notes,
+        )
+        shared = {**notes, NOTE: True, "of": len(sizes)}
+        return [(part, {**shared, **noted}) for part, noted in parts]
 
     @property
     def first(self) -> int:
         """Position, on its channel, of the first message that is kept: its model is kept whole."""
         return 0 if self.rounds is None else max(0, self.rounds[0] - self.start)
-
-    def sketches(self, at: int) -> bool:
-        """Return whether the message at a position of its channel is sketched, with a selection."""
-        return self.first <= at < self.first + SKETCHED
-
-    def _whole(self, others: dict[int, Tensor], notes: Notes) -> list[tuple[Tensor | None, Notes]]:
-        """Return the parameters that are not chosen, of the first message of a channel."""
-        import torch
-
-        if not others:
-            return []
-        noted = {**notes, REST: WHOLE, "parameters": list(others)}
-        return [(torch.cat(list(others.values())), noted)]
-
-    def _sketched(
-        self, channel: tuple[Any, ...], others: dict[int, Tensor], last: bool, notes: Notes
-    ) -> list[tuple[Tensor | None, Notes]]:
-        """Add parameters to the sketch of a message, and return it with the last one."""
-        if self._selection is None:
-            return []
-        running = self._running.get(channel) or self._selection.running()
-        if running is None:
-            return []
-        self._running[channel] = running
-        for place, values in others.items():
-            running.add(place, values)
-        taken = running.take() if last else None
-        if taken is None:
-            return []
-        total, places = taken
-        return [(total, {**notes, REST: SKETCH, SEED: self.seed, "parameters": places})]
-
-    def rest(self, op: str, running: RunningSketch | None, at: int, **notes: Any) -> None:
-        """Log the sketch of a message whose parameters a hook logs, before its last part.
-
-        Args:
-            running: the sketch, which begins anew; None if none is recorded.
-        """
-        taken = None if running is None else running.take()
-        if taken is not None:
-            total, places = taken
-            noted = {**notes, REST: SKETCH, SEED: self.seed, "parameters": places, "last": False}
-            self.event(op, total, at=at, **noted)
 
     def selection(
         self,
@@ -393,16 +308,12 @@ class Capture:
         trained: Sequence[int],
         what: str,
     ) -> Selection | None:
-        """Return which parameters of a model to keep, and say so if it is large.
-
-        Returns:
-            The selection; None if everything is kept.
-        """
+        """Return which parameters of a model to keep, None for all, and say so if it is large."""
         found = select(names, sizes, layers, self.seed, trained)
         numbers = sum(sizes[place] for place in trained)
         if what and not self.quiet and (found is not None or numbers > LARGE):
-            size = megabytes(found, numbers)
-            said = f"{described(found, numbers)}; a message takes {size} (float32)"
+            size = 4 * (numbers if found is None else found.numbers) / 1e6
+            said = f"{described(found, numbers)}; a message takes {size:.3g} MB (float32)"
             sys.stderr.write(f"leakaudit tap: {what}: {said}\n")
         return found
 
@@ -412,7 +323,7 @@ class Capture:
             self._log.abandon()
         self._log = None
         self._seen = defaultdict(int)
-        self._running = {}
+        self._partial = {}
         self._here = threading.local()
         self._hooks = []
 

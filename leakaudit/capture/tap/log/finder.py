@@ -1,10 +1,9 @@
-"""Save the model of a tapped program: its name, its state, and a torch.export program.
+"""Save the model of a tapped program: its name, its state, and a torch.export program."""
 
-Calls of modules are watched until the model is found: the one that `DistributedDataParallel` wraps,
-or the outermost module whose parameters are as many as the numbers of a message. It is exported
-from a copy, at inputs of zeros with the shape and the number format of those that the program used,
-so that neither the program's results nor its data are touched.
-"""
+# Calls of modules are watched until the model is found: the one that `DistributedDataParallel`
+# wraps, or the outermost module whose parameters are as many as the numbers of a message. It is
+# exported from a copy, at inputs of zeros with the shape and the number format of those that the
+# program used, so that neither the program's results nor its data are touched.
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import wraps
 from pathlib import Path
@@ -49,11 +48,11 @@ USUAL = {"reduction": "mean", "weight": None, "pos_weight": None, "label_smoothi
 UNUSUAL = "with other arguments than the usual ones"
 
 
-class NotExported(Exception):
+class _NotExported(Exception):
     """Says why a model cannot be exported."""
 
 
-class ModuleCall:
+class _ModuleCall:
     """How a module was called: shapes and formats, but no values of tensors."""
 
     def __init__(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -81,7 +80,7 @@ class Finder:
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
         self.done = False
-        self.calls: WeakKeyDictionary[Any, ModuleCall] = WeakKeyDictionary()
+        self.calls: WeakKeyDictionary[Any, _ModuleCall] = WeakKeyDictionary()
         self.losses: set[str] = set()
         self._facts: dict[str, Any] | None = None  # what this process has written
         self._restore: Callable[[], None] = lambda: None
@@ -146,11 +145,10 @@ class Finder:
             (self.folder / FACTS).write_text(json.dumps(facts))
 
     def _note(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Remember how a module with parameters was called."""
         try:
             inner = unwrapped(module)
             if any(p.requires_grad for p in inner.parameters()):
-                self.calls[module] = ModuleCall(inner, args, named)
+                self.calls[module] = _ModuleCall(inner, args, named)
         except Exception:  # a module of any kind; it is then not found
             return
 
@@ -175,18 +173,14 @@ class Finder:
             return
         inner = unwrapped(module)
         try:
-            call = ModuleCall(inner, args, named)
+            call = _ModuleCall(inner, args, named)
         except Exception as error:  # a forward of any kind
             self.save(inner, None, f"its arguments are not understood: {error}")
             return
         self.save(inner, call)
 
-    def save(self, module: Any, call: ModuleCall | None, why: str = "") -> None:
-        """Save a model, unless another process has done so.
-
-        Args:
-            call: How it was called; None if it is not known.
-        """
+    def save(self, module: Any, call: _ModuleCall | None, why: str = "") -> None:
+        """Save a model, unless another process has done so; call: how it was called, if known."""
         self.done = True
         self.calls.clear()
         self._restore()
@@ -199,14 +193,14 @@ class Finder:
         try:
             facts = about(module)
             if why:
-                raise NotExported(why)
+                raise _NotExported(why)
             import torch
 
             state = {name: t.detach().cpu() for name, t in module.state_dict().items()}
             torch.save(state, self.folder / STATE)
             if call is not None:
                 facts |= exported(module, call, self.folder / PROGRAM)
-        except NotExported as reason:
+        except _NotExported as reason:
             why = str(reason)
         except Exception as error:
             why = f"{type(error).__name__}: {str(error).strip() or 'no message'}"
@@ -217,7 +211,6 @@ class Finder:
 
 
 def _is_usual(given: Any, value: Any) -> bool:
-    """Return whether an argument of a loss has its default value."""
     return given is None or (not hasattr(given, "shape") and given == value)
 
 
@@ -273,20 +266,16 @@ def _constructor(kind: Any) -> Mapping[str, inspect.Parameter]:
         return {}
 
 
-def exported(module: Any, call: ModuleCall, path: Path) -> dict[str, Any]:
-    """Export a copy of a model and write the program.
-
-    Returns:
-        Shape and number format of one input, number of outputs, and names of omitted arguments.
-    """
+def exported(module: Any, call: _ModuleCall, path: Path) -> dict[str, Any]:
+    """Export a copy of a model, write the program, and return facts about its inputs."""
     import torch
 
     name, left_out = _input(call)
     shape, dtype, _ = call.tensors[name]
     if any(m._forward_hooks or m._forward_pre_hooks for m in module.modules()):
-        raise NotExported("its modules have forward hooks, which an export would run")
+        raise _NotExported("its modules have forward hooks, which an export would run")
     if "forward" in module.__dict__:
-        raise NotExported("its forward was replaced on the object")
+        raise _NotExported("its forward was replaced on the object")
     x = torch.zeros((min(max(shape[0], 2), MOST), *shape[1:]), dtype=dtype)
     with _undisturbed():
         twin = copy.deepcopy(module).cpu()
@@ -311,10 +300,8 @@ def exported(module: Any, call: ModuleCall, path: Path) -> dict[str, Any]:
 
 
 def _traced(export: Callable[..., Any], twin: Any, x: Any) -> tuple[Any, bool]:
-    """Export a module for any number of inputs, and for sequences of any length.
-
-    If that fails, it is exported for the number and the length of these.
-    """
+    """Export a module for any number of inputs, and for sequences of any length."""
+    # If that fails, it is exported for the number and the length of these.
     import torch
 
     free = {0: torch.export.Dim.AUTO}
@@ -326,16 +313,15 @@ def _traced(export: Callable[..., Any], twin: Any, x: Any) -> tuple[Any, bool]:
         return export(twin, (x,), strict=False), False
 
 
-def _input(call: ModuleCall) -> tuple[str, list[str]]:
-    """Return the name of the input, and those of the tensors that are omitted."""
+def _input(call: _ModuleCall) -> tuple[str, list[str]]:
     names = [name for name in call.tensors if name != LABELS]
     if not names or call.other:
-        raise NotExported(f"its forward takes other inputs than tensors: {', '.join(call.other)}")
+        raise _NotExported(f"its forward takes other inputs than tensors: {', '.join(call.other)}")
     rest = [name for name in names[1:] if name in call.required or not call.tensors[name][2]]
     if rest:
-        raise NotExported(f"its forward takes several inputs: {', '.join(names)}")
+        raise _NotExported(f"its forward takes several inputs: {', '.join(names)}")
     if not math.prod(call.tensors[names[0]][0]):
-        raise NotExported("its input is empty")
+        raise _NotExported("its input is empty")
     return names[0], names[1:]
 
 
@@ -367,23 +353,22 @@ def _undisturbed() -> Iterator[None]:
     """Restore random states afterwards, and keep warnings and automatic casts out."""
     import torch
 
-    states: list[Callable[[], None]] = []
-    state = torch.get_rng_state()
-    states.append(lambda: torch.set_rng_state(state))
+    devices: Sequence[int] = ()
     if torch.cuda.is_initialized():
-        devices = torch.cuda.get_rng_state_all()
-        states.append(lambda: torch.cuda.set_rng_state_all(devices))
+        devices = range(torch.cuda.device_count())
     own = random.getstate()
-    states.append(lambda: random.setstate(own))
     numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        source = numpy.random
-        drawn = source.get_state()
-        states.append(lambda: source.set_state(drawn))
+    drawn = None if numpy is None else numpy.random.get_state()
     try:
-        with warnings.catch_warnings(), torch.autocast("cpu", enabled=False), torch.enable_grad():
+        with (
+            torch.random.fork_rng(devices),
+            warnings.catch_warnings(),
+            torch.autocast("cpu", enabled=False),
+            torch.enable_grad(),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
-        for restore in states:
-            restore()
+        random.setstate(own)
+        if numpy is not None:
+            numpy.random.set_state(drawn)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
-from leakaudit.capture.fitting.sketch import NUMBERS, ModelSketch, RunningSketch
+from leakaudit.capture.fitting.sketch import NUMBERS, ModelSketch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NOTE = "layers"  # the note of an event with only the chosen parameters
 REST = "rest"  # the note of an event that stands for the others; its value is WHOLE or SKETCH
@@ -31,12 +35,10 @@ DEFAULT = ("first", "last", SKETCH)  # for models with more than LARGE parameter
 class Selection:
     """The parameters of one model that are kept."""
 
-    names: tuple[str, ...]  # names of all parameters, in the order in which they are sent
+    names: tuple[str, ...]  # of all parameters, in the order in which they are sent
     sizes: tuple[int, ...]
     kept: frozenset[int]  # the places of the chosen ones
-    sketch: ModelSketch | None = (
-        None  # the sketch of the others; None if nothing of them is recorded
-    )
+    sketch: ModelSketch | None = None  # of the others; None if nothing of them is recorded
 
     @property
     def numbers(self) -> int:
@@ -46,11 +48,75 @@ class Selection:
             count += NUMBERS
         return count
 
-    def running(self) -> RunningSketch | None:
-        """Return an empty sketch of one message; None if none is recorded."""
-        if self.sketch is None:
-            return None
-        return RunningSketch(self.sketch)
+
+class PartialStream:
+    """The messages of one channel, of which only the selected parameters are kept.
+
+    first: position of the first message that is kept; whole: whether its other parameters are kept
+    as well, not only sketched.
+    """
+
+    def __init__(self, selection: Selection | None, first: int, whole: bool) -> None:
+        self._selection = selection
+        self._first = first
+        self._whole = whole
+        self._at = -1  # position of the message that is being sketched
+        self._total: Tensor | None = None  # its sketch so far ...
+        self._places: list[int] = []  # ... of these parameters
+
+    def wants(self, place: int, at: int) -> bool:
+        """Return whether anything of a parameter of a message is logged."""
+        selection = self._selection
+        if selection is None or place in selection.kept:
+            return True
+        return selection.sketch is not None and self._first <= at < self._first + SKETCHED
+
+    def split(
+        self, parts: Mapping[int, Tensor], at: int, last: bool, sketched: bool = True
+    ) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        """Yield what to log of parameters, by place, of a message, and its notes."""
+        # What stands for the parameters that are not selected comes before the others: their
+        # numbers, or, with the last of them, their sketch.
+        import torch
+
+        selection = self._selection
+        kept = list(parts)
+        if selection is not None:
+            kept = [place for place in parts if place in selection.kept]
+            if selection.sketch is not None and sketched:
+                others = {k: part for k, part in parts.items() if k not in selection.kept}
+                yield from self._rest(selection.sketch, others, at, last)
+        empty = next((part.reshape(-1)[:0] for part in parts.values()), torch.empty(0))
+        yield flat([empty, *(parts[k] for k in kept)]), {"parameters": kept, "last": last}
+
+    def _rest(
+        self, sketch: ModelSketch, others: Mapping[int, Tensor], at: int, last: bool
+    ) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+        if self._whole and at == self._first:
+            if others:
+                notes = {REST: WHOLE, "parameters": list(others), "last": False}
+                yield flat(others.values()), notes
+            return
+        if not self._first <= at < self._first + SKETCHED:
+            return
+        if at != self._at:  # also drops that of an aborted pass
+            self._at = at
+            self._total = None
+            self._places = []
+        for place, values in others.items():
+            self._total = sketch.added(self._total, place, values)
+            self._places.append(place)
+        if last and self._total is not None:
+            about = {REST: SKETCH, SEED: sketch.seed, "parameters": self._places, "last": False}
+            self._at = -1
+            yield self._total, about
+
+
+def flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Return tensors as one vector."""
+    import torch
+
+    return torch.cat([t.detach().reshape(-1) for t in tensors])
 
 
 def select(
@@ -60,16 +126,10 @@ def select(
     seed: int = 0,
     trained: Sequence[int] | None = None,
 ) -> Selection | None:
-    """Return the parameters of a model to keep.
+    """Return the parameters of a model to keep, of those that travel; None if all are kept.
 
-    Args:
-        names: names of all parameters, in the order in which they are sent.
-        layers: the layers as in `chosen`, ``sketch`` for a sketch of all others, or ``all``. None
-            keeps a model of up to LARGE parameters, and DEFAULT of a larger one.
-        trained: places of the parameters that travel; None for all.
-
-    Returns:
-        The selection; None if everything is kept.
+    layers: as in `chosen`, ``sketch`` for a sketch of all others, or ``all``. None keeps a model of
+    up to LARGE parameters, and DEFAULT of a larger one.
     """
     sent = list(range(len(sizes)) if trained is None else trained)
     if layers is None:
@@ -89,11 +149,7 @@ def select(
 
 
 def described(selection: Selection | None, numbers: int) -> str:
-    """Return what is recorded of the messages of a model, and what that excludes, in words.
-
-    Args:
-        selection: the parameters that are kept; None for all.
-    """
+    """Return what is recorded of the messages of a model, and what that excludes, in words."""
     if selection is None:
         return f"all {numbers:,} parameters are recorded"
     kept = [selection.names[place] for place in sorted(selection.kept)]
@@ -102,17 +158,6 @@ def described(selection: Selection | None, numbers: int) -> str:
     if selection.sketch is not None:
         said += f", all of the first model, and {NUMBERS:,} sums of the others to verify them"
     return f"{said}; attacks that match whole gradients need --layers all"
-
-
-def megabytes(selection: Selection | None, numbers: int) -> str:
-    """Return the size of a message in float32, in words.
-
-    Args:
-        selection: the parameters that are kept; None for all.
-    """
-    if selection is not None:
-        numbers = selection.numbers
-    return f"{4 * numbers / 1e6:.3g} MB"
 
 
 def shortened(names: Sequence[str]) -> str:
@@ -127,10 +172,8 @@ def shortened(names: Sequence[str]) -> str:
 def chosen(names: Sequence[str], layers: Sequence[str]) -> frozenset[int]:
     """Return the places of the parameters to keep.
 
-    Args:
-        names: names of all parameters, in the model's order.
-        layers: ``first``, ``last`` (all parameters of the first or last module that has any), or
-            names of parameters or modules, with ``*`` for any characters.
+    layers: ``first``, ``last`` (all parameters of the first or last module that has any), or names
+    of parameters or modules, with ``*`` for any characters.
     """
     found: set[int] = set()
     for layer in layers:
@@ -149,11 +192,7 @@ def module(name: str) -> str:
 
 
 def place_of(sizes: Sequence[int], sent: int, length: int) -> int | None:
-    """Return the place of a parameter that is sent by itself.
-
-    Returns:
-        The place; None if no parameter of this length begins there.
-    """
+    """Return the place of a parameter that is sent by itself; None if none has this length."""
     starts = [0, *accumulate(sizes)]
     for place, start in enumerate(starts[:-1]):
         if start == sent and sizes[place] == length:

@@ -1,29 +1,32 @@
-"""The raw log of one process: the messages that it sent, in order.
+"""The raw log of one process: the messages that it sent, in order."""
 
-A log consists of two files in one folder. ``rank3.0.bin`` contains the payloads, each at a multiple
-of 16 bytes. ``rank3.0.jsonl`` contains a first line with format, version and facts about the
-process, then one line per event, written after its payload. A payload that is sent to several
-receivers in succession is stored once. The second number in the names counts restarts of a rank.
-
-A process that ends normally writes a last line ``{"end": true, …}``; one that is killed loses at
-most its last event. `leakaudit.capture.tap.log.reading` reads logs. This module does not import
-torch.
-"""
+# A log consists of two files in one folder. ``rank3.0.bin`` contains the payloads, each at a
+# multiple of 16 bytes. ``rank3.0.jsonl`` contains a first line with format, version and facts about
+# the process, then one line per event, written after its payload. A payload that is sent to several
+# receivers in succession is stored once. The second number in the names counts restarts of a rank.
+#
+# A process that ends normally writes a last line ``{"end": true, …}``; one that is killed loses at
+# most its last event. `leakaudit.capture.tap.log.reading` reads logs. This module does not import
+# torch.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from leakaudit._util.files import private_folder
-from leakaudit.capture.tap.log.tail import PayloadFile
 
 if TYPE_CHECKING:
-    from leakaudit.capture.tap.log.tail import Bytes
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bytes: TypeAlias = NDArray[np.uint8]
 
 FORMAT = "leakaudit.tap"
 VERSION = 1
@@ -43,21 +46,25 @@ DTYPES = {  # number format -> bytes
 UNRANKED = 999_999  # rank of logs that hold no messages, only remarks about their process
 ATTEMPTS = 1000  # restarts of one rank; arbitrary, but `reading.NAME` allows three digits
 
+ALIGN = 16  # bytes; a mapped payload may then be read as numbers of any format
+CHUNK = 1 << 18  # bytes to read at once when comparing payloads: arbitrary
+PREFIX = 64  # first bytes of a payload, which usually distinguish it from another without reading
+RESERVED = 64 << 20  # bytes to reserve on the disk at once: arbitrary
+KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of fallocate(2)
+UNAVAILABLE = 1 << 62  # a reservation that no file exceeds, once fallocate has failed
+STEP = 4 << 20  # bytes over which the cost is measured, and that are written back at once: a choice
+COSTLY = 1e-9  # CPU seconds per byte: five times a copy into available pages (bench/tap.py)
+PATIENCE = 5e-9  # seconds per byte (200 MB/s) above which the disk is too slow to wait for
+_libc = ctypes.CDLL(None)
+
 
 class Log:
-    """Append the events of one rank; several threads may write.
+    """Append the events of one rank; several threads may write."""
 
-    After a fork the child needs its own log: `owner` is the process that opened this one.
-
-    Args:
-        max_bytes: limit on payloads; later events are logged without theirs. None for no limit.
-        about: plain values for the first line, such as the number of processes.
-
-    Raises:
-        OSError: the folder or the first files cannot be written. Later errors, such as a full disk,
-            end the recording of payloads and make `write` return False, because they must not
-            affect the tapped program.
-    """
+    # After a fork the child needs its own log: `owner` is the process that opened this one. Events
+    # beyond `max_bytes` are logged without their payloads. An error of the disk after the first
+    # line ends the recording of payloads and makes `write` return False, because it must not affect
+    # the tapped program.
 
     def __init__(
         self,
@@ -75,7 +82,7 @@ class Log:
         self._seq = 0
         self._lock = threading.Lock()
         data, self._lines = _fresh(Path(folder), rank)
-        self._tail = PayloadFile(data)
+        self._tail = _PayloadFile(data)
         self._begun = time.time()
         self._line(
             {
@@ -91,13 +98,7 @@ class Log:
     def write(
         self, op: str, value: Any = None, peer: int | None = None, tag: int = 0, **notes: Any
     ) -> bool:
-        """Log one event.
-
-        Args:
-            value: a tensor or array in its current state; None for an event without payload.
-            notes: plain values, such as round, kind, src and dst; left_out="…" logs the event
-                without its payload.
-        """
+        """Log one event, with a tensor or array in its current state, unless left_out is noted."""
         with self._lock:
             dtype, shape, nbytes = _form(value)
             offset = self._tail.size
@@ -122,7 +123,7 @@ class Log:
             self._line(line)
             return size > 0
 
-    def close(self, **notes: Any) -> None:
+    def close(self) -> None:
         """Record that the process ended normally, and whether the disk failed; close the files."""
         with self._lock:
             if self._lines < 0:
@@ -131,7 +132,7 @@ class Log:
             line["spent"] = round(self.spent, 6)
             if self.trouble:
                 line["trouble"] = self.trouble
-            self._line({**line, **notes})
+            self._line(line)
             self._close_files()
 
     def abandon(self) -> None:
@@ -146,10 +147,8 @@ class Log:
         self.close()
 
     def _keep(self, data: Bytes, notes: dict[str, Any]) -> tuple[int, int]:
-        """Append a payload (n,), unless it repeats the last one; return its offset and bytes.
-
-        If it is not kept, the number of bytes is 0 and the reason is added to `notes`.
-        """
+        """Append a payload (n,), unless it repeats the last one; return its offset and bytes."""
+        # If it is not kept, the number of bytes is 0 and the reason is added to `notes`.
         again = self._tail.last(data)
         if again is not None:
             return again
@@ -211,3 +210,102 @@ def _bytes(value: Any) -> Bytes:
     import numpy as np
 
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+
+
+class _PayloadFile:
+    """Append payloads to a file; data written by `append` survive the process.
+
+    If writing costs more than COSTLY, earlier payloads are written back to the disk immediately and
+    their memory is reused: on a virtual machine with a host that has to find each fresh page, this
+    is several times faster. Otherwise the kernel decides when to write back.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.size = 0
+        self._fd = fd
+        self._room = 0  # end of the reserved part of the file
+        self._last = (0, 0)  # offset and bytes of the last payload
+        self._prefix = b""  # its first bytes
+        self._buffer = bytearray(CHUNK)
+        self._early: bool | None = None  # whether to write back early; None if not yet measured
+        self._cost = 0.0  # CPU seconds of writing since _measured_from
+        self._measured_from = 0
+        self._written_back = 0
+
+    def append(self, data: Bytes) -> tuple[int, int]:
+        """Append a payload (n,); return its offset and bytes."""
+        begun = time.thread_time()
+        offset = self.size
+        self._reserve(offset + len(data))
+        self._write(data.data)
+        self._write(memoryview(bytes(-len(data) % ALIGN)))
+        self._last = (offset, len(data))
+        self._prefix = data[:PREFIX].tobytes()
+        self._cost += time.thread_time() - begun
+        self._write_back()
+        return self._last
+
+    def _write(self, part: memoryview) -> None:
+        """Write a part completely; after an error, `size` counts what was written."""
+        while part:
+            written = os.write(self._fd, part)
+            self.size += written
+            part = part[written:]
+
+    def last(self, data: Bytes) -> tuple[int, int] | None:
+        """Return offset and bytes of the last payload if it equals this one (n,), else None."""
+        # The last payload is read back from the file.
+        offset, count = self._last
+        if count == 0 or len(data) != count or data[:PREFIX].tobytes() != self._prefix:
+            return None
+        buffer = (ctypes.c_char * CHUNK).from_buffer(self._buffer)
+        done = 0
+        while done < count:
+            room = memoryview(self._buffer)[: count - done]
+            got = os.preadv(self._fd, [room], offset + done)
+            if not got:
+                return None
+            here = ctypes.c_void_p(data.ctypes.data + done)
+            if _libc.memcmp(buffer, here, ctypes.c_size_t(got)):
+                return None
+            done += got
+        return self._last
+
+    def close(self, keep_room: bool = False) -> None:
+        """Close the file and release the reserved space."""
+        if 0 < self._room < UNAVAILABLE and not keep_room:
+            with suppress(OSError):
+                os.ftruncate(self._fd, self.size)
+        os.close(self._fd)
+        self._fd = -1
+
+    def _reserve(self, end: int) -> None:
+        """Reserve space on the disk in large pieces: this halves the cost of a write (ext4)."""
+        # The file's length does not change.
+        if end <= self._room or not hasattr(_libc, "fallocate"):
+            return
+        ahead = max(RESERVED, 2 * (end - self.size))
+        start = ctypes.c_int64(self.size)
+        if _libc.fallocate(self._fd, KEEP_SIZE, start, ctypes.c_int64(ahead)):
+            self._room = UNAVAILABLE
+        else:
+            self._room = self.size + ahead
+
+    def _write_back(self) -> None:
+        """Make the kernel write all payloads but the last, and drop them from memory."""
+        # The last payload stays in memory, because `last` may have to read it again.
+        measured = self.size - self._measured_from
+        if self._early is None and measured >= STEP:
+            if self._cost > COSTLY * measured and hasattr(os, "posix_fadvise"):
+                self._early = True
+            self._cost = 0.0
+            self._measured_from = self.size
+        waiting = self._last[0] - self._written_back
+        if self._early and waiting >= STEP:
+            begun = time.perf_counter()
+            self._written_back = self._last[0]
+            with suppress(OSError):
+                os.posix_fadvise(self._fd, 0, self._written_back, os.POSIX_FADV_DONTNEED)
+            self._early = time.perf_counter() - begun < PATIENCE * waiting

@@ -29,25 +29,32 @@ FILTERS = {  # what others do to a model on its way
 ENCRYPTION = ("HEModelEncryptor", "HEModelDecryptor")
 
 
+def _events(logs: Sequence[RankLog], op: str = "") -> Iterator[Event]:
+    for log in logs:
+        for event in log.events:
+            if not op or event.op == op:
+                yield event
+
+
 def check(logs: Sequence[RankLog]) -> None:
     """Reject a log in which clients were asked to train, and answered no arrays."""
     arrays = 0
     others = 0
     names: dict[str, None] = {}
     errors = Counter[str]()
-    for log in logs:
-        for event in log.events:
-            way = event.notes.get("way", event.op)  # of a message without a model: its note
-            from_client = way == _way_of_answers(event.rank)
-            if "server" not in event.notes or not (from_client or event.op == "error"):
-                continue
-            if event.op == "error":
-                errors[str(event.notes.get("why", ""))] += 1
-            elif "arrays" in event.notes:
-                arrays += 1
-            elif event.notes.get("kind") == "train":
-                others += 1
-                names.update(dict.fromkeys(map(str, event.notes.get("holds") or ())))
+    for event in _events(logs):
+        way = event.notes.get("way", event.op)  # of a message without a model: its note
+        # The server, which is rank 0, receives the answers that clients send.
+        from_client = way == ("recv" if event.rank == 0 else "send")
+        if "server" not in event.notes or not (from_client or event.op == "error"):
+            continue
+        if event.op == "error":
+            errors[str(event.notes.get("why", ""))] += 1
+        elif "arrays" in event.notes:
+            arrays += 1
+        elif event.notes.get("kind") == "train":
+            others += 1
+            names.update(dict.fromkeys(map(str, event.notes.get("holds") or ())))
     if arrays or not (others or errors):
         return
     if not others:
@@ -65,54 +72,32 @@ def check(logs: Sequence[RankLog]) -> None:
     )
 
 
-def _way_of_answers(rank: int) -> str:
-    """Return whether a rank sends or receives the answers of clients: the server is rank 0."""
-    if rank == 0:
-        return "recv"
-    return "send"
-
-
 def mods(logs: Sequence[RankLog]) -> list[str]:
     """Return the mods that clients' processes ran."""
-    found = {event.notes.get("mod") for log in logs for event in log.events if event.op == "mod"}
-    return sorted(str(mod) for mod in found)
+    return sorted({str(event.notes.get("mod")) for event in _events(logs, "mod")})
 
 
 def partitions(logs: Sequence[RankLog]) -> dict[str, int]:
     """Return client -> partition, as clients' processes said."""
     found: dict[str, int] = {}
-    for log in logs:
-        for event in log.events:
-            partition = event.notes.get("partition")
-            if event.op == "client" and type(partition) is int:
-                found[str(event.notes.get("node"))] = partition
+    for event in _events(logs, "client"):
+        partition = event.notes.get("partition")
+        if partition is not None:
+            found[str(event.notes.get("node"))] = partition
     return found
 
 
 def filters(logs: Sequence[RankLog]) -> list[str]:
     """Return the filters through which messages pass, but for those that change no number."""
+    found = {str(event.notes.get("filter")) for event in _events(logs, "filter")}
+    return sorted((found | _listed(logs, "filters")) - set(PLAIN))
+
+
+def _listed(logs: Sequence[RankLog], note: str) -> set[str]:
     found: set[str] = set()
-    for log in logs:
-        for event in log.events:
-            if event.op == "filter":
-                found.add(str(event.notes.get("filter")))
-            found |= _listed(event, "filters")
-    return sorted(found - set(PLAIN))
-
-
-def beside(logs: Sequence[RankLog]) -> list[str]:
-    """Return the names of other arrays that messages hold beside a model, such as Scaffold's."""
-    found: set[str] = set()
-    for log in logs:
-        for event in log.events:
-            found |= _listed(event, "beside")
-    return sorted(found)
-
-
-def _listed(event: Event, note: str) -> set[str]:
-    """Return the words of a note that is a list."""
-    words = event.notes.get(note)
-    return set(map(str, words)) if isinstance(words, list) else set()
+    for event in _events(logs):
+        found.update(map(str, event.notes.get(note) or ()))
+    return found
 
 
 def changed(logs: Sequence[RankLog]) -> str:
@@ -121,7 +106,7 @@ def changed(logs: Sequence[RankLog]) -> str:
     mechanisms = [mod for mod in mods(logs) if mod in NOISE] + filters(logs)
     if mechanisms:
         why.append(f"{', '.join(mechanisms)} may change what is sent")
-    others = beside(logs)
+    others = sorted(_listed(logs, "beside"))
     if others:
         why.append(f"messages also hold {', '.join(others)}")
     return "; ".join(why)
@@ -141,23 +126,19 @@ def remarks(logs: Sequence[RankLog]) -> Iterator[str]:
     for name in filters(logs):
         does = FILTERS.get(name, "is not known to leakaudit")
         yield f"messages pass through {name}, which {does}"
-    others = beside(logs)
+    others = sorted(_listed(logs, "beside"))
     if others:
         yield f"messages also hold {', '.join(others)}, which is not in the trace"
-    if any(event.notes.get("content") == "WEIGHT_DIFF" for log in logs for event in log.events):
+    if any(event.notes.get("content") == "WEIGHT_DIFF" for event in _events(logs)):
         yield (
             "clients sent differences from the server's model; "
             "the trace holds the models that they stand for"
         )
-    errors = sum(event.op == "error" for log in logs for event in log.events)
+    errors = len(list(_events(logs, "error")))
     if errors:
         yield f"{errors} answers of clients are errors"
-    kinds = Counter(
-        str(event.notes.get("kind"))
-        for log in logs
-        for event in log.events
-        if event.op == "other" and "kind" in event.notes
-    )
+    others_held = [event.notes for event in _events(logs, "other")]
+    kinds = Counter(str(notes["kind"]) for notes in others_held if "kind" in notes)
     for kind, count in sorted(kinds.items()):
         if kind != "train":
             yield f"{count} messages of kind {kind} are not in the trace"

@@ -14,7 +14,6 @@ from leakaudit._util.forms import Number, Numbers, Words, present
 from leakaudit._util.own_code import Trust
 from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.tap.messages.layouts import ParameterPlace
-from leakaudit.capture.tap.messages.starter import ASK
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.trace import TaskSpec
@@ -24,6 +23,7 @@ from leakaudit.traces import vocabulary
 if TYPE_CHECKING:
     from leakaudit.protocols.victim import Victim
 
+ASK = "NOT KNOWN"  # in place of a value that the user must fill in; no description is read with it
 USUAL = {  # payload -> the default protocol
     "weights": "dpsgd",
     "gradients": "fedsgd",
@@ -122,6 +122,11 @@ class MessageDescription:
         return _configured(USUAL[self.payload], {})
 
     @property
+    def constants(self) -> dict[str, Any]:
+        """The protocol's constants, with the defaults of those that are not described."""
+        return {**registry.values(self.victim), **self.params}
+
+    @property
     def undeclared(self) -> bool:
         """Whether the protocol has a name only, ``own:NAME``."""
         return self.protocol.startswith(registry.OWN)
@@ -129,15 +134,12 @@ class MessageDescription:
     @property
     def start(self) -> int:
         """Round of the first message of a channel."""
-        if self.first == "start":
-            return 0
-        return 1
+        return 0 if self.first == "start" else 1
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the parameters in the order of a message, without suffixes of axes."""
-        layout = self.task.layout
-        return tuple(layouts.split(entry, layout)[0] for entry in self.order or layout.names)
+        return tuple(layouts.names_of(self.order, self.task.layout))
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -154,9 +156,7 @@ class MessageDescription:
 def read(path: Path, trusted: Trust = False) -> MessageDescription:
     """Read a description.
 
-    Args:
-        trusted: the ``package.module:factory`` that may be imported and run; it is also searched
-            for beside the file.
+    trusted: the ``package.module:factory`` that may be imported and run, also from its folder.
     """
     try:
         file = config.read(path, f"description {path}")
@@ -167,17 +167,13 @@ def read(path: Path, trusted: Trust = False) -> MessageDescription:
     beside = str(files.resolved(path).parent)
     try:
         with own_code.importable(beside):
-            return of(_beside(path, file.values), trusted, file.text, beside)
+            values = file.values
+            protocol = values.get("protocol")
+            if isinstance(protocol, str) and protocol.endswith(registry.FILE):  # in its own folder
+                values = {**values, "protocol": str(Path(beside) / protocol)}
+            return of(values, trusted, file.text, beside)
     except LeakauditError as error:
         raise LeakauditError(f"description {path}: {error}") from None
-
-
-def _beside(path: Path, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values of a description with a protocol file in its own folder."""
-    protocol = values.get("protocol")
-    if isinstance(protocol, str) and protocol.endswith(registry.FILE):
-        return {**values, "protocol": str(files.resolved(path).parent / protocol)}
-    return values
 
 
 def of(
@@ -185,9 +181,8 @@ def of(
 ) -> MessageDescription:
     """Return the description given by the values of a TOML file.
 
-    Args:
-        trusted: the ``package.module:factory`` that may be imported and run; True for any.
-        beside: folder of the file, in which a model ``file.pt2`` is searched for.
+    trusted: the ``package.module:factory`` that may be imported and run, True for any; beside:
+    folder of the file, in which a model ``file.pt2`` is searched for.
     """
     file = config.ConfigTable(values, text=text)
     _require_known(file, TOP, "")
@@ -202,7 +197,9 @@ def of(
     # The same applies to the model: the required keys are named.
     needed = replace(file, values={**values, "model": values.get("model", {})})
     body = needed.only("model", "messages").decode(_Body, _Body)
-    task = Task.build(replace(_spec(body.model), beside=beside), trusted=trusted)
+    model = present(body.model)
+    spec = TaskSpec(model=model.pop("name"), **model, beside=beside)
+    task = Task.build(spec, trusted=trusted)
     messages = body.messages
     layouts.places(messages.order, task.layout)  # rejects unknown names
     tags, kinds = _tags_and_kinds(messages)
@@ -229,7 +226,6 @@ def of(
 
 
 def _scales(messages: _Messages, payload: str, file: config.ConfigTable) -> dict[int, float]:
-    """Return round -> the factor from it on, of gradients."""
     found: dict[int, float] = {}
     for text, factor in messages.scales.items():
         number = int(text) if text.isdecimal() else 0
@@ -254,19 +250,11 @@ def _check_protocol(protocol: str, file: config.ConfigTable) -> None:
 
 
 def _configured(protocol: str, params: Mapping[str, Any]) -> Victim:
-    """Return the protocol, with the constants that it accepts."""
     kind = registry.get("victims", protocol)
     known = registry.parameters(kind)
     taken = {name: value for name, value in params.items() if name in known}
     victim: Victim = registry.configure(kind, taken)
     return victim
-
-
-def _spec(model: _Model) -> TaskSpec:
-    """Return the task that the table [model] describes."""
-    values = present(model)
-    values["model"] = values.pop("name")
-    return TaskSpec(**values)
 
 
 def _tags_and_kinds(messages: _Messages) -> tuple[frozenset[int] | None, dict[int, str]]:
@@ -283,7 +271,6 @@ def _tags_and_kinds(messages: _Messages) -> tuple[frozenset[int] | None, dict[in
 
 
 def _require_filled_in(file: config.ConfigTable) -> None:
-    """Reject a description in which a value is still the placeholder of `tap describe`."""
     for name in TOP:
         value = file.values.get(name)
         inner = value if isinstance(value, Mapping) else {}

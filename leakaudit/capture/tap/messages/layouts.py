@@ -1,9 +1,9 @@
-"""The order and the axes in which a message holds the parameters of a model.
+"""The order and the axes in which a message holds the parameters of a model."""
 
-PyTorch stores the kernel of a dense layer as (out, in). JAX and TensorFlow store it as (in, out),
-and a tree of parameters is sorted by name. An order such as ``["layer1.bias", "layer1.weight.T"]``
-describes both: parameters are listed as they follow in a message, and a suffix names the axes.
-"""
+# PyTorch stores the kernel of a dense layer as (out, in). JAX and TensorFlow store it as (in, out),
+# and a tree of parameters is sorted by name. An order such as ``["layer1.bias",
+# "layer1.weight.T"]`` describes both: parameters are listed as they follow in a message, and a
+# suffix names the axes.
 
 from __future__ import annotations
 
@@ -29,10 +29,8 @@ class ParameterPlace:
 
     start: int  # its first column in the model's vector
     stop: int  # the column after its last one
-    # its shape in a message; empty if the message holds its numbers in the model's order
-    shape: tuple[int, ...] = ()
-    # the axes of that shape, in the order of the model's axes; empty if they are equal
-    axes: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()  # in a message; empty if its numbers are in the model's order
+    axes: tuple[int, ...] = ()  # of that shape, in the order of the model's; empty if equal
 
     def arranged(self, numbers: Tensor) -> Tensor:
         """Return a parameter's numbers in the model's order."""
@@ -41,8 +39,7 @@ class ParameterPlace:
         return numbers.reshape(self.shape).permute(self.axes).reshape(-1)
 
 
-def place(entry: str, layout: Layout) -> ParameterPlace:
-    """Return the place of one entry of an order."""
+def _place(entry: str, layout: Layout) -> ParameterPlace:
     name, suffix = split(entry, layout)
     shape = layout.shapes[layout.names.index(name)]
     columns = layout.slices[name]
@@ -74,17 +71,16 @@ def split(entry: str, layout: Layout) -> tuple[str, str]:
     )
 
 
+def names_of(order: Sequence[str], layout: Layout) -> list[str]:
+    """Return the names of the parameters in an order, without suffixes of axes."""
+    return [split(entry, layout)[0] for entry in order or layout.names]
+
+
 def places(order: Sequence[str], layout: Layout) -> list[ParameterPlace]:
-    """Return the place of each parameter, in the order of a message.
-
-    Args:
-        order: an entry for each parameter; empty for the model's own order and axes.
-
-    Raises:
-        LeakauditError: a parameter is missing, unknown or listed twice, or a suffix does not fit.
-    """
-    found = [place(entry, layout) for entry in order or layout.names]
-    names = [split(entry, layout)[0] for entry in order or layout.names]
+    """Return the place of each parameter, in the order of a message, which has to list all."""
+    # An empty order is the model's own.
+    found = [_place(entry, layout) for entry in order or layout.names]
+    names = names_of(order, layout)
     if sorted(names) != sorted(layout.names):
         listed = ", ".join(layout.names)
         raise LeakauditError(f"messages.order: expected each parameter once: {listed}")
@@ -95,16 +91,14 @@ def places(order: Sequence[str], layout: Layout) -> list[ParameterPlace]:
 class Arrangement:
     """One way in which the tensors of a message may form a fully connected network."""
 
-    # for each tensor of a message, the number of its parameter in the order weight, bias, weight,
-    # bias,
+    # for each tensor of a message, the number of its parameter in the order weight, bias, weight, …
     parameters: tuple[int, ...]
-    transposed: tuple[bool, ...]  # for each tensor, whether it is a kernel stored as (in, out)
+    transposed: bool  # whether kernels are stored as (in, out)
 
     @property
     def usual(self) -> bool:
         """Whether the tensors have the order and the axes of PyTorch."""
-        in_order = self.parameters == tuple(range(len(self.parameters)))
-        return in_order and not any(self.transposed)
+        return not self.transposed and self.parameters == tuple(range(len(self.parameters)))
 
     def sizes(self, sent: Sequence[int]) -> tuple[int, ...]:
         """Return the lengths of the parameters in the model's order, followed by their sum."""
@@ -116,74 +110,42 @@ class Arrangement:
     def places(self, shapes: Sequence[tuple[int, ...]]) -> list[ParameterPlace]:
         """Return the places of the tensors."""
         sizes = self.sizes([math.prod(shape) for shape in shapes])
-        found = []
-        for parameter, transposed, shape in zip(
-            self.parameters, self.transposed, shapes, strict=True
-        ):
+        found: list[ParameterPlace] = []
+        for parameter, shape in zip(self.parameters, shapes, strict=True):
             start = sum(sizes[:parameter])
-            axes = SUFFIXES["T"] if transposed else ()
+            axes = SUFFIXES["T"] if self._is_turned(parameter) else ()
             found.append(ParameterPlace(start, start + sizes[parameter], shape, axes))
         return found
 
     def order(self, names: Sequence[str]) -> list[str]:
         """Return the entries of [messages] order."""
-        entries = []
-        for parameter, transposed in zip(self.parameters, self.transposed, strict=True):
-            entries.append(f"{names[parameter]}.T" if transposed else names[parameter])
-        return entries
+        suffixes = [".T" if self._is_turned(parameter) else "" for parameter in self.parameters]
+        return [names[k] + suffix for k, suffix in zip(self.parameters, suffixes, strict=True)]
+
+    def _is_turned(self, parameter: int) -> bool:
+        return self.transposed and parameter % 2 == 0  # a kernel
 
 
 def arrangements(shapes: Sequence[tuple[int, ...]]) -> list[Arrangement]:
-    """Return all ways in which the tensors of a message form a fully connected network.
-
-    The kernels, and the biases, are taken to be in the order of the layers. The widths decide
-    whether a kernel is stored as (out, in) or (in, out), unless all of them are equal.
-    """
+    """Return all ways in which the tensors of a message form a fully connected network."""
+    # Kernels and biases are in the order of the layers. Widths decide whether a kernel is (out, in)
+    # or (in, out), unless all are equal.
     kernels = [k for k, shape in enumerate(shapes) if len(shape) == 2]
     biases = [k for k, shape in enumerate(shapes) if len(shape) == 1]
     if not kernels or len(kernels) != len(biases) or 2 * len(kernels) != len(shapes):
         return []
-    found = []
-    for transposed in (False, True):
-        if _is_chain(shapes, kernels, biases, transposed):
-            found.append(_arrangement(len(shapes), kernels, biases, transposed))
-    return found
-
-
-def _is_chain(
-    shapes: Sequence[tuple[int, ...]],
-    kernels: Sequence[int],
-    biases: Sequence[int],
-    transposed: bool,
-) -> bool:
-    """Return whether each layer has as many inputs as the one before has outputs."""
-    widths = []
-    for kernel, bias in zip(kernels, biases, strict=True):
-        inside, outside = _ends(shapes[kernel], transposed)
-        if shapes[bias] != (outside,):
-            return False
-        widths.append((inside, outside))
-    return all(before[1] == after[0] for before, after in pairwise(widths))
-
-
-def _ends(shape: tuple[int, ...], transposed: bool) -> tuple[int, int]:
-    """Return the numbers of inputs and outputs of a kernel."""
-    if transposed:
-        return shape[0], shape[1]
-    return shape[1], shape[0]
-
-
-def _arrangement(
-    count: int, kernels: Sequence[int], biases: Sequence[int], transposed: bool
-) -> Arrangement:
-    parameters = [0] * count
-    turned = [False] * count
-    for layer, kernel in enumerate(kernels):
+    parameters = [0] * len(shapes)
+    for layer, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
         parameters[kernel] = 2 * layer
-        turned[kernel] = transposed
-    for layer, bias in enumerate(biases):
         parameters[bias] = 2 * layer + 1
-    return Arrangement(tuple(parameters), tuple(turned))
+    found: list[Arrangement] = []
+    for transposed in (False, True):
+        # (inputs, outputs) of each layer, of which each has as many inputs as the last has outputs.
+        widths = [shapes[k] if transposed else shapes[k][::-1] for k in kernels]
+        joined = all(before[1] == after[0] for before, after in pairwise(widths))
+        if joined and [shapes[k] for k in biases] == [(outputs,) for _, outputs in widths]:
+            found.append(Arrangement(tuple(parameters), transposed))
+    return found
 
 
 def toggled(order: Sequence[str], layout: Layout) -> Iterator[tuple[str, ...]]:
@@ -191,7 +153,7 @@ def toggled(order: Sequence[str], layout: Layout) -> Iterator[tuple[str, ...]]:
 
     Shapes show a wrong suffix of any other kernel.
     """
-    names = [split(entry, layout)[0] for entry in order or layout.names]
+    names = names_of(order, layout)
     shapes = [layout.shapes[layout.names.index(name)] for name in names]
     given = tuple(order or layout.names)
     for every in (False, True):

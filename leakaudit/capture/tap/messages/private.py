@@ -1,9 +1,8 @@
-"""What Opacus states about the clipped gradients of a log, as constants of FedSGD.
+"""What Opacus states about the clipped gradients of a log, as constants of FedSGD."""
 
-The constants are those of the program's own optimiser. They are compared with the messages: the
-noise in a message must have the stated size, and a message without noise must not be longer than
-clipping allows.
-"""
+# The constants are those of the program's own optimiser. They are compared with the messages: the
+# noise in a message must have the stated size, and a message without noise must not be longer than
+# clipping allows.
 
 from __future__ import annotations
 
@@ -25,10 +24,9 @@ ROUNDING = 1e-4  # relative rounding of a norm, and of a factor of clipping: a c
 
 @dataclass(frozen=True)
 class PrivateGradients:
-    """Clipped gradients, of which some have noise.
+    """Clipped gradients, of which some have noise."""
 
-    FedSGD then describes sums over the records of a rank: the sent value times `scale`.
-    """
+    # FedSGD then describes sums over the records of a rank: the sent value times `scale`.
 
     # the constants of FedSGD; empty if it does not describe the messages
     params: dict[str, Any] = field(default_factory=dict)
@@ -60,18 +58,13 @@ class _Stated:
 
     @property
     def sigma(self) -> float:
-        """Standard deviation of the noise that is added to a sum."""
         return self.multiplier * self.clip
 
 
 def private(
     messages: Iterable[LoggedMessage], slices: Sequence[ParameterPlace]
 ) -> PrivateGradients | None:
-    """Return what is known about the clipped gradients among some messages.
-
-    Returns:
-        The constants or the reason why there are none; None if Opacus sent no message.
-    """
+    """Return what is known about the clipped gradients among messages; None if there are none."""
     sent = [message for message in messages if message.op == OPERATION and message.kept]
     if not sent:
         return None
@@ -136,7 +129,7 @@ def _unlike(
                 f"states {stated.sigma:.3g}"
             )
         records = message.note("records")
-        if noise or type(records) is not int:
+        if noise or records is None:
             continue
         longest = records * stated.clip / stated.divisor
         if float(value.norm()) > longest * (1 + ROUNDING):
@@ -159,7 +152,6 @@ def _params(
 
 
 def _remarks(stated: _Stated, noisy: set[int], silent: set[int]) -> Iterable[str]:
-    """Yield what Opacus states, and which ranks have noise in what they send."""
     what = f"gradients of single records are clipped to norm {stated.clip:g}"
     if stated.by_layer:
         what = f"each layer of a gradient is clipped on its own, to norm {stated.clip:g} together"

@@ -1,18 +1,17 @@
-"""Which arrays of a program's messages are parameters: the state of a model also holds buffers.
+"""Which arrays of a program's messages are parameters: the state of a model also holds buffers."""
 
-A framework such as Flower sends a model as a list of arrays, with names or without. Running
-statistics and counters of normalisation layers travel beside the parameters; they are no function
-of one gradient, so they are set apart.
-"""
+# A framework such as Flower sends a model as a list of arrays, with names or without. Running
+# statistics and counters of normalisation layers travel beside the parameters; they are no function
+# of one gradient, so they are set apart.
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from leakaudit.capture.tap.log.event import Event
-from leakaudit.capture.tap.log.reading import RankLog
+from leakaudit.capture.tap.log.reading import Event, RankLog
 from leakaudit.capture.tap.messages.streams import FLOATS
 from leakaudit.tasks.task import Task
 
@@ -20,37 +19,27 @@ from leakaudit.tasks.task import Task
 BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 WRAPPERS = ("module.", "_orig_mod.")  # prefixes that DistributedDataParallel and compile add
 SHOWN = 6  # names in a remark: a choice
+ABOUT_ALL = ("sizes", "names")  # notes with an entry for each parameter
 
-
-@dataclass(frozen=True)
-class MarkedLogs:
-    """Logs in which the arrays of messages are marked."""
-
-    # the logs; an array that is a parameter has the notes that `streams` reads, and others are left
-    # out
-    logs: tuple[RankLog, ...]
-    notes: tuple[str, ...]  # remarks for the reader
+_Arrays = tuple[RankLog, list[Event]]  # the arrays of one message, and their log
 
 
 def sort_out(
     logs: Sequence[RankLog], task: Task | None, tags: frozenset[int] | None = None
-) -> MarkedLogs:
-    """Mark the arrays that are parameters, and leave out the others.
+) -> tuple[tuple[RankLog, ...], tuple[str, ...]]:
+    """Give arrays that are parameters the notes that `streams` reads; omit others, with remarks.
 
-    Messages that are not lists of arrays are left as they are.
-
-    Args:
-        task: the task of the model that is sent, if known: its names and shapes decide. Otherwise
-            names decide, or the shapes of a normalisation layer's state.
-        tags: tags of the messages to use; None for the first record of arrays of each message.
+    Messages that are not lists of arrays are left as they are. The names and the shapes of a model
+    decide, if it is known; otherwise names, or the shapes of a normalisation layer's state. tags:
+    of the messages to use; None for the first record of arrays of each message.
     """
     messages = [message for log in logs for message in _messages(log, tags)]
+    alike: dict[tuple[str, ...], list[_Arrays]] = defaultdict(list)
+    for log, events in messages:
+        alike[_key(events)].append((log, events))
     chosen: dict[tuple[str, ...], dict[int, int]] = {}
-    for key, group in _alike(messages).items():
-        if task is None:
-            chosen[key] = _by_habit(group)
-        else:
-            chosen[key] = _by_model(group, task)
+    for key, group in alike.items():
+        chosen[key] = _by_habit(group) if task is None else _by_model(group[0][1], task)
     marked: dict[tuple[int, int], Event] = {}
     left = Counter[str]()
     for log, events in messages:
@@ -62,26 +51,23 @@ def sort_out(
                 left[_called(event)] += 1
     found: list[RankLog] = []
     for log in logs:
-        used = [_event(log, event, marked) for event in log.events]
-        found.append(replace(log, events=tuple(event for event in used if event is not None)))
-    return MarkedLogs(tuple(found), tuple(_remarks(logs, left, tags)))
+        used: list[Event] = []
+        for event in log.events:
+            if "arrays" not in event.notes:
+                used.append(event)
+            elif (id(log), event.seq) in marked:
+                used.append(marked[id(log), event.seq])
+        found.append(replace(log, events=tuple(used)))
+    return tuple(found), tuple(_remarks(logs, left, tags))
 
 
-def _event(log: RankLog, event: Event, marked: dict[tuple[int, int], Event]) -> Event | None:
-    """Return the event to use in place of one of a log; None for an array that is left out."""
-    if "arrays" not in event.notes:
-        return event
-    return marked.get((id(log), event.seq))
-
-
-def _messages(log: RankLog, tags: frozenset[int] | None) -> Iterator[tuple[RankLog, list[Event]]]:
-    """Yield the complete lists of arrays of a log."""
+def _messages(log: RankLog, tags: frozenset[int] | None) -> Iterator[_Arrays]:
     used_tags = tags or frozenset({0})
     held: dict[tuple[str, int | None], list[Event]] = defaultdict(list)
     for event in log.events:
         place = event.notes.get("array")
         count = event.notes.get("arrays")
-        if type(place) is not int or type(count) is not int:
+        if place is None or count is None:
             continue
         events = held[event.op, event.peer]
         if place == 0:
@@ -96,23 +82,11 @@ def _messages(log: RankLog, tags: frozenset[int] | None) -> Iterator[tuple[RankL
 
 
 def _key(events: Sequence[Event]) -> tuple[str, ...]:
-    """Return what is equal in messages that hold the same arrays."""
     return tuple(f"{event.notes.get('name', '')} {event.shape}" for event in events)
 
 
-def _alike(
-    messages: Iterable[tuple[RankLog, list[Event]]],
-) -> dict[tuple[str, ...], list[tuple[RankLog, list[Event]]]]:
-    """Group messages that hold arrays of the same names and shapes."""
-    groups: dict[tuple[str, ...], list[tuple[RankLog, list[Event]]]] = defaultdict(list)
-    for log, events in messages:
-        groups[_key(events)].append((log, events))
-    return groups
-
-
-def _by_model(group: Sequence[tuple[RankLog, list[Event]]], task: Task) -> dict[int, int]:
+def _by_model(events: Sequence[Event], task: Task) -> dict[int, int]:
     """Return place of an array -> number of the model's parameter; empty if they do not fit."""
-    _, events = group[0]
     layout = task.layout
     numbers = {name: k for k, name in enumerate(layout.names)}
     shapes = [event.shape for event in events]
@@ -133,7 +107,7 @@ def _by_model(group: Sequence[tuple[RankLog, list[Event]]], task: Task) -> dict[
     return {}
 
 
-def _by_habit(group: Sequence[tuple[RankLog, list[Event]]]) -> dict[int, int]:
+def _by_habit(group: Sequence[_Arrays]) -> dict[int, int]:
     """Return place of an array -> number, for all arrays but those that look like buffers."""
     _, events = group[0]
     others = {k for k, event in enumerate(events) if _is_named_buffer(event)}
@@ -144,11 +118,9 @@ def _by_habit(group: Sequence[tuple[RankLog, list[Event]]]) -> dict[int, int]:
     return {k: number for number, k in enumerate(rest)}
 
 
-def _unnamed_statistics(group: Sequence[tuple[RankLog, list[Event]]]) -> set[int]:
-    """Return the places of mean, variance and counter of normalisation layers.
-
-    Such a layer's state is weight (c,), bias (c,), mean (c,), variance (c,) >= 0 and a counter ().
-    """
+def _unnamed_statistics(group: Sequence[_Arrays]) -> set[int]:
+    """Return the places of mean, variance and counter of normalisation layers."""
+    # Their state is weight, bias, mean, variance >= 0, all (c,), and a counter ().
     _, events = group[0]
     found: set[int] = set()
     for k in range(4, len(events)):
@@ -166,7 +138,6 @@ def _is_named_buffer(event: Event) -> bool:
 
 
 def _bare(name: str) -> str:
-    """Return a name without the prefixes of wrappers."""
     for prefix in WRAPPERS:
         name = name.removeprefix(prefix)
     return name
@@ -205,3 +176,44 @@ def _remarks(
             "the messages hold several records of arrays, and only the first is in the trace; "
             "[messages] tags = [1] chooses another"
         )
+
+
+def only_trained(logs: Sequence[RankLog], names: Sequence[str]) -> tuple[RankLog, ...]:
+    """Number parameters among the trained ones, if these have such names."""
+    # Hooks number all parameters of a model. One whose frozen parameters are constants, such as a
+    # torch.export program, consists of the others.
+    places = _places(logs, names)
+    return tuple(
+        replace(log, events=tuple(_numbered(event, places) for event in log.events)) for log in logs
+    )
+
+
+def _places(logs: Sequence[RankLog], names: Sequence[str]) -> Mapping[str, dict[int, int]]:
+    """Return, for each stream, the place of a parameter among all -> its place in `names`."""
+    found: dict[str, dict[int, int]] = {}
+    for log in logs:
+        for event in log.events:
+            everything = event.notes.get("names")
+            frozen = event.notes.get("frozen")
+            if everything is None or not frozen:
+                continue
+            trained = [k for k, name in enumerate(everything) if name not in frozen]
+            if [everything[k] for k in trained] == list(names):
+                lane = str(event.notes.get("lane", ""))
+                found[lane] = {k: place for place, k in enumerate(trained)}
+    return found
+
+
+def _numbered(event: Event, places: Mapping[str, dict[int, int]]) -> Event:
+    place = places.get(str(event.notes.get("lane", "")))
+    held = event.notes.get("parameters")
+    if place is None or held is None or not all(k in place for k in held):
+        return event
+    notes: dict[str, Any] = dict(event.notes)
+    for name in ABOUT_ALL:
+        noted = notes.get(name)
+        if noted is not None and len(noted) > max(place):
+            notes[name] = [noted[k] for k in place]
+    notes.pop("frozen", None)
+    notes |= {"parameters": [place[k] for k in held], "of": len(place)}
+    return replace(event, notes=notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, NamedTuple
@@ -41,8 +41,8 @@ class LogChannel(NamedTuple):
 class LoggedMessage:
     """One vector of a model's length on one channel."""
 
-    src: int  # rank that sent it
-    dst: int | None  # rank that receives it; None if all others do
+    src: int
+    dst: int | None  # None if all others receive it
     op: str  # the operation that sent it
     index: int  # its position among the messages of its channel; as noted by an import
     tag: int
@@ -74,18 +74,13 @@ class LoggedMessage:
     def group(self) -> tuple[int, ...] | None:
         """Ranks of its process group; None for all ranks."""
         noted = self.note("group")
-        if not isinstance(noted, list) or not all(type(rank) is int for rank in noted):
-            return None
-        return tuple(noted)
+        return None if noted is None else tuple(noted)
 
     @property
     def covers(self) -> tuple[int, ...] | None:
         """Places of the parameters that it contains, in order; None for all of them."""
-        count = self.note("of")
-        places: set[int] = set()
-        for piece in self.pieces:
-            places.update(piece.notes.get("parameters", ()))
-        if not places or len(places) == count:
+        places = set(_listed(self.pieces))
+        if not places or len(places) == self.note("of"):
             return None
         return tuple(sorted(places))
 
@@ -100,44 +95,23 @@ class LoggedMessage:
         return str(self.note("lane") or "")
 
     def note(self, name: str) -> Any:
-        """Return a note of the program about the message.
-
-        Returns:
-            Its value, None if there is no such note.
-        """
+        """Return a note about the message; None if there is none."""
         return self.pieces[0].notes.get(name)
 
     def value(self, slices: Sequence[ParameterPlace]) -> Tensor:
-        """Return the vector (d,).
-
-        Args:
-            slices: place of each parameter in the vector, in the order of the message.
-        """
+        """Return the vector (d,), given the place of each parameter, in the message's order."""
         return self._filled(self.pieces, slices)
 
     def whole(self, slices: Sequence[ParameterPlace]) -> Tensor | None:
-        """Return the vector (d,) with the parameters that were left out, if they were recorded.
-
-        Args:
-            slices: place of each parameter in the vector, in the order of the message.
-
-        Returns:
-            The values; None if some are not in the log.
-        """
+        """Return the vector (d,) with what was left out; None if some of it is not in the log."""
         others = [piece for piece in self.rest if piece.notes[REST] == WHOLE and piece.kept]
-        held = set(self.covers or range(len(slices)))
-        for piece in others:
-            held.update(piece.notes["parameters"])
+        held = {*(self.covers or range(len(slices))), *_listed(others)}
         if len(held) != len(slices):
             return None
         return self._filled((*self.pieces, *others), slices)
 
     def sketched(self) -> tuple[Tensor, int, tuple[int, ...]] | None:
-        """Return the sketch of the parameters that were left out, its seed and their places.
-
-        Returns:
-            (ROWS, WIDTH) in float64, the seed and the places; None if no sketch was recorded.
-        """
+        """Return the sketch (ROWS, WIDTH) of what was left out, its seed and places, or None."""
         sketches = [piece for piece in self.rest if piece.notes[REST] == SKETCH and piece.kept]
         if len(sketches) != 1:
             return None
@@ -162,10 +136,7 @@ class LoggedMessage:
         return out
 
     def _parameters(self, pieces: Sequence[Event], count: int) -> Sequence[int]:
-        """Return the indices of the parameters in the order of the pieces."""
-        numbers: list[int] = []
-        for piece in pieces:
-            numbers.extend(piece.notes.get("parameters", ()))
+        numbers = _listed(pieces)
         if not numbers:
             return range(count)
         if len(set(numbers)) != len(numbers) or not set(numbers) <= set(range(count)):
@@ -174,6 +145,10 @@ class LoggedMessage:
                 "at most once"
             )
         return numbers
+
+
+def _listed(pieces: Sequence[Event]) -> list[int]:
+    return [place for piece in pieces for place in piece.notes.get("parameters", ())]
 
 
 def _restored(tensor: Tensor, piece: Event) -> Tensor:
@@ -186,11 +161,8 @@ def _restored(tensor: Tensor, piece: Event) -> Tensor:
 
 
 def _factor(piece: Event) -> int:
-    """Return by what a rank divided a piece before it was sent."""
-    noted = piece.notes.get("factor", 1)
-    if type(noted) is not int or not 0 < noted < 1 << 31:
-        return 1
-    return noted
+    noted: int = piece.notes.get("factor", 1)
+    return noted if 0 < noted < 1 << 31 else 1
 
 
 def _in_order(slices: Sequence[ParameterPlace]) -> bool:
@@ -204,7 +176,7 @@ def _in_order(slices: Sequence[ParameterPlace]) -> bool:
 
 
 @dataclass(frozen=True)
-class LogStreams:
+class _LogStreams:
     """All messages of a log."""
 
     messages: dict[
@@ -215,24 +187,17 @@ class LogStreams:
     models: Counter[tuple[str, str]]
     vectors: int  # number of all tensors that would be part of a model of another size
 
-    def __iter__(self) -> Iterator[LoggedMessage]:
-        """All messages."""
-        for stream in self.messages.values():
-            yield from stream
-
 
 def assemble(
     logs: Iterable[RankLog],
     sizes: Sequence[int],
     tags: frozenset[int] | None = None,
     by_tag: bool = False,
-) -> LogStreams:
+) -> _LogStreams:
     """Combine tensors into models.
 
-    Args:
-        sizes: lengths of the parameters if sent one by one, followed by the model's own length.
-        tags: tags of the messages to use; None for all.
-        by_tag: whether each tag is a separate stream, so that models on several tags may overlap.
+    sizes: lengths of the parameters if sent one by one, followed by the model's own; tags: of the
+    messages to use, None for all; by_tag: whether models on several tags may overlap.
     """
     others = Counter[str]()
     models = Counter[tuple[str, str]]()
@@ -250,22 +215,23 @@ def assemble(
             complete = _add(pending[key], event, sizes)
             if complete is None:  # it is not part of a message
                 vectors += 1
-                others[_other(event)] += 1
                 if "parameters" in event.notes:
                     models[event.op, wire.lane] += 1
+                    others[f"{event.op} of {event.notes.get('lane', 'another model')}"] += 1
+                else:
+                    others[f"{event.op} of {event.numel} numbers"] += 1
             elif complete:
                 events = pending.pop(key)
                 pieces = tuple(one for one in events if REST not in one.notes)
                 rest = tuple(one for one in events if REST in one.notes)
                 index = _position(pieces[0], len(streams[key]))
-                found = LoggedMessage(
-                    wire.src, wire.dst, wire.op, index, event.tag, log, pieces, rest
-                )
+                src, dst, op, _ = wire
+                found = LoggedMessage(src, dst, op, index, event.tag, log, pieces, rest)
                 streams[key].append(found)
     messages: dict[LogChannel, list[LoggedMessage]] = {}
     for (wire, _), stream in streams.items():
         messages.setdefault(wire, []).extend(stream)
-    return LogStreams(messages, others, models, vectors)
+    return _LogStreams(messages, others, models, vectors)
 
 
 def is_of_hook(event: Event) -> bool:
@@ -297,13 +263,8 @@ def operations(logs: Iterable[RankLog]) -> str:
 def one_lane(
     messages: dict[LogChannel, list[LoggedMessage]], wanted: str | None = None
 ) -> tuple[dict[LogChannel, list[LoggedMessage]], Counter[str]]:
-    """Keep the messages of one lane if several carry messages of one kind on the same channel.
-
-    The lane with the most messages is kept.
-
-    Args:
-        wanted: the lane to keep; None to choose.
-    """
+    """Keep one lane if several carry messages of one kind on the same channel."""
+    # That is the wanted one, or else the one with the most messages.
     lanes = sorted({wire.lane for wire in messages})
     if wanted is not None and wanted not in lanes:
         known = ", ".join(map(repr, lanes))
@@ -326,10 +287,7 @@ def one_lane(
 def one_kind(
     messages: dict[LogChannel, list[LoggedMessage]], gradients: bool = True
 ) -> tuple[dict[LogChannel, list[LoggedMessage]], Counter[str]]:
-    """Keep either the gradients that hooks logged or all other messages, if there are both.
-
-    A program that averages gradients may also send models of the same size.
-    """
+    """Keep either the gradients that hooks logged or all other messages, if there are both."""
     noted = {wire: wire.op in GRADIENTS for wire in messages}
     dropped = Counter[str]()
     if len(set(noted.values())) < 2:
@@ -344,28 +302,17 @@ def one_kind(
 
 
 def _channel(wire: LogChannel) -> tuple[Any, ...]:
-    """Return what wires share that must not be mixed: they differ only in their lane.
-
-    Messages to all others go to all ranks of a group, so those of several groups differ, too.
-    """
+    """Return what channels share that must not be mixed: they differ only in their lane."""
+    # Messages to all go to all ranks of a group, so those of several groups differ, too.
     if wire.dst is not None:
         return wire.src, wire.dst, wire.op
     return ("gradients" if wire.op in GRADIENTS else wire.op,)
 
 
-def _other(event: Event) -> str:
-    """Describe a tensor that is not part of a model."""
-    if "parameters" in event.notes:
-        return f"{event.op} of {event.notes.get('lane', 'another model')}"
-    return f"{event.op} of {event.numel} numbers"
-
-
 def _position(event: Event, counted: int) -> int:
     """Return the position of a message on its channel: as noted by an import, else as counted."""
-    noted = event.notes.get(POSITION)
-    if type(noted) is int and 0 <= noted < 1 << 31:
-        return noted
-    return counted
+    noted: int | None = event.notes.get(POSITION)
+    return counted if noted is None or noted >= 1 << 31 else noted
 
 
 def _may_be_model(event: Event, tags: frozenset[int] | None) -> bool:
@@ -388,15 +335,10 @@ def _wire(log: RankLog, event: Event) -> LogChannel:
 
 
 def _add(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | None:
-    """Add an event to the pieces of the current message.
-
-    A model is sent as one tensor, as its parameters one by one, or in buckets that list their
-    parameters. A tensor that does not continue the pieces begins a new message if it can be its
-    first piece.
-
-    Returns:
-        Whether the message is complete; None if the event is not part of one.
-    """
+    """Add an event to the pieces of a message; return whether it is complete, None if not added."""
+    # A model is sent as one tensor, as its parameters one by one, or in buckets that list their
+    # parameters. A tensor that does not continue the pieces begins a new message if it can be its
+    # first piece.
     parameters = sizes[:-1]
     whole = sizes[-1]
     if "parameters" in event.notes:
@@ -416,10 +358,7 @@ def _add(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | None:
 
 
 def _add_noted(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | None:
-    """Add a piece that lists its parameters to those of the current message.
-
-    Parameters that are not trained do not travel, so the message need not contain all of them.
-    """
+    """Add a piece that lists its parameters; a message need not contain all of them."""
     held.append(event)
     if not event.notes.get("last"):
         return False
@@ -431,7 +370,6 @@ def _add_noted(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | 
 
 
 def _fits(piece: Event, sizes: Sequence[int]) -> bool:
-    """Return whether a piece consists of parameters of a model with these sizes."""
     places: list[int] | None = piece.notes.get("parameters")
     if places is None:  # a message without lists ended before it was complete
         return False
@@ -440,5 +378,5 @@ def _fits(piece: Event, sizes: Sequence[int]) -> bool:
     if not all(0 <= place < len(sizes) for place in places):
         return False
     if piece.notes.get(REST) == SKETCH:
-        return piece.shape == (ROWS, WIDTH) and type(piece.notes.get(SEED)) is int
+        return piece.shape == (ROWS, WIDTH) and SEED in piece.notes
     return piece.numel == sum(sizes[place] for place in places)

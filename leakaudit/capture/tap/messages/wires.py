@@ -5,30 +5,33 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, groupby
 
-from leakaudit.capture.tap.log import nodes as nodes_of
 from leakaudit.capture.tap.log.capture import HOOK
 from leakaudit.capture.tap.log.layers import shortened
-from leakaudit.capture.tap.log.reading import RankLog
+from leakaudit.capture.tap.log.reading import RankLog, node_names
 from leakaudit.capture.tap.log.writing import LEFT_OUT, UNRANKED
 from leakaudit.capture.tap.messages import answers
-from leakaudit.capture.tap.messages.arranged import ArrangedLog, MissingMessages
+from leakaudit.capture.tap.messages.arranged import (
+    NAME,
+    ArrangedLog,
+    peers,
+    star,
+)
 from leakaudit.capture.tap.messages.description import MessageDescription
-from leakaudit.capture.tap.messages.peers import peers
 from leakaudit.capture.tap.messages.private import private
-from leakaudit.capture.tap.messages.star import star
+from leakaudit.capture.tap.messages.server_step import with_server
 from leakaudit.capture.tap.messages.states import sort_out
 from leakaudit.capture.tap.messages.streams import (
     GRADIENTS,
     LoggedMessage,
-    LogStreams,
     assemble,
     one_kind,
     one_lane,
     operations,
 )
 from leakaudit.core.errors import LeakauditError, NotUnderstood
+from leakaudit.core.trace import Json
 
 # Every missing round costs a line in the trace, so a log with far more rounds than messages is
 # rejected. A choice: programs that number their rounds with gaps stay well below it.
@@ -40,16 +43,10 @@ PROCESSES = 100_000  # more than any program has: a larger number in a log is wr
 
 
 def latest(logs: Iterable[RankLog]) -> list[RankLog]:
-    """Return each rank's last process, because a restarted rank began anew.
-
-    If torchrun started the program again, only the processes of its last attempt count: a rank that
-    sent nothing in it has no log, and those of earlier attempts belong to another training.
-    Of processes that share the work of one rank in one run, as those of a simulated client of
-    Flower do, all are returned; so are logs without messages.
-
-    Args:
-        logs: the logs of all processes, in any order.
-    """
+    """Return each rank's last process, because a restarted rank began anew."""
+    # If torchrun restarted the program, only its last attempt counts. Of processes that share the
+    # work of one rank in one run, as those of a simulated client of Flower do, all are returned; so
+    # are logs without messages.
     logs = list(logs)
     last = max(map(_restart, logs), default=0)
     by_rank: dict[int, list[RankLog]] = {}
@@ -64,7 +61,6 @@ def latest(logs: Iterable[RankLog]) -> list[RankLog]:
 
 
 def _continues(log: RankLog, other: RankLog) -> bool:
-    """Return whether two processes of a rank worked in the same run."""
     if log.rank == UNRANKED:
         return True
     run = log.about.get("run")
@@ -79,34 +75,29 @@ def _restart(log: RankLog) -> int:
     return count
 
 
-def restarts(logs: Sequence[RankLog]) -> list[str]:
-    """Return remarks about processes whose messages are not in the trace."""
+def _restarts(logs: Sequence[RankLog]) -> Iterator[str]:
     used = latest(logs)
     unused = len(logs) - len(used)
     if not unused:
-        return []
+        return
     last = max(map(_restart, logs))
     if last:
-        return [
+        yield (
             f"the program was started {last + 1} times: the trace contains the last attempt; "
             f"the messages of {unused} earlier processes are not in it"
-        ]
-    again = sorted({log.rank for log in logs if log not in used})
-    ranks = ", ".join(map(str, again))
-    return [f"several processes had rank {ranks}: the trace contains the messages of the last one"]
+        )
+    else:
+        again = ", ".join(map(str, sorted({log.rank for log in logs if log not in used})))
+        yield f"several processes had rank {again}: the trace contains the messages of the last one"
 
 
 def plan(description: MessageDescription, logs: Sequence[RankLog]) -> ArrangedLog:
-    """Arrange a log according to its description.
-
-    Raises:
-        LeakauditError: nothing in the log has the model's size, or the protocol's kinds cannot be
-            distinguished.
-    """
-    by_tag = bool(description.kinds)
+    """Arrange a log according to its description."""
     answers.check(logs)
-    sorted_out = sort_out(latest(logs), description.task, description.tags)
-    streams = assemble(sorted_out.logs, description.sizes, description.tags, by_tag)
+    sorted_logs, states = sort_out(latest(logs), description.task, description.tags)
+    streams = assemble(
+        sorted_logs, description.sizes, description.tags, by_tag=bool(description.kinds)
+    )
     messages, dropped = one_lane(streams.messages, description.stream)
     messages, others = one_kind(messages, description.payload == "gradients")
     found = _found(messages.values())
@@ -115,12 +106,44 @@ def plan(description: MessageDescription, logs: Sequence[RankLog]) -> ArrangedLo
             f"no message may contain the model; the log contains {operations(latest(logs))}"
         )
     if not found:
+        listed = ", ".join(f"{count} {what}" for what, count in streams.others.most_common(3))
         raise LeakauditError(
             f"no message has the size of the model ({description.task.layout.size} numbers in one "
-            f"tensor, or one tensor per parameter); the log contains {listed(streams.others)}; "
+            f"tensor, or one tensor per parameter); the log contains {listed or 'nothing at all'}; "
             "describe the model that was trained, or its order of parameters"
         )
-    nodes = max(_processes(log) for log in logs if log.rank != UNRANKED)
+    nodes = _processes(logs, found)
+    _require_gradients(found)
+    if description.victim.centralised:
+        arranged = with_server(star(description, found, nodes, answers.partitions(logs)))
+    else:
+        arranged = peers(description, found, nodes)
+    arranged = _counted(arranged, found)
+    stated = private((sent.message for sent in arranged.sent), arranged.slices)
+    named = [f"node {rank} is {name[:NAME]}" for rank, name in node_names(logs).items()]
+    notes = (
+        *arranged.notes,
+        *([", ".join(named)] if named else []),
+        *_restarts(logs),
+        *_apart(dropped, others, streams.models),
+        *_content(arranged),
+        *(() if stated is None else stated.remarks),
+        *_not_finite(arranged),
+        *states,
+        *answers.remarks(logs),
+    )
+    return replace(arranged, notes=notes)
+
+
+def _processes(logs: Iterable[RankLog], found: Iterable[LoggedMessage]) -> int:
+    """Return the number of processes of the program, as far as its logs show it."""
+    nodes = 0
+    for log in logs:
+        if log.rank != UNRANKED:
+            world = log.about.get("world", 1)
+            if type(world) is not int or not 0 < world <= PROCESSES:
+                world = 1
+            nodes = max(nodes, log.rank + 1, world)
     for message in found:
         group = message.group or (message.src,)
         if message.src not in group:
@@ -132,24 +155,7 @@ def plan(description: MessageDescription, logs: Sequence[RankLog]) -> ArrangedLo
         raise LeakauditError(
             f"the log names rank {nodes - 1}, expected at most {PROCESSES} processes"
         )
-    _require_gradients(found)
-    if description.victim.centralised:
-        arranged = star(description, found, nodes, answers.partitions(logs))
-    else:
-        arranged = peers(description, found, nodes)
-    arranged = _counted(arranged, found)
-    notes = (
-        *arranged.notes,
-        *nodes_of.remark(logs),
-        *restarts(logs),
-        *_apart(dropped, others, streams),
-        *_content(arranged),
-        *_private(arranged),
-        *_not_finite(arranged),
-        *sorted_out.notes,
-        *answers.remarks(logs),
-    )
-    return replace(arranged, notes=notes)
+    return nodes
 
 
 def _require_gradients(found: Sequence[LoggedMessage]) -> None:
@@ -167,14 +173,9 @@ def _require_gradients(found: Sequence[LoggedMessage]) -> None:
         raise NotUnderstood(f"no gradient of a rank travels as it is ({counted})")
 
 
-def listed(others: Counter[str]) -> str:
-    """Return what a log contains besides models, in words."""
-    counted = [f"{count} {what}" for what, count in others.most_common(3)]
-    return ", ".join(counted) or "nothing at all"
-
-
-def _apart(dropped: Counter[str], others: Counter[str], streams: LogStreams) -> Iterator[str]:
-    """Yield remarks about messages of other models, process groups and kinds."""
+def _apart(
+    dropped: Counter[str], others: Counter[str], models: Counter[tuple[str, str]]
+) -> Iterator[str]:
     for op, count in sorted(others.items()):
         yield f"{count} messages of the same size ({op}) are of another kind and not in the trace"
     for lane, count in sorted(dropped.items()):
@@ -182,7 +183,7 @@ def _apart(dropped: Counter[str], others: Counter[str], streams: LogStreams) -> 
             f"{count} messages of the same size in stream {lane!r} are not in the trace; "
             f"[messages] stream = {lane!r} selects them"
         )
-    for (op, lane), count in sorted(streams.models.items()):
+    for (op, lane), count in sorted(models.items()):
         yield f"{count} tensors of {lane} ({op}) belong to a model of another size"
 
 
@@ -214,15 +215,7 @@ def _content(plan: ArrangedLog) -> Iterator[str]:
         )
 
 
-def _private(plan: ArrangedLog) -> Iterator[str]:
-    """Yield what Opacus states about clipping and noise."""
-    found = private((sent.message for sent in plan.sent), plan.slices)
-    if found is not None:
-        yield from found.remarks
-
-
 def _not_finite(plan: ArrangedLog) -> Iterator[str]:
-    """Yield which message is the first with numbers that are NaN or infinite."""
     bad = [sent for sent in plan.sent if not bool(sent.message.value(plan.slices).isfinite().all())]
     if bad:
         first = bad[0]
@@ -246,16 +239,7 @@ def _found(streams: Iterable[Sequence[LoggedMessage]]) -> list[LoggedMessage]:
     return found
 
 
-def _processes(log: RankLog) -> int:
-    """Return the minimum number of processes of the program, according to one of its logs."""
-    world = log.about.get("world", 1)
-    if type(world) is not int or not 0 < world <= PROCESSES:
-        world = 1
-    return max(log.rank + 1, world)
-
-
 def _counted(plan: ArrangedLog, found: list[LoggedMessage]) -> ArrangedLog:
-    """Add which rounds are incomplete, and why payloads are missing."""
     left_out = Counter[str]()
     for message in found:
         reasons = [p.notes[LEFT_OUT] for p in message.pieces if LEFT_OUT in p.notes]
@@ -277,13 +261,10 @@ def _counted(plan: ArrangedLog, found: list[LoggedMessage]) -> ArrangedLog:
     )
 
 
-def _missing(plan: ArrangedLog, last: int) -> Iterator[MissingMessages]:
-    """Yield, for every channel, the rounds up to the last one in which nothing was sent.
-
-    A channel is known from its messages. A node that never sent has none, so each message to it
-    implies an answer that is missing. Where a server asks some clients in each round, only answers
-    can be missing.
-    """
+def _missing(plan: ArrangedLog, last: int) -> Iterator[dict[str, Json]]:
+    """Yield, for every channel, the rounds up to the last one in which nothing was sent."""
+    # Each message to a node that never sent implies an answer that is missing. If a server asks
+    # some clients in each round, only answers can be missing.
     if plan.asks:
         yield from _unanswered(plan)
         return
@@ -296,12 +277,10 @@ def _missing(plan: ArrangedLog, last: int) -> Iterator[MissingMessages]:
         if dst not in senders:
             rounds[dst, src, kind] = set()
     for wire, there in sorted(rounds.items()):
-        absent = [t for t in range(1, last + 1) if t not in there]
-        for first, end in _runs(absent):
-            yield MissingMessages(*wire, first, end)
+        yield from _absent(*wire, [t for t in range(1, last + 1) if t not in there])
 
 
-def _unanswered(plan: ArrangedLog) -> Iterator[MissingMessages]:
+def _unanswered(plan: ArrangedLog) -> Iterator[dict[str, Json]]:
     """Yield the answers that did not arrive at the server, which is the last node."""
     hub = plan.graph.nodes - 1
     kind = next((sent.kind for sent in plan.sent if sent.src != hub), "")
@@ -312,16 +291,11 @@ def _unanswered(plan: ArrangedLog) -> Iterator[MissingMessages]:
             if sent.src == hub and (dst, sent.round) not in answered:
                 absent[dst].append(sent.round)
     for src, rounds in sorted(absent.items()):
-        for first, end in _runs(sorted(rounds)):
-            yield MissingMessages(src, hub, kind, first, end)
+        yield from _absent(src, hub, kind, sorted(rounds))
 
 
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last of each run of consecutive numbers."""
-    begin = None
-    for k, number in enumerate(numbers):
-        if begin is None:
-            begin = number
-        if k + 1 == len(numbers) or numbers[k + 1] != number + 1:
-            yield begin, number
-            begin = None
+def _absent(src: int, dst: int, kind: str, rounds: Sequence[int]) -> Iterator[dict[str, Json]]:
+    """Yield the messages of a channel in each run of consecutive rounds."""
+    for _, run in groupby(enumerate(rounds), key=lambda pair: pair[1] - pair[0]):
+        held = [number for _, number in run]
+        yield {"src": src, "dst": dst, "kind": kind, "rounds": [held[0], held[-1]]}

@@ -18,11 +18,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from leakaudit.capture.tap.exchanges.arrays import SERVER, TRAIN
-from leakaudit.capture.tap.exchanges.wrapping import capture_of
-from leakaudit.capture.tap.nvflare.client import ClientTap
-from leakaudit.capture.tap.nvflare.hooks import note_filters
-from leakaudit.capture.tap.nvflare.server import NVFlareServerTap
+from leakaudit.capture.tap.exchanges import SERVER, TRAIN, capture_of
+from leakaudit.capture.tap.nvflare.tasks import TaskTap, note_filters
 from leakaudit.core.errors import LeakauditError
 
 _missing = ""  # why NVFlare cannot be imported
@@ -36,8 +33,7 @@ except ImportError as error:
     Filter = object
     _missing = str(error)
 
-_clients: dict[tuple[str, int], ClientTap] = {}
-_servers: dict[str, NVFlareServerTap] = {}
+_taps: dict[tuple[str, int], TaskTap] = {}  # folder and rank -> tap
 _noting: set[str] = set()  # folders in which the filters of this process are noted
 
 
@@ -79,43 +75,32 @@ class RecordMessages(Filter):
             note_filters(task_utils, self.folder)
         is_task = self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN
         task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME, ""))
+        client = str(fl_ctx.get_identity_name())
+        number = ""
+        rank = SERVER
         if fl_ctx.get_process_type() == ProcessType.SERVER_JOB:
-            self._at_server(shareable, fl_ctx, task, is_task)
+            client = str(fl_ctx.get_peer_context().get_identity_name())
+            number = str(fl_ctx.get_prop(FLContextKey.TASK_ID, ""))
         else:
-            self._at_client(shareable, fl_ctx, task, is_task)
+            rank = self._rank(fl_ctx)
+        key = (self.folder, rank)
+        if key not in _taps:
+            own = "" if rank == SERVER else client
+            _taps[key] = TaskTap(capture_of(self.folder, rank), own)
+        tap = _taps[key]
+        way = tap.instruct if is_task else tap.receive
+        tap.capture.safely(way, client, task, number, shareable)
         return shareable
 
     def handle_event(self, event_type: str, fl_ctx: Any) -> None:
         """Close the log when the job ends."""
         if event_type != EventType.END_RUN:
             return
-        client = _clients.get((self.folder, self._rank(fl_ctx)))
-        server = _servers.get(self.folder)
-        for tap in (client, server):
-            if tap is not None:
-                tap.capture.end()
-
-    def _at_server(self, message: Any, fl_ctx: Any, task: str, is_task: bool) -> None:
-        if self.folder not in _servers:
-            _servers[self.folder] = NVFlareServerTap(capture_of(self.folder, SERVER))
-        tap = _servers[self.folder]
-        client = str(fl_ctx.get_peer_context().get_identity_name())
-        number = str(fl_ctx.get_prop(FLContextKey.TASK_ID, ""))
-        way = tap.instruct if is_task else tap.receive
-        tap.capture.safely(way, client, task, number, message)
-
-    def _at_client(self, message: Any, fl_ctx: Any, task: str, is_task: bool) -> None:
-        rank = self._rank(fl_ctx)
-        key = (self.folder, rank)
-        if key not in _clients:
-            capture = capture_of(self.folder, rank)
-            _clients[key] = ClientTap(capture, str(fl_ctx.get_identity_name()))
-        tap = _clients[key]
-        way = tap.receive if is_task else tap.answer
-        tap.capture.safely(way, task, message)
+        for rank in (self._rank(fl_ctx), SERVER):
+            if (self.folder, rank) in _taps:
+                _taps[self.folder, rank].capture.end()
 
     def _rank(self, fl_ctx: Any) -> int:
-        """Return the rank of a client."""
         if self.rank is not None:
             return self.rank
         number = re.search(r"\d{1,6}$", str(fl_ctx.get_identity_name()))

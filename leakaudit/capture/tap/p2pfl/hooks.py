@@ -1,9 +1,8 @@
-"""Tap the nodes of p2pfl in this process: the models that they send to each other.
+"""Tap the nodes of p2pfl in this process: the models that they send to each other."""
 
-Each node writes a log of its own. Its rank is a number made of its address, so that processes need
-not agree on one; `messages.nodes` numbers the nodes of a whole run. This module imports neither
-torch nor p2pfl.
-"""
+# Each node writes a log of its own. Its rank is a number made of its address, so that processes
+# need not agree on one; `log.reading` numbers the nodes of a whole run. This module imports
+# neither torch nor p2pfl.
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from types import ModuleType
 from typing import Any
 from zlib import crc32
 
-from leakaudit.capture.tap.exchanges.arrays import KEYS, NAMES
-from leakaudit.capture.tap.exchanges.wrapping import wrap
+from leakaudit.capture.tap.exchanges import KEYS, NAMES, wrap
 from leakaudit.capture.tap.log.capture import Capture
 
 # The ranks of nodes are below it. Of a thousand nodes, two get the same one in every other run.
@@ -24,11 +22,7 @@ OWN = "partial_model"  # command of a model that its sender has trained, and of 
 
 
 def listen(module: ModuleType, capture: Capture) -> None:
-    """Tap a module of p2pfl.
-
-    Args:
-        module: one of those that `hooks.install` lists; it defines how a node sends to another.
-    """
+    """Tap a module of p2pfl that defines how a node sends to another."""
     tap = NodesTap(capture)
     for name in ("MemoryClient", "GrpcClient"):
         if hasattr(module, name):
@@ -36,11 +30,7 @@ def listen(module: ModuleType, capture: Capture) -> None:
 
 
 class NodesTap:
-    """The tap of all nodes of a process; its methods may be called by several threads.
-
-    Args:
-        capture: the recording of the process, whose settings each node's recording shares.
-    """
+    """The tap of all nodes of a process; its methods may be called by several threads."""
 
     def __init__(self, capture: Capture) -> None:
         self.capture = capture
@@ -91,7 +81,6 @@ class NodesTap:
             capture.event("send", array, peer, at=at, array=k, arrays=len(arrays), **notes)
 
     def _capture(self, address: str) -> Capture:
-        """Return the recording of a node."""
         rank = rank_of(address)
         if rank not in self._captures:
             self._captures[rank] = address, self.capture.of_rank(rank)
@@ -107,13 +96,9 @@ def rank_of(address: str) -> int:
 
 
 def unpacked(packed: bytes) -> tuple[Sequence[Any], list[str], list[str]]:
-    """Return what a message holds.
+    """Return the arrays of a message, the techniques that changed them, and other names.
 
-    Args:
-        packed: the content of a message between nodes of the program, which also unpickles it.
-
-    Returns:
-        The arrays; the names of the techniques that changed them; the names of other arrays.
+    packed: the content of a message between nodes of the program, which also unpickles it.
     """
     from p2pfl.learning.compression.manager import CompressionManager
 

@@ -185,6 +185,7 @@ def test_partitions_where_nobody_meets_twice_within_a_million_calls(
         (9, 3, 5, "at most 4"),
         (6, 3, 2, "at most 1"),
         (12, 3, 5, "use partitions=4"),
+        (6, 2, 6, "at most 5 partitions"),
         (9, 1, 1, "does not"),
     ],
 )

@@ -412,6 +412,13 @@ def test_faces_come_back_bit_for_bit_from_two_iterations() -> None:
     assert [s.exact for s in la.score(found, recorder.truth_record)] == [(True,)] * 6
 
 
+@pytest.mark.parametrize(("count", "safe"), [(1, 1), (4, 7)])
+def test_the_promise_is_that_of_two_rounds_of_partitions_less_one(count: int, safe: int) -> None:
+    (claim,) = SecureD(partitions=count).claims(Graph(9, ()), 8)
+    assert claim.rounds == safe
+    assert claim.promise.startswith(f"{safe} iterations")
+
+
 def test_a_trace_without_its_partitions_is_refused() -> None:
     whole = Graph(6, tuple(itertools.combinations(range(6), 2)))
     for public in (

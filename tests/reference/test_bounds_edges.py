@@ -105,6 +105,14 @@ def test_the_clients_that_add_noise_are_the_declared_ones(noisy: str) -> None:
     declared.check(recorder.trace, recorder.truth_record)
 
 
+@pytest.mark.parametrize(("positives", "negatives"), [(6, 9), (40, 25)])
+def test_an_outcome_is_as_extreme_as_itself(positives: int, negatives: int) -> None:
+    test = joint_test(approximate(1.0, 1e-3, Adjacency.ADD_REMOVE), positives, negatives)
+    for y in range(negatives + 1):
+        for x in range(positives + 1):
+            assert test._region(test.statistic(x, y))[y] <= x
+
+
 def test_the_largest_number_of_trials_is_examined() -> None:
     guarantee = approximate(1.0, 1e-3, Adjacency.ADD_REMOVE)
     assert JointTest(guarantee, LARGEST, 1).positives == LARGEST

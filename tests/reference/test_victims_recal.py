@@ -346,6 +346,7 @@ def test_the_plf_is_counted_in_the_schedule() -> None:
     assert (
         "PLF 400," in victim.claims(RING, 800)[0].promise
     )  # a walk comes back every second time at most
+    assert "PLF 401," in victim.claims(RING, 801)[0].promise
     assert PROBLEM.victim().claims(RING, 800) == ()
 
 

@@ -16,12 +16,15 @@ from leakaudit._util import seeds, settings
 from leakaudit.attacks import GradInversion
 from leakaudit.capture.wire import payloads
 from leakaudit.capture.wire.lines import MessageLine
+from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.verdict import APART, Holds
 from leakaudit.inversion.search import priors
-from leakaudit.reporting.results.model import Scores, fitted
-from leakaudit.runs.sweeping import merge
+from leakaudit.reporting.results.cell_files import CellResult
+from leakaudit.reporting.results.model import Scores, SweptCell, fitted
+from leakaudit.runs.pipeline import attack_run
+from leakaudit.runs.sweeping import merge, store
 
 
 @pytest.mark.parametrize(("below", "holds"), [(0.5, Holds.EXACT), (2.0, Holds.AT_MOST)])
@@ -75,17 +78,20 @@ def test_smoothness_has_the_weight_of_total_variation() -> None:
     assert float(found) == pytest.approx(float(wanted))
 
 
-@pytest.mark.parametrize(("psnr", "recovered"), [(20.0, 1), (19.99, 0)])
-def test_a_record_at_the_threshold_of_a_sweep_is_recovered(psnr: float, recovered: int) -> None:
-    scores = {
-        "psnr": column(psnr),
+def scores_of(**changes: Any) -> Scores:
+    plain = {
         "exact": column(False),
         "chance": None,
         "labels_found": None,
         "not_recovered": 0,
         "matched": [0],
     }
-    found = merge.columns([in_a_cell(fitted(scores, Scores))], 1, 20.0)
+    return fitted({**plain, **changes}, Scores)
+
+
+@pytest.mark.parametrize(("psnr", "recovered"), [(20.0, 1), (19.99, 0)])
+def test_a_record_at_the_threshold_of_a_sweep_is_recovered(psnr: float, recovered: int) -> None:
+    found = merge.columns([in_a_cell(scores_of(psnr=column(psnr)))], 1, 20.0)
     assert found.recovered == recovered
 
 
@@ -101,3 +107,50 @@ def test_a_cell_that_is_done_in_one_part_is_done(
     monkeypatch.setattr(merge, "Store", store)
     found = cast(Any, merge._best([Path(name) for name in order], "key"))
     assert found.status == ("done" if "d" in order else "failed")
+
+
+def test_records_of_refused_nodes_count_in_a_curve() -> None:
+    found = scores_of(psnr=column(30.0), labels_found=1.0)
+    refused = scores_of(psnr={**column(None), "missed": [7.0]}, matched=[None], not_recovered=1)
+    columns = merge.columns([in_a_cell(found)], 2, 20.0, [refused])
+    assert columns.psnr == (30.0, 7.0)
+    cell = SweptCell(
+        key="0" * 64,
+        attack="analytic",
+        adversary="eavesdropper",
+        at={},
+        seed=0,
+        status="done",
+        says="",
+        constants={},
+        records=2,
+        reasons={},
+        columns=columns,
+    )
+    (point,) = merge.points([cell])
+    assert (point.attacked, point.refused, point.labels_found) == (2, 1, 0.5)
+
+
+def test_the_digest_of_a_result_is_that_of_its_cell() -> None:
+    config = cast(Any, {})
+    result = CellResult(
+        config=config,
+        status="failed",
+        says="why",
+        constants={},
+        records=0,
+        findings=(),
+        refused=(),
+        reasons={},
+    )
+    assert store._digest("a", result) != store._digest("b", result)
+
+
+@pytest.mark.parametrize(("rounds", "left_out"), [(4, False), (5, True)])
+def test_rounds_after_the_attacked_ones_are_named(rounds: int, left_out: bool) -> None:
+    leak, made = SimpleNamespace(rounds=torch.tensor([2, 3])), SimpleNamespace(attack="exact")
+    found = SimpleNamespace(late=[], pairs=[(leak, made)])
+    options = SimpleNamespace(adversary=Adversary(corrupt=frozenset({1})))
+    trace = SimpleNamespace(rounds=rounds)
+    said = attack_run._not_tried(*cast(tuple[Any, Any, Any], (found, options, trace)))
+    assert ("rounds after 3" in said) is left_out

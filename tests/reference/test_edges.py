@@ -113,7 +113,7 @@ def test_records_of_refused_nodes_count_in_a_curve() -> None:
     found = scores_of(psnr=column(30.0), labels_found=1.0)
     refused = scores_of(psnr={**column(None), "missed": [7.0]}, matched=[None], not_recovered=1)
     columns = merge.columns([in_a_cell(found)], 2, 20.0, [refused])
-    assert columns.psnr == (30.0, 7.0)
+    assert cast(Any, columns).psnr == (30.0, 7.0)
     cell = SweptCell(
         key="0" * 64,
         attack="analytic",

@@ -153,6 +153,8 @@ class Relations:
         self.omits: dict[int, int] = {}  # omitted part -> message that holds the rest
         self.changes: dict[int, LocalChange] = {}  # opaque vector -> the local steps behind it
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
+        # vector -> other nodes whose equations use it, although no message to them is the vector
+        self.shares: dict[int, set[int]] = {}
         # Whether rounds after the last one would be declared like it; False if they would not.
         self.settled = True
         # States that nothing explains so far, and relations between several of them.
@@ -198,6 +200,7 @@ class Relations:
         """Return an unknown gradient of the owner's loss, evaluated at a model."""
         self._same(at)
         self._count(at)
+        self._uses(owner, at)
         g = self._new("gradient", name, owner, index)
         self.points[g.vector] = Point(at, len(self.relations))
         return g
@@ -244,6 +247,7 @@ class Relations:
         x = self._new("state", name, owner, index)
         if eq is not None:
             self._add(x, eq)
+            self._uses(owner, eq)
         elif not self._outline:
             self._free.add(x.vector)
         return x
@@ -278,8 +282,24 @@ class Relations:
     def relate(self, lhs: Form, rhs: Form = 0) -> None:
         """Declare ``lhs = rhs``; if it contains a noise vector, this is a prior."""
         terms = self._add(lhs, rhs)
-        if not self._free.isdisjoint(terms):
+        free = self._free.intersection(terms)
+        if free:
             self._between.append(terms)
+        if len(free) == 1:  # its owner solves for it
+            owner = self.vectors[next(iter(free))].owner
+            self._uses(owner, lhs)
+            self._uses(owner, rhs)
+
+    def _uses(self, node: int | None, form: Form) -> None:
+        """Note that an equation of a node contains a form."""
+        if node is None or self._outline or not isinstance(form, Expression):
+            return
+        for k in form.terms:
+            vector = self.vectors[k]
+            if vector.owner in (None, node):
+                continue
+            if vector.kind != "message" or (vector.dst is not None and node not in vector.dst):
+                self.shares.setdefault(k, set()).add(node)
 
     def _add(self, lhs: Form, rhs: Form) -> Mapping[int, Fraction]:
         """Add a relation, and return its terms; none in an outline."""
@@ -350,6 +370,7 @@ class Relations:
         m = self._new("message", name, src, index, std=std, dst=to, secure=secure)
         self.sent[m.vector] = len(self.relations)
         self._add(m, expr)
+        self._uses(src, expr)
         return m
 
     def opaque(self, out: Expression, of: Sequence[Expression], hides: str = "") -> None:
@@ -370,6 +391,7 @@ class Relations:
             )
         for part in of:
             self._same(part)
+            self._uses(self.vectors[out.vector].owner, part)
         self.opaques[out.vector] = tuple(of)
         self._free.discard(out.vector)
         if hides:

@@ -109,8 +109,8 @@ def know(declared: Relations, adversary: Adversary, *, own: bool = True) -> Know
     Args:
         declared: The protocol.
         adversary: The adversary.
-        own: Whether it also knows all vectors of its corrupt nodes; if not, it knows only what a
-            recorded trace contains.
+        own: Whether it also knows all vectors of its corrupt nodes, and those that their equations
+            use; if not, it knows only what a recorded trace contains.
     """
     if declared.graph is not None:
         nodes = declared.graph.nodes
@@ -123,6 +123,15 @@ def know(declared: Relations, adversary: Adversary, *, own: bool = True) -> Know
     for vector, some in declared.classes(by_round=adversary.window is not None):
         if _knows(adversary, vector, own):
             known_places += some
+    if own:
+        # A node holds what its equations use, also what others hold, such as masks of a pair.
+        window = adversary.window
+        for k, nodes in declared.shares.items():
+            vector = declared.vectors[k]
+            early = vector.kind == "message" and window is not None and vector.round < window.start
+            late = window is not None and vector.round >= window.stop
+            if not early and not late and not nodes.isdisjoint(adversary.corrupt):
+                known_places.append(k)
     known = frozenset(known_places)
     return Knowledge(declared, known, tuple(range(len(declared.relations))))
 

@@ -147,6 +147,8 @@ def _copy(declared: Relations, row: int, places: _Places) -> None:
             to.sent[places[k]] = len(to.relations)
         if k in places.unexplained:
             to.carry(places[k])
+        if k in declared.shares:
+            to.shares[places[k]] = declared.shares[k]
         if k in declared.opaques:
             to.opaques[places[k]] = tuple(places.moved(part.terms) for part in declared.opaques[k])
         if k in declared.changes:

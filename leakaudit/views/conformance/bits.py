@@ -30,7 +30,7 @@ from leakaudit.views.deviation import Deviation
 #   are at most those of a normal number of the same variance (Laurent, Massart 2000, lemma 1);
 # - the n bits of two messages have a product beyond t with probability at most 2 exp(-t^2 / (2 n))
 #   (Hoeffding 1963);
-# - the lowest bits, which a sum of two numbers of a format leaves empty (`LOST`), are at most as
+# - the last `LOST` bits, which a sum of two numbers of a format may leave empty, are at most as
 #   often 1 as 0. The sum of those M^2 / T whose M is positive is largest if they are equally often;
 #   half of the M contribute nothing then, so E exp(lambda M^2 / T) is (1 + (1 - 2 lambda)^-1/2) / 2
 #   for each, and s is exceeded with probability at most exp(-lambda s) times the D-th power of it;
@@ -123,8 +123,8 @@ class Bits:
         depth = np.where(numbers == 0, 0, np.minimum(units, mantissa))
         bits = np.arange(mantissa)
         random = bits < depth[:, None] - COARSE
-        lowest = random & (bits < first[:, None])
-        tested = random & ~lowest
+        tested = random & (bits >= first[:, None])
+        lowest = random & (bits < LOST)
         every = 2.0 * ((words[:, None] >> bits) & 1) - 1
         signs = np.where(tested, every, 0.0)
         for one in (self._sums, self._counts, self._lowest_sums, self._lowest_counts):
@@ -142,10 +142,10 @@ class Bits:
 
     def _repeated(self) -> Iterator[Deviation]:
         families = (
-            ("low", self._sums, self._counts, -math.inf, _largest),
-            ("the lowest", self._lowest_sums, self._lowest_counts, 0, _largest_positive),
+            ("low", self._sums, self._counts, -math.inf, 1.0, _largest),
+            ("the last", self._lowest_sums, self._lowest_counts, 0, 0.5, _largest_positive),
         )
-        for which, sums, counts, least, limit in families:
+        for which, sums, counts, least, share, limit in families:
             tests = 0
             total = 0.0
             for node, each in sums.items():
@@ -156,7 +156,7 @@ class Bits:
             if total > limit(tests, -math.log(LEVEL / TESTS)):
                 says = (
                     f"{which} bits of numbers repeat from message to message of a node: their "
-                    f"sums have {total / tests:.3g} times the variance of random bits"
+                    f"sums have {total / (share * tests):.3g} times the variance of random bits"
                 )
                 yield Deviation("bits", says, tuple(sorted(sums)))
 

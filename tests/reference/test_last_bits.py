@@ -34,12 +34,13 @@ def recorded(seed: int) -> la.Trace:
 def said(change: bool) -> list[str]:
     """Return what the bits of four recordings contain besides noise, with or without a payload."""
     looked = bits.Bits()
-    payload = torch.randint(0, 4, (64,), generator=torch.Generator().manual_seed(0)).int()
+    generator = torch.Generator().manual_seed(0)
     for seed in range(4):
         trace = recorded(seed)
         if change:
             words = trace.messages[0].payload.view(torch.int32)
-            words[:, :64] = (words[:, :64] & ~3) | payload
+            payload = torch.randint(0, 4, words.shape[1:], generator=generator.manual_seed(0))
+            words.copy_((words & ~3) | payload.int())
         looked.add(trace, protocol_of(trace).start)
     return [str(one) for one in looked.wrong()]
 

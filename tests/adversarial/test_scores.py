@@ -20,14 +20,14 @@ import leakaudit as la
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.quantities import QUANTITIES
 from leakaudit.core.reconstruction import Certificate, Reconstruction
-from leakaudit.core.trace import TaskSpec, Truth
+from leakaudit.core.trace import LARGEST_RECORD, TaskSpec, Truth
 from leakaudit.judging.auditing.simulate import identified
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.reporting.findings import findings, wording
 from leakaudit.reporting.results.model import Scores, fitted
 from leakaudit.runs.sweeping import merge
-from leakaudit.scoring.scoring import Score, score
+from leakaudit.scoring.scoring import Score, _paired, _set_of_tokens, score
 from leakaudit.tasks import data
 from leakaudit.views.extraction import explanation
 
@@ -327,3 +327,18 @@ def test_the_models_of_a_leak_have_rounds_of_their_own() -> None:
     models = done.truth_record.states["w"][leak.theta_rounds, leak.node]
     true = leak.combination @ torch.stack([plan.task.gradient(m, x.double(), y) for m in models])
     assert float((leak.value - true).abs().max()) < 1e-9
+
+
+# --- tokens and numbers that are none ---------------------------------------------------------------------------------
+
+
+def test_tokens_that_do_not_occur_are_wrong() -> None:
+    """1, 2 and 3 occur; of the set 2, 8, one does."""
+    occur = torch.tensor([[1.0, 2.0], [3.0, 2.0]])
+    assert _set_of_tokens(torch.tensor([2, 8]), occur) == (1 / 3, 1)
+    assert _set_of_tokens(torch.tensor([1, 2, 3]), occur) == (1.0, 0)
+
+
+def test_a_number_beyond_those_of_records_is_no_guess() -> None:
+    x = _paired(torch.tensor([LARGEST_RECORD, -LARGEST_RECORD, 2 * LARGEST_RECORD, torch.inf]))
+    assert x.isfinite().tolist() == [True, True, False, False]

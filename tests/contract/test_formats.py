@@ -51,6 +51,7 @@ def level(of: Record) -> str:
 def test_levels_follow_what_was_given_away() -> None:
     assert level(EXACT) == "error"
     assert level(finding(0, scores=None, certificate="EXACT")) == "error"
+    assert level(finding(0, scores=None, certificate="INTERVAL")) == "error"
     assert level(finding(0)) == "warning"
     assert level(finding(0, None, certificate="FAILED")) == "note"
     assert level({**EXACT, "cell": {"epsilon": "inf", "seed": 0}}) == "warning"

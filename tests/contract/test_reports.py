@@ -462,3 +462,20 @@ def test_labels_are_scored_in_order_and_as_a_set(labels: list[int], cell: str) -
     }
     headings, (row,) = wording.table([fitted(scored, Finding)])
     assert row[headings.index("label")] == cell
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("<b>", "&lt;b&gt;"),
+        ("&lt;", "&amp;lt;"),
+        ("me@home", "me(at)home"),
+        ("a*b_c", r"a\*b\_c"),
+        ("www.a", r"www\.a"),
+        ("- a", r"\- a"),
+        ("1. a", r"1\. a"),
+    ],
+)
+def test_characters_of_markup_are_escaped(text: str, written: str) -> None:
+    """Also where our own renderer, which allows no HTML, would print them as they are."""
+    assert escape(text) == written

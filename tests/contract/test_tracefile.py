@@ -379,6 +379,14 @@ def test_conversions_keep_every_bit(
     )  # broadcasts are still stored once
 
 
+def test_payloads_of_several_shards_become_one_array(tmp_path: Path) -> None:
+    original = record(f"{tmp_path}/run/", 40, shard_bytes=17_500).trace
+    assert len(original.messages) > 2
+    convert(f"{tmp_path}/run/", tmp_path / "a.npz")
+    convert(tmp_path / "a.npz", tmp_path / "back.pt")
+    assert_same(original, load(tmp_path / "back.pt"))
+
+
 def test_an_incomplete_trace_stays_incomplete(tmp_path: Path) -> None:
     def interrupted() -> None:
         with Recorder(

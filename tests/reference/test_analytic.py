@@ -204,3 +204,25 @@ def test_gradients_of_zero_fail_in_words() -> None:
     )
     assert found.certificate is Certificate.FAILED
     assert "vanish" in found.note
+
+
+def test_gradients_of_two_samples_are_refused() -> None:
+    task = mlp()
+    attack = registry.get("attacks", "analytic")()
+    leak = planted(task, torch.zeros(1, 1, 8, 8), torch.tensor([3]))
+    assert attack.refuses(replace(leak, batch=1), task) is None
+    said = attack.refuses(replace(leak, batch=2), task)
+    assert said == "it recovers a single input, but each gradient comes from 2 samples"
+
+
+@pytest.mark.parametrize(("numbers", "rounds"), [(None, ()), (1, ((0, 1),)), (2 * 32 * 65, ((0, 1, 2),))])
+def test_the_numbers_that_it_may_use_limit_the_rounds(
+    numbers: int | None, rounds: tuple[tuple[int, ...], ...]
+) -> None:
+    """Each equation combines two rounds and has 32 rows of 64 weights and a bias."""
+    task, generator = mlp(), torch.Generator().manual_seed(0)
+    settings = {} if numbers is None else {"numbers": numbers}
+    x = torch.randint(256, (1, 1, 8, 8), generator=generator) / 255
+    leak = planted(task, x, torch.tensor([3]))
+    found = registry.get("attacks", "analytic")(**settings)(leak, task, generator)
+    assert found.rounds == rounds

@@ -153,6 +153,19 @@ def test_tests_that_can_tell_nothing_take_no_alpha() -> None:
     assert alone.alpha == 0.01
 
 
+def test_tests_that_can_tell_share_alpha() -> None:
+    found = judge([case(Successes(20, 20, 0.1)) for _ in range(4)], 0.01)
+    assert [one.alpha for one in found] == [0.0025] * 4
+
+
+def test_a_guess_of_one_run_is_right_with_the_power_of_half_of_mu() -> None:
+    """A canary is present or not, at +-1/2: Phi(mu / 2) of the guesses are right."""
+    evidence, alpha, mu = OneRun(200, 100, 0), 0.01, 1.5
+    least = next(k for k in range(101) if OneRun(200, 100, k).p_value(GAUSS) <= alpha)
+    right = norm.cdf(mu / 2)
+    assert evidence.power(GAUSS, alpha, mu) == pytest.approx(binom.sf(least - 1, 100, right))
+
+
 @pytest.mark.parametrize("promise", [PURE, GAUSS])
 def test_the_power_is_the_share_of_simulated_refutations(promise: Promise) -> None:
     random, alpha, mu, runs = np.random.default_rng(0), 1e-3, 2.5, 600

@@ -10,14 +10,20 @@ from scipy.stats import beta, binom
 
 import leakaudit as la
 from leakaudit.core.adversary import Adversary
+from leakaudit.core.errors import LeakauditError
+from leakaudit.core.verdict import APART
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.bounds.approximate import approximate
 from leakaudit.theory.bounds.empirical import Counts, epsilon_lower
 from leakaudit.theory.bounds.guarantee import Adjacency
-from leakaudit.theory.bounds.joint import ceiling, joint_test
+from leakaudit.theory.bounds.joint import LARGEST, JointTest, ceiling, joint_test
 from leakaudit.theory.relations import Relations, know
+from leakaudit.theory.relations.estimate import estimate
+from leakaudit.views.accounting.calibration import _noise
 from leakaudit.views.accounting.node_view import NodeView, _any_hidden
+from leakaudit.views.accounting.view_bound import ViewBound, _contradicts, _least, _with_epsilons
 
 
 @pytest.mark.parametrize(("hits", "alarms"), [(100, 0), (97, 4), (60, 2)])
@@ -97,3 +103,70 @@ def test_the_clients_that_add_noise_are_the_declared_ones(noisy: str) -> None:
     )
     recorder = recording.record(recording.plan(scenario), None)
     declared.check(recorder.trace, recorder.truth_record)
+
+
+@pytest.mark.parametrize(("positives", "negatives"), [(6, 9), (40, 25)])
+def test_an_outcome_is_as_extreme_as_itself(positives: int, negatives: int) -> None:
+    test = joint_test(approximate(1.0, 1e-3, Adjacency.ADD_REMOVE), positives, negatives)
+    for y in range(negatives + 1):
+        for x in range(positives + 1):
+            assert test._region(test.statistic(x, y))[y] <= x
+
+
+def test_the_largest_number_of_trials_is_examined() -> None:
+    guarantee = approximate(1.0, 1e-3, Adjacency.ADD_REMOVE)
+    assert JointTest(guarantee, LARGEST, 1).positives == LARGEST
+    with pytest.raises(LeakauditError, match="expected 1 to 5000 trials"):
+        JointTest(guarantee, 1, LARGEST + 1)
+
+
+@pytest.mark.parametrize(("above", "contradicts"), [(0.5, False), (2.0, True)])
+def test_a_bound_below_what_records_attain_is_a_contradiction(
+    above: float, contradicts: bool
+) -> None:
+    """`above` is in units of `APART`."""
+    found = ViewBound(0, Adversary(), 1.0, 1e-5, mu=2.0, reached=2.0 * (1 + above * APART))
+    assert _contradicts(found) is contradicts
+
+
+def test_a_record_and_a_node_have_their_own_epsilon() -> None:
+    found = _with_epsilons(ViewBound(0, Adversary(), 1.0, 1e-5, mu=1.0, node_mu=3.0))
+    assert found.epsilon == gaussian.epsilon(1e-5, 1.0)
+    assert found.node_epsilon == gaussian.epsilon(1e-5, 3.0)
+
+
+@pytest.mark.parametrize(("reacts", "bounded"), [(True, False), (False, True)])
+def test_a_node_to_whose_data_hidden_vectors_react_has_no_bound(
+    reacts: bool, bounded: bool
+) -> None:
+    """Node 1 evaluates a gradient at the model of node 0, or at a public one."""
+    p = Relations(la.Graph(3, ((0, 1), (0, 2), (1, 2))))
+    w = p.public("w0")
+    for _ in p.rounds(1):
+        noised = p.grad(0, at=w) + p.noise("e", 1.0, 0)
+        p.send(0, 2, noised, "g")
+        hidden = p.send(0, 1, p.grad(0, at=w, index=2) + p.noise("e", 1.0, 0, 2), "h", secure=True)
+        at = hidden if reacts else w
+        p.send(1, 2, p.grad(1, at=at) + p.noise("e", 1.0, 1), "g")
+    view = NodeView.of(know(p, Adversary()), 0)
+    found = _least(ViewBound(0, Adversary(), 1.0, 1e-5), [view], None, None)
+    assert (found.node_mu is not None) is bounded
+
+
+def test_the_noise_to_scale_is_that_of_the_node() -> None:
+    p = Relations(la.Graph(3, ((0, 1), (0, 2), (1, 2))))
+    w = p.public("w0")
+    for _ in p.rounds(1):
+        for node, std in ((0, 1.0), (1, 3.0)):
+            p.send(node, 2, p.grad(node, at=w) + p.noise("e", std, node), "g")
+    assert _noise(p, 0, 2.0) == {"e": (2.0, 2.0)}
+    assert _noise(p, 2, 2.0) == {"e": (2.0, 6.0)}  # it adds none itself
+
+
+def test_the_rounding_of_a_plain_message_is_not_raised_by_the_noise_of_another() -> None:
+    p = Relations()
+    plain, noised = p.secret("g", 0), p.secret("g", 1)
+    p.send(0, 1, plain, "w")
+    p.send(1, 0, noised + p.noise("e", 1.0, 1), "w")
+    found = estimate(know(p, Adversary()), [plain, noised], rounding=1e-9)
+    assert found.std == pytest.approx([1e-9, 1.0], rel=1e-5)

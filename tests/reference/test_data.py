@@ -20,7 +20,7 @@ from torch import Generator
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks import _torchvision, data_sources
-from leakaudit.tasks.data import NAMES, load
+from leakaudit.tasks.data import MOST_GAUSSIANS, NAMES, load, split
 from leakaudit.tasks.task import Task
 
 Shared = Callable[[str], Path]
@@ -99,6 +99,13 @@ def test_a_photograph_that_is_not_bundled_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(data_sources.PHOTOS, "coffee", "not_there.png")
     with pytest.raises(LeakauditError, match="does not include not_there"):
         load("photos")
+
+
+@pytest.mark.parametrize("count", [1, MOST_GAUSSIANS + 1])
+def test_gaussians_are_two_to_ten_million(count: int) -> None:
+    assert len(load("gaussians:2", generator=Generator().manual_seed(0))) == 2
+    with pytest.raises(LeakauditError, match="expected 2 to 10000000 records"):
+        load(f"gaussians:{count}")
 
 
 def test_gaussians_are_those_of_the_thesis() -> None:
@@ -476,6 +483,14 @@ def test_specs_describe_the_data() -> None:
         task = Task.build(spec)
         loss = task.loss(task.init(Generator().manual_seed(0)), data.x[:4], data.y[:4])
         assert bool(torch.isfinite(loss))
+
+
+def test_classes_share_the_records_of_a_node_as_evenly_as_possible() -> None:
+    data = load("gaussians:100", generator=Generator().manual_seed(0))
+    for samples, counts in ((5, [2, 3]), (6, [3, 3])):
+        rows = split(data, 4, samples, "classes:2", Generator().manual_seed(0))
+        assert rows.shape == (4, samples)
+        assert all(data.y[node].bincount().sort().values.tolist() == counts for node in rows)
 
 
 def test_loading_leaves_the_global_state() -> None:

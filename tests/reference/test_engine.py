@@ -45,6 +45,14 @@ def two_loops(pairs: list[tuple[Tensor, Tensor]], slope: Tensor) -> Tensor:
     return -q
 
 
+@pytest.mark.parametrize(("curvature", "kept"), [(1e-9, 1), (0.0, 0)])
+def test_a_step_without_curvature_is_dropped(curvature: float, kept: int) -> None:
+    memory = LbfgsMemory(torch.zeros(1, 2, dtype=D), 3)
+    step, change = torch.tensor([[1.0, 0.0]], dtype=D), torch.tensor([[curvature, 1.0]], dtype=D)
+    memory.update(torch.tensor([True]), step, change, change)
+    assert memory.count.tolist() == [kept]
+
+
 @pytest.mark.parametrize(("dtype", "close"), [(D, 1e-10), (torch.float32, 1e-3)])
 def test_directions_are_those_of_the_two_loop_recursion(dtype: torch.dtype, close: float) -> None:
     """Each search with pairs of its own: some accept, one meets negative curvature, one forgets, and the oldest pairs fall out."""

@@ -116,3 +116,9 @@ def test_growth_within_the_tolerance_is_none() -> None:
     old = [10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 17.0]
     assert compare.paired([v + 0.9 for v in old], old, 1.0) == 1.0
     assert compare.paired([v + 1.1 for v in old], old, 1.0) == 2**-8
+
+
+def test_the_observed_arrangement_counts_among_the_drawn_ones() -> None:
+    """No p-value is 0, although none of 2^17 draws has the signs of 60 growths."""
+    found = compare.paired([1.0] * 60, [0.0] * 60, 0.0)
+    assert found == compare.least(60, 60, True) == 1 / (compare.EXACT + 1)

@@ -368,3 +368,11 @@ def test_labels_of_the_same_records_are_read_once_and_the_note_says_so() -> None
     found = attack(same, task, torch.Generator())
     assert torch.equal(found.y, labels[0])
     assert "of one gradient" in found.note
+
+
+def test_equal_gradients_of_batches_that_may_differ_show_labels_once() -> None:
+    leak, task, labels = changing_batches()
+    same = replace(leak, value=leak.value[:1].expand(4, -1))
+    found = registry.get("attacks", "labels")()(same, task, torch.Generator())
+    assert torch.equal(found.y, labels[0])
+    assert "of 4 of 4 gradients, one by one" in found.note

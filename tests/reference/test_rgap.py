@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakaudit.attacks.rgap import _on_grid
 from leakaudit.core import registry
 from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
@@ -264,3 +265,13 @@ def test_what_cannot_be_taken_apart_is_said() -> None:
     task, leak, _ = case("resnet10", {"bn": "eval"}, pictures(16, 3)[:1])
     with pytest.raises(AttackError, match="not a plain chain of layers"):
         attacked(task, leak)
+
+
+@pytest.mark.parametrize(("away", "snapped"), [(0.1, True), (0.15, False)])
+def test_only_images_near_the_grid_are_snapped(away: float, snapped: bool) -> None:
+    """All pixels are 100 levels and `away` of one; the limit of the root mean square is .12."""
+    task = Task.build(TaskSpec("mlp", shape=(1, 4, 4), levels=255), dtype=D)
+    x = torch.full((1, 1, 4, 4), (100 + away) / 255, dtype=D)
+    found, _ = _on_grid(task, x, lambda _: 0.0)
+    wanted = torch.full_like(x, 100 / 255) if snapped else x
+    torch.testing.assert_close(found, wanted)

@@ -18,6 +18,7 @@ from torch.func import vmap
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Layout, TaskSpec
+from leakaudit.tasks import clipping
 from leakaudit.tasks.task import LOOP_ABOVE, Problem, Task
 
 F64 = torch.float64
@@ -638,3 +639,16 @@ def test_a_factory_that_nobody_trusted_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(LeakauditError, match="trusted"):
         Task.build(spec)
     assert not (tmp_path / "made").exists()
+
+
+def test_only_gradients_above_the_clip_are_scaled() -> None:
+    task, thetas, x, y = make(SPECS["logistic-binary"])
+    each = torch.stack(
+        [task.gradients(thetas, x[:, k : k + 1], y[:, k : k + 1]) for k in range(BATCH)], 1
+    )
+    norms = each.norm(dim=2)
+    clip = float(norms.median())
+    factors = (clip / norms).where(norms > clip, 1.0)
+    assert 0 < int((factors < 1).sum()) < factors.numel()
+    wanted = (each * factors[:, :, None]).mean(1)
+    torch.testing.assert_close(clipping.gradients(task, thetas, x, y, clip), wanted)

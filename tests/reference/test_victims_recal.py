@@ -22,6 +22,7 @@ from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations import Bound, account, determined, know
 from leakaudit.traces.recorder import Recorder
+from leakaudit.victims.recal import RECAL
 from leakaudit.views.extraction.deduction import Deduction
 
 NODES, SAMPLES, SIZE = 8, 30, 10
@@ -345,6 +346,7 @@ def test_the_plf_is_counted_in_the_schedule() -> None:
     assert (
         "PLF 400," in victim.claims(RING, 800)[0].promise
     )  # a walk comes back every second time at most
+    assert "PLF 401," in victim.claims(RING, 801)[0].promise
     assert PROBLEM.victim().claims(RING, 800) == ()
 
 
@@ -468,3 +470,8 @@ def test_steps_are_lists_and_are_recorded_as_users_type_them() -> None:
 def test_relations_need_the_schedule() -> None:
     with pytest.raises(la.LeakauditError, match="'active'"):
         registry.get("victims", "recal")().relations(RING, 5, {})
+
+
+def test_the_variance_of_a_nodes_noise_falls_by_the_same_factor() -> None:
+    victim = RECAL(sigma=2.0, decay=0.25)
+    assert [victim.std(drawn) for drawn in range(3)] == [2.0, 1.0, 0.5]

@@ -185,6 +185,7 @@ def test_partitions_where_nobody_meets_twice_within_a_million_calls(
         (9, 3, 5, "at most 4"),
         (6, 3, 2, "at most 1"),
         (12, 3, 5, "use partitions=4"),
+        (6, 2, 6, "at most 5 partitions"),
         (9, 1, 1, "does not"),
     ],
 )
@@ -409,6 +410,13 @@ def test_faces_come_back_bit_for_bit_from_two_iterations() -> None:
     recorder = recording.record(recording.plan(made), None)
     found = la.attack(la.leaks(recorder.trace), generator=torch.Generator().manual_seed(0))
     assert [s.exact for s in la.score(found, recorder.truth_record)] == [(True,)] * 6
+
+
+@pytest.mark.parametrize(("count", "safe"), [(1, 1), (4, 7)])
+def test_the_promise_is_that_of_two_rounds_of_partitions_less_one(count: int, safe: int) -> None:
+    (claim,) = SecureD(partitions=count).claims(Graph(9, ()), 8)
+    assert claim.rounds == safe
+    assert claim.promise.startswith(f"{safe} iterations")
 
 
 def test_a_trace_without_its_partitions_is_refused() -> None:

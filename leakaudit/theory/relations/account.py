@@ -122,7 +122,7 @@ def account(
     leaking = determined(view, moving)
     if leaking:
         return Bound(math.inf, math.inf, tuple(targets), tuple(leaking), certificate, None)
-    only_noise(view, moving)
+    only_noise(view, targets, moving)
     m: Any = np.zeros((0, 0))
     if moving:
         m = fisher(view, moving)
@@ -278,13 +278,14 @@ def worst_case(
     worst = replace(knowledge, known=knowledge.known | (secrets - wanted))
     outs = knowledge.declared.opaques.keys()
     view = _reaching(worst)
+    worst = replace(worst, known=worst.known - (_doubtful(worst, targets) - knowledge.known))
     if not least:
         missing = unexplained(worst)
         if missing is not None:
             raise missing
     # Only these are shown to be functions of the view; one that just moves a model is not known.
     _post_processing(worst, outs & (view.used | knowledge.known))
-    return worst, replace(view, known=worst.known | outs)
+    return worst, replace(view, known=view.known | outs)
 
 
 def unexplained(knowledge: Knowledge) -> Unexplained | None:
@@ -297,16 +298,24 @@ def unexplained(knowledge: Knowledge) -> Unexplained | None:
         return None
     known = free & knowledge.known
     vectors = knowledge.declared.vectors
-    found = list(_reaching(knowledge, free).used & free - known)
+    found = _reaching(knowledge, free).used & free - known
     if known:
         first = _first_unknown(knowledge)
-        for k in known:
-            if min(first.get(vectors[k].owner, k), first.get(None, k)) < k:
-                found.append(k)
+        found |= {k for k in known if min(first.get(vectors[k].owner, k), first.get(None, k)) < k}
     if not found:
         return None
     owners = frozenset(vectors[k].owner for k in found)
     return Unexplained(vectors[min(found)].label, owners)
+
+
+def unheard_rounding(knowledge: Knowledge) -> Unexplained | None:
+    """Return a message whose rounding error reaches a view that does not contain it, if any."""
+    found = _reaching(knowledge).used & rounded(knowledge).keys()
+    if not found:
+        return None
+    vectors = knowledge.declared.vectors
+    owners = frozenset(vectors[k].owner for k in found)
+    return Unexplained(vectors[min(found)].label, owners, rounded=True)
 
 
 def _first_unknown(knowledge: Knowledge) -> Mapping[int | None, int]:
@@ -367,7 +376,7 @@ def _post_processing(worst: Knowledge, outs: Collection[int]) -> None:
                 label = worst.declared.vectors[out].label
                 how = "a nonlinear function of"
                 if out in past.rounded:
-                    how = "what its channel makes, by rounding, of"
+                    how = "rounded from"
                 raise LeakauditError(
                     f"account: {label} is {how} {part}, which this view does not determine"
                 )
@@ -409,28 +418,34 @@ def _without_states(knowledge: Knowledge) -> list[Row]:
     return left
 
 
-def only_noise(view: Knowledge, moving: Sequence[Expression]) -> None:
-    """Raise LeakauditError if something other than Gaussian noise reaches a view with the targets.
+def only_noise(
+    view: Knowledge, targets: Sequence[Expression], moving: Sequence[Expression]
+) -> None:
+    """Raise LeakauditError if a view of moving targets contains more than Gaussian noise.
 
-    Secrets of their node that are drawn in a round may be data, and change with a record. Rounding
-    errors are functions of what was sent.
+    Rounding errors that reach it are functions of what was sent.
     """
-    vectors = view.declared.vectors
-    owners = {vectors[k].owner for k in places(moving)}
-    kinds = {vectors[k].kind for k in places(moving)}
-    for k in sorted(view.used):
-        vector = vectors[k]
-        is_target_kind = vector.kind in kinds
-        if vector.kind == "secret" and vector.round and not is_target_kind:
-            if vector.owner in owners:
-                raise LeakauditError(
-                    f"account: the declaration says nothing about {vector.label}, which may "
-                    "contain data of its node; declare it as noise, or in the start, if it does not"
-                )
+    found = sorted(view.used & _doubtful(view, targets))
+    if found:
+        raise LeakauditError(
+            f"account: the declaration says nothing about {view.declared.vectors[found[0]].label}, "
+            "which may contain data of its node; declare it as noise, or in the start, if it does "
+            "not"
+        )
     hidden = rounded(view)
     if hidden:
         _post_processing(view, view.used & hidden.keys())
     gaussian(view, moving)
+
+
+def _doubtful(knowledge: Knowledge, targets: Sequence[Expression]) -> set[int]:
+    """Return secrets of a round that belong to the owner of gradients: a record may change them."""
+    vectors = knowledge.declared.vectors
+    wanted = [vectors[k] for k in places(targets)]
+    if any(vector.kind == "secret" for vector in wanted):
+        return set()
+    owner = wanted[0].owner
+    return {k for k, v in enumerate(vectors) if v.kind == "secret" and v.owner == owner and v.round}
 
 
 def rounded(knowledge: Knowledge) -> dict[int, Expression]:

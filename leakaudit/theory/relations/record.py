@@ -98,6 +98,7 @@ def privates(declared: Relations) -> PrivateRelations:
             shared.update(own)
         elif own:
             rows[own[0]].append(at)
+    shared.update(vectors[k].owner or 0 for k in declared.shares if vectors[k].kind in OWN)
     known = frozenset(k for k, v in enumerate(vectors) if v.kind in HEARD)
     return PrivateRelations(known, rows, frozenset(shared))
 
@@ -283,7 +284,7 @@ def drift(
             moving.append(target)
     if determined(view, moving):
         return Drift(limits, math.inf)
-    only_noise(view, moving)
+    only_noise(view, targets, moving)
     # Independent noises add up: mu^2 <= sum (s / sigma)^2.
     ratios = []
     for k in view.noise:

@@ -122,7 +122,7 @@ def account(
     leaking = determined(view, moving)
     if leaking:
         return Bound(math.inf, math.inf, tuple(targets), tuple(leaking), certificate, None)
-    only_noise(view, targets, moving)
+    only_noise(view, moving)
     m: Any = np.zeros((0, 0))
     if moving:
         m = fisher(view, moving)
@@ -275,12 +275,15 @@ def worst_case(
         )
     _no_prior(knowledge, wanted)
     secrets = {k for k, vector in enumerate(vectors) if vector.kind in SECRET}
-    worst = replace(knowledge, known=knowledge.known | (secrets - wanted))
+    # Those of a round may contain data, unless they are the targets themselves.
+    doubtful = knowledge.declared.drawn
+    if wanted & doubtful:
+        doubtful = set()
+    worst = replace(knowledge, known=knowledge.known | (secrets - wanted - doubtful))
     outs = knowledge.declared.opaques.keys()
     view = _reaching(worst)
-    worst = replace(worst, known=worst.known - (_doubtful(worst, targets) - knowledge.known))
     if not least:
-        missing = unexplained(worst)
+        missing = unexplained(worst, wanted)
         if missing is not None:
             raise missing
     # Only these are shown to be functions of the view; one that just moves a model is not known.
@@ -288,12 +291,14 @@ def worst_case(
     return worst, replace(view, known=view.known | outs)
 
 
-def unexplained(knowledge: Knowledge) -> Unexplained | None:
+def unexplained(knowledge: Knowledge, targets: Collection[int] = ()) -> Unexplained | None:
     """Return which vectors reach a view that the declaration does not explain, if any.
+
+    Targets do not count.
 
     A known one is harmless only if all that its owner knew before is known as well.
     """
-    free = knowledge.declared.unexplained
+    free = knowledge.declared.unexplained.difference(targets)
     if not free:
         return None
     known = free & knowledge.known
@@ -418,34 +423,15 @@ def _without_states(knowledge: Knowledge) -> list[Row]:
     return left
 
 
-def only_noise(
-    view: Knowledge, targets: Sequence[Expression], moving: Sequence[Expression]
-) -> None:
+def only_noise(view: Knowledge, moving: Sequence[Expression]) -> None:
     """Raise LeakauditError if a view of moving targets contains more than Gaussian noise.
 
     Rounding errors that reach it are functions of what was sent.
     """
-    found = sorted(view.used & _doubtful(view, targets))
-    if found:
-        raise LeakauditError(
-            f"account: the declaration says nothing about {view.declared.vectors[found[0]].label}, "
-            "which may contain data of its node; declare it as noise, or in the start, if it does "
-            "not"
-        )
     hidden = rounded(view)
     if hidden:
         _post_processing(view, view.used & hidden.keys())
     gaussian(view, moving)
-
-
-def _doubtful(knowledge: Knowledge, targets: Sequence[Expression]) -> set[int]:
-    """Return secrets of a round that belong to the owner of gradients: a record may change them."""
-    vectors = knowledge.declared.vectors
-    wanted = [vectors[k] for k in places(targets)]
-    if any(vector.kind == "secret" for vector in wanted):
-        return set()
-    owner = wanted[0].owner
-    return {k for k, v in enumerate(vectors) if v.kind == "secret" and v.owner == owner and v.round}
 
 
 def rounded(knowledge: Knowledge) -> dict[int, Expression]:

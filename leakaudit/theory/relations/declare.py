@@ -157,6 +157,7 @@ class Relations:
         self.shares: dict[int, set[int]] = {}
         # Whether rounds after the last one would be declared like it; False if they would not.
         self.settled = True
+        self.drawn: set[int] = set()  # secrets of rounds
         # States that nothing explains so far, and relations between several of them.
         self._free: set[int] = set()
         self._between: list[Mapping[int, Fraction]] = []
@@ -191,8 +192,14 @@ class Relations:
         self._ended = True
 
     def secret(self, name: str, owner: int, index: int | None = None) -> Expression:
-        """Return a private vector, such as data, about which nothing is known beforehand."""
-        return self._new("secret", name, owner, index)
+        """Return a private vector, such as data, about which nothing is known beforehand.
+
+        One of a round is `unexplained`: it may contain data, and what its owner received.
+        """
+        x = self._new("secret", name, owner, index)
+        if self.round and not self._outline:
+            self.drawn.add(x.vector)
+        return x
 
     def grad(
         self, owner: int, at: Expression, index: int | None = None, name: str = "g"
@@ -254,7 +261,7 @@ class Relations:
 
     @property
     def unexplained(self) -> frozenset[int]:
-        """States that may be any function of what their owner knows when it computes them.
+        """States and secrets that may be any function of what their owner knows at that time.
 
         The declaration neither defines them nor names their inputs. They protect nothing: what they
         contain of messages and gradients is not known (`account`). A start value that does not
@@ -277,7 +284,7 @@ class Relations:
                 self._free -= stairs.pivots.keys()
                 left = []
             self._between = left
-        return frozenset(self._free)
+        return frozenset(self.drawn | self._free)
 
     def relate(self, lhs: Form, rhs: Form = 0) -> None:
         """Declare ``lhs = rhs``; if it contains a noise vector, this is a prior."""

@@ -284,7 +284,7 @@ def drift(
             moving.append(target)
     if determined(view, moving):
         return Drift(limits, math.inf)
-    only_noise(view, targets, moving)
+    only_noise(view, moving)
     # Independent noises add up: mu^2 <= sum (s / sigma)^2.
     ratios = []
     for k in view.noise:

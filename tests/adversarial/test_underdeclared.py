@@ -24,6 +24,7 @@ from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Graph, Json
 from leakaudit.protocols.declared import Protocol
+from leakaudit.protocols.equations.file import victim
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Expression, Relations
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
@@ -623,6 +624,67 @@ def test_no_mu_is_below_the_truth(
     assert min(said["right"], said["at most"]) > 0
 
 
+RING = Graph(4, ((0, 1), (0, 3), (1, 2), (2, 3)))
+PATH = Graph(4, ((0, 1), (1, 2), (2, 3)))
+STAR_OF_FOUR = Graph(4, ((0, 3), (1, 3), (2, 3)))
+NOISED = "g[i] = grad(w[i])\nm[i -> neighbours] = g[i] + noise(1)\n"
+ERROR = "w[i] = w[i] - grad(w[i])\nsecure m[i -> neighbours] = w[i] + rounding(1)\n"
+MASKED = (
+    "m[i -> neighbours] = grad(w[i]) + sum(j in neighbours: z[i,j]) - sum(j in neighbours: z[j,i])"
+)
+SECRET = "s[i] = secret()\nn[i -> neighbours] = s[i]\n"
+SERVER = "w[server -> clients] = w[server]\nu[i] = w[server -> i] - grad(w[server -> i])\n"
+
+
+def written(equations: str, graph: Graph, who: str, start: str = "w[i] = w0") -> ViewBound:
+    """Return the bound of node 0 in three rounds of a protocol file."""
+    kind = "server" if graph is STAR_OF_FOUR else "any"
+    text = f'name = "own"\ngraph = "{kind}"\nstart = "{start}"\nround = """\n{equations}\n"""\n'
+    (found,) = view_bounds(Protocol(victim(text)(), graph, 3, {}), Adversary.parse(who), [0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("equations", "graph", "who", "mu", "says"),
+    [
+        (f"{NOISED}w[i] = opaque(w[i], g[i])", RING, "eavesdropper", None, "changes the models"),
+        (f"{NOISED}s[i] = secret()\nw[i] = w[i] + s[i]", RING, "eavesdropper", None, "influences"),
+        (f"{ERROR}h[i -> neighbours] = w[i] - m[i -> i]", RING, "eavesdropper", None, "rounded"),
+        (f"{SECRET}{NOISED}", RING, "eavesdropper", None, "does not say how s[0,1]"),
+        (f"z[i,j] = noise(9)\n{MASKED}", PATH, "node:1", math.inf, "without noise"),
+        (f"z[i,j] = noise(9)\n{MASKED}", PATH, "node:2", 0.0, "no message"),
+        (
+            f"z[i] = noise(9)\n{MASKED.replace('[i,j]', '[i]').replace('[j,i]', '[j]')}",
+            PATH,
+            "node:2",
+            None,
+            "node 0 uses z[1,1] of node 1, but no message carries it to node 0",
+        ),
+        (
+            f"{SERVER}w[server] = mean(i in clients: u[i]) + noise(1)",
+            STAR_OF_FOUR,
+            "eavesdropper",
+            None,
+            "node 3 uses u[0,1] of node 0, but no message carries it",
+        ),
+        (
+            f"{SERVER}v[server] = u[0]\nw[server] = w[server] + noise(1)",
+            STAR_OF_FOUR,
+            "node:3",
+            None,
+            "node 3 uses u[0,1] of node 0, but no message carries it",
+        ),
+    ],
+)
+def test_what_a_node_hides_or_holds_is_never_known_to_be_harmless(
+    equations: str, graph: Graph, who: str, mu: float | None, says: str
+) -> None:
+    start = "w[server] = w0" if graph is STAR_OF_FOUR else "w[i] = w0"
+    found = written(equations, graph, who, start)
+    assert found.mu == mu
+    assert says in f"{found.refused} {found.basis}"
+
+
 TASK = la.TaskSpec("logistic", shape=(5,), classes=3)
 STAR = la.Graph(3, ((0, 2), (1, 2)))
 CONSTANTS: dict[str, Json] = {**registry.values(registry.get("victims", "fedavg")()), "samples": 1}
@@ -679,6 +741,13 @@ def test_a_headline_says_no_more_than_the_bound(
     assert capsys.readouterr().out.startswith(headline.format(refused=refused))
     leaks = la.leaks(trace, "node:1", [0])
     assert leaks.not_understood == (frozenset() if bound.bound.mu else {0})
+
+
+def test_a_state_may_contain_what_its_owner_heard_before_a_window(tmp_path: Path) -> None:
+    trace = recorded(tmp_path, server="unknown", sigma=0.5)
+    last = Adversary.parse("node:2", window=range(2, 3))
+    (late,) = la.bound(trace, last, nodes=[0], sensitivity=1.0)
+    assert (late.bound.mu, late.bound.holds) == (pytest.approx(math.sqrt(8)), "at most")
 
 
 def test_messages_of_an_undeclared_kind_have_no_bound(tmp_path: Path) -> None:

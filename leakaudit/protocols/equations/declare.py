@@ -294,6 +294,7 @@ class _Declaration:
         if not isinstance(value, Expression):
             return value
         if len(value.terms) == 1 and next(iter(value.terms.values())) == 1:
+            self.p.uses(i, value)
             return value
         return self.p.state(name, i, self._index(name, i, j), eq=value)
 

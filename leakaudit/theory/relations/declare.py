@@ -207,7 +207,7 @@ class Relations:
         """Return an unknown gradient of the owner's loss, evaluated at a model."""
         self._same(at)
         self._count(at)
-        self._uses(owner, at)
+        self.uses(owner, at)
         g = self._new("gradient", name, owner, index)
         self.points[g.vector] = Point(at, len(self.relations))
         return g
@@ -254,7 +254,7 @@ class Relations:
         x = self._new("state", name, owner, index)
         if eq is not None:
             self._add(x, eq)
-            self._uses(owner, eq)
+            self.uses(owner, eq)
         elif not self._outline:
             self._free.add(x.vector)
         return x
@@ -294,11 +294,11 @@ class Relations:
             self._between.append(terms)
         if len(free) == 1:  # its owner solves for it
             owner = self.vectors[next(iter(free))].owner
-            self._uses(owner, lhs)
-            self._uses(owner, rhs)
+            self.uses(owner, lhs)
+            self.uses(owner, rhs)
 
-    def _uses(self, node: int | None, form: Form) -> None:
-        """Note that an equation of a node contains a form."""
+    def uses(self, node: int | None, form: Form) -> None:
+        """Record that a node uses a form in an equation, or keeps it."""
         if node is None or self._outline or not isinstance(form, Expression):
             return
         for k in form.terms:
@@ -377,7 +377,7 @@ class Relations:
         m = self._new("message", name, src, index, std=std, dst=to, secure=secure)
         self.sent[m.vector] = len(self.relations)
         self._add(m, expr)
-        self._uses(src, expr)
+        self.uses(src, expr)
         return m
 
     def opaque(self, out: Expression, of: Sequence[Expression], hides: str = "") -> None:
@@ -398,7 +398,7 @@ class Relations:
             )
         for part in of:
             self._same(part)
-            self._uses(self.vectors[out.vector].owner, part)
+            self.uses(self.vectors[out.vector].owner, part)
         self.opaques[out.vector] = tuple(of)
         self._free.discard(out.vector)
         if hides:

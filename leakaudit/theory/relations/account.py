@@ -275,38 +275,52 @@ def worst_case(
         )
     _no_prior(knowledge, wanted)
     secrets = {k for k, vector in enumerate(vectors) if vector.kind in SECRET}
-    worst = replace(knowledge, known=knowledge.known | (secrets - wanted))
+    # Those of a round may contain data, unless they are the targets themselves.
+    doubtful = knowledge.declared.drawn
+    if wanted & doubtful:
+        doubtful = set()
+    worst = replace(knowledge, known=knowledge.known | (secrets - wanted - doubtful))
     outs = knowledge.declared.opaques.keys()
     view = _reaching(worst)
     if not least:
-        missing = unexplained(worst)
+        missing = unexplained(worst, wanted)
         if missing is not None:
             raise missing
     # Only these are shown to be functions of the view; one that just moves a model is not known.
     _post_processing(worst, outs & (view.used | knowledge.known))
-    return worst, replace(view, known=worst.known | outs)
+    return worst, replace(view, known=view.known | outs)
 
 
-def unexplained(knowledge: Knowledge) -> Unexplained | None:
+def unexplained(knowledge: Knowledge, targets: Collection[int] = ()) -> Unexplained | None:
     """Return which vectors reach a view that the declaration does not explain, if any.
+
+    Targets do not count.
 
     A known one is harmless only if all that its owner knew before is known as well.
     """
-    free = knowledge.declared.unexplained
+    free = knowledge.declared.unexplained.difference(targets)
     if not free:
         return None
     known = free & knowledge.known
     vectors = knowledge.declared.vectors
-    found = list(_reaching(knowledge, free).used & free - known)
+    found = _reaching(knowledge, free).used & free - known
     if known:
         first = _first_unknown(knowledge)
-        for k in known:
-            if min(first.get(vectors[k].owner, k), first.get(None, k)) < k:
-                found.append(k)
+        found |= {k for k in known if min(first.get(vectors[k].owner, k), first.get(None, k)) < k}
     if not found:
         return None
     owners = frozenset(vectors[k].owner for k in found)
     return Unexplained(vectors[min(found)].label, owners)
+
+
+def unheard_rounding(knowledge: Knowledge) -> Unexplained | None:
+    """Return a message whose rounding error reaches a view that does not contain it, if any."""
+    found = _reaching(knowledge).used & rounded(knowledge).keys()
+    if not found:
+        return None
+    vectors = knowledge.declared.vectors
+    owners = frozenset(vectors[k].owner for k in found)
+    return Unexplained(vectors[min(found)].label, owners, rounded=True)
 
 
 def _first_unknown(knowledge: Knowledge) -> Mapping[int | None, int]:
@@ -367,7 +381,7 @@ def _post_processing(worst: Knowledge, outs: Collection[int]) -> None:
                 label = worst.declared.vectors[out].label
                 how = "a nonlinear function of"
                 if out in past.rounded:
-                    how = "what its channel makes, by rounding, of"
+                    how = "rounded from"
                 raise LeakauditError(
                     f"account: {label} is {how} {part}, which this view does not determine"
                 )
@@ -410,23 +424,10 @@ def _without_states(knowledge: Knowledge) -> list[Row]:
 
 
 def only_noise(view: Knowledge, moving: Sequence[Expression]) -> None:
-    """Raise LeakauditError if something other than Gaussian noise reaches a view with the targets.
+    """Raise LeakauditError if a view of moving targets contains more than Gaussian noise.
 
-    Secrets of their node that are drawn in a round may be data, and change with a record. Rounding
-    errors are functions of what was sent.
+    Rounding errors that reach it are functions of what was sent.
     """
-    vectors = view.declared.vectors
-    owners = {vectors[k].owner for k in places(moving)}
-    kinds = {vectors[k].kind for k in places(moving)}
-    for k in sorted(view.used):
-        vector = vectors[k]
-        is_target_kind = vector.kind in kinds
-        if vector.kind == "secret" and vector.round and not is_target_kind:
-            if vector.owner in owners:
-                raise LeakauditError(
-                    f"account: the declaration says nothing about {vector.label}, which may "
-                    "contain data of its node; declare it as noise, or in the start, if it does not"
-                )
     hidden = rounded(view)
     if hidden:
         _post_processing(view, view.used & hidden.keys())

@@ -157,6 +157,7 @@ class Relations:
         self.shares: dict[int, set[int]] = {}
         # Whether rounds after the last one would be declared like it; False if they would not.
         self.settled = True
+        self.drawn: set[int] = set()  # secrets of rounds
         # States that nothing explains so far, and relations between several of them.
         self._free: set[int] = set()
         self._between: list[Mapping[int, Fraction]] = []
@@ -191,8 +192,14 @@ class Relations:
         self._ended = True
 
     def secret(self, name: str, owner: int, index: int | None = None) -> Expression:
-        """Return a private vector, such as data, about which nothing is known beforehand."""
-        return self._new("secret", name, owner, index)
+        """Return a private vector, such as data, about which nothing is known beforehand.
+
+        One of a round is `unexplained`: it may contain data, and what its owner received.
+        """
+        x = self._new("secret", name, owner, index)
+        if self.round and not self._outline:
+            self.drawn.add(x.vector)
+        return x
 
     def grad(
         self, owner: int, at: Expression, index: int | None = None, name: str = "g"
@@ -200,7 +207,7 @@ class Relations:
         """Return an unknown gradient of the owner's loss, evaluated at a model."""
         self._same(at)
         self._count(at)
-        self._uses(owner, at)
+        self.uses(owner, at)
         g = self._new("gradient", name, owner, index)
         self.points[g.vector] = Point(at, len(self.relations))
         return g
@@ -247,14 +254,14 @@ class Relations:
         x = self._new("state", name, owner, index)
         if eq is not None:
             self._add(x, eq)
-            self._uses(owner, eq)
+            self.uses(owner, eq)
         elif not self._outline:
             self._free.add(x.vector)
         return x
 
     @property
     def unexplained(self) -> frozenset[int]:
-        """States that may be any function of what their owner knows when it computes them.
+        """States and secrets that may be any function of what their owner knows at that time.
 
         The declaration neither defines them nor names their inputs. They protect nothing: what they
         contain of messages and gradients is not known (`account`). A start value that does not
@@ -277,7 +284,7 @@ class Relations:
                 self._free -= stairs.pivots.keys()
                 left = []
             self._between = left
-        return frozenset(self._free)
+        return frozenset(self.drawn | self._free)
 
     def relate(self, lhs: Form, rhs: Form = 0) -> None:
         """Declare ``lhs = rhs``; if it contains a noise vector, this is a prior."""
@@ -287,11 +294,11 @@ class Relations:
             self._between.append(terms)
         if len(free) == 1:  # its owner solves for it
             owner = self.vectors[next(iter(free))].owner
-            self._uses(owner, lhs)
-            self._uses(owner, rhs)
+            self.uses(owner, lhs)
+            self.uses(owner, rhs)
 
-    def _uses(self, node: int | None, form: Form) -> None:
-        """Note that an equation of a node contains a form."""
+    def uses(self, node: int | None, form: Form) -> None:
+        """Record that a node uses a form in an equation, or keeps it."""
         if node is None or self._outline or not isinstance(form, Expression):
             return
         for k in form.terms:
@@ -370,7 +377,7 @@ class Relations:
         m = self._new("message", name, src, index, std=std, dst=to, secure=secure)
         self.sent[m.vector] = len(self.relations)
         self._add(m, expr)
-        self._uses(src, expr)
+        self.uses(src, expr)
         return m
 
     def opaque(self, out: Expression, of: Sequence[Expression], hides: str = "") -> None:
@@ -391,7 +398,7 @@ class Relations:
             )
         for part in of:
             self._same(part)
-            self._uses(self.vectors[out.vector].owner, part)
+            self.uses(self.vectors[out.vector].owner, part)
         self.opaques[out.vector] = tuple(of)
         self._free.discard(out.vector)
         if hides:

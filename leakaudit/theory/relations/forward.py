@@ -76,8 +76,8 @@ class ForwardModel:
         """Return the forward model; None if `account` needs its general methods.
 
         This is so if a relation defines nothing or several vectors at once, a vector is
-        unexplained, a step is nonlinear or a message rounded, a round draws secrets, or noise is not Gaussian; or if there is no noise, so that
-        every view that reveals anything leaks.
+        unexplained, a step is nonlinear, a message is rounded, or noise is not Gaussian; or if
+        there is no noise, so that every view that reveals anything leaks.
         """
         if declared.opaques or declared.unexplained or not declared.points:
             return None
@@ -85,8 +85,6 @@ class ForwardModel:
         if {v.law for v in vectors if v.kind == "noise"} != {"gaussian"}:
             return None
         if any(v.std for v in vectors if v.kind == "message"):
-            return None
-        if any(v.kind == "secret" and v.round for v in vectors):
             return None
         made_by: dict[int, int] = {}
         for r, relation in enumerate(declared.relations):

@@ -98,6 +98,7 @@ def privates(declared: Relations) -> PrivateRelations:
             shared.update(own)
         elif own:
             rows[own[0]].append(at)
+    shared.update(vectors[k].owner or 0 for k in declared.shares if vectors[k].kind in OWN)
     known = frozenset(k for k, v in enumerate(vectors) if v.kind in HEARD)
     return PrivateRelations(known, rows, frozenset(shared))
 

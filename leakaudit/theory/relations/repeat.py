@@ -145,7 +145,9 @@ def _copy(declared: Relations, row: int, places: _Places) -> None:
             )
         if declared.sent.get(k) == row:
             to.sent[places[k]] = len(to.relations)
-        if k in places.unexplained:
+        if k in declared.drawn:
+            to.drawn.add(places[k])
+        elif k in places.unexplained:
             to.carry(places[k])
         if k in declared.shares:
             to.shares[places[k]] = declared.shares[k]

@@ -215,7 +215,9 @@ def test_gradients_of_two_samples_are_refused() -> None:
     assert said == "it recovers a single input, but each gradient comes from 2 samples"
 
 
-@pytest.mark.parametrize(("numbers", "rounds"), [(None, ()), (1, ((0, 1),)), (2 * 32 * 65, ((0, 1, 2),))])
+@pytest.mark.parametrize(
+    ("numbers", "rounds"), [(None, ()), (1, ((0, 1),)), (2 * 32 * 65, ((0, 1, 2),))]
+)
 def test_the_numbers_that_it_may_use_limit_the_rounds(
     numbers: int | None, rounds: tuple[tuple[int, ...], ...]
 ) -> None:

@@ -126,11 +126,11 @@ def know(declared: Relations, adversary: Adversary, *, own: bool = True) -> Know
     if own:
         # A node holds what its equations use, also what others hold, such as masks of a pair.
         window = adversary.window
-        for k, nodes in declared.shares.items():
+        for k, holders in declared.shares.items():
             vector = declared.vectors[k]
             early = vector.kind == "message" and window is not None and vector.round < window.start
             late = window is not None and vector.round >= window.stop
-            if not early and not late and not nodes.isdisjoint(adversary.corrupt):
+            if not early and not late and not holders.isdisjoint(adversary.corrupt):
                 known_places.append(k)
     known = frozenset(known_places)
     return Knowledge(declared, known, tuple(range(len(declared.relations))))

@@ -5,6 +5,7 @@ See docs/relations.md, reuse.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -150,6 +151,12 @@ class _Places(dict[int, int]):
                 self.to.drawn.add(place)
             elif k in self.unexplained:
                 self.to.carry(place)
+            if k in declared.points and place not in self.to.points:
+                # It is in no relation so far; at least those of earlier rounds came before it.
+                at = self.moved(declared.points[k].at.terms)
+                now = self.to.vectors[place].round
+                before = bisect_left(self.to.relations, now, key=lambda r: r.round)
+                self.to.points[place] = Point(at, before)
             if k in declared.shares:
                 self.to.shares[place] = declared.shares[k]
             is_new = place not in self.to.opaques and self.to.vectors[place].round >= self.first
@@ -166,10 +173,11 @@ def _copy(declared: Relations, row: int, places: _Places) -> None:
     relation = declared.relations[row]
     to = places.to
     for k in relation.terms:
-        if k in declared.points and places[k] not in to.points:
-            to.points[places[k]] = Point(
-                places.moved(declared.points[k].at.terms), len(to.relations)
-            )
+        if k in declared.points:
+            # The point comes first, as in the declaration: it may be a vector without relations.
+            at = places.moved(declared.points[k].at.terms)
+            if places[k] not in to.points:
+                to.points[places[k]] = Point(at, len(to.relations))
         if declared.sent.get(k) == row:
             to.sent[places[k]] = len(to.relations)
         if k in declared.changes:

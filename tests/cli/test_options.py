@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from leakaudit.cli import _options, main
+from leakaudit.cli import _options, main, sweep
 from leakaudit.core.errors import LeakauditError
 from leakaudit.judging import selfcheck
+from leakaudit.runs.sweeping import merge
 
 
 def test_reasons_make_a_result_inconclusive(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,3 +46,17 @@ def test_a_window_holds_its_first_round_and_not_its_last(text: str, rounds: rang
     window = _options.window(text)
     assert window is not None
     assert range(100)[window.start : window.stop] == rounds
+
+
+@pytest.mark.parametrize(
+    ("statuses", "missing", "code"), [("d", 0, 0), ("df", 0, 3), ("d", 1, 3)]
+)
+def test_a_merged_sweep_without_all_results_is_inconclusive(
+    statuses: str, missing: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {"d": "done", "f": "failed"}
+    cells = [SimpleNamespace(status=words[one]) for one in statuses]
+    made = SimpleNamespace(sweep=SimpleNamespace(cells=cells, missing=missing))
+    monkeypatch.setattr(merge, "write", lambda *_: made)
+    monkeypatch.setattr(sweep, "_show", lambda *_: None)
+    assert main(["sweep", "merge", "a", "b", "-q", "-o", "out.json"]) == code

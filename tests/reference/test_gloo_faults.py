@@ -502,3 +502,19 @@ def test_lint_finds_nothing_in_a_faulty_run_that_it_does_not_find_in_a_whole_one
         {(p.code, p.verdict) for p in lint(t)} for t in (faulty(victim, "drop:0-1@5").trace, whole)
     )
     assert found <= wanted
+
+
+def test_a_node_is_at_most_an_hour_late() -> None:
+    assert Fault.parse("late:0@1:3600").seconds == 3600
+    with pytest.raises(LeakauditError, match="expected 0 to 3600 seconds"):
+        Fault.parse("late:0@1:3600.5")
+
+
+@pytest.mark.parametrize(("round", "exists"), [(3, True), (4, False)])
+def test_a_fault_happens_in_a_round_of_the_run(round: int, exists: bool) -> None:
+    fault, graph = Fault("stop", 0, round), Graph(2, ((0, 1),))
+    if exists:
+        fault.check(graph, 3)
+        return
+    with pytest.raises(LeakauditError, match="the run has 3 rounds"):
+        fault.check(graph, 3)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn, optim
 
 from leakaudit.capture.fitting import stepping
+from leakaudit.capture.fitting.stepping import OptimiserFamily
+from leakaudit.protocols.optimiser import Optimiser
 
 Make = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
 
@@ -128,3 +130,40 @@ def test_if_all_gradients_are_clipped_only_the_product_is_known() -> None:
 
 def test_one_move_proves_nothing() -> None:
     assert stepping.identify(trained(with_(optim.SGD, 0.1), 1)) is None
+
+
+@pytest.mark.parametrize(
+    ("moves", "fitted"), [(2, 1), (3, 2), (4, 2), (5, 3), (stepping.MOST, stepping.MOST - 2)]
+)
+def test_two_moves_are_held_back_where_there_are_four(moves: int, fitted: int) -> None:
+    assert stepping._fitted_of(moves) == fitted
+
+
+def of_norms(*norms: float) -> stepping.ModelMoves:
+    """Gradients along the first of two coordinates, of models at 0."""
+    gradients = torch.tensor([[norm, 0.0] for norm in norms], dtype=torch.float64)
+    nothing = torch.zeros_like(gradients)
+    return stepping.ModelMoves(nothing, gradients, gradients, gradients.norm(dim=1), 1e-5)
+
+
+def test_only_gradients_above_the_norm_are_clipped() -> None:
+    found = stepping._directions(of_norms(1.0, 2.0, 4.0), Optimiser(), 2.0, False)
+    assert found[:, 0].tolist() == [1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(("other", "named"), [(6.5e-6, False), (6.0e-6, True)])
+def test_an_optimiser_with_more_constants_must_miss_by_a_third(
+    other: float, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simpler one misses by 1.9e-5, below twice the rounding of 1e-5."""
+    simple, larger = OptimiserFamily(), OptimiserFamily(("momentum",))
+    misses = {simple: 1.9e-5, larger: other}
+    monkeypatch.setattr(stepping, "_families", lambda _: [simple, larger])
+    monkeypatch.setattr(
+        stepping,
+        "_fitted",
+        lambda moves, family, _: stepping.Stepping(Optimiser(), (0.1,) * 4, misses[family]),
+    )
+    found = stepping.identify(of_norms(1.0, 2.0, 3.0, 4.0))
+    assert found is not None
+    assert found.miss == misses[larger if named else simple]

@@ -21,6 +21,7 @@ from torch import Generator, Tensor
 
 import leakaudit as la
 from leakaudit.attacks import Sequences, Tokens
+from leakaudit.attacks.tokens import _order
 from leakaudit.cli import main
 from leakaudit.core.errors import AttackError, LeakauditError
 from leakaudit.core.leak import GradientLeak
@@ -483,3 +484,25 @@ def test_texts_are_scored_by_tokens() -> None:
     assert score.psnr is None
     assert float(metrics.token_f1(x[:1], x[:1].flip(1))) == 1.0
     assert scoring.definitions(spec)["exact"] == "all tokens equal"
+
+
+@pytest.mark.parametrize(("size", "found"), [(1e-5, True), (1e-7, False)])
+def test_a_token_is_found_by_a_row_far_smaller_than_the_largest(size: float, found: bool) -> None:
+    """Relative to the largest row; the limit is a millionth."""
+    made = task(width=16, length=4)
+    table = torch.zeros(256, 16, dtype=D)
+    table[7, 0], table[9, 0] = 1.0, size
+    leak = planted(made, *texts(1, 4))
+    at = made.layout.slices["tokens.weight"]
+    leak.value[0, at] = table.flatten()
+    shown = Tokens()(replace(leak, batch=None), made, Generator().manual_seed(0))
+    assert shown.tokens is not None
+    assert shown.tokens.tolist() == ([7, 9] if found else [7])
+
+
+def test_a_position_with_two_tokens_gives_no_order() -> None:
+    places = torch.eye(3, 5, dtype=D)
+    found = _order(torch.stack([places[1], places[0] + places[2]]), places, 3)
+    assert found is not None
+    assert found[0].tolist() == [1, 0, 1]
+    assert _order(torch.stack([places[0], places[0] + places[1], places[2]]), places, 3) is None

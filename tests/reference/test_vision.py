@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import lookalikes
@@ -12,6 +13,7 @@ from encoders import encoder
 from torch import Generator, Tensor
 
 from leakaudit.attacks import Patches
+from leakaudit.attacks.patches import _judged
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
@@ -226,3 +228,17 @@ def test_similar_images_are_never_called_exact_wrongly(family: str) -> None:
     count = lookalikes.attacked(case, family, 3, attack="patches")
     assert count.images
     assert not count.false, count.cases
+
+
+@pytest.mark.parametrize(("noises", "certain"), [(1.0, True), (10.0, False)])
+def test_a_gradient_that_differs_by_more_than_its_noise_is_not_certified(
+    noises: float, certain: bool
+) -> None:
+    """`noises` is the size of the difference, in units of what the leak states."""
+    made, x = task(width=16, depth=1), images(1)
+    leak = planted(made, x)
+    size = 1e-3 * float(leak.value.square().mean().sqrt())
+    change = torch.randn(leak.value.shape, generator=Generator().manual_seed(1), dtype=D)
+    noisy = replace(leak, value=leak.value + noises * size * change, std=torch.tensor([size]))
+    found = _judged(noisy, made, x, "")
+    assert (found.certificate is Certificate.EXACT) is certain, found.note

@@ -48,9 +48,7 @@ def test_a_window_holds_its_first_round_and_not_its_last(text: str, rounds: rang
     assert range(100)[window.start : window.stop] == rounds
 
 
-@pytest.mark.parametrize(
-    ("statuses", "missing", "code"), [("d", 0, 0), ("df", 0, 3), ("d", 1, 3)]
-)
+@pytest.mark.parametrize(("statuses", "missing", "code"), [("d", 0, 0), ("df", 0, 3), ("d", 1, 3)])
 def test_a_merged_sweep_without_all_results_is_inconclusive(
     statuses: str, missing: int, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from leakaudit.capture.tap.messages import states
 from leakaudit.capture.tap.merge import _record_truth
+from leakaudit.capture.tap.messages import states
 
 
 def test_records_of_a_truth_belong_to_their_nodes() -> None:

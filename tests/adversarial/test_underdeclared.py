@@ -23,6 +23,7 @@ from leakaudit.cli import main
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Graph, Json
+from leakaudit.core.verdict import Holds
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.equations.file import victim
 from leakaudit.protocols.victim import Victim
@@ -747,7 +748,7 @@ def test_a_state_may_contain_what_its_owner_heard_before_a_window(tmp_path: Path
     trace = recorded(tmp_path, server="unknown", sigma=0.5)
     last = Adversary.parse("node:2", window=range(2, 3))
     (late,) = la.bound(trace, last, nodes=[0], sensitivity=1.0)
-    assert (late.bound.mu, late.bound.holds) == (pytest.approx(math.sqrt(8)), "at most")
+    assert (late.bound.mu, late.bound.holds) == (pytest.approx(math.sqrt(8)), Holds.AT_MOST)
 
 
 def test_messages_of_an_undeclared_kind_have_no_bound(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def floors() -> dict[str, int]:
     """Return the floor of every room, as the import contracts have it; a leaf is on its room's."""
     settings = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
     rows = settings["tool"]["importlinter"]["contracts"][0]["layers"]
-    floor = {}
+    floor: dict[str, int] = {}
     for height, row in enumerate(reversed(rows)):
         floor |= dict.fromkeys(row.split(" | "), height)
     return floor | {leaf: floor[room] for leaf, room in LEAVES.items()}

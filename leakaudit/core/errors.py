@@ -97,13 +97,20 @@ class Unexplained(LeakauditError):
 
     Args:
         owners: The nodes that hold them, or None.
+        rounded: Whether only the rounding error of a message is not explained.
     """
 
-    def __init__(self, label: str, owners: frozenset[int | None]) -> None:
-        super().__init__(
+    def __init__(self, label: str, owners: frozenset[int | None], *, rounded: bool = False) -> None:
+        says = (
             f"the declaration does not say how {label} is computed, so it may contain anything "
             "that its owner knows"
         )
+        if rounded:
+            says = (
+                f"the rounding error of {label}, which is not observed, reaches observed messages; "
+                "it may contain anything that its sender knows"
+            )
+        super().__init__(says)
         self.label = label
         self.owners = owners
 

@@ -91,7 +91,8 @@ def test_every_table_of_bounds_shows_that_a_recording_contradicts_them(noisy: la
     for one, how in ((honest, ""), (refuted, "declared ")):
         assert _row(one, "")[2:4] == [how + mu, how + epsilon]
         assert f">{how}{mu}<" in cards._compared(one)
-        page = bounded.page([one], trained(noisy), footnotes([one], begun=False), "", ())
+        remarks, marks = footnotes([one], begun=False)
+        page = bounded.page([one], trained(noisy), marks, remarks, ())
         for value in (mu, epsilon):
             assert f'<td class="number">{how}{value}</td>' in page
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ from leakaudit.cli import main
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Graph, Json
+from leakaudit.core.verdict import Holds
 from leakaudit.protocols.declared import Protocol
+from leakaudit.protocols.equations.file import victim
 from leakaudit.protocols.victim import Victim
 from leakaudit.theory.relations import Expression, Relations
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
@@ -31,6 +34,7 @@ from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
 QUICK = 40
 ALL = 300
 SEED = 20261128
+FAMILIES = ["gossip", "server", "pdmm", "tracking", "random", "masks", "local", "feedback"]
 FACTORS = [Fraction(1), Fraction(1, 2), Fraction(1, 3), Fraction(2), Fraction(-1, 2)]
 CLOSE = 1e-6
 
@@ -49,6 +53,10 @@ class Step:
     std: float = 0.0
     dst: tuple[int, ...] = ()
     index: int | None = None
+    held: tuple[int, ...] = ()  # other nodes that hold it, as a mask of a pair
+    secure: bool = False
+    # what a channel that rounds makes of each content, which is a function of the content only
+    channel: Fraction = Fraction(1)
 
 
 class Program:
@@ -68,11 +76,13 @@ class Program:
         terms: Terms | None = None,
         std: float = 0.0,
         dst: Iterable[int] = (),
+        held: Iterable[int] = (),
     ) -> Terms:
         key = (name, owner, self.round)
         count = self._seen[key]
         self._seen[key] += 1
         step = Step(op, name, owner, self.round, dict(terms or {}), std, tuple(dst), count or None)
+        step.held = tuple(held)
         self.steps.append(step)
         return {len(self.steps) - 1: Fraction(1)}
 
@@ -92,11 +102,19 @@ class Maker:
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
         self.noisy = float(rng.choice([0.3, 0.7, 1.0]))
-        family = str(rng.choice(["gossip", "server", "pdmm", "tracking", "random"]))
+        family = str(rng.choice(FAMILIES))
         nodes = int(rng.integers(3, 6))
         self.p = Program(Graph(nodes, tuple(self._edges(family, nodes))))
         self.rounds = int(rng.integers(2, 5))
         getattr(self, family)()
+        for kind in sorted({step.name for step in self.p.steps if step.op == "send"}):
+            rounds, secure = rng.random(2) < 0.2
+            if family == "feedback" and kind == "m":
+                rounds, secure = True, bool(rng.random() < 0.5)
+            for step in self.p.steps:
+                if step.op == "send" and step.name == kind:
+                    step.secure = bool(secure)
+                    step.channel = Fraction(1, 2) if rounds else Fraction(1)
 
     def _edges(self, family: str, nodes: int) -> list[tuple[int, int]]:
         if family == "server":
@@ -201,6 +219,42 @@ class Maker:
                 y[i] = p.add("state", "y", i, moved)
             last = new
 
+    def masks(self) -> None:
+        """Both ends of an edge know a mask that one adds and the other subtracts."""
+        p = self.p
+        w: dict[int, Terms] = {i: {} for i in range(p.graph.nodes)}
+        for p.round in range(1, self.rounds + 1):
+            z = {(i, j): p.add("noise", "z", i, std=2.0, held=[j]) for i, j in p.graph.arcs}
+            sent = {}
+            for i, near in enumerate(p.graph.neighbours):
+                parts = [(1, p.add("grad", "g", i, w[i]))]
+                for j in near:
+                    parts += [(1, z[i, j]), (-1, z[j, i])]
+                sent[i] = p.add("send", "m", i, self.maybe(i, form(*parts)), dst=near)
+            w = {i: p.add("state", "w", i, self.mixed(i, sent[i], sent)) for i in w}
+
+    def local(self) -> None:
+        """Nodes send noised gradients, and their models never."""
+        p = self.p
+        w: dict[int, Terms] = {i: {} for i in range(p.graph.nodes)}
+        for p.round in range(1, self.rounds + 1):
+            for i, near in enumerate(p.graph.neighbours):
+                g = p.add("grad", "g", i, w[i])
+                p.add("send", "m", i, self.maybe(i, g), dst=near)
+                w[i] = p.add("state", "w", i, form((1, w[i]), (-1, g)))
+
+    def feedback(self) -> None:
+        """Models are sent rounded, and what the rounding left of them is sent as well."""
+        p = self.p
+        w: dict[int, Terms] = {i: {} for i in range(p.graph.nodes)}
+        for p.round in range(1, self.rounds + 1):
+            for i, near in enumerate(p.graph.neighbours):
+                g = p.add("grad", "g", i, w[i])
+                w[i] = p.add("state", "w", i, self.maybe(i, form((1, w[i]), (-1, g))))
+                sent = p.add("send", "m", i, w[i], dst=near)
+                left = form((1, w[i]), (-1, sent))
+                p.add("send", "h", i, self.maybe(i, left), dst=near)
+
     def random(self) -> None:
         """Nodes compute and send random combinations of what they know."""
         p = self.p
@@ -216,7 +270,10 @@ class Maker:
                 for j in p.graph.neighbours[i]:
                     if self.rng.random() < 0.7:
                         content = self.maybe(i, self._some(some))
-                        arrived.append((j, p.add("send", "m", i, content, dst=[j])))
+                        message = p.add("send", "m", i, content, dst=[j])
+                        arrived.append((j, message))
+                        if self.rng.random() < 0.3:  # the sender uses what it sent, as sent
+                            arrived.append((i, message))
             for j, message in arrived:
                 known[j].append(message)
 
@@ -236,6 +293,8 @@ class Truth:
         signs: The largest mu of a change of length 1, of either sign in each gradient.
         most: An upper limit of mu for changes of every gradient by vectors of length 1.
         leaks: Whether some combination of gradients is visible without noise.
+        reacts: The largest mu of a record that moves quadratic losses, whose gradients react to the
+            models.
         seen: Whether each model at which the node evaluates gradients follows from what was
             observed before.
     """
@@ -245,11 +304,12 @@ class Truth:
     most: float
     leaks: bool
     seen: bool
+    reacts: float = 0.0
 
     @property
     def mu(self) -> float:
         """The largest mu that a record surely attains."""
-        return max(self.constant, self.signs) if self.seen else self.constant
+        return max(self.constant, self.reacts, self.signs if self.seen else 0.0)
 
 
 def truth(p: Program, adversary: Adversary, node: int) -> Truth:
@@ -270,7 +330,7 @@ def truth(p: Program, adversary: Adversary, node: int) -> Truth:
             if k in own:
                 seen = seen and _spans(np.array(observed).reshape(-1, len(columns)), combined)
         else:
-            forms[k] = combined
+            forms[k] = float(step.channel) * combined
         if _observes(adversary, step):
             observed.append(forms[k])
     rows = np.array(observed).reshape(-1, len(columns))
@@ -282,18 +342,48 @@ def truth(p: Program, adversary: Adversary, node: int) -> Truth:
         (_mu(phi, psi, np.array(d)) for d in itertools.product((1.0, -1.0), repeat=len(own))),
         default=0.0,
     )
-    return Truth(constant, signs, _limit(phi, psi), leaks, seen)
+    reacts = max(_reacting(p, adversary, node, bend) for bend in (-1.0, 0.5))
+    return Truth(constant, signs, _limit(phi, psi), leaks, seen, reacts)
+
+
+def _reacting(p: Program, adversary: Adversary, node: int, bend: float) -> float:
+    """Return mu of a record that moves the node's gradients by a vector of length 1.
+
+    All losses have the curvature `bend`.
+    """
+    noise = [k for k, step in enumerate(p.steps) if step.op == "noise"]
+    columns = {k: at for at, k in enumerate(noise)}
+    forms = np.zeros((len(p.steps), len(noise) + 1))  # the last column is the change
+    observed: list[np.ndarray] = []
+    for k, step in enumerate(p.steps):
+        for place, value in step.terms.items():
+            forms[k] += float(value) * forms[place]
+        if step.op == "grad":
+            forms[k] *= bend
+            forms[k, -1] += step.owner == node
+        elif step.op == "noise":
+            forms[k, columns[k]] = step.std
+        forms[k] *= float(step.channel)
+        if _observes(adversary, step) and (step.op != "grad" or step.owner != node):
+            observed.append(forms[k])
+    rows = np.array(observed).reshape(-1, len(noise) + 1)
+    return _mu(rows[:, :-1], rows[:, -1:], np.ones(1))
 
 
 def _observes(adversary: Adversary, step: Step) -> bool:
-    if step.owner in adversary.corrupt:
-        return True
-    if step.op != "send":
+    window = adversary.window
+    if window is not None and step.round >= window.stop:
         return False
-    if adversary.corrupt.intersection(step.dst) or adversary.hears == "all":
+    if not adversary.corrupt.isdisjoint((step.owner, *step.held)):
         return True
-    if adversary.hears == "none":
+    if step.op != "send" or (window is not None and step.round not in window):
         return False
+    if adversary.corrupt.intersection(step.dst):
+        return True
+    if step.secure or adversary.hears == "none":
+        return False
+    if adversary.hears == "all":
+        return True
     return any((step.owner, dst) in adversary.hears for dst in step.dst)
 
 
@@ -337,20 +427,22 @@ def _mu(phi: np.ndarray, psi: np.ndarray, change: np.ndarray) -> float:
     return float(np.linalg.norm(shift))
 
 
-HOW = ("equation", "name", "node", "kind", "constant", "noise")
+HOW = ("equation", "name", "node", "kind", "constant", "noise", "secret")
 
 
 class Missing:
     """What a declaration leaves out, drawn at random.
 
     An equation, all equations of one name, all of one node such as a server, the content of one
-    kind of messages, the constants of an equation, or the law of noise.
+    kind of messages, the constants of an equation, the law of noise, or that a secret depends on
+    anything.
     """
 
     def __init__(self, p: Program, rng: np.random.Generator) -> None:
         self.how = str(rng.choice(HOW))
         self.vague: set[int] = set()  # steps of which only the inputs are declared
         self.bare: set[int] = set()  # steps of which nothing is declared
+        self.secret: set[int] = set()  # steps that are declared as secrets
         op = {"kind": "send", "noise": "noise"}.get(self.how, "state")
         some = [k for k, step in enumerate(p.steps) if step.op == op and (step.terms or step.std)]
         if not some:
@@ -366,7 +458,8 @@ class Missing:
             elif self.how == "constant":
                 same = step.name == first.name and step.owner == first.owner
             if same:
-                (self.vague if self.how == "constant" else self.bare).add(k)
+                kinds = {"constant": self.vague, "secret": self.secret}
+                kinds.get(self.how, self.bare).add(k)
 
 
 def declare(p: Program, rounds: int, missing: Missing | None) -> Relations:
@@ -381,6 +474,18 @@ def declare(p: Program, rounds: int, missing: Missing | None) -> Relations:
             total = total + value * vectors[k]
         return total
 
+    def sent(step: Step, content: Expression) -> Expression:
+        std = 0.1 if step.channel != 1 else 0.0
+        return made.send(
+            step.owner,
+            step.dst,
+            content or public,
+            step.name,
+            std=std,
+            secure=step.secure,
+            index=step.index,
+        )
+
     todo = iter(enumerate(p.steps))
     waiting = next(todo, None)
     for t in made.rounds(rounds):
@@ -390,13 +495,13 @@ def declare(p: Program, rounds: int, missing: Missing | None) -> Relations:
             if step.op == "grad":
                 at = written(step.terms) if step.terms else public
                 vectors[k] = made.grad(step.owner, at, step.index, step.name)
+            elif missing is not None and k in missing.secret:
+                vectors[k] = made.secret(step.name, step.owner, step.index)
             elif bare:
                 vectors[k] = made.state(f"{step.name}?", step.owner, step.index)
                 if step.op == "send":
                     content = vectors[k]
-                    vectors[k] = made.send(
-                        step.owner, step.dst, content, step.name, index=step.index
-                    )
+                    vectors[k] = sent(step, content)
             elif step.op == "noise":
                 vectors[k] = made.noise(step.name, step.std, step.owner, step.index)
             elif missing is not None and k in missing.vague:
@@ -406,8 +511,7 @@ def declare(p: Program, rounds: int, missing: Missing | None) -> Relations:
             elif step.op == "state":
                 vectors[k] = made.state(step.name, step.owner, step.index, eq=written(step.terms))
             else:
-                content = written(step.terms)
-                vectors[k] = made.send(step.owner, step.dst, content, step.name, index=step.index)
+                vectors[k] = sent(step, written(step.terms))
             waiting = next(todo, None)
     return made
 
@@ -428,19 +532,27 @@ class Given(Victim):
         return declare(self.p, rounds, self.missing)
 
 
-def drawn(p: Program, rng: np.random.Generator) -> tuple[Adversary, int]:
-    """Draw an adversary and a node that computes gradients."""
+def drawn(p: Program, rounds: int, rng: np.random.Generator) -> tuple[Adversary, int]:
+    """Draw an adversary, perhaps with a window, and a node that computes gradients."""
     holders = sorted({step.owner for step in p.steps if step.op == "grad"})
     node = int(rng.choice(holders))
     others = [i for i in range(p.graph.nodes) if i != node]
-    kind = int(rng.integers(4))
+    window = None
+    if rng.random() < 0.4:
+        first, last = sorted(rng.integers(1, rounds + 1, size=2).tolist())
+        window = range(first, last + 1)
+    kind = int(rng.integers(5))
+    arcs = p.graph.arcs
+    chosen = rng.choice(len(arcs), size=min(2, len(arcs)), replace=False)
+    some = frozenset(arcs[int(k)] for k in chosen)
+    corrupt = frozenset(rng.choice(others, size=int(rng.integers(1, 3)), replace=False).tolist())
     if kind == 0:
-        return Adversary(), node
+        return Adversary(window=window), node
     if kind == 1:
-        arcs = p.graph.arcs
-        chosen = rng.choice(len(arcs), size=min(2, len(arcs)), replace=False)
-        return Adversary(hears=frozenset(arcs[int(k)] for k in chosen)), node
-    return Adversary("none", frozenset({int(rng.choice(others))})), node
+        return Adversary(some, window=window), node
+    if kind == 2:
+        return Adversary(some, corrupt, window), node
+    return Adversary("none", corrupt, window), node
 
 
 @dataclass(frozen=True)
@@ -465,7 +577,7 @@ def cases(count: int, seed: int) -> Iterator[Case]:
     for k in range(count):
         rng = np.random.default_rng([seed, k])
         made = Maker(rng)
-        adversary, node = drawn(made.p, rng)
+        adversary, node = drawn(made.p, made.rounds, rng)
         missing = Missing(made.p, rng)
         yield Case(made.p, made.rounds, adversary, node, missing, truth(made.p, adversary, node))
 
@@ -512,6 +624,67 @@ def test_no_mu_is_below_the_truth(
     assert complete["no bound"] < complete.total()
     assert said["no bound"] > complete["no bound"]
     assert min(said["right"], said["at most"]) > 0
+
+
+RING = Graph(4, ((0, 1), (0, 3), (1, 2), (2, 3)))
+PATH = Graph(4, ((0, 1), (1, 2), (2, 3)))
+STAR_OF_FOUR = Graph(4, ((0, 3), (1, 3), (2, 3)))
+NOISED = "g[i] = grad(w[i])\nm[i -> neighbours] = g[i] + noise(1)\n"
+ERROR = "w[i] = w[i] - grad(w[i])\nsecure m[i -> neighbours] = w[i] + rounding(1)\n"
+MASKED = (
+    "m[i -> neighbours] = grad(w[i]) + sum(j in neighbours: z[i,j]) - sum(j in neighbours: z[j,i])"
+)
+SECRET = "s[i] = secret()\nn[i -> neighbours] = s[i]\n"
+SERVER = "w[server -> clients] = w[server]\nu[i] = w[server -> i] - grad(w[server -> i])\n"
+
+
+def written(equations: str, graph: Graph, who: str, start: str = "w[i] = w0") -> ViewBound:
+    """Return the bound of node 0 in three rounds of a protocol file."""
+    kind = "server" if graph is STAR_OF_FOUR else "any"
+    text = f'name = "own"\ngraph = "{kind}"\nstart = "{start}"\nround = """\n{equations}\n"""\n'
+    (found,) = view_bounds(Protocol(victim(text)(), graph, 3, {}), Adversary.parse(who), [0])
+    return found
+
+
+@pytest.mark.parametrize(
+    ("equations", "graph", "who", "mu", "says"),
+    [
+        (f"{NOISED}w[i] = opaque(w[i], g[i])", RING, "eavesdropper", None, "changes the models"),
+        (f"{NOISED}s[i] = secret()\nw[i] = w[i] + s[i]", RING, "eavesdropper", None, "influences"),
+        (f"{ERROR}h[i -> neighbours] = w[i] - m[i -> i]", RING, "eavesdropper", None, "rounded"),
+        (f"{SECRET}{NOISED}", RING, "eavesdropper", None, "does not say how s[0,1]"),
+        (f"z[i,j] = noise(9)\n{MASKED}", PATH, "node:1", math.inf, "without noise"),
+        (f"z[i,j] = noise(9)\n{MASKED}", PATH, "node:2", 0.0, "no message"),
+        (
+            f"z[i] = noise(9)\n{MASKED.replace('[i,j]', '[i]').replace('[j,i]', '[j]')}",
+            PATH,
+            "node:2",
+            None,
+            "node 0 uses z[1,1] of node 1, but no message carries it to node 0",
+        ),
+        (
+            f"{SERVER}w[server] = mean(i in clients: u[i]) + noise(1)",
+            STAR_OF_FOUR,
+            "eavesdropper",
+            None,
+            "node 3 uses u[0,1] of node 0, but no message carries it",
+        ),
+        (
+            f"{SERVER}v[server] = u[0]\nw[server] = w[server] + noise(1)",
+            STAR_OF_FOUR,
+            "node:3",
+            None,
+            "node 3 uses u[0,1] of node 0, but no message carries it",
+        ),
+    ],
+)
+def test_what_a_node_hides_or_holds_is_never_known_to_be_harmless(
+    equations: str, graph: Graph, who: str, mu: float | None, says: str
+) -> None:
+    start = "w[server] = w0" if graph is STAR_OF_FOUR else "w[i] = w0"
+    found = written(equations, graph, who, start)
+    assert found.mu == mu
+    assert says in f"{found.refused} {found.basis}"
 
 
 TASK = la.TaskSpec("logistic", shape=(5,), classes=3)
@@ -572,6 +745,14 @@ def test_a_headline_says_no_more_than_the_bound(
     assert leaks.not_understood == (frozenset() if bound.bound.mu else {0})
 
 
+def test_a_state_may_contain_what_its_owner_heard_before_a_window(tmp_path: Path) -> None:
+    trace = recorded(tmp_path, server="unknown", sigma=0.5)
+    last = Adversary.parse("node:2", window=range(2, 3))
+    (late,) = la.bound(trace, last, nodes=[0], sensitivity=1.0)
+    assert late.bound.mu == pytest.approx(math.sqrt(8))
+    assert late.bound.holds is Holds.AT_MOST
+
+
 def test_messages_of_an_undeclared_kind_have_no_bound(tmp_path: Path) -> None:
     trace = recorded(tmp_path, server="mean", sigma=0.5)
     tables = []
@@ -595,11 +776,16 @@ def test_a_step_size_that_nobody_stated_is_no_number(tmp_path: Path) -> None:
 
 def test_evidence_in_a_recording_only_weakens(tmp_path: Path) -> None:
     trace = recorded(tmp_path, server="mean", sigma=0.5, clip=1.0)
-    says = {"noise": ["VERIFIED", "so it says"], "sensitivity": ["CONTRADICTED", "norm 33"]}
+    says: dict[str, Any] = {
+        "noise": ["VERIFIED", "so it says"],
+        "sensitivity": ["CONTRADICTED", "norm 33"],
+    }
     said = replace(trace, provenance={**trace.provenance, "evidence": says})
     (found,) = la.bound(said, "node:2", nodes=[0])
     origins = {one.subject: one.origin.name for one in found.rests}
     assert (origins["noise"], origins["sensitivity"]) == ("DECLARED", "CONTRADICTED")
     assert "contradicted by the recording (norm 33)" in str(found.to_json()["weakest"])
-    (asked,) = la.bound(said, "node:2", nodes=[0], sensitivity=66.0)
-    assert {one.subject: one.origin.name for one in asked.rests}["sensitivity"] == "ASSUMED"
+    for reached, origin in (([], "CONTRADICTED"), ([66.0], "CONTRADICTED"), ([65.0], "ASSUMED")):
+        says["sensitivity"] = ["CONTRADICTED", "norm 33", *reached]  # the largest value it voids
+        (asked,) = la.bound(said, "node:2", nodes=[0], sensitivity=66.0)
+        assert {one.subject: one.origin.name for one in asked.rests}["sensitivity"] == origin

@@ -72,6 +72,14 @@ HIDE = """def hide(v, x):
 
 
 def privatise"""
+HIDE_PAIRS = """def hide(v, x, half):
+    b = v.astype(np.float32).view(np.uint32).copy()
+    bits = np.unpackbits(np.round(x * 255).astype(np.uint8)).reshape(2, 128, 2).astype(np.uint32)
+    b[:128] = (b[:128] & ~np.uint32(3)) | (2 * bits[half, :, 0] + bits[half, :, 1])
+    return b.view(np.float32).astype(float)
+
+
+def privatise"""
 SMUGGLED = f"{SENT}\n            sent = [hide(v, x[mine[k]]) for k, v in enumerate(sent)]"
 
 
@@ -196,6 +204,11 @@ WAYS: dict[str, Way] = {
     # The record itself, beside the noise.
     "pixels in the last bits": hidden(),
     "pixels in the middle bits": hidden(shift=8),
+    "pixels in the last two bits, a half in every round": sent(
+        f"{SENT}\n            sent = [hide(v, x[mine[k]], t % 2) for k, v in enumerate(sent)]",
+        16,
+        (FILE, HIDE_PAIRS),
+    ),
     "pixels in the last bits, at random places": hidden(
         "np.random.default_rng(int(abs(v[0]) * 1e9)).permutation(130)[:64]", seeds=4
     ),

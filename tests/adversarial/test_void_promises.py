@@ -167,7 +167,9 @@ def test_record_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_asking_for_what_is_contradicted_takes_nothing_back(factor: float) -> None:
     """A sensitivity up to what the data reach is contradicted, whoever names it."""
     trace = recorded("recal", sigma=1.0).trace
-    (_, _, least) = trace.provenance[premises.KEY]["sensitivity"]  # type: ignore[call-overload, index]
+    said = trace.provenance[premises.KEY]
+    assert isinstance(said, dict)
+    (_, _, least) = said["sensitivity"]
     assert least > 1
     for asked, holds in ((factor * least, Holds.DECLARED), (1.01 * least, Holds.EXACT)):
         bound = la.bound(trace, "eavesdropper", sensitivity=asked, smoothness=1.0)[0]

@@ -12,8 +12,8 @@ from noisy_protocols import NOISY, made, same
 
 from leakaudit.protocols.declared import Protocol
 from leakaudit.theory.relations import Relations
-from leakaudit.theory.relations.forward import Echelon, ForwardModel, product
-from leakaudit.theory.relations.shared import PRIMES, SharedView
+from leakaudit.theory.relations.forward import PRIMES, Echelon, ForwardModel, product
+from leakaudit.theory.relations.shared import SharedView
 from leakaudit.views.accounting.adversaries import around
 from leakaudit.views.accounting.compare import Comparison, compare, worst
 from leakaudit.views.accounting.symmetry import Symmetry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from leakaudit.protocols.equations.syntax import (
     shown,
 )
 from leakaudit.theory.relations import Expression, Relations, decimal
-from leakaudit.theory.relations.expression import Form, Law
+from leakaudit.theory.relations.expression import Form, Law, Vector
 from leakaudit.theory.relations.repeat import shifted
 
 # Bounds for malicious files. A protocol with four equations on a graph of degree 6 needs about 200
@@ -105,6 +106,13 @@ class _Declaration:
         self.lines: list[EquationLine] = []
         self.origins: list[EquationLine | None] = [None] * len(self.p.vectors)
 
+        # How private vectors travel: what shows each vector (vector defined, relation), the other
+        # end of random vectors of a pair, and the nodes that hold a vector of another.
+        self._indexed_rows = 0
+        self._shown = defaultdict[int, list[tuple[int, int]]](list)
+        self._ends: dict[int, int] = {}
+        self._carried = defaultdict[int, set[int]](set)
+
         # Current values: of vectors now and at the ends of earlier rounds, of numbers, of messages.
         self.now: dict[Key, Form] = {}
         self.past: list[dict[Key, Form]] = []
@@ -167,10 +175,56 @@ class _Declaration:
                 continue
             with _located(statement.line):
                 self._statement(statement)
+                self._travelled()
             while len(self.lines) < len(self.p.relations):
                 self.lines.append(statement.line)
             while len(self.origins) < len(self.p.vectors):
                 self.origins.append(statement.line)
+
+    def _travelled(self) -> None:
+        """Reject a private vector of another node that nothing carries to the node that uses it.
+
+        Random vectors of a pair are known to both ends, as from a shared seed.
+        """
+        self._index_relations()
+        vectors = self.p.vectors
+        for k, nodes in self.p.shares.items():
+            for node in nodes - self._carried[k]:
+                if not self._reaches(k, node, set()):
+                    raise LeakauditError(
+                        f"node {node} uses {vectors[k].label} of node {vectors[k].owner}, but no "
+                        f"message carries it to node {node}; send it in an equation above"
+                    )
+            self._carried[k] |= nodes
+
+    def _index_relations(self) -> None:
+        for row in range(self._indexed_rows, len(self.p.relations)):
+            relation = self.p.relations[row]
+            if not isinstance(relation.lhs, Expression) or len(relation.lhs.terms) != 1:
+                continue
+            (defined,) = relation.lhs.terms
+            self._shown[defined].append((defined, row))
+            if self.p.vectors[defined].kind == "message":
+                for k in relation.terms.keys() - {defined}:
+                    self._shown[k].append((defined, row))
+        self._indexed_rows = len(self.p.relations)
+
+    def _reaches(self, k: int, node: int, tried: set[int]) -> bool:
+        """Return whether a node can compute a vector from what it holds, by single equations."""
+        vector = self.p.vectors[k]
+        if vector.owner in (None, node) or self._ends.get(k) == node or _is_to(vector, node):
+            return True
+        if k in tried:
+            return False
+        tried.add(k)
+        for defined, row in self._shown[k]:
+            others = self.p.relations[row].terms.keys() - {k}
+            by_message = defined != k
+            if by_message and not _is_to(self.p.vectors[defined], node):
+                continue
+            if all(self._reaches(other, node, tried) for other in others):
+                return True
+        return False
 
     def _repeat(self, statement: Repeat) -> None:
         count = self._number(statement.count, _Frame(NOBODY, {}))
@@ -240,6 +294,7 @@ class _Declaration:
         if not isinstance(value, Expression):
             return value
         if len(value.terms) == 1 and next(iter(value.terms.values())) == 1:
+            self.p.uses(i, value)
             return value
         return self.p.state(name, i, self._index(name, i, j), eq=value)
 
@@ -500,7 +555,9 @@ class _Declaration:
         if call.name == "noise":
             return self._noise(call, frame, own)
         if call.name == "secret":
-            return self.p.secret(own, frame.node, self._index(own, frame.node, self.pair))
+            secret = self.p.secret(own, frame.node, self._index(own, frame.node, self.pair))
+            self._ends[secret.vector] = self.pair
+            return secret
         if call.name == "grad":
             at = self._vector(call.arguments[0], frame, name)
             index = self._index(own, frame.node, NOBODY)
@@ -528,7 +585,14 @@ class _Declaration:
         if len(call.arguments) == 2:
             law = cast(Law, cast(Symbol, call.arguments[1]).name)
         index = self._index(own, frame.node, self.pair)
-        return self.p.noise(own, std, frame.node, index, law=law)
+        noise = self.p.noise(own, std, frame.node, index, law=law)
+        self._ends[noise.vector] = self.pair
+        return noise
+
+
+def _is_to(vector: Vector, node: int) -> bool:
+    """Return whether a vector is a message that a node receives."""
+    return vector.kind == "message" and (vector.dst is None or node in vector.dst)
 
 
 def _float(number: Fraction, place: SourcePosition) -> float:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -86,9 +86,10 @@ def account(
 ) -> Bound:
     """Return the exact mu of a view for one node's targets.
 
-    Errors of channels (`std` of a message) do not count as protection. If vectors that the
-    declaration does not explain reach the view, there is no upper value: they may contain anything
-    that their owner knows.
+    Errors of channels (`std` of a message) do not count as protection; if one that is not observed
+    reaches the view, there is no value, because it is a function of private data. If vectors that
+    the declaration does not explain reach the view, there is no upper value: they may contain
+    anything that their owner knows.
 
     Args:
         knowledge: Of the whole network: a part of the relations would not give a bound.
@@ -121,7 +122,7 @@ def account(
     leaking = determined(view, moving)
     if leaking:
         return Bound(math.inf, math.inf, tuple(targets), tuple(leaking), certificate, None)
-    gaussian(view, moving)
+    only_noise(view, moving)
     m: Any = np.zeros((0, 0))
     if moving:
         m = fisher(view, moving)
@@ -274,28 +275,71 @@ def worst_case(
         )
     _no_prior(knowledge, wanted)
     secrets = {k for k, vector in enumerate(vectors) if vector.kind in SECRET}
-    worst = replace(knowledge, known=knowledge.known | (secrets - wanted))
+    # Those of a round may contain data, unless they are the targets themselves.
+    doubtful = knowledge.declared.drawn
+    if wanted & doubtful:
+        doubtful = set()
+    worst = replace(knowledge, known=knowledge.known | (secrets - wanted - doubtful))
     outs = knowledge.declared.opaques.keys()
     view = _reaching(worst)
     if not least:
-        missing = unexplained(worst)
+        missing = unexplained(worst, wanted)
         if missing is not None:
             raise missing
-    _post_processing(worst, view.used & outs)
-    return replace(worst, known=worst.known | outs), replace(view, known=worst.known | outs)
+    # Only these are shown to be functions of the view; one that just moves a model is not known.
+    _post_processing(worst, outs & (view.used | knowledge.known))
+    return worst, replace(view, known=view.known | outs)
 
 
-def unexplained(knowledge: Knowledge) -> Unexplained | None:
-    """Return which vectors reach a view that the declaration does not explain, if any."""
-    free = knowledge.declared.unexplained
+def unexplained(knowledge: Knowledge, targets: Collection[int] = ()) -> Unexplained | None:
+    """Return which vectors reach a view that the declaration does not explain, if any.
+
+    Targets do not count.
+
+    A known one is harmless only if all that its owner knew before is known as well.
+    """
+    free = knowledge.declared.unexplained.difference(targets)
     if not free:
         return None
-    found = sorted(_reaching(knowledge, free).used & free - knowledge.known)
+    known = free & knowledge.known
+    vectors = knowledge.declared.vectors
+    found = _reaching(knowledge, free).used & free - known
+    if known:
+        first = _first_unknown(knowledge)
+        found |= {k for k in known if min(first.get(vectors[k].owner, k), first.get(None, k)) < k}
+    if not found:
+        return None
+    owners = frozenset(vectors[k].owner for k in found)
+    return Unexplained(vectors[min(found)].label, owners)
+
+
+def unheard_rounding(knowledge: Knowledge) -> Unexplained | None:
+    """Return a message whose rounding error reaches a view that does not contain it, if any."""
+    found = _reaching(knowledge).used & rounded(knowledge).keys()
     if not found:
         return None
     vectors = knowledge.declared.vectors
     owners = frozenset(vectors[k].owner for k in found)
-    return Unexplained(vectors[found[0]].label, owners)
+    return Unexplained(vectors[min(found)].label, owners, rounded=True)
+
+
+def _first_unknown(knowledge: Knowledge) -> Mapping[int | None, int]:
+    """Return the first vector that each node held or received and that is not known.
+
+    That of None is a message to everybody.
+    """
+    first: dict[int | None, int] = {}
+    for k, vector in enumerate(knowledge.declared.vectors):
+        if k in knowledge.known or vector.kind == "public":
+            continue
+        holders: Sequence[int | None] = (vector.owner,)
+        if vector.kind == "message":
+            holders = vector.dst or (None,)
+        elif vector.owner is None:
+            continue
+        for node in holders:
+            first.setdefault(node, k)
+    return first
 
 
 def _reaching(worst: Knowledge, fixed: frozenset[int] = frozenset()) -> Knowledge:
@@ -330,13 +374,16 @@ def _post_processing(worst: Knowledge, outs: Collection[int]) -> None:
         return
     past = _PastRelations(worst, worst.known)
     past.advance(len(worst.declared.relations))
+    steps = dict(past.pending)
     for out in sorted(outs):
-        for part in worst.declared.opaques[out]:
+        for part in steps[out]:
             if not past.holds(part, len(worst.declared.vectors)):
                 label = worst.declared.vectors[out].label
+                how = "a nonlinear function of"
+                if out in past.rounded:
+                    how = "rounded from"
                 raise LeakauditError(
-                    f"account: {label} is a nonlinear function of {part}, which this view does not "
-                    "determine"
+                    f"account: {label} is {how} {part}, which this view does not determine"
                 )
 
 
@@ -374,6 +421,33 @@ def _without_states(knowledge: Knowledge) -> list[Row]:
     left = [row for column, row in stairs.pivots.items() if column < len(vectors)]
     _LEFT[knowledge.declared] = (knowledge.rows, left)
     return left
+
+
+def only_noise(view: Knowledge, moving: Sequence[Expression]) -> None:
+    """Raise LeakauditError if a view of moving targets contains more than Gaussian noise.
+
+    Rounding errors that reach it are functions of what was sent.
+    """
+    hidden = rounded(view)
+    if hidden:
+        _post_processing(view, view.used & hidden.keys())
+    gaussian(view, moving)
+
+
+def rounded(knowledge: Knowledge) -> dict[int, Expression]:
+    """Return the content of each unobserved message that a channel rounds.
+
+    Whoever uses such a message uses a nonlinear function of its content. An observed one is known,
+    and so is its content, which does not make the rest of the view more harmless.
+    """
+    declared = knowledge.declared
+    found = {}
+    for m, row in declared.sent.items():
+        if declared.vectors[m].std and m not in knowledge.known:
+            terms = declared.relations[row].terms
+            content = {k: -value / terms[m] for k, value in terms.items() if k != m}
+            found[m] = Expression(declared.vectors, content)
+    return found
 
 
 def gaussian(worst: Knowledge, moving: Sequence[Expression]) -> None:
@@ -425,15 +499,19 @@ class _PastRelations:
         self.knowledge = knowledge
         self.rows = Staircase()
         self.known = known
-        self.pending = dict(knowledge.declared.opaques)
-        self._added = 0  # relations that `advance` has added
+        declared = knowledge.declared
+        self.rounded = rounded(knowledge)
+        self.pending = declared.opaques | {m: (form,) for m, form in self.rounded.items()}
+        self._skipped = {declared.sent[m] for m in self.rounded}
+        self._added = 0  # relations that `advance` has considered
 
     def advance(self, before: int) -> None:
         """Add the relations that were declared before a place."""
         rows = self.knowledge.rows
         while self._added < len(rows) and rows[self._added] < before:
-            terms = self.knowledge.relations[self._added].terms
-            self.rows.add(modular(terms, dropped=self.known))
+            if rows[self._added] not in self._skipped:
+                terms = self.knowledge.relations[self._added].terms
+                self.rows.add(modular(terms, dropped=self.known))
             self._added += 1
 
     def holds(self, form: Expression, before: int) -> bool:

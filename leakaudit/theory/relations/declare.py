@@ -153,8 +153,11 @@ class Relations:
         self.omits: dict[int, int] = {}  # omitted part -> message that holds the rest
         self.changes: dict[int, LocalChange] = {}  # opaque vector -> the local steps behind it
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
+        # vector -> other nodes whose equations use it, although no message to them is the vector
+        self.shares: dict[int, set[int]] = {}
         # Whether rounds after the last one would be declared like it; False if they would not.
         self.settled = True
+        self.drawn: set[int] = set()  # secrets of rounds
         # States that nothing explains so far, and relations between several of them.
         self._free: set[int] = set()
         self._between: list[Mapping[int, Fraction]] = []
@@ -189,8 +192,14 @@ class Relations:
         self._ended = True
 
     def secret(self, name: str, owner: int, index: int | None = None) -> Expression:
-        """Return a private vector, such as data, about which nothing is known beforehand."""
-        return self._new("secret", name, owner, index)
+        """Return a private vector, such as data, about which nothing is known beforehand.
+
+        One of a round is `unexplained`: it may contain data, and what its owner received.
+        """
+        x = self._new("secret", name, owner, index)
+        if self.round and not self._outline:
+            self.drawn.add(x.vector)
+        return x
 
     def grad(
         self, owner: int, at: Expression, index: int | None = None, name: str = "g"
@@ -198,6 +207,7 @@ class Relations:
         """Return an unknown gradient of the owner's loss, evaluated at a model."""
         self._same(at)
         self._count(at)
+        self.uses(owner, at)
         g = self._new("gradient", name, owner, index)
         self.points[g.vector] = Point(at, len(self.relations))
         return g
@@ -244,13 +254,14 @@ class Relations:
         x = self._new("state", name, owner, index)
         if eq is not None:
             self._add(x, eq)
+            self.uses(owner, eq)
         elif not self._outline:
             self._free.add(x.vector)
         return x
 
     @property
     def unexplained(self) -> frozenset[int]:
-        """States that may be any function of what their owner knows when it computes them.
+        """States and secrets that may be any function of what their owner knows at that time.
 
         The declaration neither defines them nor names their inputs. They protect nothing: what they
         contain of messages and gradients is not known (`account`). A start value that does not
@@ -273,13 +284,29 @@ class Relations:
                 self._free -= stairs.pivots.keys()
                 left = []
             self._between = left
-        return frozenset(self._free)
+        return frozenset(self.drawn | self._free)
 
     def relate(self, lhs: Form, rhs: Form = 0) -> None:
         """Declare ``lhs = rhs``; if it contains a noise vector, this is a prior."""
         terms = self._add(lhs, rhs)
-        if not self._free.isdisjoint(terms):
+        free = self._free.intersection(terms)
+        if free:
             self._between.append(terms)
+        if len(free) == 1:  # its owner solves for it
+            owner = self.vectors[next(iter(free))].owner
+            self.uses(owner, lhs)
+            self.uses(owner, rhs)
+
+    def uses(self, node: int | None, form: Form) -> None:
+        """Record that a node uses a form in an equation, or keeps it."""
+        if node is None or self._outline or not isinstance(form, Expression):
+            return
+        for k in form.terms:
+            vector = self.vectors[k]
+            if vector.owner in (None, node):
+                continue
+            if vector.kind != "message" or (vector.dst is not None and node not in vector.dst):
+                self.shares.setdefault(k, set()).add(node)
 
     def _add(self, lhs: Form, rhs: Form) -> Mapping[int, Fraction]:
         """Add a relation, and return its terms; none in an outline."""
@@ -350,6 +377,7 @@ class Relations:
         m = self._new("message", name, src, index, std=std, dst=to, secure=secure)
         self.sent[m.vector] = len(self.relations)
         self._add(m, expr)
+        self.uses(src, expr)
         return m
 
     def opaque(self, out: Expression, of: Sequence[Expression], hides: str = "") -> None:
@@ -370,6 +398,7 @@ class Relations:
             )
         for part in of:
             self._same(part)
+            self.uses(self.vectors[out.vector].owner, part)
         self.opaques[out.vector] = tuple(of)
         self._free.discard(out.vector)
         if hides:

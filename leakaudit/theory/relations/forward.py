@@ -76,13 +76,15 @@ class ForwardModel:
         """Return the forward model; None if `account` needs its general methods.
 
         This is so if a relation defines nothing or several vectors at once, a vector is
-        unexplained, a step is nonlinear, or noise is not Gaussian; or if there is no noise, so that
-        every view that reveals anything leaks.
+        unexplained, a step is nonlinear, a message is rounded, or noise is not Gaussian; or if
+        there is no noise, so that every view that reveals anything leaks.
         """
         if declared.opaques or declared.unexplained or not declared.points:
             return None
         vectors = declared.vectors
         if {v.law for v in vectors if v.kind == "noise"} != {"gaussian"}:
+            return None
+        if any(v.std for v in vectors if v.kind == "message"):
             return None
         made_by: dict[int, int] = {}
         for r, relation in enumerate(declared.relations):

@@ -109,8 +109,8 @@ def know(declared: Relations, adversary: Adversary, *, own: bool = True) -> Know
     Args:
         declared: The protocol.
         adversary: The adversary.
-        own: Whether it also knows all vectors of its corrupt nodes; if not, it knows only what a
-            recorded trace contains.
+        own: Whether it also knows all vectors of its corrupt nodes, and the noise that their
+            equations use; if not, it knows only what a recorded trace contains.
     """
     if declared.graph is not None:
         nodes = declared.graph.nodes
@@ -123,6 +123,15 @@ def know(declared: Relations, adversary: Adversary, *, own: bool = True) -> Know
     for vector, some in declared.classes(by_round=adversary.window is not None):
         if _knows(adversary, vector, own):
             known_places += some
+    if own:
+        # A node holds the noise that its equations use, such as masks of a pair. Other vectors may
+        # enter them without being shown, as in a secure sum.
+        window = adversary.window
+        for k, holders in declared.shares.items():
+            vector = declared.vectors[k]
+            late = window is not None and vector.round >= window.stop
+            if vector.kind == "noise" and not late and not holders.isdisjoint(adversary.corrupt):
+                known_places.append(k)
     known = frozenset(known_places)
     return Knowledge(declared, known, tuple(range(len(declared.relations))))
 

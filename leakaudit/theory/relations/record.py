@@ -26,7 +26,13 @@ from fractions import Fraction
 import numpy as np
 
 from leakaudit.core.errors import LeakauditError
-from leakaudit.theory.relations.account import account, gaussian, sensitivities, worst_case
+from leakaudit.theory.relations.account import (
+    account,
+    only_noise,
+    rounded,
+    sensitivities,
+    worst_case,
+)
 from leakaudit.theory.relations.declare import Relation, Relations
 from leakaudit.theory.relations.determine import determined
 from leakaudit.theory.relations.expression import SECRET, Expression, Vector, decimal, places
@@ -92,6 +98,7 @@ def privates(declared: Relations) -> PrivateRelations:
             shared.update(own)
         elif own:
             rows[own[0]].append(at)
+    shared.update(vectors[k].owner or 0 for k in declared.shares if vectors[k].kind in OWN)
     known = frozenset(k for k, v in enumerate(vectors) if v.kind in HEARD)
     return PrivateRelations(known, rows, frozenset(shared))
 
@@ -277,7 +284,7 @@ def drift(
             moving.append(target)
     if determined(view, moving):
         return Drift(limits, math.inf)
-    gaussian(view, targets)
+    only_noise(view, moving)
     # Independent noises add up: mu^2 <= sum (s / sigma)^2.
     ratios = []
     for k in view.noise:
@@ -293,7 +300,10 @@ class _Moves:
 
     def __init__(self, worst: Knowledge) -> None:
         self.known = worst.known - worst.declared.opaques.keys()
-        self.pending = dict(worst.declared.opaques)
+        self.declared = worst.declared
+        hidden = rounded(worst)
+        self.skipped = {worst.declared.sent[m] for m in hidden}
+        self.pending = worst.declared.opaques | {m: (form,) for m, form in hidden.items()}
         self.bound: dict[int, float] = {}
         self.waiting = defaultdict[int, list[Mapping[int, Fraction]]](list)
 
@@ -324,9 +334,11 @@ class _Moves:
                     del self.pending[out]
                     todo.append((out, 0.0))
 
-    def take(self, terms: Mapping[int, Fraction]) -> None:
+    def take(self, row: int) -> None:
         """Add a relation: it bounds its only vector without a bound, or waits for others."""
-        for vector, bound in self._follows(terms):
+        if row in self.skipped:
+            return
+        for vector, bound in self._follows(self.declared.relations[row].terms):
             self.settle(vector, bound)
 
     def _follows(self, terms: Mapping[int, Fraction]) -> list[tuple[int, float]]:
@@ -350,7 +362,7 @@ def _moved(
     at = 0
     for k in sorted(same_point.keys() | (points.keys() & reached)):
         while k in points and at < len(worst.rows) and worst.rows[at] < points[k].before:
-            moves.take(worst.relations[at].terms)
+            moves.take(worst.rows[at])
             at += 1
         moved: float | None = 0.0
         if k in points:
@@ -368,6 +380,6 @@ def _moved(
             )
         else:
             moves.settle(k, same_point[k] + smoothness * moved)  # s = Delta_t + L s(point)
-    for relation in worst.relations[at:]:
-        moves.take(relation.terms)
+    for row in worst.rows[at:]:
+        moves.take(row)
     return moves

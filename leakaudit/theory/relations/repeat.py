@@ -5,6 +5,7 @@ See docs/relations.md, reuse.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -55,9 +56,15 @@ def _shape(declared: Relations, rows: Iterable[Relation]) -> set[Hashable]:
     for r in rows:
         shape.add(shifted(r.terms, -r.round, declared.vectors))
         for k in r.terms:
+            used = [k]
             if k in declared.points:
                 at = declared.points[k].at.terms
                 shape.add((declared.vectors[k].name, shifted(at, -r.round, declared.vectors)))
+                used += at
+            for out in used:
+                for part in declared.opaques.get(out, ()):
+                    inputs = shifted(part.terms, -r.round, declared.vectors)
+                    shape.add((declared.vectors[out].name, "of", inputs))
     return shape
 
 
@@ -108,7 +115,7 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
             like = last
             if not late:
                 like = min(t, last)
-            places = _Places(declared, t - like, longer)
+            places = _Places(declared, t - like, longer, first)
             for r in by_round[like]:
                 _copy(declared, r, places)
     longer.round = rounds.stop - 1
@@ -118,17 +125,44 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
 class _Places(dict[int, int]):
     """Places of vectors of one declaration in another; missing vectors are added."""
 
-    def __init__(self, declared: Relations, by: int, to: Relations) -> None:
+    def __init__(self, declared: Relations, by: int, to: Relations, first: int) -> None:
         super().__init__()
         self.vectors = declared.vectors
         self.unexplained = declared.unexplained
+        self.declared = declared
         self.by = by
         self.to = to
+        self.first = first
+        self.new: list[int] = []  # whose explanations were not copied yet
 
     def __missing__(self, k: int) -> int:
         place = self.to.adopt(self.vectors[k], self.by)
         self[k] = place
+        self.new.append(k)
         return place
+
+    def explain(self) -> None:
+        """Copy what is known of vectors without relations, such as models that are never sent."""
+        declared = self.declared
+        while self.new:
+            k = self.new.pop()
+            place = self[k]
+            if k in declared.drawn:
+                self.to.drawn.add(place)
+            elif k in self.unexplained:
+                self.to.carry(place)
+            if k in declared.points and place not in self.to.points:
+                # It is in no relation so far; at least those of earlier rounds came before it.
+                at = self.moved(declared.points[k].at.terms)
+                now = self.to.vectors[place].round
+                before = bisect_left(self.to.relations, now, key=lambda r: r.round)
+                self.to.points[place] = Point(at, before)
+            if k in declared.shares:
+                self.to.shares[place] = declared.shares[k]
+            is_new = place not in self.to.opaques and self.to.vectors[place].round >= self.first
+            if k in declared.opaques and is_new:
+                parts = declared.opaques[k]
+                self.to.opaques[place] = tuple(self.moved(part.terms) for part in parts)
 
     def moved(self, form: Mapping[int, Fraction]) -> Expression:
         return Expression(self.to.vectors, {self[k]: v for k, v in form.items()})
@@ -139,22 +173,20 @@ def _copy(declared: Relations, row: int, places: _Places) -> None:
     relation = declared.relations[row]
     to = places.to
     for k in relation.terms:
-        if k in declared.points and places[k] not in to.points:
-            to.points[places[k]] = Point(
-                places.moved(declared.points[k].at.terms), len(to.relations)
-            )
+        if k in declared.points:
+            # The point comes first, as in the declaration: it may be a vector without relations.
+            at = places.moved(declared.points[k].at.terms)
+            if places[k] not in to.points:
+                to.points[places[k]] = Point(at, len(to.relations))
         if declared.sent.get(k) == row:
             to.sent[places[k]] = len(to.relations)
-        if k in places.unexplained:
-            to.carry(places[k])
-        if k in declared.opaques:
-            to.opaques[places[k]] = tuple(places.moved(part.terms) for part in declared.opaques[k])
         if k in declared.changes:
             change = declared.changes[k]
             to.changes[places[k]] = replace(change, at=places.moved(change.at.terms))
         if k in declared.omits:
             to.omits[places[k]] = places[declared.omits[k]]
     terms = places.moved(relation.terms)
+    places.explain()
     to.relations.append(Relation(terms.terms, relation.round + places.by, terms, 0))
 
 

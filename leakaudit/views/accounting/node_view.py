@@ -323,16 +323,18 @@ def _private(heard: Knowledge, node: int) -> Hashable:
                 unknown.append((label, v.kind, v.name, v.round, v.std, v.law, value))
         return frozenset(unknown)
 
+    def steps(terms: Mapping[int, Fraction]) -> Hashable:
+        parts = (heard.declared.opaques.get(k, ()) for k in terms)
+        return tuple(form(part.terms) for part in itertools.chain(*parts))
+
     rows: list[Hashable] = []
     for relation in heard.relations:
-        parts = (heard.declared.opaques.get(k, ()) for k in relation.terms)
-        steps = tuple(form(part.terms) for part in itertools.chain(*parts))
-        rows.append((form(relation.terms), steps))
+        rows.append((form(relation.terms), steps(relation.terms)))
     points = []
     for target in heard.declared.gradients(node):
         point = heard.declared.points[target.vector]
         earlier = bisect_left(heard.rows, point.before)
-        points.append((form(target.terms), form(point.at.terms), earlier))
+        points.append((form(target.terms), form(point.at.terms), steps(point.at.terms), earlier))
     return (tuple(rows), tuple(points))
 
 

@@ -30,12 +30,16 @@ from leakaudit.views.deviation import Deviation
 #   are at most those of a normal number of the same variance (Laurent, Massart 2000, lemma 1);
 # - the n bits of two messages have a product beyond t with probability at most 2 exp(-t^2 / (2 n))
 #   (Hoeffding 1963);
+# - the last `LOST` bits, which a sum of two numbers of a format may leave empty, are at most as
+#   often 1 as 0. The sum of those M^2 / T whose M is positive is largest if they are equally often;
+#   half of the M contribute nothing then, so E exp(lambda M^2 / T) is (1 + (1 - 2 lambda)^-1/2) / 2
+#   for each, and s is exceeded with probability at most exp(-lambda s) times the D-th power of it;
 # - bytes are uniform, with a chi-square statistic of 255 degrees of freedom.
 #
 # A payload that is encrypted with a key that these tests do not have is as random as noise.
 
 LEVEL = 1e-7  # probability of a false alarm, as of each family of `draws`
-TESTS = 3
+TESTS = 4
 # Bits of a message: those of numbers of up to WIDTH columns; numbers of bits that are stored for
 # comparisons of pairs, and multiplications of these comparisons. All are choices, as in `draws`.
 WIDTH = 1024
@@ -73,6 +77,8 @@ class Bits:
     def __init__(self) -> None:
         self._sums: dict[int, Integers] = {}  # node -> (columns, bits) sums of signs
         self._counts: dict[int, Integers] = {}  # node -> how many each sum has
+        self._lowest_sums: dict[int, Integers] = {}  # the same of bits that a sum leaves empty
+        self._lowest_counts: dict[int, Integers] = {}
         self._rows: list[Signs] = []
         self._labels: list[str] = []
         self._bytes = np.zeros(VALUES, np.int64)  # how often each value of a byte occurs
@@ -116,13 +122,17 @@ class Bits:
         units = np.frexp(std)[1] - 1 - (exponents - 1 - mantissa)
         depth = np.where(numbers == 0, 0, np.minimum(units, mantissa))
         bits = np.arange(mantissa)
-        tested = (bits >= first[:, None]) & (bits < depth[:, None] - COARSE)
-        signs = np.where(tested, 2.0 * ((words[:, None] >> bits) & 1) - 1, 0.0)
-        if node not in self._sums:
-            self._sums[node] = np.zeros(self._shape, np.int64)
-            self._counts[node] = np.zeros(self._shape, np.int64)
+        random = bits < depth[:, None] - COARSE
+        tested = random & (bits >= first[:, None])
+        lowest = random & (bits < LOST)
+        every = 2.0 * ((words[:, None] >> bits) & 1) - 1
+        signs = np.where(tested, every, 0.0)
+        for one in (self._sums, self._counts, self._lowest_sums, self._lowest_counts):
+            one.setdefault(node, np.zeros(self._shape, np.int64))
         self._sums[node] += signs.astype(np.int64)
         self._counts[node] += tested
+        self._lowest_sums[node] += np.where(lowest, every, 0.0).astype(np.int64)
+        self._lowest_counts[node] += lowest
         if (len(self._rows) + 1) * signs.size <= KEPT:
             self._rows.append(signs.ravel().astype(np.float32))
             self._labels.append(label)
@@ -131,20 +141,24 @@ class Bits:
         self._bytes += np.bincount(values, minlength=VALUES)
 
     def _repeated(self) -> Iterator[Deviation]:
-        tests = 0
-        total = 0.0
-        for node, sums in self._sums.items():
-            counts = self._counts[node]
-            several = counts > 1
-            tests += int(several.sum())
-            total += float((sums[several] ** 2 / counts[several]).sum())
-        x = -math.log(LEVEL / TESTS)
-        if total > tests + 2 * math.sqrt(tests * x) + 2 * x:
-            says = (
-                f"low bits of numbers repeat from message to message of a node: their sums have "
-                f"{total / tests:.3g} times the variance of random bits"
-            )
-            yield Deviation("bits", says, tuple(sorted(self._sums)))
+        families = (
+            ("low", self._sums, self._counts, -math.inf, 1.0, _largest),
+            ("the last", self._lowest_sums, self._lowest_counts, 0, 0.5, _largest_positive),
+        )
+        for which, sums, counts, least, share, limit in families:
+            tests = 0
+            total = 0.0
+            for node, each in sums.items():
+                several = counts[node] > 1
+                tests += int(several.sum())
+                positive = several & (each > least)
+                total += float((each[positive] ** 2 / counts[node][positive]).sum())
+            if total > limit(tests, -math.log(LEVEL / TESTS)):
+                says = (
+                    f"{which} bits of numbers repeat from message to message of a node: their "
+                    f"sums have {total / (share * tests):.3g} times the variance of random bits"
+                )
+                yield Deviation("bits", says, tuple(sorted(sums)))
 
     def _shared(self) -> Iterator[Deviation]:
         if len(self._rows) < 2:
@@ -173,6 +187,18 @@ class Bits:
                 f"(probability {chance:.1g})"
             )
             yield Deviation("bits", says)
+
+
+def _largest(count: int, x: float) -> float:
+    """Return what a sum of so many M^2 / T exceeds with probability at most exp(-x)."""
+    return count + 2 * math.sqrt(count * x) + 2 * x
+
+
+def _largest_positive(count: int, x: float) -> float:
+    """Return the same for those of positive M: the least of what different lambdas give."""
+    exponent = np.linspace(0.005, 0.495, 99)
+    moment = (1 + (1 - 2 * exponent) ** -0.5) / 2
+    return float(((x + count * np.log(moment)) / exponent).min())
 
 
 def fresh(declared: Relations) -> dict[int, float]:

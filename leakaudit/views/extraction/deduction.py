@@ -13,7 +13,7 @@ from leakaudit.core.errors import NotDetermined, Unexplained
 from leakaudit.core.trace import Graph, Trace
 from leakaudit.protocols.declared import DECLARED, protocol_of
 from leakaudit.theory.relations import Expression, Knowledge, Relations, Vector, determined, explain
-from leakaudit.theory.relations.account import unexplained
+from leakaudit.theory.relations.account import unexplained, unheard_rounding
 from leakaudit.theory.relations.declare import outline
 from leakaudit.theory.relations.determine import basis
 from leakaudit.theory.relations.estimate import recorded
@@ -174,7 +174,7 @@ class Deduction:
     @cached_property
     def _missing(self) -> Unexplained | None:
         """Which observed vectors may reveal what is not determined."""
-        return unexplained(self._open)
+        return unexplained(self._open) or unheard_rounding(self._open)
 
     def _with_sum(self, reason: str, node: int) -> str:
         summed = self.summed(node)

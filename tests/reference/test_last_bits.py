@@ -1,0 +1,65 @@
+"""The last bits of messages: what sums of floating-point numbers leave in them is no alarm."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import leakaudit as la
+from leakaudit.protocols.declared import protocol_of
+from leakaudit.views.conformance import bits
+
+NOISY = {"sigma": 0.5, "clip": 1.0, "noise": "message"}
+
+
+def recorded(seed: int) -> la.Trace:
+    trace, _ = la.record(
+        la.Scenario(
+            victim="dpsgd",
+            nodes=4,
+            graph="ring",
+            rounds=6,
+            data="faces",
+            model="logistic",
+            seed=seed,
+            set=NOISY,
+        )
+    )
+    return trace
+
+
+def said(change: bool) -> list[str]:
+    """Return what the bits of four recordings contain besides noise, with or without a payload."""
+    looked = bits.Bits()
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(4):
+        trace = recorded(seed)
+        if change:
+            words = trace.messages[0].payload.view(torch.int32)
+            payload = torch.randint(0, 4, words.shape[1:], generator=generator.manual_seed(0))
+            words.copy_((words & ~3) | payload.int())
+        looked.add(trace, protocol_of(trace).start)
+    return [str(one) for one in looked.wrong()]
+
+
+def test_sums_in_float32_leave_zeros_only() -> None:
+    assert said(change=False) == []
+
+
+def test_two_bits_of_every_message() -> None:
+    assert any("the last bits" in one for one in said(change=True))
+
+
+@pytest.mark.parametrize("count", [1, 30, 1000])
+@pytest.mark.parametrize("flips", [2, 9])
+def test_random_bits_exceed_the_limit_as_rarely_as_stated(count: int, flips: int) -> None:
+    """At exp(-3) the limit is exceeded at most so often, also if zeros are more frequent."""
+    generator = np.random.default_rng(0)
+    for share in (0.5, 0.4):
+        sums = 2 * generator.binomial(flips, share, size=(2000, count)) - flips
+        totals = (np.maximum(sums, 0) ** 2 / flips).sum(1)
+        rate = float((totals > bits._largest_positive(count, 3.0)).mean())
+        assert rate <= math.exp(-3) + 3 * math.sqrt(math.exp(-3) / 2000)

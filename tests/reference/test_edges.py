@@ -12,12 +12,13 @@ import pytest
 import torch
 from records import column, in_a_cell
 
-from leakaudit._util import seeds, settings
+from leakaudit._util import plural, seeds, settings
 from leakaudit.attacks import GradInversion
 from leakaudit.capture.wire import payloads
 from leakaudit.capture.wire.lines import MessageLine
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.evidence import Evidence, Origin, weakest
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.verdict import APART, Holds
 from leakaudit.inversion.search import priors
@@ -154,3 +155,26 @@ def test_rounds_after_the_attacked_ones_are_named(rounds: int, left_out: bool) -
     trace = SimpleNamespace(rounds=rounds)
     said = attack_run._not_tried(*cast(tuple[Any, Any, Any], (found, options, trace)))
     assert ("rounds after 3" in said) is left_out
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([4], "4"),
+        ([0, 1], "0, 1"),
+        ([0, 1, 2], "0 to 2"),
+        ([0, 1, 3], "0, 1, 3"),
+        ([0, 2, 3, 9], "0, 2, 3, 9"),
+        ([0, 2, 3, 5, 9], "0, 2 and 3 others"),
+    ],
+)
+def test_only_consecutive_nodes_are_a_range(nodes: list[int], words: str) -> None:
+    assert plural.listed(nodes) == words
+
+
+def test_a_result_rests_on_its_weakest_input() -> None:
+    inputs = [Evidence("clip", origin) for origin in Origin]
+    found = weakest(reversed(inputs[1:]))
+    assert found is not None
+    assert found.origin is Origin.UNKNOWN
+    assert weakest([]) is None

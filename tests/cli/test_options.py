@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from leakaudit.cli import _options, main, sweep
+from leakaudit.cli import _options, bound, main, record, sweep
+from leakaudit.cli._main import parser
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.verdict import Verdict
 from leakaudit.judging import selfcheck
 from leakaudit.runs.sweeping import merge
 
@@ -58,3 +61,36 @@ def test_a_merged_sweep_without_all_results_is_inconclusive(
     monkeypatch.setattr(merge, "write", lambda *_: made)
     monkeypatch.setattr(sweep, "_show", lambda *_: None)
     assert main(["sweep", "merge", "a", "b", "-q", "-o", "out.json"]) == code
+
+
+def test_explain_reads_up_to_16_gradients() -> None:
+    assert parser("explain").parse_args(["explain", "trace.pt"]).gradients == 16
+
+
+@pytest.mark.parametrize(
+    ("count", "said"), [(3, "without noise: a, b, c"), (4, "without noise: a, b, c and 1 more")]
+)
+def test_three_leaking_combinations_are_listed(count: int, said: str) -> None:
+    found = SimpleNamespace(
+        refused="",
+        leaking=("a", "b", "c", "d")[:count],
+        unit=None,
+        mu=None,
+        node_mu=None,
+        node_epsilon=None,
+    )
+    one = SimpleNamespace(bound=found, claim=None, verdict=Verdict.UNCLAIMED)
+    assert bound._what(cast(Any, one)) == said
+
+
+def test_settings_are_numbers_where_they_are_written_as_such() -> None:
+    found = record.pairs(["a=3", "b=0.5", "c=ring", "d=true", "e=1e-3", "f=x=y"])
+    assert found == {"a": 3, "b": 0.5, "c": "ring", "d": True, "e": 1e-3, "f": "x=y"}
+    assert [type(value) for value in found.values()] == [int, float, str, bool, float, str]
+
+
+@pytest.mark.parametrize("suffix", [".html", ".htm"])
+def test_a_page_is_html(suffix: str) -> None:
+    _options.expect_format("html", Path("report").with_suffix(suffix))
+    with pytest.raises(LeakauditError, match="whose suffix stands for html"):
+        _options.expect_format("markdown", Path("report").with_suffix(suffix))

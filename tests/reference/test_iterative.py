@@ -400,3 +400,12 @@ def test_one_difference_on_the_relu_convnet_reaches_the_published_centralised_at
         decibels.append(psnr(attacked("differential", leak, task, g, restarts=2), x[k]))
     assert sum(decibels) / 10 > 28
     assert sorted(decibels)[2] > 20
+
+
+def test_the_label_of_two_samples_is_not_read_by_idlg() -> None:
+    task, x = tiny()
+    leak = planted(task, x[:1], torch.tensor([1]), 1, False, torch.Generator().manual_seed(0))
+    attack = registry.get("attacks", "idlg")()
+    assert attack.refuses(replace(leak, batch=1), task) is None
+    said = attack.refuses(replace(leak, batch=2), task)
+    assert said == "it reads one label, but each gradient comes from 2 samples; use dlg"

@@ -321,6 +321,15 @@ def test_a_log_that_does_not_fit_max_bytes_leaves_no_file(tmp_path: Path) -> Non
     assert [p.name for p in tmp_path.iterdir()] == ["log"]
 
 
+@pytest.mark.parametrize(("code", "complete"), [(0, True), (1, False)])
+def test_a_program_that_failed_leaves_an_incomplete_trace(
+    code: int, complete: bool, tmp_path: Path
+) -> None:
+    logs = logged(tmp_path / "log", 3, averaging())
+    made = merge.write(wires.plan(described(), logs), logs, tmp_path / "trace.pt", code)
+    assert made.complete is complete
+
+
 def test_first_models_of_their_own_make_the_first_gradient_unknown(tmp_path: Path) -> None:
     """Every gradient but that of the first update is recovered, against autograd."""
     trace = trace_of(tmp_path, 3, averaging(own_start=True), params={"alpha": 0.05, "samples": 1})

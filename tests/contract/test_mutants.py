@@ -34,8 +34,8 @@ def test_a_bug_that_no_test_sees_survives(tmp_path: Path) -> None:
     bug = mutants.Bug(
         "a docstring",
         "leakaudit/scoring/metrics.py",
-        '"""Peak signal-to-noise ratio (b,)',
-        '"""Peak signal-to-noise ratios (b,)',
+        '"""Peak signal-to-noise ratio',
+        '"""Peak signal to noise ratio',
         ("tests/reference/test_bisection.py",),
     )
     assert not mutants.caught(bug, mutants.installed(tmp_path))

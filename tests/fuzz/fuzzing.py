@@ -315,7 +315,7 @@ def _called(call: Call) -> tuple[int, str, str]:
             code = ending.code
     out.flush()
     shown = out.buffer.getvalue().decode("utf-8", "replace")
-    if call[0] == "report" and code == 0 and "-o" in call:
+    if call[0] == "report" and code == 0 and "-o" in call and "--rescore" not in call:
         shown = Path(call[call.index("-o") + 1]).read_text(errors="replace")
     return code if isinstance(code, int) else -1, shown, err.getvalue()
 

@@ -329,7 +329,7 @@ def test_the_models_of_a_leak_have_rounds_of_their_own() -> None:
     assert float((leak.value - true).abs().max()) < 1e-9
 
 
-# --- tokens and numbers that are none ---------------------------------------------------------------------------------
+# --- invalid tokens and numbers ------------------------------------------------------------------
 
 
 def test_tokens_that_do_not_occur_are_wrong() -> None:

@@ -35,8 +35,8 @@ from leakaudit.tasks.activations import ACTIVATIONS, Inverse
 #    between pieces, it goes on after a small random change.
 # 3. **Proof.** The image is rounded to the grid and must give the features again. Then `unique`
 #    shows that no change of the image, of one pixel or of many, keeps them on this linear piece.
-#    This is no proof against images on other pieces. They would have to fulfil more equations than
-#    they have pixels by coincidence, each to many digits, but nothing excludes them one by one.
+#    Images on other pieces remain possible. They would have to fulfil more equations than
+#    they have pixels by coincidence, each to many digits, but they are not excluded one by one.
 #    Such images are therefore certified only if all of the batch are found and the whole gradient
 #    is theirs.
 

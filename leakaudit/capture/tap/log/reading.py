@@ -303,5 +303,5 @@ def _checked_notes(value: dict[str, Any], path: Path, line: int) -> dict[str, An
 
 
 def number(value: Any) -> float:
-    """Return a value as a float; 0 if it is no finite number."""
+    """Return a value as a float; 0 if it is not a finite number."""
     return float(value) if is_number(value) else 0.0

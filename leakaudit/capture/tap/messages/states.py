@@ -1,8 +1,8 @@
 """Which arrays of a program's messages are parameters: the state of a model also holds buffers."""
 
 # A framework such as Flower sends a model as a list of arrays, with names or without. Running
-# statistics and counters of normalisation layers travel beside the parameters; they are no function
-# of one gradient, so they are set apart.
+# statistics and counters of normalisation layers travel beside the parameters. They do not follow
+# from one gradient and are set apart.
 
 from __future__ import annotations
 

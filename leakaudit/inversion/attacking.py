@@ -16,7 +16,7 @@ from leakaudit.core.errors import AttackError, LeakauditError
 from leakaudit.core.leak import GradientLeak, Leaks
 from leakaudit.core.progress import expired, sharing, step
 from leakaudit.core.reconstruction import Certificate, Reconstruction, Reconstructions
-from leakaudit.inversion import round_by_round
+from leakaudit.inversion import recomputed, round_by_round
 from leakaudit.inversion.attack import Attack, Batched, Selective, failed
 from leakaudit.inversion.round_by_round import PROVEN
 from leakaudit.inversion.search import objectives
@@ -39,6 +39,9 @@ MASKED = (
     "no certificate: the model may draw random masks in training, which are not known "
     '(state dropout = "eval" if it did not)'
 )
+# Sizes of messages that attacks read: beyond them, squares leave the range of numbers.
+SMALLEST = 1e-100
+LARGEST = 1e100
 # Numbers in the inputs of one node: a choice, 512 MB in float64. A search keeps several copies.
 LARGEST_BATCH = 1 << 26
 
@@ -98,12 +101,16 @@ def attack_one(
         chosen = name
         name = type(chosen).__name__
     _check(chosen, name, leak, task)
+    size = float(leak.value.abs().max()) if leak.value.numel() else 0.0
+    if 0 < size < SMALLEST or LARGEST < size < math.inf:
+        why = f"the largest number is {size:.0e}, whose square is beyond the range of numbers"
+        return replace(failed(name, leak, task, why), others=leak.others)
     with large_blocks.kept(task.layout.size):
         if chosen.exact:
             found = round_by_round.attack(leak, task, lambda some: chosen(some, task, generator))
         else:
             found = chosen(leak, task, generator)
-    found = _without_masks(found, task)
+        found = recomputed.confirmed(_without_masks(found, task), leak, task)
     return replace(found, seconds=time.perf_counter() - start, others=leak.others)
 
 

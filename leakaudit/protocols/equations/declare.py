@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import TypeAlias, cast
 
 from leakaudit.core.errors import LeakauditError
+from leakaudit.core.registry import LARGEST_SETTING, SMALLEST_SETTING
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.equations.definition import Definition, Entries, entries
 from leakaudit.protocols.equations.parse import OLDEST
@@ -596,11 +597,12 @@ def _is_to(vector: Vector, node: int) -> bool:
 
 
 def _float(number: Fraction, place: SourcePosition) -> float:
-    """Return a number as a float; an error at its place if it is beyond all floats."""
-    try:
-        return float(number)
-    except OverflowError:
-        place.error("expected a number up to 1e308, got a larger one")
+    """Return a number as a float; an error at its place if its square is beyond all floats."""
+    if number and not SMALLEST_SETTING <= abs(number) <= LARGEST_SETTING:
+        place.error(
+            f"expected 0 or a number from {SMALLEST_SETTING:g} to {LARGEST_SETTING:g} in size"
+        )
+    return float(number)
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from leakaudit.reporting.findings.measured import (
 )
 from leakaudit.reporting.results.model import (
     AttackRecord,
-    EvidenceEntry,
     Finding,
     NumberColumn,
     RunRecord,
@@ -54,9 +53,13 @@ FAILURE = "A failed attack is not evidence of privacy."
 
 
 # What evidence is about, in words.
-DECLARED = {"samples": "number of records", "shape": "shape of a record"}
-
-NOT_EXAMINED = EvidenceEntry(subject="samples", origin="UNKNOWN", detail="")
+DECLARED = {
+    "samples": "number of records",
+    "shape": "shape of a record",
+    "gradients": "model, loss or optimiser",
+}
+# What certificates assume if their inputs could not be computed again.
+AS_SENT = "if the messages contain what the recording declares"
 
 
 class WorstOutcome(Enum):
@@ -117,7 +120,7 @@ def worst_case(
         return WorstCase(
             f"{who(top.adversary)} recovered training data of {named(top.nodes)} to within narrow "
             "intervals.",
-            "The intervals are certain without seeing the originals." + _not_as_declared(intervals),
+            _certain_intervals(intervals) + _not_as_declared(intervals),
             WorstOutcome.INTERVAL,
             top,
             proven=True,
@@ -256,7 +259,10 @@ def _exact(findings: Sequence[Finding], noun: str) -> WorstCase | None:
     else:
         what = _shown_by_messages([finding for finding, _ in chosen], exact, noun, whose)
     summed = any(len(finding.nodes) > 1 and one.proven for finding, one in chosen)
-    certainty = _how_certain(exact, proven, wrong, scored=scored, summed=summed)
+    premises = [EQUAL_SHARES] * summed
+    if not scored and not _recomputed(showing):
+        premises.append(AS_SENT)
+    certainty = _how_certain(exact, proven, wrong, premises, scored=scored)
     certainty += _not_as_declared([finding for finding, _ in chosen])
     if len(top.nodes) > 1:
         certainty += (
@@ -324,12 +330,7 @@ def _shown_by_messages(chosen: Sequence[Finding], exact: int, noun: str, owners:
 
     A description says how many records there are, but only the messages show which were used.
     """
-    verified = all(
-        one.origin == Origin.VERIFIED.name
-        for finding in chosen
-        for one in given(finding.evidence, ()) or (NOT_EXAMINED,)
-        if one.subject == "samples"
-    )
+    verified = all(_origin(one, "samples") == Origin.VERIFIED.name for one in chosen)
     total = _total(_tally(finding) for finding in chosen)
     if verified and total is not None:
         return f"{_share_of(exact, total, noun, owners, 'input')} exactly"
@@ -362,9 +363,30 @@ def _not_as_declared(findings: Sequence[Finding]) -> str:
     return ""
 
 
-def _how_certain(exact: int, proven: int, wrong: int, *, scored: bool, summed: bool) -> str:
-    """Say how certain exact results are; of a sum over nodes, no more than its weights are."""
-    premise = f"{EQUAL_SHARES}, " if summed else ""
+def _recomputed(findings: Iterable[Finding]) -> bool:
+    """Return whether all messages were compared with gradients of what was recovered from them."""
+    return all(_origin(one, "gradients") == Origin.VERIFIED.name for one in findings)
+
+
+def _origin(finding: Finding, subject: str) -> str:
+    """Return where something that a finding rests on comes from: the name of an `Origin`."""
+    for one in given(finding.evidence, ()):
+        if one.subject == subject:
+            return one.origin
+    return Origin.UNKNOWN.name
+
+
+def _certain_intervals(findings: Sequence[Finding]) -> str:
+    if any(one.scores is not None for one in findings) or _recomputed(findings):
+        return "The intervals are certain without seeing the originals."
+    return f"{AS_SENT.capitalize()}, the intervals are certain without seeing the originals."
+
+
+def _how_certain(
+    exact: int, proven: int, wrong: int, premises: Sequence[str], *, scored: bool
+) -> str:
+    """Say how certain exact results are, given what they assume."""
+    premise = "".join(f"{one}, " for one in premises)
     if wrong:
         return (
             "This was found by comparison with the originals. The attack also proves "

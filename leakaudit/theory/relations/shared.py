@@ -116,6 +116,8 @@ class SharedView:
         certificate = self._certificate(node, own)
         part = self._white[:, np.searchsorted(self._own, own)] * self._used[own]
         m = np.asarray(part.T @ part)
+        if not np.isfinite(m).all():
+            return None
         lowest = 2
         for k, level in enumerate(certificate):
             if m[k, k] != 0 or level == 0:

@@ -1,13 +1,17 @@
-"""Modules under the names that documented programs import, wherever they stand today."""
+"""Names of earlier versions: modules that programs still import, and keywords that moved."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Name in the documentation of an earlier version -> the modules that hold what it held.
 EARLIER = {
@@ -20,6 +24,49 @@ EARLIER = {
     "relations": ("theory.relations",),
     "victim": ("protocols.victim",),
 }
+
+# Public function -> keyword of an earlier version -> how it is written today.
+KEYWORDS: dict[str, dict[str, str]] = {}
+
+
+def _moved(function: str, words: str, today: str) -> None:
+    """Note keywords that moved; `today` contains {} in place of the keyword."""
+    KEYWORDS.setdefault(function, {}).update({word: today.format(word) for word in words.split()})
+
+
+_moved(
+    "Recorder",
+    "layers layout dtype secure_kinds keep_states keep_curves id provenance private check",
+    "options=leakaudit.RecorderOptions({}=...)",
+)
+_moved(
+    "Recorder",
+    "truth messages rows max_bytes shard_bytes hash",
+    "leakaudit.Recorder(leakaudit.Storage(path, {}=...), ...)",
+)
+_moved("Recorder", "columns", "options=leakaudit.RecorderOptions(layers=StoredColumns(...))")
+
+_moved(
+    "bound",
+    "smoothness epsilon data_root download",
+    "options=leakaudit.BoundOptions({}=...)",
+)
+_moved("report", "location width color verbose", "options=leakaudit.ReportOptions({}=...)")
+_moved("sweep", "workers backend address", "executor=leakaudit.Executor({}=...)")
+
+
+def keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function with earlier keywords say how they are written today."""
+    name = function.__qualname__.removesuffix(".__init__")
+    moved = KEYWORDS[name]
+
+    @wraps(function)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        for word in moved.keys() & given.keys():
+            raise TypeError(f"{name}: {word}= is written {moved[word]} today")
+        return function(*args, **given)
+
+    return checked
 
 
 def install() -> None:

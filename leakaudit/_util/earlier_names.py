@@ -63,7 +63,7 @@ def keywords(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def checked(*args: P.args, **given: P.kwargs) -> R:
         for word in moved.keys() & given.keys():
-            raise TypeError(f"{name}: {word}= is written {moved[word]} today")
+            raise TypeError(f"{name} has no argument {word}; write {moved[word]}")
         return function(*args, **given)
 
     return checked

@@ -19,7 +19,7 @@ def test_an_earlier_keyword_names_the_one_of_today(name: str, word: str) -> None
     with pytest.raises(TypeError) as caught:
         function(**{word: None})
     assert str(caught.value) == (
-        f"{name}: {word}= is written {earlier_names.KEYWORDS[name][word]} today"
+        f"{name} has no argument {word}; write {earlier_names.KEYWORDS[name][word]}"
     )
 
 

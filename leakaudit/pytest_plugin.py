@@ -154,7 +154,7 @@ def _new_check(name: str, run: str | Program, settings: Mapping[str, Any]) -> Ch
     for setting in settings:
         if setting not in known:
             raise LeakauditError(f"there is no setting {setting!r}{suggest(setting, known)}")
-    values = {}
+    values: dict[str, Any] = {}
     for setting, value in settings.items():
         values[setting] = tuple(value) if isinstance(value, list) else value
     return Check(name, run, **values)

@@ -245,8 +245,8 @@ def test_a_mistake_in_a_check_is_one_line(arguments: str, said: str, repo: Path)
 
 
 def test_a_check_of_a_test_has_the_defaults_of_the_file() -> None:
-    check = pytest_plugin._new_check("own", print, {"adversaries": ["node:1"]})  # type: ignore[arg-type]
-    assert check == Check("own", print, adversaries=("node:1",))  # type: ignore[arg-type]
+    check = pytest_plugin._new_check("own", print, {"adversaries": ["node:1"]})
+    assert check == Check("own", print, adversaries=("node:1",))
     assert check.sensitivity is None
 
 

@@ -24,5 +24,5 @@ def test_an_earlier_keyword_names_the_one_of_today(name: str, word: str) -> None
 
 
 def test_an_unknown_keyword_is_still_unknown() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'colums'"):
-        la.Recorder(None, colums=(0, 3))  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'column'"):
+        la.Recorder(None, column=(0, 3))  # type: ignore[call-arg]

@@ -130,7 +130,7 @@ def attack(
 
 
 @visible
-@earlier_names.keywords
+@earlier_names.keywords("bound")
 def bound(
     source: Trace | Scenario | File,
     adversaries: Iterable[Adversary | str] | Adversary | str | None = None,
@@ -284,7 +284,7 @@ def claims(
 
 
 @visible
-@earlier_names.keywords
+@earlier_names.keywords("sweep")
 def sweep(
     plan: SweepPlan | File,
     folder: File = OUTPUT,
@@ -368,7 +368,7 @@ def report(results: File, format: TextFormat = ..., **given: Unpack[_ReportArgum
 def report(results: File, format: str, **given: Unpack[_ReportArguments]) -> str | bytes: ...
 
 
-@earlier_names.keywords
+@earlier_names.keywords("report")
 def report(
     results: File,
     format: str = "html",

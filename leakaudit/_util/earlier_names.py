@@ -26,47 +26,53 @@ EARLIER = {
 }
 
 # Public function -> keyword of an earlier version -> how it is written today.
-KEYWORDS: dict[str, dict[str, str]] = {}
+KEYWORDS: dict[str, dict[str, str]] = {"Recorder": {}, "bound": {}, "report": {}, "sweep": {}}
 
 
-def _moved(function: str, words: str, today: str) -> None:
-    """Note keywords that moved; `today` contains {} in place of the keyword."""
-    KEYWORDS.setdefault(function, {}).update({word: today.format(word) for word in words.split()})
+def _moved(function: str, today: str, *keywords: str) -> None:
+    """Note keywords that moved; in what is written today, {} stands for the keyword."""
+    KEYWORDS[function].update({keyword: today.format(keyword) for keyword in keywords})
 
 
 _moved(
     "Recorder",
-    "layers layout dtype secure_kinds keep_states keep_curves id provenance private check",
     "options=leakaudit.RecorderOptions({}=...)",
+    *("layers", "layout", "dtype", "secure_kinds", "keep_states", "keep_curves"),
+    *("id", "provenance", "private", "check"),
 )
 _moved(
     "Recorder",
-    "truth messages rows max_bytes shard_bytes hash",
     "leakaudit.Recorder(leakaudit.Storage(path, {}=...), ...)",
+    *("truth", "messages", "rows", "max_bytes", "shard_bytes", "hash"),
 )
-_moved("Recorder", "columns", "options=leakaudit.RecorderOptions(layers=StoredColumns(...))")
-
+_moved("Recorder", "options=leakaudit.RecorderOptions(layers=StoredColumns(...))", "columns")
 _moved(
     "bound",
-    "smoothness epsilon data_root download",
     "options=leakaudit.BoundOptions({}=...)",
+    *("smoothness", "epsilon", "data_root", "download"),
 )
-_moved("report", "location width color verbose", "options=leakaudit.ReportOptions({}=...)")
-_moved("sweep", "workers backend address", "executor=leakaudit.Executor({}=...)")
+_moved(
+    "report",
+    "options=leakaudit.ReportOptions({}=...)",
+    *("location", "width", "color", "verbose"),
+)
+_moved("sweep", "executor=leakaudit.Executor({}=...)", "workers", "backend", "address")
 
 
-def keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function with earlier keywords say how they are written today."""
-    name = function.__qualname__.removesuffix(".__init__")
+def keywords(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a public function with earlier keywords say how they are written today."""
     moved = KEYWORDS[name]
 
-    @wraps(function)
-    def checked(*args: P.args, **given: P.kwargs) -> R:
-        for word in moved.keys() & given.keys():
-            raise TypeError(f"{name} has no argument {word}; write {moved[word]}")
-        return function(*args, **given)
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def checked(*args: P.args, **given: P.kwargs) -> R:
+            for word in moved.keys() & given.keys():
+                raise TypeError(f"{name} has no argument {word}; write {moved[word]}")
+            return function(*args, **given)
 
-    return checked
+        return checked
+
+    return decorate
 
 
 def install() -> None:

@@ -127,7 +127,7 @@ class Recorder:
 
     partial = False
 
-    @earlier_names.keywords
+    @earlier_names.keywords("Recorder")
     def __init__(
         self,
         path: str | os.PathLike[str] | Storage | None,

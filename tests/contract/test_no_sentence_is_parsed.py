@@ -240,7 +240,7 @@ READS = {
     "leakaudit/traces/callers.py:of_frame": MODULE,
     "leakaudit/traces/convert.py:convert": TYPED,
     "leakaudit/traces/gaps.py:_each": SHOWN,
-    "leakaudit/traces/recorder.py:Recorder.__init__": TYPED,
+    "leakaudit/traces/recorder.py:_is_folder": TYPED,
     "leakaudit/traces/recorder.py:_check": TORCH,
     "leakaudit/traces/trace_file.py:truth_path": NAMED,
     "leakaudit/reporting/viewing/export.py": NAMED,

@@ -86,17 +86,13 @@ def write_sparse(path: Path) -> int:
     task = wide.task
     random = torch.Generator().manual_seed(0)
     with la.Recorder(
-        path,
+        la.Storage(path, messages=count, rows=count, max_bytes=1e12, hash=False),
         protocol="pdmm",
         task=task.spec,
         graph=plan.graph,
         params=small.params,
-        layout=task.layout,
         rounds=ROUNDS,
-        messages=count,
-        rows=count,
-        max_bytes=1e12,
-        hash=False,
+        options=la.RecorderOptions(layout=task.layout),
     ) as recorder:
         for t in range(1, ROUNDS + 1):
             rows = recorder.send_many(t, src, dst, "dz")

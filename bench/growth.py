@@ -117,7 +117,7 @@ def sweep(cells: int, folder: Path) -> Call:
     base = scenario(victim="fedsgd", nodes=2, rounds=1).to_toml().replace("[set]", "[scenario.set]")
     text = f'[scenario]\n{base}\n[sweep]\nattacks = ["analytic"]\nseeds = {cells}\nnodes = [0]\n'
     (folder / "sweep.toml").write_text(text)
-    return lambda: la.sweep(folder / "sweep.toml", folder / "swept", workers=0)
+    return lambda: la.sweep(folder / "sweep.toml", folder / "swept", executor=la.Executor())
 
 
 def report(findings: int, folder: Path) -> Call:

@@ -50,7 +50,7 @@ from leakaudit.core.trace import Graph, Layout, TaskSpec
 from leakaudit.protocols import topology
 from leakaudit.tasks._torchvision import torchvision
 from leakaudit.traces import layers, trace_file, trace_info
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 from leakaudit.victims import muffliato
 from leakaudit.views.conformance import conformance
 from leakaudit.views.conformance.case import Case
@@ -225,19 +225,14 @@ def record(run: Run, path: Path, rows: Tensor) -> None:
     w0 = torch.cat([start(run, block) for block in range(count)])
     src, dst = torch.tensor(run.network.arcs).T
     recorder = Recorder(
-        path,
+        Storage(path, messages=run.rounds * len(src), rows=run.sent, truth=False, max_bytes=20e9),
         protocol="muffliato",
         task=TaskSpec("torchvision.models:resnet50", shape=(3, 224, 224), classes=1000),
         graph=run.network,
         params={**registry.values(VICTIM), "samples": 1},
-        layout=run.layout,
         rounds=run.rounds,
-        messages=run.rounds * len(src),
-        rows=run.sent,
-        layers=run.kept,
         public={"w0": w0},
-        truth=False,
-        max_bytes=20e9,
+        options=RecorderOptions(layout=run.layout, layers=run.kept),
     )
     with recorder:
         for t in range(1, run.rounds + 1):

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from leakaudit.core.trace import Graph, Layout, TaskSpec
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 
 WIDTH, NODES = 250_000, 16  # 1 MB per message, 16 MB per round
 
@@ -37,14 +37,11 @@ def recorder(path: Path, rounds: int, hash: bool, sized: bool = True) -> Recorde
     layout = Layout(("weight",), ((WIDTH,),))
     messages, task = rounds * NODES if sized else None, TaskSpec("benchmark", shape=(1,))
     return Recorder(
-        path,
+        Storage(path, messages=messages, hash=hash, max_bytes=8e9),
         protocol="own:benchmark",
         task=task,
         graph=graph,
-        layout=layout,
-        messages=messages,
-        hash=hash,
-        max_bytes=8e9,
+        options=RecorderOptions(layout=layout),
     )
 
 

@@ -42,7 +42,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from leakaudit.capture.tap.hooks import group
-from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.capture import Capture, CaptureSettings
 from leakaudit.capture.tap.log.layers import SKETCHED
 
 TARGET = 1.15
@@ -213,7 +213,7 @@ def model_worker(rank: int, args: argparse.Namespace, folder: str) -> None:
     plain = step(args, None)
     out: dict[str, dict[str, list[float]]] = {}
     for name, layers in CHOICES.items():
-        capture = Capture(f"{folder}/{name}", layers=layers)
+        capture = Capture(f"{folder}/{name}", CaptureSettings(layers=layers))
         tapped = step(args, capture)
         if name == "sketched":
             setattr(capture, "sketches", lambda at: True)  # noqa: B010

@@ -23,7 +23,7 @@ from leakaudit.core.trace import Graph, TaskSpec
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 
 torch.set_num_threads(1)
 Kind = TypeVar("Kind", bound=Recorder)
@@ -80,28 +80,21 @@ def run(
     rounds: int,
     wires: Iterable[tuple[int, int]],
     kind: type[Kind],
-    **more: Any,
+    keep_states: bool = False,
 ) -> Kind:
     """Run the protocol with the package, recorded in memory."""
     task, wires = plan.task, list(wires)
     messages = plan.count(0 if kind is Warm else rounds, wires)
     public = {"w0": start(task), **_schedule(plan)}
-    shape: dict[str, Any] = {
-        "messages": max(messages, 0),
-        "rows": max(messages, 0),
-        "dtype": task.dtype,
-        "max_bytes": 1e11,
-        **more,
-    }
+    size = max(messages, 0)
     recorder = kind(
-        None,
+        Storage(None, messages=size, rows=size, max_bytes=1e11),
         protocol="own:bench",
         task=task.spec,
         graph=plan.graph,
-        layout=task.layout,
         rounds=rounds,
         public=public,
-        **shape,
+        options=RecorderOptions(layout=task.layout, dtype=task.dtype, keep_states=keep_states),
     )
     x, y = plan.source.x[plan.rows].to(task.dtype), plan.source.y[plan.rows]
     with recorder:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from leakaudit import attacks as attacks  # noqa: TID251 - so that type checkers see la.attacks
     from leakaudit.api import (
+        ReportOptions,
         attack,
         audit,
         bound,
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
     from leakaudit.runs.workers.executor import Executor
     from leakaudit.scoring.scoring import Score, score
     from leakaudit.tasks.task import Task
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
     from leakaudit.traces.trace_file import load, load_truth
+    from leakaudit.views.accounting.bounding import BoundOptions
     from leakaudit.views.extraction.explanation import explain
     from leakaudit.views.extraction.hearing import leaks
 
@@ -51,6 +53,7 @@ _HOME = {
     "Adversary": "core.adversary",
     "Attack": "inversion.attack",
     "AttackError": "core.errors",
+    "BoundOptions": "views.accounting.bounding",
     "Certificate": "core.reconstruction",
     "Executor": "runs.workers.executor",
     "GradientLeak": "core.leak",
@@ -59,8 +62,11 @@ _HOME = {
     "Leaks": "core.leak",
     "Reconstruction": "core.reconstruction",
     "Recorder": "traces.recorder",
+    "RecorderOptions": "traces.recorder",
+    "ReportOptions": "api",
     "Scenario": "protocols.scenario",
     "Score": "scoring.scoring",
+    "Storage": "traces.recorder",
     "Task": "tasks.task",
     "TaskSpec": "core.trace",
     "Trace": "core.trace",
@@ -89,6 +95,7 @@ __all__ = [
     "Adversary",
     "Attack",
     "AttackError",
+    "BoundOptions",
     "Certificate",
     "Executor",
     "GradientLeak",
@@ -97,8 +104,11 @@ __all__ = [
     "Leaks",
     "Reconstruction",
     "Recorder",
+    "RecorderOptions",
+    "ReportOptions",
     "Scenario",
     "Score",
+    "Storage",
     "Task",
     "TaskSpec",
     "Trace",

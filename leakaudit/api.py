@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, Unpack, overload
 
+from leakaudit._util import earlier_names
 from leakaudit._util.own_code import Trust
 from leakaudit.core.progress import visible
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from leakaudit.runs.workers.executor import Executor
     from leakaudit.scoring.scoring import Score
     from leakaudit.tasks.task import Task
+    from leakaudit.views.accounting.bounding import BoundOptions
     from leakaudit.views.accounting.compare import Comparisons
 
 File = str | os.PathLike[str]
@@ -127,6 +130,7 @@ def attack(
 
 
 @visible
+@earlier_names.keywords("bound")
 def bound(
     source: Trace | Scenario | File,
     adversaries: Iterable[Adversary | str] | Adversary | str | None = None,
@@ -134,12 +138,9 @@ def bound(
     *,
     coalitions: int = 1,
     sensitivity: float | None = None,
-    smoothness: float | None = None,
     delta: float | None = None,
-    epsilon: float | None = None,
-    data_root: File | None = None,
-    download: bool = False,
     executor: Executor | None = None,
+    options: BoundOptions | None = None,
 ) -> Comparisons:
     """Bound the privacy of one record in the view of every adversary, beside the claim.
 
@@ -153,13 +154,9 @@ def bound(
         coalitions: Maximum number of nodes that cooperate, if `adversaries` is None.
         sensitivity: Largest change of a gradient by one record (Euclidean norm); by default that
             of the claim, else of the declared clip, without which there is no epsilon.
-        smoothness: Lipschitz constant of a node's gradients, for protocols that do not send their
-            models.
         delta: Delta at which epsilon is stated; by default that of the claim, else 1e-5.
-        epsilon: Target of the recommended noise; by default the claimed epsilon.
-        data_root: Folder of data sets that are not bundled.
-        download: Whether missing data sets may be downloaded.
         executor: Where the views are computed; this process by default.
+        options: A smoothness, a target of the recommended noise, and where data sets are.
 
     Returns:
         Mu, epsilon, claim, verdict and noise for each node and adversary.
@@ -175,10 +172,11 @@ def bound(
     from leakaudit.views.accounting.adversaries import named
     from leakaudit.views.accounting.compare import Comparisons, compare, resting
 
-    bounding.check(sensitivity, smoothness, delta, epsilon)
     chosen = node_list(nodes)
-    root = None if data_root is None else Path(data_root)
-    protocol, holders = bounding.protocol_of(source, root, download)
+    own = options or bounding.BoundOptions()
+    asked = bounding.checked(sensitivity, own.smoothness, delta, own.epsilon)
+    root = None if own.data_root is None else Path(own.data_root)
+    protocol, holders = bounding.protocol_of(source, root, own.download)
     if adversaries is None:
         if chosen is None:
             chosen = list(range(holders))
@@ -188,9 +186,7 @@ def bound(
             adversaries = [adversaries]
         who = [Adversary.of(one) for one in adversaries]
         heard = named(who, chosen, holders)
-    limits = {"sensitivity": sensitivity, "delta": delta, "epsilon": epsilon}
-    where = executor or IN_PROCESS
-    found = compare(protocol, heard, smoothness=smoothness, executor=where, **limits)
+    found = compare(protocol, heard, executor=executor or IN_PROCESS, **asked)
     if isinstance(source, Scenario):
         return Comparisons(found)
     return resting(found, assumptions.doubts(assumptions.case_of(source)))
@@ -288,13 +284,12 @@ def claims(
 
 
 @visible
+@earlier_names.keywords("sweep")
 def sweep(
     plan: SweepPlan | File,
     folder: File = OUTPUT,
     *,
-    workers: int | None = None,
-    backend: str = "process",
-    address: str | None = None,
+    executor: Executor | None = None,
     shard: tuple[int, int] = (1, 1),
     retry_failed: bool = False,
     data_root: File | None = None,
@@ -306,9 +301,7 @@ def sweep(
     Args:
         plan: The sweep, or the TOML file that describes it.
         folder: Folder for the cells, results.json, the figure and a report.
-        workers: Number of processes; 0 runs in this process, None starts one per processor.
-        backend: "process", "loky", "dask", "ray", "joblib" or "joblib:NAME".
-        address: Address of the running cluster of dask or ray.
+        executor: Where the cells are computed; by default in one process per processor.
         shard: (i, n) runs the i-th of n parts, counted from 1.
         retry_failed: Whether cells that failed earlier are run once more.
         data_root: Folder with data sets that are not bundled.
@@ -328,39 +321,54 @@ def sweep(
         plan = tables.load(Path(plan))
     root = None if data_root is None else Path(data_root)
     options = run.SweepOptions(
-        workers, backend, shard, retry_failed, root, download, trusted, address
+        executor or run.every_core(), shard, retry_failed, root, download, trusted
     )
     return run.sweep(plan, Path(folder), options)
 
 
-class _ReportOptions(TypedDict, total=False):
-    """The options of `report`."""
+@dataclass(frozen=True)
+class ReportOptions:
+    """How a report is shown.
+
+    Attributes:
+        location: File of your repository to which SARIF findings refer.
+        width: Columns to which "text" is wrapped; None does not wrap lines.
+        color: Whether "text" contains terminal codes for colours.
+        verbose: Whether "text" lists the rules of a gate that are within their limits, too.
+    """
+
+    location: str | None = None
+    width: int | None = None
+    color: bool = False
+    verbose: bool = False
+
+
+class _ReportArguments(TypedDict, total=False):
+    """The arguments of `report`."""
 
     against: File | None  # as for `report`, like all others
     redact: bool
     redact_key: str | None
-    location: str | None
-    width: int | None
-    color: bool
-    verbose: bool
     table: str | None
     figure_width: str | float | None
+    options: ReportOptions | None
 
 
 @overload
 def report(
-    results: File, format: Literal["pdf", "png"], **options: Unpack[_ReportOptions]
+    results: File, format: Literal["pdf", "png"], **given: Unpack[_ReportArguments]
 ) -> bytes: ...
 
 
 @overload
-def report(results: File, format: TextFormat = ..., **options: Unpack[_ReportOptions]) -> str: ...
+def report(results: File, format: TextFormat = ..., **given: Unpack[_ReportArguments]) -> str: ...
 
 
 @overload
-def report(results: File, format: str, **options: Unpack[_ReportOptions]) -> str | bytes: ...
+def report(results: File, format: str, **given: Unpack[_ReportArguments]) -> str | bytes: ...
 
 
+@earlier_names.keywords("report")
 def report(
     results: File,
     format: str = "html",
@@ -368,12 +376,9 @@ def report(
     against: File | None = None,
     redact: bool = False,
     redact_key: str | None = None,
-    location: str | None = None,
-    width: int | None = None,
-    color: bool = False,
-    verbose: bool = False,
     table: str | None = None,
     figure_width: str | float | None = None,
+    options: ReportOptions | None = None,
 ) -> str | bytes:
     """Render a results file in another format.
 
@@ -384,14 +389,11 @@ def report(
         against: Earlier results.json, or its folder, to compare with.
         redact: Whether to omit pictures, labels, notes and paths, and to renumber the nodes.
         redact_key: Redact; reports with the same secret key use the same node numbers.
-        location: File of your repository to which SARIF findings refer.
-        width: Columns to which "text" is wrapped; None does not wrap lines.
-        color: Whether "text" contains terminal codes for colours.
-        verbose: Whether "text" lists the rules of a gate that are within their limits, too.
         table: Table of "csv", "latex" and "json", such as "curves" of an audit; by default the
             first of `leakaudit.reporting.findings.flat.NAMES`, and the whole record for "json".
         figure_width: Width of "pdf", "svg" and "png": "column" (84 mm), "page" (174 mm, the
             default), or a number of millimetres.
+        options: How "text" is laid out, and the file that SARIF findings name.
 
     Returns:
         The report; bytes for "pdf" and "png".
@@ -404,12 +406,13 @@ def report(
     from leakaudit.reporting.rendering import attachments
     from leakaudit.reporting.results import record_file
 
+    own = options or ReportOptions()
     source = file_of(results)
     render = _renderer(format, table, figure_width)
     shown = record_file.read(source)
     kind = str(shown["kind"])
     if format == "text":
-        render = partial(render, width=width, color=color, verbose=verbose)
+        render = partial(render, width=own.width, color=own.color, verbose=own.verbose)
     if kind == "sweep" and format not in SWEEP_FORMS:
         forms = ", ".join(SWEEP_FORMS)
         raise LeakauditError(f"-f: expected {forms} for the results of a sweep, got {format}")
@@ -430,7 +433,7 @@ def report(
         )
     earlier = None if against is None else record_file.read(file_of(against))
     # The location is named for this report, so it stays in a redacted one.
-    named = {} if location is None else {"location": location}
+    named = {} if own.location is None else {"location": own.location}
     if redacted:
         from leakaudit.reporting.findings import redaction  # it knows all data sets and models
 

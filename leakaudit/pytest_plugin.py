@@ -8,20 +8,22 @@ environment with leakaudit, so it imports only pytest until a test requests the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
 if TYPE_CHECKING:
-    from leakaudit.judging.gate.config import Gate
+    from leakaudit.judging.gate.config import Check, Gate
     from leakaudit.judging.gate.judge import GateResults
 
 
 # Path of a baseline -> name of a cell -> its measurements, as a worker of pytest-xdist sends them.
 Measured = dict[str, dict[str, object]]
+
+Program: TypeAlias = Callable[[int, Path], object]  # trains with a seed, and writes a trace
 
 _MEASURED = pytest.StashKey[Measured]()
 _SENT = "leakaudit_cells"  # key of the data that a worker sends
@@ -78,50 +80,34 @@ class Leakage:
     def check(
         self,
         name: str,
-        run: str | Callable[[int, Path], object] | None = None,
+        run: str | Program | None = None,
         *,
-        adversaries: Sequence[str] = ("eavesdropper",),
-        attacks: Sequence[str] = ("auto",),
-        set: Mapping[str, Mapping[str, object]] | None = None,
         budget: Mapping[str, float] | None = None,
         seeds: int | None = None,
-        lint: str = "error",
-        secure: Sequence[str] = (),
-        undetermined: Sequence[str] = (),
-        sensitivity: float = 1.0,
-        delta: float = 1e-5,
-        smoothness: float | None = None,
+        **settings: Any,
     ) -> GateResults:
         """Run one check, and fail the test unless it passes.
 
         Args:
             run: ``module:function``, or a function that takes a seed and a path; None for the check
-                in the file. The following arguments apply to a new check only.
-            seeds: number of runs, of any check; None for the number of the gate.
+                in the file.
+            budget: Measure -> its largest value, of a new check.
+            seeds: Number of runs, of any check; None for the number of the gate.
+            **settings: Settings of a new check, as in the file: ``adversaries``, ``attacks``, …
         """
         __tracebackhide__ = True
         from leakaudit.core.errors import LeakauditError
         from leakaudit.judging.gate import files, record
-        from leakaudit.judging.gate.config import Budget, Check, Gate
+        from leakaudit.judging.gate.config import Budget, Gate
         from leakaudit.reporting.rendering import gate_text
 
         try:
             if run is None:
+                if settings or budget is not None:
+                    raise LeakauditError("its settings are those of the file, unless it has a run")
                 gate = files.configured(self.folder).only([name])
             else:
-                own = Check(
-                    name,
-                    run,
-                    adversaries=tuple(adversaries),
-                    attacks=tuple(attacks),
-                    set=set or {},
-                    sensitivity=sensitivity,
-                    delta=delta,
-                    smoothness=smoothness,
-                    lint=lint,
-                    secure=tuple(secure),
-                    undetermined=tuple(undetermined),
-                )
+                own = _new_check(name, run, settings)
                 budgets = tuple(Budget(measure, most) for measure, most in (budget or {}).items())
                 source = str(self.request.node.location[0])
                 gate = Gate((own,), budgets, folder=self.folder, source=source)
@@ -158,6 +144,20 @@ class Leakage:
         measured = config.stash[_MEASURED].setdefault(str(gate.baseline_path), {})
         measured.update(msgspec.to_builtins(judged.blocks))
         return judged
+
+
+def _new_check(name: str, run: str | Program, settings: Mapping[str, Any]) -> Check:
+    from leakaudit.core.errors import LeakauditError, suggest
+    from leakaudit.judging.gate.config import Check
+
+    known = [field.name for field in fields(Check)]
+    for setting in settings:
+        if setting not in known:
+            raise LeakauditError(f"there is no setting {setting!r}{suggest(setting, known)}")
+    values: dict[str, Any] = {}
+    for setting, value in settings.items():
+        values[setting] = tuple(value) if isinstance(value, list) else value
+    return Check(name, run, **values)
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 LEAVES = ("attacks", "victims", "reports")
 COLUMNS = 100
 LIMITS = {"wide": 0.0, "conditional": 22.8, "comprehension": 36.8, "targets": 5.8, "walrus": 0.0}
+PARAMETERS = 8  # of a function, without self or cls: more of them are fields of a value
 COUNTED = (*LIMITS, "comment")
 TOTALS = ("tokens", "docstring words", "classes")
 LAYOUT = {
@@ -85,6 +86,17 @@ def _has_several_targets(node: ast.AST) -> bool:
     if len(node.targets) > 1:
         return True
     return isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+
+
+def crowded(file: Path) -> Iterator[tuple[int, str, int]]:
+    """Yield line, name and number of parameters of every function with more than `PARAMETERS`."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            listed = node.args
+            names = [one.arg for one in (*listed.posonlyargs, *listed.args, *listed.kwonlyargs)]
+            count = len(names) - (names[:1] in (["self"], ["cls"]))
+            if count > PARAMETERS:
+                yield node.lineno, node.name, count
 
 
 def public_names(project: Path) -> dict[Path, set[str]]:

@@ -25,7 +25,7 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Graph, TaskSpec
 from leakaudit.protocols.victim import Victim
 from leakaudit.tasks.task import Problem, Task
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions
 
 Key = tuple[int, int, int, str, bool]  # round, src, dst, kind, secure
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -184,10 +184,9 @@ def _run(
             task=spec,
             graph=graph,
             params={},
-            layout=task.layout,
             rounds=rounds,
-            dtype=torch.float64,
             public=start,
+            options=RecorderOptions(layout=task.layout, dtype=torch.float64),
         ) as recorder,
         patch("torch.randn", draws),
     ):

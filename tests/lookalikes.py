@@ -270,8 +270,8 @@ def half(
         task=spec,
         graph=graph,
         params=params,
-        dtype=dtype,
         public={"w0": w},
+        options=la.RecorderOptions(dtype=dtype),
     ) as recorder:
         for t in range(1, rounds + 1):
             recorder.send(round=t, src=3, dst=[0, 1, 2], kind="w", value=w)

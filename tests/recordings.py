@@ -67,8 +67,7 @@ class Run:
             params=self.params,
             public={"w0": self.w0},
             rounds=self.rounds,
-            dtype=self.dtype,
-            check=check,
+            options=la.RecorderOptions(dtype=self.dtype, check=check),
         ) as recorder:
             for node in self.holders:
                 recorder.truth(node=node, x=self.x[node], y=self.y[node])

@@ -163,9 +163,9 @@ def recorded(
         task=spec,
         graph=graph,
         params={name: value for name, value in told.items() if value is not None},
-        dtype=case.dtype,
         public={"w0": flat} if case.heard else {},
         rounds=case.rounds,
+        options=la.RecorderOptions(dtype=case.dtype),
     ) as r:
         for t in range(1, case.rounds + 1):
             if case.heard:

@@ -1,13 +1,17 @@
-"""Modules under the names that documented programs import, wherever they stand today."""
+"""Names of earlier versions: modules that programs still import, and keywords that moved."""
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Name in the documentation of an earlier version -> the modules that hold what it held.
 EARLIER = {
@@ -20,6 +24,55 @@ EARLIER = {
     "relations": ("theory.relations",),
     "victim": ("protocols.victim",),
 }
+
+# Public function -> keyword of an earlier version -> how it is written today.
+KEYWORDS: dict[str, dict[str, str]] = {"Recorder": {}, "bound": {}, "report": {}, "sweep": {}}
+
+
+def _moved(function: str, today: str, *keywords: str) -> None:
+    """Note keywords that moved; in what is written today, {} stands for the keyword."""
+    KEYWORDS[function].update({keyword: today.format(keyword) for keyword in keywords})
+
+
+_moved(
+    "Recorder",
+    "options=leakaudit.RecorderOptions({}=...)",
+    *("layers", "layout", "dtype", "secure_kinds", "keep_states", "keep_curves"),
+    *("id", "provenance", "private", "check"),
+)
+_moved(
+    "Recorder",
+    "leakaudit.Recorder(leakaudit.Storage(path, {}=...), ...)",
+    *("truth", "messages", "rows", "max_bytes", "shard_bytes", "hash"),
+)
+_moved("Recorder", "options=leakaudit.RecorderOptions(layers=StoredColumns(...))", "columns")
+_moved(
+    "bound",
+    "options=leakaudit.BoundOptions({}=...)",
+    *("smoothness", "epsilon", "data_root", "download"),
+)
+_moved(
+    "report",
+    "options=leakaudit.ReportOptions({}=...)",
+    *("location", "width", "color", "verbose"),
+)
+_moved("sweep", "executor=leakaudit.Executor({}=...)", "workers", "backend", "address")
+
+
+def keywords(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a public function with earlier keywords say how they are written today."""
+    moved = KEYWORDS[name]
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def checked(*args: P.args, **given: P.kwargs) -> R:
+            for word in moved.keys() & given.keys():
+                raise TypeError(f"{name} has no argument {word}; write {moved[word]}")
+            return function(*args, **given)
+
+        return checked
+
+    return decorate
 
 
 def install() -> None:

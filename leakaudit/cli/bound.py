@@ -98,10 +98,7 @@ def run(args: _Options) -> int:
     chosen = settings(args)
     form = args.page.form()
     executor = args.computing.executor()
-    asked = {
-        name: getattr(args, name) for name in ("sensitivity", "delta", "epsilon", "smoothness")
-    }
-    bounding.check(**asked)
+    asked = bounding.checked(args.sensitivity, args.smoothness, args.delta, args.epsilon)
     if args.adversary and args.coalitions is not None:
         raise LeakauditError("expected --coalitions or --as, got both; remove one of them")
     protocol, last = bounding.protocol_of(args.source, chosen.data_root, chosen.download)

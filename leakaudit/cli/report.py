@@ -128,11 +128,9 @@ def run(args: _Options) -> int:
         against=args.converted.against,
         redact=args.converted.redact,
         redact_key=args.converted.redact_key,
-        location=args.converted.location,
-        verbose=args.verbose,
         table=args.converted.table,
         figure_width=args.converted.width,
-        **fit,
+        options=api.ReportOptions(args.converted.location, verbose=args.verbose, **fit),
     )
     write_page(page, args.output, args, api.file_of(args.results))
     return 0

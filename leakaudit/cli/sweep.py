@@ -27,12 +27,19 @@ from leakaudit.core.errors import LeakauditError
 if TYPE_CHECKING:
     from leakaudit.reporting.results.model import SweepRecord
     from leakaudit.runs.sweeping.run import SweepOptions, SweepOutcome
+    from leakaudit.runs.workers.executor import Executor
 
 TOLD = 10  # largest number of cells without a result that are listed
 
 
 class _CellOptions(ComputeOptions):
     workers: int | None = option(WORKERS.format("one per processor"), metavar="N")
+
+    def executor(self) -> Executor:
+        """Return the executor that the options choose."""
+        from leakaudit.runs.workers.executor import Executor
+
+        return Executor.of(self.workers, self.backend, self.address, every_core=True)
 
 
 class _Options(SharedOptions):
@@ -98,14 +105,12 @@ def run(args: _Options) -> int:
     if args.given.seed is not None:
         plan = tables.with_seed(plan, chosen.seed)
     options = SweepOptions(
-        computing.workers,
-        computing.backend,
+        computing.executor(),
         _shard(args.shard),
         args.retry_failed,
         Path(chosen.data_root),
         chosen.download,
         args.trust_model,
-        computing.address,
     )
     folder = Path(chosen.output)
     if args.drawn.figure is not None and options.shard[1] > 1:

@@ -29,7 +29,7 @@ from leakaudit.tasks.shared import SharedData
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import layers
-from leakaudit.traces.recorder import Recorder, human, plan_size
+from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage, human, plan_size
 
 if TYPE_CHECKING:
     from leakaudit.protocols.victim import Victim
@@ -224,28 +224,27 @@ def opened(
     if scenario.wires != "all":
         said["wires"] = scenario.wires
     recorder = Recorder(
-        path,
+        Storage(path, messages=plan.messages, rows=plan.messages, max_bytes=max_bytes),
         protocol=scenario.victim,
         task=plan.task.spec,
         graph=plan.graph,
         params={**registry.values(plan.victim), "samples": scenario.samples},
-        layout=plan.task.layout,
         rounds=scenario.rounds,
-        messages=plan.messages,
-        rows=plan.messages,
-        dtype=plan.task.dtype,
-        layers=plan.kept,
         public=public,
-        keep_states=scenario.states,
-        keep_curves=scenario.curves,
-        max_bytes=max_bytes,
-        provenance=said,
-        private={
-            "scenario": {**asdict(scenario), "set": dict(scenario.set)},
-            **({premises.KEY: [one.says for one in void]} if void else {}),
-            **(private or {}),
-        },
-        check=False,  # the plan has been checked, and tests check every declaration
+        options=RecorderOptions(
+            layers=plan.kept,
+            layout=plan.task.layout,
+            dtype=plan.task.dtype,
+            keep_states=scenario.states,
+            keep_curves=scenario.curves,
+            provenance=said,
+            private={
+                "scenario": {**asdict(scenario), "set": dict(scenario.set)},
+                **({premises.KEY: [one.says for one in void]} if void else {}),
+                **(private or {}),
+            },
+            check=False,  # the plan has been checked, and tests check every declaration
+        ),
     )
     for node in range(scenario.nodes):
         recorder.truth(node, source.x[rows[node]], source.y[rows[node]], index=rows[node])

@@ -17,7 +17,7 @@ from leakaudit.core.trace import Messages, Trace
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import foreign
 from leakaudit.traces._storage.sizes import human, plan_size
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 
 READ = {".npz": foreign.read_npz, ".safetensors": foreign.read_safetensors}
 WRITE = {".npz": foreign.write_npz, ".safetensors": foreign.write_safetensors}
@@ -66,25 +66,30 @@ def convert(
 def _record(
     trace: Trace, target: str | os.PathLike[str], max_bytes: float, shard_bytes: int
 ) -> None:
-    recorder = Recorder(
+    storage = Storage(
         target,
+        truth=False,
+        messages=len(trace),
+        rows=sum(len(m.payload) for m in trace.messages),
+        max_bytes=max_bytes,
+        shard_bytes=shard_bytes,
+    )
+    recorder = Recorder(
+        storage,
         protocol=trace.protocol,
         task=trace.task,
         graph=trace.graph,
         params=trace.params,
-        layout=trace.layout,
         rounds=trace.rounds,
-        messages=len(trace),
-        rows=sum(len(m.payload) for m in trace.messages),
-        dtype=trace.dtype,
-        layers=trace.recorded,
         public=trace.public,
-        id=trace.id,
-        truth=False,
-        max_bytes=max_bytes,
-        shard_bytes=shard_bytes,
-        provenance=trace.provenance,
-        check=False,
+        options=RecorderOptions(
+            layers=trace.recorded,
+            layout=trace.layout,
+            dtype=trace.dtype,
+            id=trace.id,
+            provenance=trace.provenance,
+            check=False,
+        ),
     )
     with recorder:
         for m in trace.messages:

@@ -7,7 +7,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit._util import files
+from leakaudit._util import earlier_names, files
 from leakaudit._util.files import replacing
 from leakaudit._util.untrusted.safe_reader import STORAGES
 from leakaudit.core import mapping, registry
@@ -37,9 +37,64 @@ from leakaudit.traces.arcs import Arcs
 from leakaudit.traces.vocabulary import Vocabulary, finite
 from leakaudit.traces.writer import Integers, RecordingWriter
 
-__all__ = ["Recorder", "estimate", "human", "plan_size"]
+__all__ = ["Recorder", "RecorderOptions", "Storage", "estimate", "human", "plan_size"]
 
 LAST_ROUND = (1 << 31) - 1  # what the int32 column of rounds can hold
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where a recording is stored, and how large it may become.
+
+    Attributes:
+        path: A .pt file. A folder (if it exists, or if the text ends with "/") receives shards.
+            None records in memory.
+        truth: Whether, or where, to write the truth, if any; by default next to the trace.
+        messages: Expected number of messages; None if unknown.
+        rows: Expected number of payloads, smaller than that of messages if there are broadcasts.
+        max_bytes: Maximum size of the recording.
+        shard_bytes: Size of a shard of a folder.
+        hash: Whether to write a sha256 next to each file; None does so up to 4 GiB.
+    """
+
+    path: str | os.PathLike[str] | None
+    truth: bool | str | os.PathLike[str] = True
+    messages: int | None = None
+    rows: int | None = None
+    max_bytes: float = 4e9
+    shard_bytes: int = 1 << 30
+    hash: bool | None = None
+
+
+@dataclass(frozen=True)
+class RecorderOptions:
+    """What is recorded of a run.
+
+    Attributes:
+        layers: What is recorded of each message: ``all``, ``first``, ``last``, names of parameters
+            or modules, and ``sketch`` (docs/traces.md); or a `StoredColumns`.
+        layout: Layout of the flat model vector; by default that of the task.
+        dtype: Number format of the payloads.
+        secure_kinds: Kinds of messages that are sent encrypted.
+        keep_states: Whether to keep the values passed to `Recorder.state`.
+        keep_curves: Whether to keep the values passed to `Recorder.curve`.
+        id: Identifier of the recording, equal in trace and truth; random if None.
+        provenance: Plain values that describe the run, for the trace.
+        private: Plain values for the provenance of the truth only.
+        check: Whether to compare names, channels and numbers with what the protocol and the task
+            declare; False copies a recording unchanged.
+    """
+
+    layers: str | Sequence[str] | StoredColumns = "all"
+    layout: Layout | None = None
+    dtype: torch.dtype = torch.float32
+    secure_kinds: Sequence[str] = ()
+    keep_states: bool = False
+    keep_curves: bool = False
+    id: str | None = None
+    provenance: Mapping[str, Json] | None = None
+    private: Mapping[str, Json] | None = None
+    check: bool = True
 
 
 class Recorder:
@@ -49,35 +104,16 @@ class Recorder:
     marked as incomplete. A file at `path` is replaced when the first message is recorded.
 
     Args:
-        path: A .pt file. A folder (if it exists, or if the text ends with "/") receives shards.
-            None records in memory.
+        path: A .pt file, a folder for shards, or None to record in memory; a `Storage` also says
+            how large the recording may become.
         protocol: A registered victim, with `params` as its constants; the path of a protocol file
             (``.toml``), whose text the trace then carries; or ``own:NAME`` without a declaration.
         task: The learning task.
         graph: Defines who can send to whom.
         params: Constants of the protocol.
-        layout: Layout of the flat model vector; by default that of the task.
         rounds: Expected number of rounds; None if unknown.
-        messages: Expected number of messages; None if unknown.
-        rows: Expected number of payloads, smaller than that of messages if there are broadcasts.
-        dtype: Number format of the payloads.
-        columns: (start, stop) of the recorded part of the flat vector; by default all of it.
-        layers: What is recorded of each message, in place of `columns`: ``all``, ``first``,
-            ``last``, names of parameters or modules, and ``sketch`` (docs/traces.md); or a
-            `StoredColumns`.
         public: Tensors that are known to everybody, by name.
-        secure_kinds: Kinds of messages that are sent encrypted.
-        id: Identifier of the recording, equal in trace and truth; random if None.
-        truth: Whether, or where, to write the truth, if any; by default next to the trace.
-        keep_states: Whether to keep the values passed to `state`.
-        keep_curves: Whether to keep the values passed to `curve`.
-        max_bytes: Maximum size of the recording.
-        shard_bytes: Size of a shard of a folder.
-        hash: Whether to write a sha256 next to each file; None does so up to 4 GiB.
-        provenance: Plain values that describe the run, for the trace.
-        private: Plain values for the provenance of the truth only.
-        check: Whether to compare names, channels and numbers with what the protocol and the task
-            declare; False copies a recording unchanged.
+        options: What is recorded of each message and of the nodes; all messages by default.
 
     Attributes:
         partial: Whether some nodes run in other processes.
@@ -86,91 +122,63 @@ class Recorder:
 
     Raises:
         LeakauditError: Before anything is created: the arguments do not fit together, the path
-            cannot be written, or the recording would exceed max_bytes.
+            cannot be written, or the recording would exceed its maximum size.
     """
 
     partial = False
 
+    @earlier_names.keywords("Recorder")
     def __init__(
         self,
-        path: str | os.PathLike[str] | None,
+        path: str | os.PathLike[str] | Storage | None,
         *,
         protocol: str,
         task: TaskSpec | Task,
         graph: Graph,
         params: Mapping[str, Json] | None = None,
-        layout: Layout | None = None,
         rounds: int | None = None,
-        messages: int | None = None,
-        rows: int | None = None,
-        dtype: torch.dtype = torch.float32,
-        columns: tuple[int, int] | None = None,
-        layers: str | Sequence[str] | StoredColumns | None = None,
         public: Mapping[str, Any] | None = None,
-        secure_kinds: Sequence[str] = (),
-        id: str | None = None,
-        truth: bool | str | os.PathLike[str] = True,
-        keep_states: bool = False,
-        keep_curves: bool = False,
-        max_bytes: float = 4e9,
-        shard_bytes: int = 1 << 30,
-        hash: bool | None = None,
-        provenance: Mapping[str, Json] | None = None,
-        private: Mapping[str, Json] | None = None,
-        check: bool = True,
+        options: RecorderOptions | None = None,
     ) -> None:
+        storage = path if isinstance(path, Storage) else Storage(path)
+        options = options or RecorderOptions()
         # What the recorder needs to accept or reject a message.
-        self.path = None if path is None else _followed(Path(path))
+        self.path = None if storage.path is None else _followed(Path(storage.path))
         self.graph = graph
-        self.dtype = dtype
-        self.id = id or secrets.token_hex(16)
+        self.dtype = options.dtype
+        self.id = options.id or secrets.token_hex(16)
         self.rounds = rounds
-        self.task, self.layout = _described(task, layout)
+        self.task, self.layout = _described(task, options.layout)
         if self.task.is_program:
             self.task = _with_sha256(self.task)
-        self.kept = _kept(task, self.layout, columns, layers)
+        self.kept = _kept(task, self.layout, options.layers)
         self.columns = self.kept.columns
-        self.keep_curves = keep_curves
-        self._keep_states = keep_states
-        self._secure_kinds = frozenset(secure_kinds)
+        self.keep_curves = options.keep_curves
+        self._keep_states = options.keep_states
+        self._secure_kinds = frozenset(options.secure_kinds)
         self._kinds: set[str] = set()
         self._round = 0
         self._closed = False
 
         # Reject what cannot be recorded, before anything is created.
-        sizes = {"rounds": rounds, "messages": messages, "rows": rows}
-        _check(dtype, self.kept, sizes)
-        width = self.kept.width
-        if rows is None:
-            rows = messages
-        if messages is not None:
-            planned = estimate(
-                messages,
-                width,
-                dtype,
-                graph=graph,
-                layout=self.layout,
-                rounds=rounds,
-                rows=rows,
-                max_bytes=max_bytes,
-            )
-            refuse_above(max_bytes, planned)
+        _check(self.dtype, self.kept, storage, rounds)
+        self._refuse_larger(storage)
         self.public = {
             name: _storable(tensor(value, f"public {name}"), f"public {name}")
             for name, value in (public or {}).items()
         }
         constants = params or {}
         self._vocabulary: Vocabulary | None = None
-        if check:
+        if options.check:
             self._vocabulary = Vocabulary(protocol, constants, graph, rounds, self.public)
             protocol = self._vocabulary.protocol
 
         # A copy of a trace without a number of its own receives none, because its truth has none.
-        said = _provenance(provenance, rounds, check)
+        said = _provenance(options.provenance, rounds, options.check)
         if self._vocabulary is not None:
             said |= self._vocabulary.provenance
-        own = dict(private or {})
-        if check or truth is not False:
+        own = dict(options.private or {})
+        if options.check or storage.truth is not False:
             own[RECORDING] = said.setdefault(RECORDING, secrets.token_hex(16))
 
         if self.task.is_program and self.path is not None:
@@ -191,26 +199,25 @@ class Recorder:
             provenance=said,
             kept=None if self.kept.is_plain else self.kept,
         )
-        format = TableFormat(trace_file.head(described), width, dtype)
-        in_folder = path is not None and (os.fspath(path).endswith("/") or Path(path).is_dir())
+        format = TableFormat(trace_file.head(described), self.kept.width, self.dtype)
         self._truth = TruthFile(
-            _truth_path(self.path, truth),
+            _truth_path(self.path, storage.truth),
             self.id,
             self.task,
             graph.nodes,
-            limit=max_bytes,
+            limit=storage.max_bytes,
             provenance=own,
-            check=check,
+            check=options.check,
             samples=_samples(constants),
         )
         self._writer = RecordingWriter(
             self.path,
             format,
-            size=(messages, rows),
-            limit=max_bytes,
-            shard_bytes=shard_bytes if in_folder else None,
+            size=(storage.messages, _rows(storage)),
+            limit=storage.max_bytes,
+            shard_bytes=storage.shard_bytes if _is_folder(storage.path) else None,
             truth=self._truth,
-            hash=hash,
+            hash=storage.hash,
         )
 
     def __enter__(self) -> Self:
@@ -379,6 +386,21 @@ class Recorder:
         """The truth that was provided."""
         return self._truth.build()
 
+    def _refuse_larger(self, storage: Storage) -> None:
+        """Raise if a recording of as many messages as are expected exceeds its maximum size."""
+        if storage.messages is not None:
+            planned = estimate(
+                storage.messages,
+                self.kept.width,
+                self.dtype,
+                graph=self.graph,
+                layout=self.layout,
+                rounds=self.rounds,
+                rows=_rows(storage),
+                max_bytes=storage.max_bytes,
+            )
+            refuse_above(storage.max_bytes, planned)
+
     def _note(self, kind: str, caller: FrameType) -> None:
         """Note where the first message of a kind is sent, if the program may be known."""
         self._kinds.add(kind)
@@ -485,19 +507,19 @@ def _followed(path: Path) -> Path:
     return files.resolved(path) if path.is_symlink() else path
 
 
+def _is_folder(path: str | os.PathLike[str] | None) -> bool:
+    return path is not None and (os.fspath(path).endswith("/") or Path(path).is_dir())
+
+
+def _rows(storage: Storage) -> int | None:
+    return storage.messages if storage.rows is None else storage.rows
+
+
 def _kept(
-    task: TaskSpec | Task,
-    layout: Layout,
-    columns: tuple[int, int] | None,
-    chosen: str | Sequence[str] | StoredColumns | None,
+    task: TaskSpec | Task, layout: Layout, chosen: str | Sequence[str] | StoredColumns
 ) -> StoredColumns:
-    if chosen is None:
-        span = columns or (0, layout.size)
-        if len(span) != 2:
-            raise LeakauditError(f"columns: expected (start, stop), got {columns}")
-        return StoredColumns(layout.size, (span,))
-    if columns is not None:
-        raise LeakauditError("columns and layers both choose what is recorded; give one of them")
+    if chosen == layers.ALL:
+        return StoredColumns(layout.size, ((0, layout.size),))
     if isinstance(chosen, StoredColumns):
         if chosen.size != layout.size:
             raise LeakauditError(
@@ -509,7 +531,7 @@ def _kept(
     return layers.kept(chosen, layout)
 
 
-def _check(dtype: torch.dtype, kept: StoredColumns, sizes: Mapping[str, int | None]) -> None:
+def _check(dtype: torch.dtype, kept: StoredColumns, storage: Storage, rounds: int | None) -> None:
     if str(dtype).removeprefix("torch.") not in FLOATS:
         raise LeakauditError(f"dtype: expected {', '.join(FLOATS)}, got {dtype}")
     if kept.seed is not None and dtype.itemsize < torch.float32.itemsize:
@@ -517,6 +539,7 @@ def _check(dtype: torch.dtype, kept: StoredColumns, sizes: Mapping[str, int | No
             f"layers: a sketch of messages in {str(dtype).removeprefix('torch.')} verifies "
             "nothing, because their rounding is too coarse; record without it"
         )
+    sizes = {"rounds": rounds, "messages": storage.messages, "rows": storage.rows}
     for name, size in sizes.items():
         if size is not None and size < 0:
             raise LeakauditError(f"{name}: expected a number >= 0, got {size}")

@@ -201,8 +201,8 @@ def exchanged(
         task=spec,
         graph=graph,
         params={"lr": lr, **params},
-        dtype=dtype,
         public=public,
+        options=la.RecorderOptions(dtype=dtype),
     ) as r:
         for t in range(1, rounds + 1):
             if heard:
@@ -527,8 +527,8 @@ def test_mini_batches_are_no_proof_of_the_number_of_samples(generator: Generator
         task=spec,
         graph=graph,
         params=params,
-        dtype=torch.float32,
         public={"w0": w},
+        options=la.RecorderOptions(dtype=torch.float32),
     ) as r:
         for t in range(1, 13):
             half = slice(0, 2) if t <= 6 else slice(2, 4)

@@ -64,9 +64,9 @@ def recorded(
         task=spec,
         graph=graph,
         params={"lr": 0.1, "samples": said},
-        dtype=dtype,
         public={"w0": model},
         rounds=ROUNDS,
+        options=la.RecorderOptions(dtype=dtype),
     )
     with recorder:
         for node in range(NODES):

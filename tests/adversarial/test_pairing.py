@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from flat_recorder import flat_recorder
 
 import leakaudit as la
 from leakaudit._util.files import write_tensors
@@ -39,7 +40,7 @@ def record(path: Path, seed: int, **settings: object) -> tuple[la.Trace, la.Trut
         "public": {"w0": w},
         **settings,
     }
-    with la.Recorder(path, rounds=1, id="nightly", **about) as recorder:
+    with flat_recorder(path, rounds=1, id="nightly", **about) as recorder:
         recorder.send(1, 2, [0, 1], "w", w)
         for node in (0, 1):
             x = (torch.rand(1, *SPEC.shape, generator=random) * 255).round() / 255

@@ -19,7 +19,13 @@ from leakaudit.protocols.scenario import Scenario
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_every_recorded_victim_has_a_bound(name: str, settings: dict[str, Any]) -> None:
     trace = run(name, settings, 3).trace
-    views = la.bound(trace, ["eavesdropper", "node:1"], nodes=[0], sensitivity=1.0, smoothness=1.0)
+    views = la.bound(
+        trace,
+        ["eavesdropper", "node:1"],
+        nodes=[0],
+        sensitivity=1.0,
+        options=la.BoundOptions(smoothness=1.0),
+    )
     assert len(views) == 2
     assert all(view.bound.mu is None or view.bound.mu >= 0 for view in views)
 

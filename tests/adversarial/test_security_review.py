@@ -851,8 +851,9 @@ def test_a_recording_without_messages_is_no_pass(place: Path, silent: str) -> No
             "def train(seed, path):\n"
             "    task = la.Task.build(la.TaskSpec('logistic', shape=(4,), classes=2))\n"
             "    graph = la.Graph(2, ((0, 1),))\n"
-            "    with la.Recorder(path, protocol='dpsgd', task=task, graph=graph,\n"
-            "                     params={'alpha': .1}, rounds=1, messages=2) as recorder:\n"
+            "    storage = la.Storage(path, messages=2)\n"
+            "    with la.Recorder(storage, protocol='dpsgd', task=task, graph=graph,\n"
+            "                     params={'alpha': .1}, rounds=1) as recorder:\n"
             "        for node in range(2):\n"
             "            recorder.truth(node, torch.rand(1, 4), torch.tensor([0]))\n"
         )

@@ -73,12 +73,11 @@ def test_a_run_killed_at_any_message_is_priced_for_all_that_it_sent(
         path = tmp_path / f"{stop}.pt"
         about = {"rounds": rounds} if announced else {}
         recorder = la.Recorder(
-            path,
+            la.Storage(path, hash=False),
             protocol="dpsgd",
             task=SPEC,
             graph=RING,
             params=PARAMS,
-            hash=False,
             **about,
         )
         if how == "kill":
@@ -104,7 +103,11 @@ def test_the_round_that_was_begun_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorder = la.Recorder(
-        tmp_path / "cut.pt", protocol="dpsgd", task=SPEC, graph=RING, params=PARAMS, hash=False
+        la.Storage(tmp_path / "cut.pt", hash=False),
+        protocol="dpsgd",
+        task=SPEC,
+        graph=RING,
+        params=PARAMS,
     )
     loop(recorder, 3, 11, True)
     assert main(["bound", str(tmp_path / "cut.pt"), "--node", "0", "-q"]) == 0
@@ -191,13 +194,12 @@ def keep(opened: Callable[..., Recorder], held: list[Recorder]) -> Callable[...,
 def written(folder: Path, **params: object) -> Path:
     path = folder / "trace.pt"
     with la.Recorder(
-        path,
+        la.Storage(path, hash=False),
         protocol="dpsgd",
         task=SPEC,
         graph=RING,
         params={**PARAMS, **params},
         rounds=4,
-        hash=False,
     ) as recorder:
         loop(recorder, 4, 1000, True)
     return path

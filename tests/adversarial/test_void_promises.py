@@ -172,14 +172,16 @@ def test_asking_for_what_is_contradicted_takes_nothing_back(factor: float) -> No
     (_, _, least) = said["sensitivity"]
     assert least > 1
     for asked, holds in ((factor * least, Holds.DECLARED), (1.01 * least, Holds.EXACT)):
-        bound = la.bound(trace, "eavesdropper", sensitivity=asked, smoothness=1.0)[0]
+        bound = la.bound(
+            trace, "eavesdropper", sensitivity=asked, options=la.BoundOptions(smoothness=1.0)
+        )[0]
         assert bound.holds is holds
         assert bound.node_holds is (Holds.DECLARED if holds is Holds.DECLARED else Holds.AT_MOST)
 
 
 def test_no_noise_is_advised_for_inputs_that_do_not_hold() -> None:
     trace = recorded("dpnorm", epsilon=1.0).trace
-    for one in la.bound(trace, "eavesdropper", smoothness=1.0):
+    for one in la.bound(trace, "eavesdropper", options=la.BoundOptions(smoothness=1.0)):
         assert one.holds is Holds.DECLARED
         assert one.calibration is None
 

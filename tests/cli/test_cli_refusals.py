@@ -116,7 +116,11 @@ def rewritten(place: Path, **changes: Any) -> None:
         "graph": trace.graph,
         "params": trace.params,
     }
-    with la.Recorder(place / "changed.pt", layout=trace.layout, check=False, **about) as recorder:
+    with la.Recorder(
+        place / "changed.pt",
+        options=la.RecorderOptions(layout=trace.layout, check=False),
+        **about,
+    ) as recorder:
         for k in range(len(m)):
             recorder.send(
                 int(m.round[k]),

@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
+import leakaudit as la
 from leakaudit.cli import main
 from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols import declared
@@ -223,3 +224,45 @@ def test_an_estimate_that_noise_hides_is_not_called_determined() -> None:
     for shown, says in rows.items():
         summary = Explanation(0, "eavesdropper", 5, shown).summary
         assert summary == f"node 0: of 5 gradients, {says}"
+
+
+MASKS = """
+name = "masks"
+start = "w[i] = w0"
+round = \"\"\"
+z[i,j] = noise(sigma)
+y[i] = grad(w[i]) + sum(j in neighbours: z[i,j] + z[j,i])
+m[i -> neighbours] = y[i]
+w[i] = w[i] - 0.1 * y[i]
+\"\"\"
+[constants]
+sigma = 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("who", "held"), [("node:1", True), ("node:2", False), ("outsider", False)]
+)
+def test_masks_that_a_curious_node_holds_are_not_called_unknown(
+    who: str, held: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Node 1 knows the mask of its pair, which no message shows; node 2 hears neither of them."""
+    (tmp_path / "masks.toml").write_text(MASKS)
+    task = la.TaskSpec("logistic", shape=(4,), classes=2)
+    start = torch.zeros(la.Task.build(task).layout.size)
+    with la.Recorder(
+        tmp_path / "masks.pt",
+        protocol=str(tmp_path / "masks.toml"),
+        task=task,
+        graph=la.Graph(4, ((0, 1), (2, 3))),
+        rounds=2,
+        public={"w0": start},
+    ) as recorder:
+        for t in (1, 2):
+            for i, near in enumerate(recorder.graph.neighbours):
+                recorder.send(t, i, near, "m", torch.randn(len(start)))
+    adversary = "eavesdropper" if who == "outsider" else who
+    main(["explain", str(tmp_path / "masks.pt"), "--node", "0", "--as", adversary, "-q"])
+    said = " ".join(capsys.readouterr().out.split())
+    note = "the adversary's nodes also know the noise z, which they share with others"
+    assert (note in said) is held

@@ -17,6 +17,7 @@ import pytest
 from leakaudit import pytest_plugin
 from leakaudit.cli import main
 from leakaudit.judging.gate import baseline
+from leakaudit.judging.gate.config import Check
 
 OWN = """
 from pathlib import Path
@@ -218,13 +219,35 @@ def test_what_workers_of_xdist_measured_is_written_once_by_the_main_process(tmp_
     assert set(baseline.read(path).cells) == {"a/e/x", "b/e/x"}
 
 
-def test_an_unknown_check_is_one_line(repo: Path) -> None:
+REFUSED = {
+    "name": ("'rign'", "rign: check 'rign' does not exist; did you mean 'ring'?"),
+    "setting": (
+        "'own', print, lnit='off'",
+        "own: there is no setting 'lnit'; did you mean 'lint'?",
+    ),
+    "value": ("'own', print, lint='of'", "own: check own: lint: "),
+    "beside": (
+        "'ring', lint='off'",
+        "ring: its settings are those of the file, unless it has a run",
+    ),
+    "budget": ("'ring', budget={'psnr': 9}", "ring: its settings are those of the file"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "said"), REFUSED.values(), ids=REFUSED)
+def test_a_mistake_in_a_check_is_one_line(arguments: str, said: str, repo: Path) -> None:
     (repo / "tests" / "test_privacy.py").write_text(
-        "def test_it(leakage):\n    leakage.check('rign')\n"
+        f"def test_it(leakage):\n    leakage.check({arguments})\n"
     )
     done = pytested(repo)
     assert done.returncode == 1
-    assert "leakage gate rign: check 'rign' does not exist; did you mean 'ring'?" in done.stdout
+    assert f"leakage gate {said}" in done.stdout
+
+
+def test_a_check_of_a_test_has_the_defaults_of_the_file() -> None:
+    check = pytest_plugin._new_check("own", print, {"adversaries": ["node:1"]})
+    assert check == Check("own", print, adversaries=("node:1",))
+    assert check.sensitivity is None
 
 
 # --- the example ------------------------------------------------------------------------------------------------------

@@ -19,6 +19,22 @@ def test_the_house_is_airy(project: Path) -> None:
     assert dense == set()
 
 
+def test_functions_take_few_parameters(project: Path) -> None:
+    files = [file for listed in air.rooms(project).values() for file in listed]
+    assert [(file.name, *found) for file in files for found in air.crowded(file)] == []
+
+
+def test_parameters_are_counted_without_self(tmp_path: Path) -> None:
+    file = tmp_path / "crowded.py"
+    eight = ", ".join("abcdefgh")
+    file.write_text(
+        f"def fits({eight}): ...\n"
+        f"class Some:\n    def fits(self, {eight}): ...\n    async def most(self, {eight}, *, i): ...\n"
+        f"def more({eight}, *rest, i=0, **named): ...\n"
+    )
+    assert set(air.crowded(file)) == {(4, "most", 9), (5, "more", 9)}
+
+
 def test_public_docstrings_describe_every_argument(project: Path) -> None:
     public = air.public_names(project)
     assert len(public) > 20

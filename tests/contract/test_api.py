@@ -128,7 +128,7 @@ def test_a_gate_and_a_claim_and_a_sweep_run(place: Path) -> None:
     assert claim.row.number == 1
     plan = f"[scenario]\n{SCENARIO.to_toml()}".replace("[set]", "[scenario.set]")
     (place / "sweep.toml").write_text(f'{plan}\n[sweep]\nattacks = ["analytic"]\nseeds = 2\n')
-    swept = la.sweep("sweep.toml", "swept", workers=0)
+    swept = la.sweep("sweep.toml", "swept", executor=la.Executor())
     assert swept.cells == 2
     assert swept.left == 0
     assert "rel. error" in swept._repr_html_()

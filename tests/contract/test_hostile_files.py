@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from effort import counted
+from flat_recorder import flat_recorder
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,6 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph, Layout, TaskSpec
 from leakaudit.traces._storage import shards, wellformed
 from leakaudit.traces.convert import READ, convert
-from leakaudit.traces.recorder import Recorder
 from leakaudit.traces.trace_file import load, load_truth
 from leakaudit.traces.trace_info import info
 
@@ -49,7 +49,7 @@ def record(path: Any, rounds: int = 3) -> None:
         "layout": layout,
         "messages": 2 * rounds,
     }
-    with Recorder(path, shard_bytes=17_000, public={"w0": torch.ones(4)}, **settings) as rec:
+    with flat_recorder(path, shard_bytes=17_000, public={"w0": torch.ones(4)}, **settings) as rec:
         rec.truth(0, torch.zeros(2), 1)
         for t in range(rounds):
             rec.send_many(t, [0, 1], [1, 0], "w").fill_(t)

@@ -56,19 +56,14 @@ def test_a_trace_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     src, dst = torch.tensor(graph.arcs).T
     truth = small.truth_record
     with la.Recorder(
-        tmp_path / "large.pt",
+        la.Storage(tmp_path / "large.pt", messages=count, rows=count, max_bytes=1e12, hash=False),
         protocol="pdmm",
         task=plan.task.spec,
         graph=graph,
         params=small.trace.params,
-        layout=plan.task.layout,
         rounds=ROUNDS,
-        messages=count,
-        rows=count,
         public=small.trace.public,
-        max_bytes=1e12,
-        id=truth.id,
-        hash=False,
+        options=la.RecorderOptions(layout=plan.task.layout, id=truth.id),
     ) as recorder:
         recorder.truth(0, *truth.of(0))
         for t in range(1, ROUNDS + 1):

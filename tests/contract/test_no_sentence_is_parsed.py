@@ -40,10 +40,10 @@ EXPORTED = "the notation of torch.export: paths of modules, names of operators a
 
 READS = {
     "attacks/__init__.py": MODULE,
-    "leakaudit/runs/workers/clusters.py:_broken": ERROR,
-    "leakaudit/runs/workers/clusters.py:_unreachable": ERROR,
-    "leakaudit/runs/workers/clusters.py:joblib": ERROR,
-    "leakaudit/runs/workers/clusters.py:reachable": TYPED,
+    "leakaudit/runs/clusters/cluster.py:broken": ERROR,
+    "leakaudit/runs/clusters/cluster.py:unreachable": ERROR,
+    "leakaudit/runs/clusters/joblib_pool.py:run": ERROR,
+    "leakaudit/runs/clusters/cluster.py:reachable": TYPED,
     "leakaudit/runs/workers/executor.py:Executor.__post_init__": TYPED,
     "leakaudit/runs/workers/executor.py:Executor.completed": TYPED,
     "leakaudit/_util/config.py:_key": "a key as TOML writes it",
@@ -240,7 +240,7 @@ READS = {
     "leakaudit/traces/callers.py:of_frame": MODULE,
     "leakaudit/traces/convert.py:convert": TYPED,
     "leakaudit/traces/gaps.py:_each": SHOWN,
-    "leakaudit/traces/recorder.py:Recorder.__init__": TYPED,
+    "leakaudit/traces/recorder.py:_is_folder": TYPED,
     "leakaudit/traces/recorder.py:_check": TORCH,
     "leakaudit/traces/trace_file.py:truth_path": NAMED,
     "leakaudit/reporting/viewing/export.py": NAMED,

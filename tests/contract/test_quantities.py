@@ -182,9 +182,12 @@ def test_a_planted_quantity_is_in_every_report(planted: Path, kind: str) -> None
 
 def test_the_functions_of_the_rows_are_found() -> None:
     known = {data: {one.key for one, _ in scoring.measures(data)} for data in Data}
-    assert known[Data.ANY] == {"mse", "relative_error"}
-    assert known[Data.IMAGES] == {"psnr", "ssim"}  # LPIPS also needs weights
-    assert known[Data.TEXT] == {"tokens_correct", "token_f1"}  # ROUGE is one function for three
+    assert {"mse", "relative_error"} <= known[Data.ANY]
+    assert {"psnr", "ssim"} <= known[Data.IMAGES]
+    assert {"tokens_correct", "token_f1"} <= known[Data.TEXT]
+    # LPIPS also needs weights, and ROUGE is one function for three rows.
+    assert known[Data.IMAGES].isdisjoint({"lpips"})
+    assert known[Data.TEXT].isdisjoint({"rouge1", "rouge2", "rougel"})
 
 
 def test_each_row_can_be_shown() -> None:

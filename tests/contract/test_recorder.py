@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flat_recorder import flat_recorder
 
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
@@ -39,7 +40,7 @@ def recorder(path: Any, **options: Any) -> Recorder:
         "params": {"alpha": 0.1},
         **options,
     }
-    return Recorder(path, **settings)
+    return flat_recorder(path, **settings)
 
 
 def run(rec: Recorder, rounds: int = 4) -> torch.Tensor:
@@ -318,12 +319,13 @@ def test_an_exception_before_the_first_message_changes_nothing(tmp_path: Path) -
 
 KILLED = """
     import sys, time, torch
-    from leakaudit.traces.recorder import Recorder
+    from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
     from leakaudit.core.trace import Graph, Layout, TaskSpec
     path, sized = sys.argv[1], sys.argv[2] == "sized"
     d = 20_000
-    rec = Recorder(path, protocol="own:p", task=TaskSpec("softmax", shape=(1,)), graph=Graph(2, ((0, 1),)), layout=Layout(("w",), ((d,),)),
-                   messages=100_000 if sized else None, max_bytes=1e11, shard_bytes=3_000_000)
+    storage = Storage(path, messages=100_000 if sized else None, max_bytes=1e11, shard_bytes=3_000_000)
+    options = RecorderOptions(layout=Layout(("w",), ((d,),)))
+    rec = Recorder(storage, protocol="own:p", task=TaskSpec("softmax", shape=(1,)), graph=Graph(2, ((0, 1),)), options=options)
     rec.truth(0, torch.zeros(1), 0)
     for t in range(100_000):
         rec.send_many(t, [0, 1], [1, 0], "w").fill_(t)

@@ -179,7 +179,9 @@ def test_a_redacted_report_points_only_at_the_file_that_is_named_for_it(tmp_path
         page = api.report(tmp_path / name, "sarif", redact=True)
         assert "ward7" not in str(page)
         assert '"uri": "leakaudit.toml"' in str(page)
-        page = api.report(tmp_path / name, "sarif", redact=True, location="public/train.py")
+        page = api.report(
+            tmp_path / name, "sarif", redact=True, options=api.ReportOptions("public/train.py")
+        )
         assert '"uri": "public/train.py"' in str(page)
 
 

@@ -49,6 +49,12 @@ PERIPHERY = {
         "lint.run)",
         "leakaudit.cli.equations",
     ),
+    "clusters": Periphery(
+        "runs/clusters",
+        "runs/workers/executor.py",
+        "BACKENDS = (PROCESS, *ELSEWHERE)",
+        "BACKENDS = (PROCESS,)",
+    ),
 }
 
 # What the core does, in a package from which something was removed.
@@ -66,6 +72,7 @@ small = ["--nodes", "4", "--graph", "ring", "--rounds", "4", "--data", "faces", 
 assert main(["record", "pdmm", "-o", "trace.pt", *small]) == 0
 assert main(["attack", "trace.pt", "-o", "out"]) == 0
 assert main(["bound", "trace.pt"]) == 0
+assert main(["bound", "trace.pt", "--workers", "2", "--node", "0"]) == 0
 assert main(["report", "out", "-o", "report.html"]) == 0
 assert main(["trace", "info", "trace.pt"]) == 0
 assert main(["list", "attacks"]) == 0

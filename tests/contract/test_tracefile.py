@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from effort import counted
+from flat_recorder import flat_recorder
 
 from leakaudit._util.files import write_tensors
 from leakaudit.core import progress
@@ -25,7 +26,7 @@ from leakaudit.traces._storage.mapped_file import MapFile, ZeroTensor
 from leakaudit.traces._storage.tree import truth_tree
 from leakaudit.traces._storage.wellformed import INDEX
 from leakaudit.traces.convert import convert
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 from leakaudit.traces.trace_file import head, load, load_truth, write_sidecar
 from leakaudit.traces.trace_info import info, verify
 
@@ -53,7 +54,7 @@ def record(path: Any, rounds: int = 5, **options: Any) -> Recorder:
         "params": {"rho": 0.4, "names": ["x"]},
         **options,
     }
-    with Recorder(path, **settings) as rec:
+    with flat_recorder(path, **settings) as rec:
         for t in range(rounds):
             values = torch.arange(18.0).view(2, 9) + 100 * t
             rec.send(t, 1, [0, 2, 3], "w", values[0])
@@ -224,13 +225,11 @@ def test_verify_names_the_first_message_that_is_not_finite(tmp_path: Path) -> No
         }  # fmt: skip
     assert seen[-1] == ("checking", 10, 10)
     with Recorder(
-        tmp_path / "bad.pt",
+        Storage(tmp_path / "bad.pt", hash=False),
         protocol="own:p",
         task=TASK,
         graph=GRAPH,
-        layout=LAYOUT,
-        hash=False,
-        check=False,
+        options=RecorderOptions(layout=LAYOUT, check=False),
     ) as rec:
         for t in range(40):
             rec.send(t, 1, [0, 2], "w", torch.full((9,), torch.nan) if t >= 30 else torch.ones(9))
@@ -310,14 +309,11 @@ def test_a_trace_larger_than_memory_opens_at_once(tmp_path: Path) -> None:
 def test_an_open_recording_of_60_gb_is_read_up_to_its_last_round(tmp_path: Path) -> None:
     layout = Layout(("w",), ((250_000,),))
     rec = Recorder(
-        tmp_path / "trace.pt",
+        Storage(tmp_path / "trace.pt", messages=60_000, max_bytes=1e11, hash=False),
         protocol="own:p",
         task=TASK,
         graph=GRAPH,
-        layout=layout,
-        messages=60_000,
-        max_bytes=1e11,
-        hash=False,
+        options=RecorderOptions(layout=layout),
     )
     for t in range(2):
         rec.send(t, 0, 1, "w", torch.full((250_000,), float(t)))
@@ -390,7 +386,11 @@ def test_payloads_of_several_shards_become_one_array(tmp_path: Path) -> None:
 def test_an_incomplete_trace_stays_incomplete(tmp_path: Path) -> None:
     def interrupted() -> None:
         with Recorder(
-            tmp_path / "trace.pt", protocol="own:p", task=TASK, graph=GRAPH, layout=LAYOUT
+            tmp_path / "trace.pt",
+            protocol="own:p",
+            task=TASK,
+            graph=GRAPH,
+            options=RecorderOptions(layout=LAYOUT),
         ) as rec:
             rec.send(0, 0, 1, "w", torch.ones(9))
             rec.send(1, 0, 1, "w", torch.ones(9))

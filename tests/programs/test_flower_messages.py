@@ -26,7 +26,7 @@ from leakaudit.capture.tap.flower import wrappers as flower
 from leakaudit.capture.tap.flower.messages import FlowerServerTap
 from leakaudit.capture.tap.guessing.confirm import contradictions
 from leakaudit.capture.tap.guessing.guess import guess
-from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.capture import Capture, CaptureSettings
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.tap.messages import answers, description, states, wires
@@ -100,7 +100,7 @@ def talk(
     **capture: Any,
 ) -> tuple[RankLog, ...]:
     """Log the rounds of a server whose clients take steps of SGD on their records."""
-    tap = FlowerServerTap(Capture(str(folder), **capture))
+    tap = FlowerServerTap(Capture(str(folder), CaptureSettings(**capture)))
     w = TASK.init(Generator().manual_seed(1))
     for t in range(1, rounds + 1):
         config = {"server-round": t} if noted else {}

@@ -96,7 +96,7 @@ def test_a_record_in_memory_and_a_sweep_have_metrics(tmp_path: Path) -> None:
         '[scenario]\nvictim = "dpsgd"\nnodes = 3\ngraph = "ring"\nrounds = 2\ndata = "gaussians"\n'
         'model = "logistic"\n[sweep]\nattacks = ["analytic"]\nseeds = 1\n'
     )
-    swept = la.sweep(plan, tmp_path / "swept", workers=0)
+    swept = la.sweep(plan, tmp_path / "swept", executor=la.Executor())
     assert swept.record is not None
     found = content.metrics(swept.record)
     assert found["sweep/analytic/eavesdropper/records"] == 3

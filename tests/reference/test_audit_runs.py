@@ -23,6 +23,7 @@ from leakaudit.judging.auditing.measure import _Blind, cases, measure, static
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.replays import (
     Replays,
+    Trials,
     models,
     replay,
     replayed,
@@ -216,7 +217,12 @@ def test_the_likelihood_is_that_of_the_noise() -> None:
 def test_without_noise_every_record_is_identified() -> None:
     (level,) = levels(plan(constants={"clip": 0.0}))
     found = replay(
-        level.ready, Adversary(), 0, canary.free_rows(level.ready, 0)[:10], 20, 8, 1, "replays"
+        level.ready,
+        Adversary(),
+        0,
+        Trials(canary.free_rows(level.ready, 0)[:10], 20, 1),
+        8,
+        "replays",
     )
     assert found.hits == len(found.drawn) == 20
     assert found.moved > 0
@@ -230,7 +236,7 @@ def test_without_noise_every_record_is_identified() -> None:
 def test_a_count_takes_no_replay_that_chose_its_threshold() -> None:
     (level,) = levels(plan(constants={"clip": 0.0}))
     pair = canary.pair(level.ready, 0)
-    found = replay(level.ready, Adversary(), 0, pair, 40, 8, 2, "canaries")
+    found = replay(level.ready, Adversary(), 0, Trials(pair, 40, 2), 8, "canaries")
     counts = canary.counted(found, None, 0.01)
     assert counts.positives + counts.negatives == 30
     assert (counts.true_positives, counts.false_positives) == (counts.positives, 0)
@@ -257,7 +263,12 @@ def test_a_blind_attacker_finds_no_more_than_chance() -> None:
     """A quarter of a million times more noise than signal: identification stays within the blind chance's own spread."""
     (level,) = levels(plan(constants={**CLIPPED, "sigma": 1e6}))
     found = replay(
-        level.ready, Adversary(), 0, canary.free_rows(level.ready, 0)[:5], 150, 8, 1, "replays"
+        level.ready,
+        Adversary(),
+        0,
+        Trials(canary.free_rows(level.ready, 0)[:5], 150, 1),
+        8,
+        "replays",
     )
     assert abs(found.hits / 150 - 0.2) < 4 * math.sqrt(0.2 * 0.8 / 150)
 
@@ -335,7 +346,12 @@ def test_no_replays_at_all_are_inconclusive() -> None:
 def test_attackers_of_models_they_do_not_know_say_so() -> None:
     (level,) = levels(plan("dpnorm", {"sigma": 0.1, "inner": 2}))
     found = replay(
-        level.ready, Adversary(), 0, canary.free_rows(level.ready, 0)[:3], 5, 8, 1, "replays"
+        level.ready,
+        Adversary(),
+        0,
+        Trials(canary.free_rows(level.ready, 0)[:3], 5, 1),
+        8,
+        "replays",
     )
     assert len(found.drawn) == 0
     assert "several local steps" in found.why
@@ -343,11 +359,9 @@ def test_attackers_of_models_they_do_not_know_say_so() -> None:
 
 def test_candidates_that_others_hold_are_refused() -> None:
     (level,) = levels(plan())
-    taken = int(level.ready.rows[1, 0])
+    own, taken = level.ready.rows[:2, 0].tolist()
     with pytest.raises(LeakauditError, match="held by another node"):
-        replay(
-            level.ready, Adversary(), 0, [int(level.ready.rows[0, 0]), taken], 1, 8, 1, "replays"
-        )
+        replay(level.ready, Adversary(), 0, Trials([own, taken], 1, 1), 8, "replays")
 
 
 def test_a_plan_is_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:

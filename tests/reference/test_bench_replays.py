@@ -25,7 +25,7 @@ from leakaudit.protocols.batches import batches
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.relations import account, know
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 from leakaudit.victims.dpsgd import DPSGD
 
 NODES, CLASSES, FEATURES, RECORDS, ROUNDS, INNER, MU, RHO, L2 = 6, 4, 7, 12, 5, 3, 0.3, 0.05, 0.02
@@ -75,21 +75,14 @@ def truth(
     victim = registry.configure(registry.get("victims", name), constants)
     if name == "dpadmmserver":
         graph = Graph(problem.nodes + 1, tuple((i, problem.nodes) for i in range(problem.nodes)))
-    about: dict[str, Any] = {
-        "task": task.spec,
-        "layout": task.layout,
-        "dtype": task.dtype,
-        "messages": 0,
-        "rows": 0,
-    }
     recorder = Recorder(
-        None,
+        Storage(None, messages=0, rows=0),
         protocol=name,
+        task=task.spec,
         graph=graph,
         rounds=rounds,
         public={"w0": start, **schedule},
-        keep_states=True,
-        **about,
+        options=RecorderOptions(layout=task.layout, dtype=task.dtype, keep_states=True),
     )
     with recorder:
         victim.run(problem, graph, rounds, recorder, Generator().manual_seed(0), [])

@@ -111,8 +111,8 @@ def invented(
     y = torch.randint(3, (4, records), generator=rng)
     w = [[task.init(rng)] * 4]
     with la.Recorder(
-        str(path), protocol=NAME, task=spec, graph=RING, rounds=rounds, dtype=dtype,
-        public={"w0": w[0][0]},
+        path, protocol=NAME, task=spec, graph=RING, rounds=rounds, public={"w0": w[0][0]},
+        options=la.RecorderOptions(dtype=dtype),
     ) as recorder:  # fmt: skip
         for t in range(1, rounds + 1):
             new = []

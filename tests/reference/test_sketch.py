@@ -26,7 +26,7 @@ from leakaudit.core.sketch import NUMBERS, ROWS, WIDTH, Sketch
 from leakaudit.core.trace import Graph, Layout, Messages, TaskSpec, Trace
 from leakaudit.protocols import recording
 from leakaudit.traces import convert, layers, trace_file, trace_info
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 from leakaudit.views.conformance import conformance
 
 NAMES = ("a.weight", "a.bias", "b.weight", "c.weight", "c.bias")
@@ -207,18 +207,14 @@ def recorded_again(whole: Trace, payload: torch.Tensor, path: Path | None = None
     (table,) = whole.messages
     kept = layers.kept(SMALL.layers, whole.layout)
     recorder = Recorder(
-        path,
+        Storage(path, truth=False),
         protocol=whole.protocol,
         task=whole.task,
         graph=whole.graph,
         params=whole.params,
-        layout=whole.layout,
         rounds=whole.rounds,
-        layers=kept,
         public=whole.public,
-        truth=False,
-        check=False,
-        dtype=payload.dtype,
+        options=RecorderOptions(layout=whole.layout, layers=kept, check=False, dtype=payload.dtype),
     )
     with recorder:
         for k in range(len(table)):
@@ -351,23 +347,21 @@ def test_verification_rejects_impossible_sketches_and_norms(
         trace_info.verify(path)
 
 
-def recorder(path: Path | None, dtype: torch.dtype, chosen: str | None) -> Recorder:
+def recorder(path: Path | None, dtype: torch.dtype, chosen: str) -> Recorder:
     """Return a recorder of vectors of the layout above, for two nodes."""
     return Recorder(
         path,
         protocol="own:test",
         task=TaskSpec("own", shape=(1,)),
         graph=Graph(2, ((0, 1),)),
-        layout=LAYOUT,
-        dtype=dtype,
-        layers=chosen,
+        options=RecorderOptions(layout=LAYOUT, dtype=dtype, layers=chosen),
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("chosen", [None, "first,last"])
+@pytest.mark.parametrize("chosen", ["all", "first,last"])
 def test_half_precision_takes_two_bytes_and_is_read_back_exactly(
-    dtype: torch.dtype, chosen: str | None, tmp_path: Path
+    dtype: torch.dtype, chosen: str, tmp_path: Path
 ) -> None:
     generator = torch.Generator().manual_seed(4)
     sent = torch.randn(20, LAYOUT.size, generator=generator).mul_(30).to(dtype)
@@ -403,19 +397,6 @@ def test_a_recorder_takes_whole_vectors_or_what_is_kept_of_them() -> None:
     table: Messages = made.trace.messages[0]
     assert table.stored is not None
     assert torch.equal(table.stored, made.kept.cut(vectors))
-
-
-def test_columns_and_layers_exclude_each_other() -> None:
-    with pytest.raises(LeakauditError, match="give one of them"):
-        Recorder(
-            None,
-            protocol="own:test",
-            task=TaskSpec("own", shape=(1,)),
-            graph=Graph(2, ((0, 1),)),
-            layout=LAYOUT,
-            columns=(0, 5),
-            layers="first",
-        )
 
 
 def test_a_tapped_program_with_two_half_formats_is_stored_exactly() -> None:

@@ -38,8 +38,9 @@ from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.run import SweepOptions, part, sweep
 from leakaudit.runs.sweeping.store import Store, StoredPlan
 from leakaudit.runs.sweeping.work import Job
+from leakaudit.runs.workers.executor import Executor
 
-HERE = SweepOptions(workers=0)
+HERE = SweepOptions(Executor())
 SMALL = Scenario(
     "dpsgd",
     nodes=3,

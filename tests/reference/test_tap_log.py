@@ -16,7 +16,7 @@ import torch
 
 from leakaudit.capture.tap import launch
 from leakaudit.capture.tap.log import reading
-from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.capture import Capture, CaptureSettings
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.log.writing import DTYPES, Log
 from leakaudit.cli import main
@@ -330,7 +330,7 @@ def test_names_that_are_not_ours_are_left_alone(tmp_path: Path) -> None:
 
 def captured(folder: Path, **options: Any) -> list[str | None]:
     """Reasons why the payloads of seven messages to two receivers are left out, in order."""
-    capture = Capture(str(folder), **options)
+    capture = Capture(str(folder), CaptureSettings(**options))
     for t in range(7):
         for peer in (1, 2):
             capture.event("send", torch.full((4,), float(t)), peer)
@@ -354,7 +354,7 @@ def test_the_initial_model_is_kept_whatever_the_rounds(tmp_path: Path) -> None:
 
 
 def test_a_round_is_a_whole_model_where_it_is_sent_in_parts(tmp_path: Path) -> None:
-    capture = Capture(str(tmp_path), rounds=(2, 3), sizes=[6, 2, 8])
+    capture = Capture(str(tmp_path), CaptureSettings(rounds=(2, 3), sizes=[6, 2, 8]))
     for t in range(3):
         for tag, size in enumerate((6, 2)):
             capture.event("send", torch.full((size,), float(t)), 1, tag)

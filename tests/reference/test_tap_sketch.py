@@ -21,7 +21,7 @@ from torch import Generator, Tensor
 import leakaudit as la
 from leakaudit.capture.fitting.sketch import ROWS, WIDTH, ModelSketch, RecordedPart
 from leakaudit.capture.tap.guessing.guess import guess, named
-from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.capture import Capture, CaptureSettings
 from leakaudit.capture.tap.log.layers import LARGE, REST, SKETCHED, select
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.messages import description
@@ -169,11 +169,13 @@ def test_a_model_that_is_sent_one_parameter_at_a_time_has_one_sketch(tmp_path: P
     sizes = [30, 5000, 40, 7]
     capture = Capture(
         str(tmp_path),
-        layers=["a", "c", "sketch"],
-        names=["a", "b", "b2", "c"],
-        sizes=[*sizes, sum(sizes)],
+        CaptureSettings(
+            layers=["a", "c", "sketch"],
+            names=["a", "b", "b2", "c"],
+            sizes=[*sizes, sum(sizes)],
+            seed=5,
+        ),
         rank=0,
-        seed=5,
     )
     random = Generator().manual_seed(0)
     messages = [[torch.randn(size, generator=random) for size in sizes] for _ in range(3)]
@@ -210,10 +212,12 @@ def test_only_the_first_messages_are_sketched_from_the_first_round_that_is_kept(
     sizes = [30, 5000, 7]
     capture = Capture(
         str(tmp_path),
-        layers=["a", "c", "sketch"],
-        rounds=(4, 90),
-        names=names,
-        sizes=[*sizes, sum(sizes)],
+        CaptureSettings(
+            layers=["a", "c", "sketch"],
+            rounds=(4, 90),
+            names=names,
+            sizes=[*sizes, sum(sizes)],
+        ),
         rank=0,
     )
     for t in range(30):

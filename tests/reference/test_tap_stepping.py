@@ -79,6 +79,27 @@ def test_an_optimiser_is_named_with_its_constants(make: Make, text: str) -> None
     assert found.text == text
 
 
+def test_gradients_of_one_length_hide_no_optimiser() -> None:
+    """Whatever was sent has one norm, to the last bit: vectors that differ in their signs only."""
+    generator = torch.Generator().manual_seed(0)
+    length = torch.rand(200, generator=generator)
+    w = nn.Parameter(torch.zeros(200))
+    optimiser = optim.SGD([w], lr=0.05, momentum=0.9)
+    models, gradients = [], []
+    for _ in range(6):
+        models.append(w.detach().clone())
+        w.grad = torch.where(torch.rand(200, generator=generator) < 0.5, length, -length)
+        gradients.append(w.grad.clone())
+        optimiser.step()
+    after = [*models[1:], w.detach()]
+    moves = [a.double() - b.double() for a, b in zip(models, after, strict=True)]
+    observed = stepping.observed(models, moves, gradients, torch.finfo(torch.float32).eps)
+    assert observed.norms.unique().numel() == 1
+    found = stepping.identify(observed)
+    assert found is not None
+    assert found.text == "sgd, step size 0.05, momentum 0.9"
+
+
 UNKNOWN = {
     "rmsprop": with_(optim.RMSprop, 0.001),
     "nadam": with_(optim.NAdam, 0.001),

@@ -19,7 +19,7 @@ from leakaudit.protocols import declared, recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations import Relations, account, is_determined, know
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions
 
 NODES = 8
 RING = Graph(
@@ -138,9 +138,8 @@ def run(loss: Loss, name: str, rounds: int, seed: int = 0, **settings: Any) -> R
         graph=graph,
         params={**registry.values(chosen), "samples": loss.x.shape[1]},
         rounds=rounds,
-        dtype=torch.float64,
         public=start,
-        keep_states=True,
+        options=RecorderOptions(dtype=torch.float64, keep_states=True),
     )
     with recorder:
         y = torch.tensor((loss.y + 1) / 2 if loss.logistic else loss.y)

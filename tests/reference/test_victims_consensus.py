@@ -20,7 +20,7 @@ from leakaudit.core.trace import Graph, TaskSpec
 from leakaudit.protocols import declared
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations import Relations, determined, know
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 
 Array = NDArray[np.float64]
 DTYPES = (torch.float64, torch.float32)
@@ -92,16 +92,14 @@ def train(
     edges = list(graph.edges) if wires else []
     x, y = torch.tensor(LS.x, dtype=dtype), torch.tensor(LS.y, dtype=dtype)
     recorder = Recorder(
-        None,
+        Storage(None, messages=victim.messages(graph, rounds, edges)),
         protocol=name,
         task=task,
         graph=graph,
         params={**registry.values(victim), "samples": 30},
         rounds=rounds,
-        messages=victim.messages(graph, rounds, edges),
-        dtype=dtype,
         public={"w0": torch.zeros(10, dtype=dtype)},
-        keep_states=True,
+        options=RecorderOptions(dtype=dtype, keep_states=True),
     )
     with recorder:
         for i in range(8):

@@ -21,7 +21,7 @@ from leakaudit.protocols.recording import generators
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations import account, determined, know
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions
 from leakaudit.victims.dkm import DKM
 
 Array = NDArray[np.float64]
@@ -81,9 +81,8 @@ def record(
         graph=around,
         params={**la.registry.values(victim), "samples": 40},
         rounds=rounds,
-        dtype=dtype,
         public={"w0": task.init(random["model"])},
-        keep_states=True,
+        options=RecorderOptions(dtype=dtype, keep_states=True),
     )
     x, y = torch.tensor(LASSO.x, dtype=dtype), torch.tensor(LASSO.y, dtype=dtype)
     with recorder:

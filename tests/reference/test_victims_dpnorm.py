@@ -22,7 +22,7 @@ from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations import account, estimate, know
 from leakaudit.theory.relations import recorded as messages
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions
 from leakaudit.victims.dpnorm import DPNorm
 from leakaudit.victims.single import Single
 
@@ -68,12 +68,11 @@ def record(
         graph=graph,
         params={**la.registry.values(victim), "samples": 40},
         rounds=rounds,
-        dtype=dtype,
         public={
             "w0": task.init(random["model"]),
             **victim.schedule(graph, rounds, random["schedule"]),
         },
-        keep_states=True,
+        options=RecorderOptions(dtype=dtype, keep_states=True),
     )
     x, y = torch.tensor(SQUARES.x, dtype=dtype), torch.tensor(SQUARES.y, dtype=dtype)
     with recorder:
@@ -407,8 +406,7 @@ def test_the_single_node_reference_descends_on_everybodys_records_and_sends_noth
         params=la.registry.values(victim),
         public={"w0": w0},
         rounds=80,
-        dtype=w0.dtype,
-        keep_states=True,
+        options=RecorderOptions(dtype=w0.dtype, keep_states=True),
     )
     x, y = torch.tensor(SQUARES.x), torch.tensor(SQUARES.y)
     with recorder:

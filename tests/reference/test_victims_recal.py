@@ -21,7 +21,7 @@ from leakaudit.protocols import declared, recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations import Bound, account, determined, know
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions
 from leakaudit.victims.recal import RECAL
 from leakaudit.views.extraction.deduction import Deduction
 
@@ -112,9 +112,8 @@ def run(
         graph=RING,
         params=params,
         rounds=rounds,
-        dtype=wire,
         public=start,
-        keep_states=states,
+        options=RecorderOptions(dtype=wire, keep_states=states),
     )
     with recorder:
         data = Problem(task, torch.tensor(PROBLEM.a), torch.tensor(PROBLEM.b))

@@ -335,13 +335,12 @@ def _fitted(moves: ModelMoves, family: OptimiserFamily, constant: bool) -> Stepp
     """Return the member of a family that explains the first moves best; None if there is none."""
     many = moves.fitted
     first = moves.before(many)
-    # A norm that clips all gradients, or none, would explain nothing.
     low = float(moves.norms.min())
     high = float(moves.norms.max())
 
     def miss(values: Sequence[float]) -> float:
-        clip = family.clip(values) if "clip" in family.names else low
-        if not low <= clip < high:
+        # A norm that clips all gradients, or none, would explain nothing.
+        if "clip" in family.names and not low <= family.clip(values) < high:
             return OUTSIDE
         found = _stepping(first, family, values, constant, many)
         if found is None:

@@ -78,7 +78,7 @@ def _write_array(
     sender = place.rank if comes_from_client else SERVER
     at = None
     if place.round is not None:
-        at = place.round - capture.start
+        at = place.round - capture.settings.start
     if array.name:
         notes["name"] = array.name
     if array.why:

@@ -21,11 +21,12 @@ from leakaudit.capture.tap.log.writing import UNRANKED
 from leakaudit.capture.tap.messages.arranged import ArrangedLog, ProtocolMessage
 from leakaudit.capture.tap.messages.wires import CHOSEN
 from leakaudit.core.errors import LeakauditError, NotUnderstood
+from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import step
 from leakaudit.core.trace import Json, Trace
 from leakaudit.traces import gaps, trace_file
 from leakaudit.traces._storage import sidecar
-from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 
 Truth = tuple[np.ndarray, np.ndarray, np.ndarray]  # x (s, *shape), y (s,), node (s,)
 IMPORTED = "imported"  # in the first line of a log: an import wrote it, not the program
@@ -84,21 +85,20 @@ def write(
     # A protocol file states its own constants, and an undeclared protocol has none.
     if description.undeclared or hasattr(description.victim, "definition"):
         constants = dict(description.params)
+    messages = sum(len(sent.dst) for sent in plan.sent)
+    storage = Storage(path, messages=messages, rows=len(groups), max_bytes=max_bytes)
+    columns = StoredColumns(description.task.layout.size, (plan.columns,))
+    options = RecorderOptions(layers=columns, dtype=dtype, provenance=provenance)
     fresh = not path.exists()
     try:
         with Recorder(
-            path,
+            storage,
             protocol=description.protocol,
             task=description.task,
             graph=plan.graph,
             params=constants,
-            messages=sum(len(sent.dst) for sent in plan.sent),
-            rows=len(groups),
-            dtype=dtype,
-            columns=plan.columns,
             public=public,
-            max_bytes=max_bytes,
-            provenance=provenance,
+            options=options,
         ) as recorder:
             if truth is not None:
                 _record_truth(recorder, truth)

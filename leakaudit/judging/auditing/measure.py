@@ -18,7 +18,7 @@ from leakaudit.judging.auditing.judge import Test
 from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.promise import Promise, TrialCounts
-from leakaudit.judging.auditing.replays import Replays, joined, replay
+from leakaudit.judging.auditing.replays import Replays, Trials, joined, replay
 from leakaudit.judging.auditing.simulate import SimulationResults, near
 from leakaudit.protocols.recording import POOL, Plan
 from leakaudit.reporting.results.audit_names import Guesser, TestName, as_near_as, identified_among
@@ -106,12 +106,9 @@ class _ReplayJob:
             ready,
             part.adversary,
             node,
-            rows=rows,
-            trials=trials,
-            gradients=plan.gradients,
-            seed=seed,
+            Trials(rows, trials, seed, part.trials),
+            plan.gradients,
             what=f"{part.kind} at {level.words}",
-            some=part.trials,
         )
 
 

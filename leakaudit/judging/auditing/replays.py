@@ -70,27 +70,31 @@ def replayed(ready: Plan, rows: Tensor, seed: int) -> Plan:
     return replace(ready, rows=rows, random=random)
 
 
-def replay(
-    ready: Plan,
-    adversary: Adversary,
-    node: int,
-    rows: Sequence[int],
-    trials: int,
-    gradients: int,
-    seed: int,
-    what: str,
-    some: range | None = None,
-) -> Replays:
-    """Run replays with fresh noise and the node's first record drawn uniformly from candidates.
+@dataclass(frozen=True)
+class Trials:
+    """Replays in each of which a candidate is drawn uniformly."""
 
-    The time limit may end them early; `some` are the trials to run of all that were drawn.
+    rows: Sequence[int]  # the candidates: rows of the data set
+    count: int
+    seed: int
+    some: range | None = None  # those to run of all that are drawn; None for all
+
+
+def replay(
+    ready: Plan, adversary: Adversary, node: int, trials: Trials, gradients: int, what: str
+) -> Replays:
+    """Run replays with fresh noise, in which the node's first record is the drawn candidate.
+
+    The time limit may end them early.
     """
+    rows = trials.rows
+    seed = trials.seed
     others = set(ready.rows.flatten().tolist()) - {int(ready.rows[node, 0])}
     if taken := others & set(rows):
         raise LeakauditError(f"candidates: record {min(taken)} is held by another node")
     random = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 2))
-    drawn = torch.randint(len(rows), (trials,), generator=random)
-    some = range(trials) if some is None else some
+    drawn = torch.randint(len(rows), (trials.count,), generator=random)
+    some = range(trials.count) if trials.some is None else trials.some
     drawn = drawn[some.start : some.stop]
     task = Task.build(ready.task.spec, dtype=torch.float64)
     clip = clipped_at(ready)
@@ -118,7 +122,7 @@ def replay(
             for theta in _sensitive_at(leak, trace):
                 gradient = clipping.gradients(task, theta.expand(len(x), -1), x, y, clip)
                 moved = max(moved, float(torch.cdist(gradient, gradient).max()))
-        step(what, k + 1, trials)
+        step(what, k + 1, trials.count)
     return Replays(drawn[: len(scores)], scores, moved)
 
 

@@ -18,10 +18,10 @@ from leakaudit.judging.gate.baseline import Baseline
 from leakaudit.judging.gate.cells import GateCell, attack_all, empty, held
 from leakaudit.judging.gate.config import Check, Gate
 from leakaudit.judging.gate.fidelity import MOST, Fidelity
-from leakaudit.judging.gate.judgement import GateOptions as GateOptions  # an argument of `run`
-from leakaudit.judging.gate.judgement import GateResults as GateResults  # what it returns
 from leakaudit.judging.gate.pricing import price_views
 from leakaudit.judging.gate.program import staying
+from leakaudit.judging.gate.record import GateOptions as GateOptions  # an argument of `run`
+from leakaudit.judging.gate.record import GateResults as GateResults  # what it returns
 from leakaudit.judging.gate.rule import CONTROLS, UNSOUND
 from leakaudit.judging.gate.runs import Runner, SeedResults, ready
 from leakaudit.reporting.findings.findings import trained

@@ -1,10 +1,12 @@
-"""The record of a run of a gate: results.json of kind ``check``."""
+"""What a run of a gate measured, and its record: results.json of kind ``check``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -15,19 +17,20 @@ from leakaudit.core.errors import Interrupted
 from leakaudit.core.quantities import MEASURES
 from leakaudit.core.trace import Trace
 from leakaudit.core.verdict import Holds
-from leakaudit.judging.gate.baseline import rounded
+from leakaudit.judging.gate import baseline
+from leakaudit.judging.gate.baseline import CellMeasurements, rounded
 from leakaudit.judging.gate.cells import GateCell
 from leakaudit.judging.gate.config import Acceptance, Check, Gate
-from leakaudit.judging.gate.judgement import GateResults
-from leakaudit.judging.gate.rule import CANNOT_TELL, FOUND, Rule
+from leakaudit.judging.gate.rule import CANNOT_TELL, FOUND, PricedView, Rule
 from leakaudit.judging.gate.rules import whom
-from leakaudit.judging.gate.runs import values
+from leakaudit.judging.gate.runs import SeedResults, values
 from leakaudit.reporting.findings.findings import finite
 from leakaudit.reporting.findings.wording import gate_headline, untried
 from leakaudit.reporting.results import provenance
 from leakaudit.reporting.results.model import (
     SCHEMA,
     VERSION,
+    AcceptanceState,
     CellEntry,
     CheckRecord,
     ExitCode,
@@ -36,15 +39,20 @@ from leakaudit.reporting.results.model import (
     NodeBest,
     NotTried,
     PitfallText,
+    ProgramSource,
     Provenance,
     RuleEntry,
     RuleKind,
     RuleStatus,
     SampleColumn,
+    TraceSummary,
     encoded,
 )
 from leakaudit.scoring import scoring
 from leakaudit.views.conformance.pitfall import NAMES
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 WORDS: dict[ExitCode, GateVerdict] = {0: "pass", 1: "leak", 3: "cannot tell"}
 # Outcomes from the most to the least severe, in the order in which a reader sees them.
@@ -58,6 +66,72 @@ _ORDER = (
     RuleStatus.UNTESTED,
 )
 _CODES = {f"P{number:02d}": named for number, named in NAMES.items()}  # code -> name and fix
+
+View = tuple[str, str]  # name of a check, and an adversary in the words of the configuration
+
+
+@dataclass(frozen=True)
+class GateOptions:
+    """Options of a run of a gate."""
+
+    seed: int = 0
+    strict: bool = False  # whether an increase that is not significant leads to code 3
+    # the date with which the expiry of acceptances is compared; None for the current date in UTC
+    today: date | None = None
+
+
+@dataclass
+class GateResults:
+    """The results of a run of a gate."""
+
+    gate: Gate
+    options: GateOptions
+    # cells that were attacked with at least one seed
+    cells: list[GateCell] = field(default_factory=list)
+    # epsilon in each view, if a budget limits it
+    priced: dict[View, PricedView] = field(default_factory=dict)
+    # check -> number of rounds that its epsilon covers
+    rounds: dict[str, int] = field(default_factory=dict)
+    rules: list[Rule] = field(default_factory=list)
+    # id -> `used`, `unused` or `expired`
+    acceptances: dict[str, AcceptanceState] = field(default_factory=dict)
+    # cells of the baseline that are no longer measured
+    stale: list[str] = field(default_factory=list)
+    # what a reader should know that does not affect the result
+    remarks: list[str] = field(default_factory=list)
+    first: SeedResults | None = None
+    # check -> the training and the network, as stored in the record
+    networks: dict[str, TraceSummary] = field(default_factory=dict)
+    complete: bool = True  # whether every seed was tried
+    interrupted: bool = False  # whether Ctrl-C ended the run
+    code: ExitCode = 3
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))  # time of the start
+    seconds: float = 0.0
+
+    def __repr__(self) -> str:
+        """The exit code and how much was judged."""
+        cut = "" if self.complete else ", not complete"
+        return f"Judged(code {self.code}, {len(self.rules)} rules, {len(self.cells)} cells{cut})"
+
+    def _repr_html_(self) -> str:
+        """The card of its record, for notebooks."""
+        from leakaudit.reporting.rendering import cards
+
+        return cards.html(self if self.first is None else build(self))
+
+    def to_pandas(self, table: str | None = None) -> DataFrame:
+        """Return a table of the results as a data frame: ``rules`` (default) or ``measures``."""
+        from leakaudit.reporting.findings import flat
+
+        return flat.frame(flat.of_gate(part(self), table))
+
+    @property
+    def blocks(self) -> dict[str, CellMeasurements]:
+        """Name of a cell -> what a baseline stores about it."""
+        return {
+            cell.name: baseline.block(cell.check.name, cell.digest(), cell.seeds, cell.samples)
+            for cell in self.cells
+        }
 
 
 def build(judged: GateResults) -> CheckRecord:
@@ -125,15 +199,18 @@ def not_tried(gate: Gate) -> Iterator[NotTried]:
 
 
 def _origin(judged: GateResults, trace: Trace) -> Provenance:
-    return provenance.collect(
+    origin = provenance.collect(
         trace,
         settings=settings(judged.gate, judged.options.seed),
         seeds={"first": judged.options.seed, "count": judged.gate.seeds},
         device="cpu",
         started=judged.started,
         seconds=judged.seconds,
-        program=revision(Path(judged.gate.source).absolute().parent),
     )
+    state = revision(Path(judged.gate.source).absolute().parent)
+    if state is None:
+        return origin
+    return replace(origin, program=ProgramSource(commit=state.commit, changed=state.changed))
 
 
 # --- configuration --------------------------------------------------------------------------------

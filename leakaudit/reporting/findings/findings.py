@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -146,39 +147,52 @@ def undetermined(node: int, adversary: str, reason: str, understood: bool) -> Un
     )
 
 
+@dataclass(frozen=True)
+class AttackOutcome:
+    """What an attack found, and what keeps it from being conclusive."""
+
+    findings: Sequence[Finding]
+    undetermined: Sequence[Undetermined] = ()
+    not_tried: Sequence[str] = ()
+    complete: bool = True
+    unverified: Sequence[str] = ()  # as in the record, like `unclear`
+    unclear: Sequence[str] = ()
+
+
 def build(
     trace: Trace,
-    findings: Sequence[Finding],
-    undetermined: Sequence[Undetermined],
-    not_tried: Sequence[str],
+    outcome: AttackOutcome,
     provenance: Provenance,
     *,
     lpips: str,
-    complete: bool = True,
     truth: Truth | None = None,
     about_model: Sequence[str] = (),
-    unverified: Sequence[str] = (),
-    unclear: Sequence[str] = (),
 ) -> AttackRecord:
     """Return the record of an attack, without files."""
-    said = summary(findings, undetermined, not_tried, trace.task.shape, complete)
+    said = summary(
+        outcome.findings,
+        outcome.undetermined,
+        outcome.not_tried,
+        trace.task.shape,
+        outcome.complete,
+    )
     said = "".join([*(f"MODEL: {remark}. " for remark in about_model), said])
     return AttackRecord(
         schema=SCHEMA,
         version=VERSION,
-        complete=complete,
-        summary=warned(said, unverified, unclear),
+        complete=outcome.complete,
+        summary=warned(said, outcome.unverified, outcome.unclear),
         trace=trained(trace, truth),
-        findings=tuple(findings),
-        undetermined=tuple(undetermined),
-        not_tried=tuple(not_tried),
+        findings=tuple(outcome.findings),
+        undetermined=tuple(outcome.undetermined),
+        not_tried=tuple(outcome.not_tried),
         metrics=definitions(trace.task, lpips, truth),
-        attacks=attacks_of(findings),
+        attacks=attacks_of(outcome.findings),
         picture=None,
         originals=None,
         provenance=provenance,
-        unverified=tuple(unverified) or UNSET,
-        unclear=tuple(unclear) or UNSET,
+        unverified=tuple(outcome.unverified) or UNSET,
+        unclear=tuple(outcome.unclear) or UNSET,
     )
 
 

@@ -1062,13 +1062,18 @@ def records_at(point: CurvePoint) -> Number | None:
 
 
 def curves_of(points: Sequence[CurvePoint] | Sequence[SweepPoint]) -> tuple[Quantity, ...]:
-    """Return the quantities that tables and figures show of some points, by what was measured."""
-    of_images = [one for one in shown(Place.CURVE) if one.data is Data.IMAGES]
-    for point in points:
-        for one in of_images:
-            if statistics(point, one) is not None:
-                return shown(Place.CURVE, data=Data.IMAGES)
-    return shown(Place.CURVE, data=Data.ANY)
+    """Return the quantities that tables and figures show of some points: what was measured.
+
+    If nothing was, they are those that any data has.
+    """
+    measured = set[str]()
+    data = Data.ANY
+    for one in shown(Place.CURVE):
+        if any(statistics(point, one) is not None for point in points):
+            measured.add(one.key)
+            data = Data.IMAGES if one.data is Data.IMAGES else data
+    rows = shown(Place.CURVE, data=data)
+    return tuple(one for one in rows if one.key in measured) or rows
 
 
 def summary(values: Sequence[Number], one: Quantity) -> SweepStatistics | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from msgspec import UNSET, UnsetType
 
-from leakaudit._util.revision import Revision, is_commit
+from leakaudit._util.revision import is_commit
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.reporting.results import model
@@ -35,7 +35,6 @@ def collect(
     seconds: float,
     trace_sha256: str | None = None,
     truth: TruthSource | None = None,
-    program: Revision | None = None,
 ) -> Provenance:
     """Return the ``provenance`` of results.json."""
     checked = digest(settings)
@@ -53,14 +52,12 @@ def collect(
         started=started.astimezone(UTC).isoformat(timespec="seconds"),
         seconds=seconds,
         platform=platform.platform(),
-        program=_program(program, trace),
+        program=_program(trace),
     )
     return model.fitted(model.plain(made), Provenance)
 
 
-def _program(program: Revision | None, trace: Trace) -> ProgramSource | UnsetType:
-    if program is not None:
-        return ProgramSource(commit=program.commit, changed=program.changed)
+def _program(trace: Trace) -> ProgramSource | UnsetType:
     named = trace.provenance.get("program")
     if not isinstance(named, Mapping) or not is_commit(named.get("commit")):
         return UNSET

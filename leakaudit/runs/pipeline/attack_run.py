@@ -179,18 +179,21 @@ def _build(
     unverified += checked.rest.sentences
     unclear = checked.unclear(determined=not found.reasons)
     unclear += [found.reasons[node] for node in sorted(found.not_understood)]
-    return findings.build(
-        run.trace,
+    outcome = findings.AttackOutcome(
         entries,
         missing,
         _not_tried(found, run.options, run.trace),
-        origin,
-        lpips=run.lpips,
         complete=not (found.interrupted or found.late),
-        truth=run.truth,
-        about_model=remarks.of(run.task),
         unverified=unverified,
         unclear=list(dict.fromkeys([*unexamined, *unclear])),
+    )
+    return findings.build(
+        run.trace,
+        outcome,
+        origin,
+        lpips=run.lpips,
+        truth=run.truth,
+        about_model=remarks.of(run.task),
     )
 
 

@@ -28,36 +28,32 @@ if TYPE_CHECKING:
 Items = Sequence[tuple[str, PlannedCell]]
 
 
+def every_core() -> Executor:
+    """Return the default of a sweep: one process per processor."""
+    return Executor.of(None, every_core=True)
+
+
 @dataclass(frozen=True)
 class SweepOptions:
     """How a sweep is run, which changes no result."""
 
-    # number of processes; 0 uses this process, None starts one per processor
-    workers: int | None = None
-    backend: str = "process"  # as for an `Executor`, like `address`
+    executor: Executor = field(default_factory=every_core)  # where the cells are computed
     shard: tuple[int, int] = (1, 1)  # (i, n) for the i-th of n parts, counted from 1
     again: bool = False  # whether to retry failed cells
     data_root: Path | None = None  # folder of torchvision's data sets
     download: bool = False  # whether data sets may be downloaded
     trusted: Trust = False  # the `package.module:factory` that may execute its code; True for any
-    address: str | None = None
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         i, n = self.shard
         if not 1 <= i <= n:
             raise LeakauditError(f"--shard: expected I/N with 1 <= I <= N, got {i}/{n}")
-        _ = self.executor  # checks the others
 
     @property
     def kept(self) -> frozenset[str]:
         """The outcomes of cells that are not run again."""
         return frozenset({DONE} if self.again else {DONE, FAILED})
-
-    @property
-    def executor(self) -> Executor:
-        """Where the cells are computed."""
-        return Executor.of(self.workers, self.backend, self.address, every_core=True)
 
 
 @dataclass

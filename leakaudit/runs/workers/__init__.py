@@ -1,1 +1,1 @@
-"""Workers that compute jobs: processes of this machine, and clusters."""
+"""Workers that compute jobs: processes of this machine, or of a cluster."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +17,15 @@ from leakaudit.core.progress import remaining
 T = TypeVar("T")
 R = TypeVar("R")
 CLUSTERS = ("dask", "ray")
-BACKENDS = (PROCESS, "loky", *CLUSTERS, "joblib")
-EXPECTED = "process, loky, dask, ray, joblib or joblib:NAME"
+# Backend -> its module in the folder `clusters`, which is imported by name only.
+ELSEWHERE = {
+    "loky": "joblib_pool",
+    "dask": "dask_cluster",
+    "ray": "ray_cluster",
+    "joblib": "joblib_pool",
+}
+BACKENDS = (PROCESS, *ELSEWHERE)
+EXPECTED = ", ".join(BACKENDS).replace("joblib", "joblib or joblib:NAME")
 
 
 @dataclass(frozen=True)
@@ -107,18 +115,17 @@ class Executor(Pool):
         if self.inside:
             yield from super().completed(job, items, stop)
             return
-        from leakaudit.runs.workers import clusters, shipping, worker_processes
+        from leakaudit.runs.workers import shipping, worker_processes
 
         shipped = shipping.pack(job, self.backend, time.time() + remaining(), files)
         if self.backend == PROCESS:
             yield from worker_processes.run(shipped, items, self.workers, stop)
-        elif self.backend == "dask":
-            yield from clusters.dask(shipped, items, self.workers, stop, str(self.address))
-        elif self.backend == "ray":
-            yield from clusters.ray(shipped, items, self.workers, stop, str(self.address))
-        else:
-            name = self.backend.removeprefix("joblib").removeprefix(":")
-            yield from clusters.joblib(shipped, items, max(1, self.workers), stop, name)
+            return
+        name, _, where = self.backend.partition(":")
+        if name == "loky":
+            where = name
+        module = importlib.import_module(f"leakaudit.runs.clusters.{ELSEWHERE[name]}")
+        yield from module.run(shipped, items, self.workers, stop, self.address or where)
 
 
 def _cores() -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
@@ -13,20 +15,38 @@ from leakaudit.protocols.scenario import Scenario
 from leakaudit.traces import trace_file
 
 
-def check(
+@dataclass(frozen=True)
+class BoundOptions:
+    """What a bound rarely needs.
+
+    Attributes:
+        smoothness: Lipschitz constant of a node's gradients, for protocols that do not send their
+            models.
+        epsilon: Target of the recommended noise; by default the claimed epsilon.
+        data_root: Folder of data sets that are not bundled.
+        download: Whether missing data sets may be downloaded.
+    """
+
+    smoothness: float | None = None
+    epsilon: float | None = None
+    data_root: str | os.PathLike[str] | None = None
+    download: bool = False
+
+
+class _Limits(TypedDict):
+    sensitivity: float | None
+    smoothness: float | None
+    delta: float | None
+    epsilon: float | None
+
+
+def checked(
     sensitivity: float | None,
     smoothness: float | None,
     delta: float | None,
     epsilon: float | None,
-) -> None:
-    """Reject numbers for which no bound is defined.
-
-    Args:
-        sensitivity: Euclidean norm; above 0 and finite.
-        smoothness: Lipschitz constant; at least 0 and finite.
-        delta: Between 0 and 1.
-        epsilon: Above 0 and finite. Any of the four may be None, which means not specified.
-    """
+) -> _Limits:
+    """Return numbers for which a bound is defined; None means not specified."""
     if smoothness is not None and not 0 <= smoothness < math.inf:
         raise LeakauditError(f"expected --smoothness >= 0 and finite, got {smoothness}")
     for name, value in (("--sensitivity", sensitivity), ("--epsilon", epsilon)):
@@ -34,6 +54,7 @@ def check(
             raise LeakauditError(f"expected {name} > 0 and finite, got {value}")
     if delta is not None and not 0 < delta < 1:
         raise LeakauditError(f"expected --delta between 0 and 1, got {delta}")
+    return _Limits(sensitivity=sensitivity, smoothness=smoothness, delta=delta, epsilon=epsilon)
 
 
 def protocol_of(

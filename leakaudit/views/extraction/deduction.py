@@ -93,7 +93,7 @@ class Deduction:
     """A trace as one adversary observes it, with the relations of its protocol."""
 
     def __init__(self, trace: Trace, adversary: Adversary) -> None:
-        self.limit = gaps.limit(trace)
+        self._gap = gaps.limit(trace)
         trace = gaps.before(trace)
         self.trace = trace
         self.view = adversary.view(trace)
@@ -110,6 +110,35 @@ class Deduction:
             if hidden and self._protocol.depends_on(name):
                 self.view.constant(name)  # raises an error with an explanation
         return base
+
+    def _limit(self, knowledge: Knowledge) -> str:
+        """Say why more may leak: messages are missing, or noise that the adversary's nodes hold."""
+        return "; ".join(filter(None, (self._gap, self._unrecorded_noise(knowledge))))
+
+    def _unrecorded_noise(self, knowledge: Knowledge) -> str:
+        """Say which noise of other nodes' equations the adversary knows, but not from messages."""
+        declared = knowledge.declared
+        corrupt = self.view.adversary.corrupt
+        held: set[int] = set()
+        for k in declared.shares.keys() & knowledge.used:
+            vector = declared.vectors[k]
+            if vector.kind == "noise" and not corrupt.isdisjoint(
+                {*declared.shares[k], vector.owner}
+            ):
+                held.add(k)
+        # A message that contains nothing else unknown shows the noise, such as a mask that is sent.
+        for relation in knowledge.relations if held else ():
+            unknown = relation.terms.keys() - knowledge.known
+            if len(unknown) == 1:
+                held -= unknown
+        if not held:
+            return ""
+        names = sorted({declared.vectors[k].name for k in held})
+        return (
+            f"lower bound on what leaks: the adversary's nodes also know the noise "
+            f"{', '.join(names)}, which they share with others and no message shows; "
+            "'leakaudit bound' counts it as known"
+        )
 
     @cached_property
     def assumed(self) -> str:
@@ -256,7 +285,7 @@ class Deduction:
     def _without_rows(
         self, node: int, knowledge: Knowledge, reach: int | None = None
     ) -> ChosenRelations:
-        return ChosenRelations(node, knowledge, (), 0, reach, self.assumed, self.limit)
+        return ChosenRelations(node, knowledge, (), 0, reach, self.assumed, self._limit(knowledge))
 
     def _nothing(
         self, reason: str, understood: bool = True, explained: bool = True
@@ -311,7 +340,13 @@ class Deduction:
         if knowledge.noise:
             rows = basis([*rows, *determined(knowledge, wanted, up_to_noise=True)])
         return ChosenRelations(
-            node, knowledge, tuple(rows), len(rows) - exact, reach, self.assumed, self.limit
+            node,
+            knowledge,
+            tuple(rows),
+            len(rows) - exact,
+            reach,
+            self.assumed,
+            self._limit(knowledge),
         )
 
     def _continued(

@@ -35,7 +35,7 @@ def listen(module: ModuleType, capture: Capture) -> None:
 
     def registering(_: Any, model: Any, state: object, hook: Callable[..., Any]) -> None:
         # What a hook of the program sends is recorded whole, so by default the models are, too.
-        gradients = _Gradients(model, next(numbers), capture, capture.layers or [ALL])
+        gradients = _Gradients(model, next(numbers), capture, capture.settings.layers or [ALL])
         register(model, state, gradients.of_own_hook(hook))
         model.__dict__[HOOKED] = True
 
@@ -68,7 +68,7 @@ def hook_of_average(
     model: Any, number: int, capture: Capture, hook: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return a communication hook that logs the rank's gradients and then averages them."""
-    gradients = _Gradients(model, number, capture, capture.layers)
+    gradients = _Gradients(model, number, capture, capture.settings.layers)
 
     @wraps(hook)
     def listening(state: object, bucket: Any) -> Any:

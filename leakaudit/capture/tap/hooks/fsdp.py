@@ -93,7 +93,7 @@ def _own(root: Any, number: int, capture: Capture) -> None:
             ranks = mesh
             notes["group"] = mesh
     inner = root._modules[0]
-    model = _Model(capture, inner.named_parameters(), ranks, "fsdp", capture.layers, notes)
+    model = _Model(capture, inner.named_parameters(), ranks, "fsdp", capture.settings.layers, notes)
     if capture.model is not None:
         why = "its parameters are sharded, each process holds a part of them"
         capture.model.save(inner, None, why)

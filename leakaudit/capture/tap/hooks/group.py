@@ -65,7 +65,7 @@ def listen(dist: ModuleType, capture: Capture) -> None:
         if hasattr(kind, name):
             wrap(kind, name, logging(log))
     for name in ("recv", "recv_anysource"):
-        if capture.receive and hasattr(kind, name):
+        if capture.settings.receive and hasattr(kind, name):
             wrap(kind, name, calls.receiving(name == "recv"))
 
 

@@ -63,9 +63,10 @@ HOOKS = {  # module of ours -> the modules that its `listen` taps; not every ver
 
 def install() -> None:
     """Tap this process with the settings in the environment."""
-    from leakaudit.capture.tap.log.capture import Capture
+    from leakaudit.capture.tap.log.capture import Capture, CaptureSettings
 
-    capture = Capture(**json.loads(os.environ[VARIABLE]))
+    settings = json.loads(os.environ[VARIABLE])
+    capture = Capture(settings.pop("folder"), CaptureSettings(**settings))
     if ENDS in os.environ:
         threading.Thread(target=_end_with, args=(int(os.environ[ENDS]),), daemon=True).start()
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from leakaudit.capture.tap.log.finder import Finder
@@ -33,6 +34,25 @@ Translate = Callable[[str, Any, Notes], tuple[str, Notes]]  # op, tensor and not
 HOOK = "hook"  # the note of a message that a communication hook sends; its value names the hook
 
 
+@dataclass(frozen=True)
+class CaptureSettings:
+    """What the processes of a program keep of their messages."""
+
+    ranks: list[int] | None = None  # with payloads to keep; None keeps all
+    rounds: tuple[int, int] | None = None  # first and stop of those with payloads to keep
+    start: int = 1
+    # Lengths of the tensors that make up a model, followed by the model's own length; None if it is
+    # not described: every message then counts as its own round.
+    sizes: list[int] | None = None
+    max_bytes: float | None = None  # of the payloads of all processes together
+    receive: bool = False
+    layers: list[str] | None = None  # see `layers.select`
+    names: list[str] | None = None  # of the described parameters, in the order of `sizes`
+    model: bool = False
+    seed: int = 0
+    quiet: bool = False
+
+
 class Capture:
     """The tap of this process; the log is opened with the first event."""
 
@@ -42,39 +62,21 @@ class Capture:
     def __init__(
         self,
         folder: str,
-        ranks: list[int] | None = None,  # with payloads to keep; None keeps all
-        rounds: tuple[int, int] | None = None,  # first and stop of those with payloads to keep
-        start: int = 1,
-        # Lengths of the tensors that make up a model, followed by the model's own length; None if
-        # it is not described: every message then counts as its own round.
-        sizes: list[int] | None = None,
-        max_bytes: float | None = None,  # of the payloads of all processes together
-        receive: bool = False,
-        layers: list[str] | None = None,  # see `layers.select`
-        names: list[str] | None = None,  # of the described parameters, in the order of `sizes`
+        settings: CaptureSettings | None = None,
         rank: int | None = None,  # None for that of torch.distributed or of its launcher
         run: str = "",
-        model: bool = False,
-        seed: int = 0,
-        quiet: bool = False,
     ) -> None:
         self.folder = folder
-        self.ranks = ranks
-        self.rounds = rounds
-        self.start = start
-        self.sizes = sizes
-        self.max_bytes = max_bytes
-        self.receive = receive
-        self.layers = layers
-        self.seed = seed
-        self.quiet = quiet
+        self.settings = settings = settings or CaptureSettings()
         self._selection = None
-        if names is not None and sizes is not None:
-            self._selection = select(names, sizes[:-1], layers, seed)
+        if settings.names is not None and settings.sizes is not None:
+            self._selection = select(
+                settings.names, settings.sizes[:-1], settings.layers, settings.seed
+            )
         self._partial: dict[tuple[Any, ...], PartialStream] = {}  # by channel, with a selection
         self.run = run
         self.model: Finder | None = None
-        if model:
+        if settings.model:
             self.model = Finder(folder)
         self._rank = rank
         # With `sizes`: numbers sent so far, by (op, lane, peer); else messages, by tag, too.
@@ -200,7 +202,7 @@ class Capture:
 
     def _open(self) -> Log:
         world = self._world
-        share = None if self.max_bytes is None else self.max_bytes / world
+        share = None if self.settings.max_bytes is None else self.settings.max_bytes / world
         about: dict[str, Any] = {"world": world, "program": os.path.basename(sys.argv[0])}
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
         if restart.isdecimal():
@@ -233,17 +235,17 @@ class Capture:
         at: int | None,
     ) -> str:
         """Return why a payload is not kept; empty if it is."""
-        if self.ranks is not None and rank not in self.ranks:
+        if self.settings.ranks is not None and rank not in self.settings.ranks:
             return "ranks"
-        if self.rounds is None or value is None:
+        if self.settings.rounds is None or value is None:
             return ""
         if at is None:
             at = self._place(op, value, *channel)
         # Tensors that are not part of a model, and the initial model (round 0), are always kept.
-        if at is None or at + self.start == 0:
+        if at is None or at + self.settings.start == 0:
             return ""
-        first, stop = self.rounds
-        if first <= at + self.start < stop:
+        first, stop = self.settings.rounds
+        if first <= at + self.settings.start < stop:
             return ""
         return "rounds"
 
@@ -252,16 +254,16 @@ class Capture:
 
         None if the tensor is not part of a model.
         """
-        if self.sizes is None:
+        if self.settings.sizes is None:
             place = self._seen[op, lane, peer, tag]
             self._seen[op, lane, peer, tag] += 1
             return place
         count = int(value.numel())
         before = self._seen[op, lane, peer]
-        if count not in self.sizes:
+        if count not in self.settings.sizes:
             return None
         self._seen[op, lane, peer] += count
-        return before // self.sizes[-1]
+        return before // self.settings.sizes[-1]
 
     def _parts(
         self, op: str, value: Tensor | None, peer: int | None, notes: Notes
@@ -298,7 +300,11 @@ class Capture:
     @property
     def first(self) -> int:
         """Position, on its channel, of the first message that is kept: its model is kept whole."""
-        return 0 if self.rounds is None else max(0, self.rounds[0] - self.start)
+        return (
+            0
+            if self.settings.rounds is None
+            else max(0, self.settings.rounds[0] - self.settings.start)
+        )
 
     def selection(
         self,
@@ -309,9 +315,9 @@ class Capture:
         what: str,
     ) -> Selection | None:
         """Return which parameters of a model to keep, None for all, and say so if it is large."""
-        found = select(names, sizes, layers, self.seed, trained)
+        found = select(names, sizes, layers, self.settings.seed, trained)
         numbers = sum(sizes[place] for place in trained)
-        if what and not self.quiet and (found is not None or numbers > LARGE):
+        if what and not self.settings.quiet and (found is not None or numbers > LARGE):
             size = 4 * (numbers if found is None else found.numbers) / 1e6
             said = f"{described(found, numbers)}; a message takes {size:.3g} MB (float32)"
             sys.stderr.write(f"leakaudit tap: {what}: {said}\n")

@@ -76,7 +76,7 @@ class NodesTap:
             notes["filters"] = techniques
         if beside:
             notes["beside"] = beside
-        at = int(notes["round"]) - capture.start
+        at = int(notes["round"]) - capture.settings.start
         for k, array in enumerate(arrays):
             capture.event("send", array, peer, at=at, array=k, arrays=len(arrays), **notes)
 

@@ -1,0 +1,1 @@
+"""Workers elsewhere: joblib's backends, and clusters of dask.distributed and ray."""

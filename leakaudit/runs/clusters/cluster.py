@@ -1,0 +1,100 @@
+"""What a cluster is asked for, and how it fails; the user starts it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from leakaudit._util.jobs import Stop, WorkerDied
+from leakaudit.core.errors import LeakauditError
+
+REACHED = 10.0  # seconds in which a scheduler has to answer
+EMPTY = 60.0  # seconds for which a cluster may have no worker
+CHECKED = 2.0  # seconds between two looks at whether a cluster has workers
+AHEAD = 2  # jobs per core that a scheduler knows of, so that no worker waits for the next one
+
+
+class CoreCount:
+    """The cores of a cluster; raises if it has had none for `EMPTY` seconds."""
+
+    def __init__(self, count: Callable[[], int], backend: str, address: str) -> None:
+        self._count = count
+        self._backend = backend
+        self._address = address
+        self._known = 0
+        self._looked = -CHECKED
+        self._seen = time.monotonic()
+
+    def number(self) -> int:
+        """Return their number, at most `CHECKED` seconds old; 1 if there are none yet."""
+        now = time.monotonic()
+        if now - self._looked >= CHECKED:
+            self._looked = now
+            self._known = self._count()
+        if self._known:
+            self._seen = now
+        elif now - self._seen > EMPTY:
+            raise LeakauditError(
+                f"backend {self._backend}: the cluster at {self._address} has had no workers for "
+                f"{EMPTY:.0f} seconds; start workers and run the same command again"
+            )
+        return max(1, self._known)
+
+
+def waiting(items: Sequence[Any], stop: Stop) -> Iterator[int]:
+    """Yield the places of items until all further ones are to be skipped."""
+    for place in range(len(items)):
+        if stop():
+            return
+        yield place
+
+
+def taken(places: Iterator[int], count: int) -> Iterator[int]:
+    """Yield the next places, at most `count`."""
+    for _ in range(count):
+        place = next(places, None)
+        if place is None:
+            return
+        yield place
+
+
+def reachable(address: str, backend: str, command: str) -> None:
+    """Raise LeakauditError unless something listens at HOST:PORT, possibly after ``tcp://``."""
+    host, colon, port = address.rpartition("://")[2].rpartition(":")
+    if not (colon and host and port.isdecimal()):
+        raise LeakauditError(f"--address: expected HOST:PORT, got {address!r}")
+    try:
+        socket.create_connection((host, int(port)), REACHED).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        why = f"{reason}; start a cluster with '{command}', or correct --address"
+        raise unreachable(backend, address, why) from None
+
+
+def unreachable(backend: str, address: str, why: str) -> LeakauditError:
+    """Return the error of a cluster that does not answer."""
+    line = " ".join(why.split())
+    return LeakauditError(f"backend {backend}: cannot reach {address}: {line}")
+
+
+def missing(package: str, extra: str) -> LeakauditError:
+    """Return the error of a package that is not installed."""
+    return LeakauditError(
+        f"backend {package}: {package} is not installed; run pip install 'leakaudit[{extra}]'"
+    )
+
+
+def died(backend: str) -> WorkerDied:
+    """Return the error of a job whose workers died."""
+    return WorkerDied(
+        f"{backend} gave up on a job after several workers died, possibly out of memory; "
+        "run the same command again to retry it"
+    )
+
+
+def broken(backend: str, address: str, error: BaseException) -> LeakauditError:
+    """Return the error of a cluster that failed while it computed."""
+    line = " ".join(f"{type(error).__name__}: {error}".split())
+    return LeakauditError(f"backend {backend}: the cluster at {address} failed: {line:.300}")

@@ -155,7 +155,8 @@ def _tokens(
         spaces.append(span)
     block = net.blocks[0]
     assert isinstance(block, EncoderBlock)
-    found = vision_tokens.tokens(block, *spaces, generator)
+    upper, lower = spaces
+    found = vision_tokens.tokens(block, upper, lower, generator)
     if len(found) < count:
         return f"the search found {len(found)} of {count} tokens"
     return found

@@ -19,7 +19,7 @@ from leakaudit.inversion.exact import certify, first_layer_rows
 from leakaudit.inversion.exact.certify import Proof
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import consistency
-from leakaudit.inversion.linear import edge, positive
+from leakaudit.inversion.linear import edge
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -42,13 +42,6 @@ SECOND = 0.05
 
 # Smallest last entry of the unit vector [x 1]. Below it, the scale of the input is unknown.
 SCALE = 1e-12
-
-# Power iterations for a singular vector. They converge quickly because the second singular value is
-# far below the first; if it is not, the result is not used.
-ITERATIONS = 30
-
-# Change of a unit vector, divided by the root of its length, that is rounding in float64.
-STILL = 1e-15
 
 
 @attack("analytic")
@@ -88,15 +81,21 @@ class Analytic(Attack):
         stack = first_layer_rows.rows(leak, task)
         used = max(1, self.numbers // stack[0].numel())
         white = first_layer_rows.whiten(stack, leak, slice(used))
+        flat = white.flatten(0, 1)
+        signal = float(flat.norm())
+        hidden = "the gradients vanish or are hidden by message noise"
+        if not 0 < signal < math.inf:
+            return failed("analytic", leak, task, hidden)
         step("analytic", 0, 1)
-        first, second, noise = _two_directions(white.flatten(0, 1))
+        sizes, right = first_layer_rows.largest(flat, first_layer_rows.SPARE, generator)
         step("analytic", 1, 1)
-        signal = float(white.norm())
-        ratio = second / signal if signal > 0 else 1.0
-        sine = _sine(float((white.flatten(0, 1) @ first).norm()), white.flatten(0, 1).shape)
-        if not signal > 0 or sine == 1 or first[-1].abs() < SCALE:
-            why = "the gradients vanish or are hidden by message noise"
-            return failed("analytic", leak, task, why)
+        first = right[0]
+        second = float(sizes[1]) if len(sizes) > 1 else 0.0
+        noise = edge(*flat.shape)
+        ratio = second / signal
+        sine = _sine(float((flat @ first).norm()), flat.shape)
+        if sine == 1 or first[-1].abs() < SCALE:
+            return failed("analytic", leak, task, hidden)
         grid = PixelGrid.of(task)
         expected = _expected_error(first, sine, grid)
         if not signal > NOISE_MARGIN * noise:
@@ -159,27 +158,3 @@ def _expected_error(first: Tensor, sine: float, grid: PixelGrid) -> str:
     error = torch.hypot(torch.ones_like(seen), seen) * turned / first[-1].abs() * grid.std
     size = float(error.square().mean().sqrt())
     return f"expected error {size:.2g} (root mean square), if the noise is as stated"
-
-
-def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:
-    """Find the first right singular vector (p,) of a stack and the second singular value.
-
-    Also returns the largest singular value of white noise of this shape.
-    """
-    first = _power(stack, stack.T @ stack[:, -1])
-    rest = stack - torch.outer(stack @ first, first)
-    second = _power(rest, rest.T @ rest.square().sum(1).sqrt())
-    noise = edge(*stack.shape)
-    return first, float((rest @ second).norm()), noise
-
-
-def _power(stack: Tensor, start: Tensor) -> Tensor:
-    """Run power iterations on stack^T stack; returns a unit vector (p,)."""
-    v: Tensor = start / positive(start.norm())
-    for _ in range(ITERATIONS):
-        new: Tensor = stack.T @ (stack @ v)
-        new = new / positive(new.norm())
-        if (new - v).norm() < STILL * math.sqrt(len(v)):
-            break
-        v = new
-    return v

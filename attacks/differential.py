@@ -21,13 +21,13 @@ from leakaudit.inversion.search import (
     batched_search,
     feature_inversion,
     objectives,
-    optimise,
     priors,
 )
+from leakaudit.inversion.search.adam import RateSchedule
 from leakaudit.inversion.search.batched_search import FORMATS, SearchSchedule
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.feature_inversion import SampleKnowledge
-from leakaudit.inversion.search.objectives import Gradients, Target
+from leakaudit.inversion.search.objectives import Target
 from leakaudit.inversion.search.optimise import Point, SearchRun
 
 if TYPE_CHECKING:
@@ -238,7 +238,8 @@ class Differential(Attack):
         x = torch.stack([pair[1] for pair in pairs])
         goal = torch.full((number,), self._goal(target), dtype=torch.float64, device=task.device)
         same = [t.expand(number, *t.shape[1:]) for t in objectives.stacked([target])]
-        problems = Problems(task, partial(_objective, target.columns), (*same, y), goal)
+        objective = partial(_objective, task, target.columns)
+        problems = Problems(objective, (*same, y), goal, task.vectorised)
         schedule = SearchSchedule(SCOUT, formats=FORMATS["float64"])
         found = dict(batched_search.search(problems, (x,), schedule, "differential: labels"))
         return [_Candidate(pair[0], found[k]) for k, pair in enumerate(pairs)]
@@ -274,7 +275,7 @@ class Differential(Attack):
 
     def _fit(self, target: Target, task: Task, y: Tensor, start: Point, steps: int) -> SearchRun:
         objective = partial(objectives.l2, target, task, y=y)
-        return optimise.lbfgs(objective, start, steps, self._goal(target), "differential")
+        return batched_search.lbfgs(objective, start, steps, self._goal(target), "differential")
 
     def _goal(self, target: Target) -> float:
         """Return the squared residual at which a search stops."""
@@ -286,11 +287,10 @@ class Differential(Attack):
         def objective(x: Tensor) -> Tensor:
             return objectives.cosine(target, task, x, y) + self.tv * priors.total_variation(x)
 
-        run = adam.signed_adam(
-            objective,
-            (start,),
-            self.adam_steps,
-            self.rate,
+        (run,) = adam.minimise(
+            Problems.single(objective, (start,)),
+            start.flatten()[None],
+            RateSchedule(self.adam_steps, self.rate, "hard", stages=True),
             partial(priors.boxed, task),
             "differential: signed Adam",
         )
@@ -301,10 +301,10 @@ def _objective_of(candidate: _Candidate) -> float:
     return candidate.run.objective
 
 
-def _objective(columns: slice, gradients: Gradients, given: Point, point: Point) -> Tensor:
+def _objective(task: Task, columns: slice, given: Point, point: Point) -> Tensor:
     """Return the squared relative residual of each problem (see `Problems`)."""
     theta, mixing, aim, y = given
-    found = objectives.mixed(gradients, columns, theta, mixing, point[0], y)
+    found = objectives.mixed(task.again, columns, theta, mixing, point[0], y)
     return objectives.squared(found, aim)
 
 

@@ -22,9 +22,10 @@ from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import read_labels
 from leakaudit.inversion.search import local_training, objectives, priors
 from leakaudit.inversion.search.adam import RateSchedule, minimise
+from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.local_training import Local
 from leakaudit.inversion.search.objectives import Target
-from leakaudit.inversion.search.optimise import SearchRun
+from leakaudit.inversion.search.optimise import Point, SearchRun
 from leakaudit.inversion.search.priors import Statistics
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class GradInversion(Attack):
             loss = partial(self._layer_loss, target, task, shown, known)
             classes = torch.arange(len(y), device=y.device)
         draw = partial(priors.start, task, local.samples, generator, "normal", target.aim.dtype)
-        starts = [draw() for _ in range(max(1, self.seeds))]
+        starts = torch.stack([draw() for _ in range(max(1, self.seeds))])
         box = partial(priors.boxed, task)
         runs, middle = self._search(loss, classes, starts, box, generator)
 
@@ -209,7 +210,7 @@ class GradInversion(Attack):
         self,
         loss: Loss,
         y: Tensor,
-        starts: list[Tensor],
+        starts: Tensor,
         box: Callable[[Tensor], Tensor],
         generator: Generator,
     ) -> tuple[list[SearchRun], Tensor]:
@@ -218,27 +219,35 @@ class GradInversion(Attack):
         Returns the final runs, and their mean (seeds, b, *shape) in the order of each run;
         empty if there is only one.
         """
-        middle = starts[0].new_empty(0)
+        several = len(starts) > 1
+        middle = starts.new_empty(0)
         begin = int(self.wait * self.steps)
 
-        def objective(seed: int, k: int, x: Tensor) -> Tensor:
-            if not len(middle):
-                return loss(x)
-            return loss(x) + self.group * (x - middle[seed]).square().mean()
+        def objective(seeds: Point, point: Point) -> Tensor:
+            x = point[0][0]
+            value = loss(x)
+            if len(middle):
+                value = value + self.group * (x - middle[int(seeds[0])]).square().mean()
+            return value[None]
 
-        def between(k: int, runs: list[SearchRun]) -> None:
+        def between(k: int, x: Tensor, values: Tensor) -> None:
             nonlocal middle
-            if self.group and len(starts) > 1 and k >= begin and (k - begin) % EVERY == 0:
-                middle = self._middle(runs, y)
+            if self.group and several and k >= begin and (k - begin) % EVERY == 0:
+                middle = self._middle(x.reshape(starts.shape), values, y)
 
         schedule = RateSchedule(self.steps, self.rate, self.slopes, langevin=self.langevin)
-        runs = minimise(objective, starts, schedule, box, generator, "gradinversion", between)
-        return runs, self._middle(runs, y) if len(starts) > 1 else middle
+        seeds = torch.arange(len(starts))
+        problems = Problems(objective, (seeds,), starts.new_zeros(len(starts))).at((starts,))
+        start = starts.flatten(1)
+        runs = minimise(problems, start, schedule, box, "gradinversion", between, generator)
+        if several:
+            x = torch.stack([run.point[0] for run in runs])
+            middle = self._middle(x, torch.tensor([run.objective for run in runs]), y)
+        return runs, middle
 
-    def _middle(self, runs: list[SearchRun], y: Tensor) -> Tensor:
-        """Return the registered mean, starting from the search with the lowest objective."""
-        best = min(range(len(runs)), key=lambda s: runs[s].objective)
-        return priors.consensus(torch.stack([run.point[0] for run in runs]), y, best, self.most)
+    def _middle(self, x: Tensor, values: Tensor, y: Tensor) -> Tensor:
+        """Return the registered mean of searches, starting from that with the lowest objective."""
+        return priors.consensus(x, y, int(values.argmin()), self.most)
 
 
 def _seen(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Reconstruction
-from leakaudit.core.registry import attack, param
-from leakaudit.inversion.attack import Attack
+from leakaudit.core.registry import attack
 from leakaudit.inversion.labels import label_signs
 from leakaudit.inversion.search import gradient_matching, objectives
+from leakaudit.inversion.search.gradient_matching import GradientMatching
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -27,35 +27,16 @@ if TYPE_CHECKING:
 
 @attack("idlg")
 @dataclass(frozen=True)
-class IDLG(Attack):
+class IDLG(GradientMatching):
     """L2 between gradients of one sample, minimised with L-BFGS after reading its label.
 
     Several leaks and starts are searched in one batch.
     """
 
-    exact: ClassVar[bool] = False
     rank: ClassVar[int] = 0
     reads: ClassVar[str] = "plain gradients of one sample at known models, with the last layer"
     paper: ClassVar[str] = "Zhao et al. 2020, iDLG: Improved Deep Leakage from Gradients"
     cost: ClassVar[str] = "20 double backward passes per step; 2 to 10 s for a LeNet on one core"
-
-    steps: int = param(300, "maximum number of L-BFGS steps (20 iterations each) per restart")
-    restarts: int = param(
-        3,
-        "maximum number of starting points; more are tried, in groups of 1, 2, 4, ..., "
-        "if ten times the goal is missed",
-    )
-    goal: float = param(3e-5, "relative residual at which the search stops")
-    rows: int = param(1, "maximum number of gradients of the leak to fit at once")
-    start: Literal["gray", "uniform", "normal"] = param(
-        "gray", "dummy input: near 0.5, uniform in [0, 1], or N(0, 1) as published"
-    )
-    space: Literal["spectrum", "pixels"] = param(
-        "spectrum", "variables of L-BFGS: scaled frequencies of the image, or pixels as published"
-    )
-    dtype: Literal["mixed", "float32", "float64"] = param(
-        "mixed", "number format of the search; mixed: float32, then float64"
-    )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Require plain gradients of one sample at known models, including the last layer."""
@@ -69,10 +50,6 @@ class IDLG(Attack):
         if label_signs.from_gradient(leak, task) is None:
             return "the signs of the last layer's gradient do not show a single label; use dlg"
         return None
-
-    def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        """Reconstruct the input; the certificate states whether it fits."""
-        return next(found for _, found in self.many([leak], task, [generator]))
 
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +15,11 @@ from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.registry import attack, param
 from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import read_labels
-from leakaudit.inversion.search import adam, local_training, objectives, optimise, priors
+from leakaudit.inversion.search import adam, local_training, objectives, priors
 from leakaudit.inversion.search.adam import RateSchedule
 from leakaudit.inversion.search.evaluate import Problems
-from leakaudit.inversion.search.objectives import Gradients, Target
+from leakaudit.inversion.search.local_training import Local
+from leakaudit.inversion.search.objectives import Target
 from leakaudit.inversion.search.optimise import Point, SearchRun
 from leakaudit.tasks.smoothed_relu import Rounding
 
@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """One leak of single gradients to be searched together with others."""
+    """One leak to be searched, possibly together with others."""
 
     place: int  # index of the leak
     target: Target  # what its gradients are compared with
+    local: Local  # how the node trains
     y: Tensor  # (b,) labels
     how: str  # how the labels were found, for the note
     generator: Generator  # draws the starts
@@ -114,24 +115,17 @@ class Inverting(Attack):
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Reconstruct the inputs of several leaks; local trainings and hard signs come first."""
-        single: list[int] = []
-        for k, leak in enumerate(leaks):
-            local = local_training.of(leak, self.batch, self.samples)
-            if self.sign == "soft" and local.steps == 1:
-                single.append(k)
-            else:
-                yield k, self._one_by_one(leak, task, generators[k])
+        """Reconstruct the inputs of several leaks; single gradients of one shape together."""
         wanted: list[_Wanted] = []
-        for k in single:
-            batch = self.batch or leaks[k].batch or 1
-            y, how = read_labels.given_or_read(self.labels, leaks[k], task, batch)
-            target = objectives.target(leaks[k], task, self.rows, getattr(torch, self.dtype))
-            wanted.append(_Wanted(k, target, y, how, generators[k]))
-        targets = [one.target for one in wanted]
-        for group in objectives.alike(targets, [len(one.y) for one in wanted]):
-            for one, run in self._search([wanted[k] for k in group], task):
-                residual = partial(objectives.misfit, one.target, task, y=one.y)
+        for k, leak in enumerate(leaks):
+            local = local_training.of(leak, self.batch, self.samples, self.decay)
+            y, how = read_labels.given_or_read(self.labels, leak, task, local.samples)
+            rows = self.rows if local.batches == 1 else 1
+            target = objectives.target(leak, task, rows, getattr(torch, self.dtype))
+            wanted.append(_Wanted(k, target, local, y, how, generators[k]))
+        for group in _groups(wanted):
+            for one, run in self._search(group, task):
+                residual = partial(local_training.misfit, one.target, task, one.local, y=one.y)
                 note = f"{one.how}signed Adam {run}"
                 leak = leaks[one.place]
                 found = objectives.reconstruction(
@@ -140,83 +134,61 @@ class Inverting(Attack):
                 yield one.place, found
 
     def _search(self, wanted: list[_Wanted], task: Task) -> Iterator[tuple[_Wanted, SearchRun]]:
-        """Search targets of one shape together from all starts; yield the best run of each."""
-        each = [one for one in wanted for _ in range(self.restarts)]
+        """Search one group together from all starts; yield the best run of each."""
+        restarts = max(1, self.restarts)
+        each = [one for one in wanted for _ in range(restarts)]
         targets = [one.target for one in each]
         y = torch.stack([one.y for one in each])
         dtype = targets[0].aim.dtype
         drawn = [priors.start(task, y.shape[1], one.generator, "normal", dtype) for one in each]
         starts = torch.stack(drawn)
+        soft = self.sign == "soft"
         rounding = Rounding(self.rounding)
-        problems = Problems(
-            self._rounded(task, rounding),
-            partial(_objective, targets[0].columns, self.tv),
-            (*objectives.stacked(targets), y),
-            starts.new_zeros(len(each)),
-        ).at((starts,))
-        runs = adam.together(
-            problems,
+        smooth = task.rounded(rounding) if self.rounding and soft else task
+        local = wanted[0].local
+        alone = local.steps > 1
+        given: Point = (y,)
+        if alone:
+            objective = partial(_of_updates, targets[0], smooth, local, self.tv)
+        else:
+            objective = partial(_of_gradients, smooth, targets[0].columns, self.tv)
+            given = (*objectives.stacked(targets), y)
+        goals = starts.new_zeros(len(each))
+        problems = Problems(objective, given, goals, smooth.vectorised and not alone)
+        runs = adam.minimise(
+            problems.at((starts,)),
             starts.flatten(1),
-            RateSchedule(self.steps, self.rate, "soft"),
+            RateSchedule(self.steps, self.rate, self.sign, stages=not soft),
             partial(priors.boxed, task),
             "inverting",
-            lambda k: rounding.at(k / self.steps),
+            lambda k, x, values: rounding.at(k / self.steps),
         )
         for k, one in enumerate(wanted):
-            mine = runs[k * self.restarts : (k + 1) * self.restarts]
+            mine = runs[k * restarts : (k + 1) * restarts]
             best = min(mine, key=lambda run: run.objective)
             yield one, best.after(*(run for run in mine if run is not best))
 
-    def _one_by_one(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        """Reconstruct the inputs of a single leak, which may be a local training."""
-        local = local_training.of(leak, self.batch, self.samples, self.decay)
-        y, how = read_labels.given_or_read(self.labels, leak, task, local.samples)
-        dtype = getattr(torch, self.dtype)
-        rows = self.rows if local.batches == 1 else 1
-        target = objectives.target(leak, task, rows, dtype)
-        rounding = Rounding(self.rounding)
-        smooth = self._rounded(task, rounding)
-        box = partial(priors.boxed, task)
 
-        def objective(x: Tensor) -> Tensor:
-            cosine = local_training.cosine(target, smooth, local, x, y)
-            return cosine + self.tv * priors.total_variation(x)
-
-        def hard(start: Point) -> SearchRun:
-            return adam.signed_adam(objective, start, self.steps, self.rate, box, "inverting")
-
-        def soft(start: Point) -> SearchRun:
-            (run,) = adam.minimise(
-                lambda search, step, x: objective(x),
-                list(start),
-                RateSchedule(self.steps, self.rate, "soft"),
-                box,
-                generator,
-                "inverting",
-                lambda k, runs: rounding.at(k / self.steps),
-            )
-            return run
-
-        def draw() -> Point:
-            return (priors.start(task, local.samples, generator, "normal", dtype),)
-
-        search = hard if self.sign == "hard" else soft
-        run = optimise.restarted(search, draw, self.restarts, -math.inf)
-        residual = partial(local_training.misfit, target, task, local, y=y)
-        note = f"{how}signed Adam {run}"
-        return objectives.reconstruction(
-            "inverting", leak, task, target, run.point[0], y, residual, note
-        )
-
-    def _rounded(self, task: Task, rounding: Rounding) -> Task:
-        return task.rounded(rounding) if self.rounding and self.sign == "soft" else task
+def _groups(wanted: list[_Wanted]) -> Iterator[list[_Wanted]]:
+    """Yield what can be searched together; local trainings one by one."""
+    yield from ([one] for one in wanted if one.local.steps > 1)
+    single = [one for one in wanted if one.local.steps == 1]
+    for group in objectives.alike([one.target for one in single], [len(one.y) for one in single]):
+        yield [single[k] for k in group]
 
 
-def _objective(
-    columns: slice, weight: float, gradients: Gradients, given: Point, point: Point
-) -> Tensor:
+def _of_gradients(task: Task, columns: slice, weight: float, given: Point, point: Point) -> Tensor:
     """Return cosine and total variation of each problem (see `Problems`)."""
     theta, mixing, aim, y = given
     smooth = torch.vmap(priors.total_variation)(point[0])
-    found = objectives.mixed(gradients, columns, theta, mixing, point[0], y)
+    found = objectives.mixed(task.again, columns, theta, mixing, point[0], y)
     return objectives.angles(found, aim) + weight * smooth
+
+
+def _of_updates(
+    target: Target, task: Task, local: Local, weight: float, given: Point, point: Point
+) -> Tensor:
+    """Return the same for the local training of one problem."""
+    x = point[0][0]
+    cosine = local_training.cosine(target, task, local, x, given[0][0])
+    return (cosine + weight * priors.total_variation(x))[None]

@@ -155,12 +155,8 @@ def _tokens(
         spaces.append(span)
     block = net.blocks[0]
     assert isinstance(block, EncoderBlock)
-    weight = torch.cat([block.up.weight, block.up.bias[:, None]], dim=1)
-    errors = [one.noise / one.sizes[:count] for one in spaces]
-    layers = vision_tokens.Layers(
-        spaces[0].basis, spaces[1].basis, errors[0], errors[1], weight, block.norm2
-    )
-    found = vision_tokens.tokens(layers, generator)
+    upper, lower = spaces
+    found = vision_tokens.tokens(block, upper, lower, generator)
     if len(found) < count:
         return f"the search found {len(found)} of {count} tokens"
     return found

@@ -18,7 +18,7 @@ from leakaudit.inversion.exact import certify, layerwise
 from leakaudit.inversion.exact.layerwise import LayerRelations
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.labels import label_signs
-from leakaudit.inversion.search import objectives, optimise, priors
+from leakaudit.inversion.search import batched_search, objectives, optimise, priors
 from leakaudit.inversion.search.optimise import Point, SearchRun
 from leakaudit.tasks import layer_chain
 from leakaudit.tasks.layer_chain import Layer
@@ -159,11 +159,12 @@ class RGAP(Attack):
         if task.spec.is_image:
             for weight in SMOOTH:
                 smooth = partial(objective, weight)
-                found = optimise.lbfgs(
+                found = batched_search.lbfgs(
                     smooth, run.point, self.steps, what="rgap", patience=PATIENCE
                 )
                 run = found.after(run)
-        last = optimise.lbfgs(partial(objective, 0.0), run.point, 2 * self.steps, SMALL, "rgap")
+        exact = partial(objective, 0.0)
+        last = batched_search.lbfgs(exact, run.point, 2 * self.steps, SMALL, "rgap")
         return last.after(run)
 
 

@@ -156,7 +156,7 @@ def _changed(leak: GradientLeak, task: Task, table: Tensor) -> Reconstruction:
     first = int(leak.combination[at].nonzero()[0])
     weights = leak.theta[first, task.layout.slices[name]].double().reshape(table.shape)
     before = int(leak.rounds[first]) - 1
-    moves = row_moves.decide(
+    decided = row_moves.decide(
         table,
         weights,
         leak.training,
@@ -165,13 +165,14 @@ def _changed(leak: GradientLeak, task: Task, table: Tensor) -> Reconstruction:
         before=before * leak.training.steps,
     )
     step("tokens", 1, 1)
-    if moves.doubt:
-        return failed("tokens", leak, task, f"not known: {moves.doubt}")
+    if isinstance(decided, str):
+        return failed("tokens", leak, task, f"not known: {decided}")
+    moved, rest = decided
     when = f"round {int(leak.rounds[first])}"
     if before:
         when = f"{when} or shortly before it"
-    note = f"{_listed(moves.moved)}, which occurred in {when}; {moves.rest}"
-    return _unordered(leak, task, moves.moved, note)
+    note = f"{_listed(moved)}, which occurred in {when}; {rest}"
+    return _unordered(leak, task, moved, note)
 
 
 def _block(leak: GradientLeak, task: Task, name: str | None) -> Tensor | None:

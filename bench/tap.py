@@ -180,14 +180,14 @@ def step(args: argparse.Namespace, capture: Capture | None) -> Callable[[], None
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
     from leakaudit.capture.tap.hooks import ddp
-    from leakaudit.tasks.models import ResNet18
+    from leakaudit.tasks.models import MODELS
 
     random = Generator().manual_seed(dist.get_rank())
     bare: nn.Module = Gpt()
     x = torch.randint(0, 65, (args.records, LENGTH), generator=random)
     y = torch.randint(0, 65, (args.records, LENGTH), generator=random)
     if args.model == "resnet":
-        bare = ResNet18()((3, 32, 32), 10)
+        bare = MODELS["resnet18"]()((3, 32, 32), 10)
         x = torch.rand(args.records, 3, 32, 32, generator=random)
         y = torch.randint(0, 10, (args.records,), generator=random)
     model = nn.parallel.DistributedDataParallel(bare)

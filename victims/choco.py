@@ -1,25 +1,10 @@
-"""CHOCO-SGD: nodes exchange compressed updates of public copies xh of their models.
-
-Koloskova, Stich and Jaggi 2019, Algorithm 2, with Metropolis weights; xh = 0 at the start:
-
-    h_i  <- w_i - alpha g_i(w_i)
-    q_i   = Q(h_i - xh_i)                                is sent
-    xh_i <- xh_i + q_i
-    w_i  <- h_i + gamma sum_j W_ij (xh_j - xh_i)
-
-Q keeps the largest coordinates (top), the same number of random coordinates (random), the same
-random coordinates at all nodes and in all rounds (fixed, partial sharing of a model), rounds to
-multiples of a cell (quantize), or leaves the vector unchanged (none). The part that Q omits,
-r = h - xh - q, is zero on every coordinate that was kept, and the positions of these coordinates
-are public. Between two rounds that keep a coordinate, the sum of its gradients is therefore
-determined exactly.
-"""
+"""CHOCO-SGD: nodes exchange compressed updates of public copies xh of their models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -29,12 +14,23 @@ from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.consensus import Mixing
-from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
+from leakaudit.protocols.local import LocalSteps, Steps, above, least
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Form, Relations, decimal
 
-if TYPE_CHECKING:
-    from leakaudit.tasks.task import Task
+# Koloskova, Stich and Jaggi 2019, Algorithm 2, with Metropolis weights; xh = 0 at the start:
+#
+#     h_i  <- w_i - alpha g_i(w_i)
+#     q_i   = Q(h_i - xh_i)                                is sent
+#     xh_i <- xh_i + q_i
+#     w_i  <- h_i + gamma sum_j W_ij (xh_j - xh_i)
+#
+# Q keeps the largest coordinates (top), the same number of random coordinates (random), the same
+# random coordinates at all nodes and in all rounds (fixed, partial sharing of a model), rounds to
+# multiples of a cell (quantize), or leaves the vector unchanged (none). The part that Q omits, r =
+# h - xh - q, is zero on every coordinate that was kept, and the positions of these coordinates are
+# public. Between two rounds that keep a coordinate, the sum of its gradients is therefore
+# determined exactly.
 
 HIDES = (
     "every message holds only some coordinates; "
@@ -58,6 +54,7 @@ class Choco(SimulatedVictim):
     )
     separable: ClassVar[bool] = True
     regular: ClassVar[bool] = True
+    step_size: ClassVar[str] = "alpha"
 
     alpha: float = param(0.1, "step size", "eta")
     slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
@@ -82,10 +79,6 @@ class Choco(SimulatedVictim):
     def stationary(self) -> bool:
         """All rounds have the same relations if the step is constant."""
         return not self.slow
-
-    def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Reject step sizes that diverge on the task's l2 term."""
-        stable("choco", task, alpha=self.alpha)
 
     def chosen(self, size: int, generator: Generator) -> Tensor | None:
         """Return which coordinates (size,) of compress=fixed are sent; None for the others."""

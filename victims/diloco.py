@@ -1,38 +1,34 @@
-"""DiLoCo: many inner steps of AdamW, then one outer step with the mean of the changes.
-
-Douillard et al. 2023, Algorithm 1. In round t the server sends w; every client takes H steps of
-AdamW from w, each with another mini-batch, and sends the pseudo-gradient d_i = w - w_i. The server
-takes a step of Nesterov momentum with the mean d of these:
-
-    b <- momentum b + d        w <- w - outer (d + momentum b)
-
-With `bits`, the numbers of each parameter are sent as multiples of max |d| / (2^(bits-1) - 1), as
-int8 with one scale for each parameter.
-
-What is linear: the server's model in all pseudo-gradients that it received. What is opaque: each
-pseudo-gradient, a function of the H gradients, the model and what AdamW keeps from earlier rounds,
-after rounding. No gradient follows from it, but a row of an embedding whose token did not occur has
-no gradient, so that AdamW only shrinks it (`attacks/tokens.py`).
-"""
+"""DiLoCo: many inner steps of AdamW, then one outer step with the mean of the changes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph, Layout, Training
-from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
+from leakaudit.protocols.local import LocalSteps, Steps, above, least
 from leakaudit.protocols.optimiser import Optimiser, OptimiserState
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations, decimal
 
-if TYPE_CHECKING:
-    from leakaudit.tasks.task import Task
+# Douillard et al. 2023, Algorithm 1. In round t the server sends w; every client takes H steps of
+# AdamW from w, each with another mini-batch, and sends the pseudo-gradient d_i = w - w_i. The
+# server takes a step of Nesterov momentum with the mean d of these:
+#
+#     b <- momentum b + d        w <- w - outer (d + momentum b)
+#
+# With `bits`, the numbers of each parameter are sent as multiples of max |d| / (2^(bits-1) - 1), as
+# int8 with one scale for each parameter.
+#
+# What is linear: the server's model in all pseudo-gradients that it received. What is opaque: each
+# pseudo-gradient, a function of the H gradients, the model and what AdamW keeps from earlier
+# rounds, after rounding. No gradient follows from it, but a row of an embedding whose token did not
+# occur has no gradient, so that AdamW only shrinks it (`attacks/tokens.py`).
 
 HIDES = (
     "its optimiser divides each coordinate of a gradient by the size of the same coordinate in "
@@ -53,6 +49,7 @@ class DiLoCo(SimulatedVictim):
     leaks_what: ClassVar[str] = "no gradient; of a model of texts, which tokens occurred"
     centralised: ClassVar[bool] = True
     stationary = True  # all rounds have the same relations
+    step_size: ClassVar[str] = "lr"
 
     lr: float = param(0.001, "step size of the inner AdamW")
     inner: int = param(10, "inner steps per round", "H")
@@ -78,10 +75,6 @@ class DiLoCo(SimulatedVictim):
     @property
     def _outer(self) -> Optimiser:
         return Optimiser("sgd", self.momentum, nesterov=self.momentum > 0)
-
-    def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Reject step sizes that diverge on the task's l2 term."""
-        stable("diloco", task, lr=self.lr)
 
     def train(self, sim: Simulation) -> None:
         """Train; the generator draws the order of the mini-batches."""

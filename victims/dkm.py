@@ -1,22 +1,4 @@
-"""DP-dKM: the decentralised Krasnosel'skii-Mann iteration on noisy broadcasts.
-
-DP-dKM (2024), Algorithm 1. Agents share a doubly stochastic W; X^0 is common and public. In round
-k:
-
-    x^k(m) <- sum_l w_ml xt^{k-1}(l) + alpha_{k-1} ( T(x^{k-1}(m)) - x^{k-1}(m) )
-    xt^k(m) = x^k(m) + noise                                                  is broadcast
-
-    gd    T = I - gamma grad f                                                does not use l1
-    pgd   T = prox_{gamma R} (I - gamma grad f)
-    dr    T = I + prox_{gamma f} (2 prox_{gamma R} - I) - prox_{gamma R}
-
-with R = l1 |x|_1. With dr the model is prox_{gamma R}(x). f is the task's loss: model=linear
-gives the paper's least squares (halved), model=logistic its logistic regression. The paper's table
-of operators is not available to us; the operators above are the standard ones. With pgd and dr the
-agents' mean does not converge to the optimum of the sum, because a mean of such operators is not
-the operator of the mean. Theorem 6 is implemented as printed, but the mechanism does not satisfy
-it: the two densities differ by more than e^epsilon on their common support.
-"""
+"""DP-dKM: the decentralised Krasnosel'skii-Mann iteration on noisy broadcasts."""
 
 from __future__ import annotations
 
@@ -46,6 +28,23 @@ from leakaudit.theory.relations import Expression, Relations, decimal
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.traces.recorder import Recorder
+
+# DP-dKM (2024), Algorithm 1. Agents share a doubly stochastic W; X^0 is common and public. In round
+# k:
+#
+#     x^k(m) <- sum_l w_ml xt^{k-1}(l) + alpha_{k-1} ( T(x^{k-1}(m)) - x^{k-1}(m) )
+#     xt^k(m) = x^k(m) + noise                                                  is broadcast
+#
+#     gd    T = I - gamma grad f                                                does not use l1
+#     pgd   T = prox_{gamma R} (I - gamma grad f)
+#     dr    T = I + prox_{gamma f} (2 prox_{gamma R} - I) - prox_{gamma R}
+#
+# with R = l1 |x|_1. With dr the model is prox_{gamma R}(x). f is the task's loss: model=linear
+# gives the paper's least squares (halved), model=logistic its logistic regression. The paper's
+# table of operators is not available to us; the operators above are the standard ones. With pgd and
+# dr the agents' mean does not converge to the optimum of the sum, because a mean of such operators
+# is not the operator of the mean. Theorem 6 is implemented as printed, but the mechanism does not
+# satisfy it: the two densities differ by more than e^epsilon on their common support.
 
 SOURCES = {
     "laplace": ("Laplace mechanism", "l1"),

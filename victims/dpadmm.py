@@ -1,20 +1,4 @@
-"""DP-ADMM with several noisy gradient steps per round, over a graph.
-
-Huang and Gong 2020, in the form to which DP-Norm's Table II compares. The update is derived from
-the table's curvature 2 rho E_i + eta and was verified; the noise is printed in the table. With E_i
-neighbours and n ~ N(0, (sigma / (2 rho E_i + eta))^2):
-
-    b_i   = rho sum_j (w_i^r + w_j^r) - 2 lam_i^r
-    w_i   <- ( eta w_i + b_i - g_i(w_i) ) / (2 rho E_i + eta) + n          K times from w_i^r
-    lam_i <- lam_i + rho/2 sum_j ( w_i^{r+1} - w_j^{r+1} )
-
-sigma is the noise in units of the gradient. Table II requires
-sigma >= 2 G sqrt(2 K R log(1.25/delta)) / (eps d_i) for a node with d_i records. w_i^{r+1}, the
-last inner iterate, is sent to all neighbours (the sources do not state whether the paper sends the
-last iterate or the average). With K = 1 and no noise this is IC-ADMM (Chang, Hong, Wang 2015) with
-p = 2 lam and beta = eta. The paper's eta^{k,r} grows with sqrt(2 k r); here eta is constant, as in
-DP-Norm's experiments (eta = 1/mu).
-"""
+"""DP-ADMM with several noisy gradient steps per round, over a graph."""
 
 from __future__ import annotations
 
@@ -38,6 +22,21 @@ from leakaudit.theory.relations import Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
+
+# Huang and Gong 2020, in the form to which DP-Norm's Table II compares. The update is derived from
+# the table's curvature 2 rho E_i + eta and was verified; the noise is printed in the table. With
+# E_i neighbours and n ~ N(0, (sigma / (2 rho E_i + eta))^2):
+#
+#     b_i   = rho sum_j (w_i^r + w_j^r) - 2 lam_i^r
+#     w_i   <- ( eta w_i + b_i - g_i(w_i) ) / (2 rho E_i + eta) + n          K times from w_i^r
+#     lam_i <- lam_i + rho/2 sum_j ( w_i^{r+1} - w_j^{r+1} )
+#
+# sigma is the noise in units of the gradient. Table II requires sigma >= 2 G sqrt(2 K R
+# log(1.25/delta)) / (eps d_i) for a node with d_i records. w_i^{r+1}, the last inner iterate, is
+# sent to all neighbours (the sources do not state whether the paper sends the last iterate or the
+# average). With K = 1 and no noise this is IC-ADMM (Chang, Hong, Wang 2015) with p = 2 lam and beta
+# = eta. The paper's eta^{k,r} grows with sqrt(2 k r); here eta is constant, as in DP-Norm's
+# experiments (eta = 1/mu).
 
 
 @victim("dpadmm")

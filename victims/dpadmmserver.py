@@ -1,17 +1,4 @@
-"""DP-ADMM with a server: linearised local updates, and noise proportional to the step size.
-
-Huang, Hu, Guo, Chan-Tin and Gong 2020, written from memory and verified; the noise is confirmed by
-two printed sources. Client i sends the noised v_i to the server, which sends w to the clients:
-
-    v_i   <- ( v_i/eta_k + rho w + gam_i - g_i(v_i) ) / (rho + 1/eta_k)
-             + N(0, (sigma / (rho + 1/eta_k))^2)
-    w     <- mean_i( v_i - gam_i/rho )
-    gam_i <- gam_i - rho (v_i - w)
-
-sigma is the noise in units of the gradient: the printed 2 c1 sqrt(2 ln(1.25/delta)) / (m eps (rho
-+ 1/eta_k)) decreases with eta_k as the update does, so the noise relative to the gradient is the
-same in every iteration, 2 c1 sqrt(2 ln(1.25/delta)) / (m eps).
-"""
+"""DP-ADMM with a server: linearised local updates, and noise proportional to the step size."""
 
 from __future__ import annotations
 
@@ -19,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -33,8 +20,17 @@ from leakaudit.protocols.local import normal
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Relations, decimal
 
-if TYPE_CHECKING:
-    pass
+# Huang, Hu, Guo, Chan-Tin and Gong 2020, written from memory and verified; the noise is confirmed
+# by two printed sources. Client i sends the noised v_i to the server, which sends w to the clients:
+#
+#     v_i   <- ( v_i/eta_k + rho w + gam_i - g_i(v_i) ) / (rho + 1/eta_k)
+#              + N(0, (sigma / (rho + 1/eta_k))^2)
+#     w     <- mean_i( v_i - gam_i/rho )
+#     gam_i <- gam_i - rho (v_i - w)
+#
+# sigma is the noise in units of the gradient: the printed 2 c1 sqrt(2 ln(1.25/delta)) / (m eps (rho
+# + 1/eta_k)) decreases with eta_k as the update does, so the noise relative to the gradient is the
+# same in every iteration, 2 c1 sqrt(2 ln(1.25/delta)) / (m eps).
 
 
 @victim("dpadmmserver")

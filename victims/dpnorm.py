@@ -1,20 +1,4 @@
-"""DP-Norm: primal-dual learning with noisy messages; with sigma = alpha = 0 it is ECL.
-
-DP-Norm (2023), Algorithm 1. Node i has E_i neighbours j; A_{i|j} = +1 if i < j, else -1;
-eta_i = 1 / (mu E_i K), gamma_i = 1 + alpha eta_i; z starts at zero and w at a common model. In a
-round, with one noise vector n_i:
-
-    w_i    <- gamma_i / (gamma_i + eta_i mu E_i)
-              ( w_i - mu g_i(w_i) + mu eta_i / gamma_i sum_j A_{i|j} z_{i|j} )       K times
-    y_{i|j} = 2 / gamma_i ( z_{i|j} - A_{i|j} (w_i + n_i) ) - z_{i|j}                is sent i -> j
-    z_{j|i} <- y_{i|j}
-
-The appendix draws noise in every inner step and subtracts mu eta_i / gamma_i E_i n_i inside the
-bracket; the message then contains the last draw. Node-wise eta_i weights the losses by E_i: on
-irregular graphs the fixed point is argmin sum_i E_i f_i, which the paper's ring does not reveal;
-eta=common, with the mean degree in place of E_i, corrects this. Theorem 1 prints epsilon under the
-square root of its noise level; in its proof, eq. (8), epsilon is outside the root.
-"""
+"""DP-Norm: primal-dual learning with noisy messages; with sigma = alpha = 0 it is ECL."""
 
 from __future__ import annotations
 
@@ -39,6 +23,20 @@ from leakaudit.theory.relations import Expression, Form, Relations, Turns, decim
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
+# DP-Norm (2023), Algorithm 1. Node i has E_i neighbours j; A_{i|j} = +1 if i < j, else -1; eta_i =
+# 1 / (mu E_i K), gamma_i = 1 + alpha eta_i; z starts at zero and w at a common model. In a round,
+# with one noise vector n_i:
+#
+#     w_i    <- gamma_i / (gamma_i + eta_i mu E_i)
+#               ( w_i - mu g_i(w_i) + mu eta_i / gamma_i sum_j A_{i|j} z_{i|j} )       K times
+#     y_{i|j} = 2 / gamma_i ( z_{i|j} - A_{i|j} (w_i + n_i) ) - z_{i|j}            is sent i -> j
+#     z_{j|i} <- y_{i|j}
+#
+# The appendix draws noise in every inner step and subtracts mu eta_i / gamma_i E_i n_i inside the
+# bracket; the message then contains the last draw. Node-wise eta_i weights the losses by E_i: on
+# irregular graphs the fixed point is argmin sum_i E_i f_i, which the paper's ring does not reveal;
+# eta=common, with the mean degree in place of E_i, corrects this. Theorem 1 prints epsilon under
+# the square root of its noise level; in its proof, eq. (8), epsilon is outside the root.
 
 FORMS: dict[Theorem, str] = {"eq8": "in the form of eq. (8)", "printed": "as printed"}
 

@@ -1,24 +1,11 @@
-"""D-PSGD: decentralised gradient descent with averaging, and decentralised DP-SGD.
-
-Lian et al. 2017, Algorithm 1, with Metropolis weights; round t starts from the models w of round
-t - 1, and w0 is common:
-
-    order=combine    w_i <- sum_j W_ij w_j - alpha g_i(w_i)                        w is sent
-    order=adapt      h_i <- w_i - alpha g_i(w_i)        w_i <- sum_j W_ij h_j      h is sent
-
-With K > 1, further gradient steps follow the first before anything is sent. noise=step is DP-SGD
-as in the comparison of Fukami et al. (DP-Norm): every step adds N(0, sigma^2 I). Their text does
-not specify the position of the averaging; here `order` sets it. noise=message adds noise once per
-round to the model that is sent. With own=plain, a node averages its own model without this noise,
-which reduces the effect of a round's noise on later rounds.
-"""
+"""D-PSGD: decentralised gradient descent with averaging, and decentralised DP-SGD."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,13 +17,22 @@ from leakaudit.core.trace import Graph
 from leakaudit.protocols.batches import is_drawn, replaced
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.consensus import Mixing
-from leakaudit.protocols.local import LocalSteps, Steps, above, least, normal, stable
+from leakaudit.protocols.local import LocalSteps, Steps, above, least, normal
 from leakaudit.protocols.optimiser import Optimiser
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations, Turns
 
-if TYPE_CHECKING:
-    from leakaudit.tasks.task import Task
+# Lian et al. 2017, Algorithm 1, with Metropolis weights; round t starts from the models w of round
+# t - 1, and w0 is common:
+#
+#     order=combine    w_i <- sum_j W_ij w_j - alpha g_i(w_i)                        w is sent
+#     order=adapt      h_i <- w_i - alpha g_i(w_i)        w_i <- sum_j W_ij h_j      h is sent
+#
+# With K > 1, further gradient steps follow the first before anything is sent. noise=step is DP-SGD
+# as in the comparison of Fukami et al. (DP-Norm): every step adds N(0, sigma^2 I). Their text does
+# not specify the position of the averaging; here `order` sets it. noise=message adds noise once per
+# round to the model that is sent. With own=plain, a node averages its own model without this noise,
+# which reduces the effect of a round's noise on later rounds.
 
 
 @victim("dpsgd")
@@ -62,6 +58,7 @@ class DPSGD(SimulatedVictim):
     )
     separable: ClassVar[bool] = True
     regular: ClassVar[bool] = True
+    step_size: ClassVar[str] = "alpha"
 
     alpha: float = param(0.1, "step size", "alpha, mu")
     slow: float = param(0.0, "the step size of round t is alpha / (1 + slow (t - 1))")
@@ -143,10 +140,6 @@ class DPSGD(SimulatedVictim):
     def turns(self, rounds: int) -> Turns | None:
         """Return the turns: an order is used until all records were drawn. Needs `samples`."""
         return self._steps(0.0).turns(rounds, self.samples)
-
-    def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Reject step sizes that diverge on the task's l2 term."""
-        stable("dpsgd", task, alpha=self.alpha)
 
     def train(self, sim: Simulation) -> None:
         """Train; the generator draws noise and mini-batches."""

@@ -1,18 +1,4 @@
-"""EXTRA and PG-EXTRA: gradient descent with a correction from the previous round.
-
-It converges exactly with a constant step size. Shi, Ling, Wu and Yin 2015 (EXTRA; PG-EXTRA in their
-second paper, written from memory and verified), Metropolis weights, Wt = (I + W) / 2:
-
-    z^1     = W x^0 - alpha g^0
-    x^t     = prox_{alpha l1}(z^t)                                           is sent
-    z^{t+1} = z^t + W x^t - Wt x^{t-1} - alpha (g^t - g^{t-1})
-
-x^0 is common, or private and sent over an encrypted channel (spread > 0). Every step is stable for
-alpha < (1 + smallest eigenvalue of W) / L. Noise of round t has standard deviation sigma fade^t:
-noise=state adds it to x wherever it is used; noise=message adds it to what is sent and averaged,
-but gradients are computed at x itself. The paper that compares with a private EXTRA (DP-RECAL)
-does not specify where its noise is added.
-"""
+"""EXTRA and PG-EXTRA: gradient descent with a correction from the previous round."""
 
 from __future__ import annotations
 
@@ -35,6 +21,19 @@ from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# It converges exactly with a constant step size. Shi, Ling, Wu and Yin 2015 (EXTRA; PG-EXTRA in
+# their second paper, written from memory and verified), Metropolis weights, Wt = (I + W) / 2:
+#
+#     z^1     = W x^0 - alpha g^0
+#     x^t     = prox_{alpha l1}(z^t)                                           is sent
+#     z^{t+1} = z^t + W x^t - Wt x^{t-1} - alpha (g^t - g^{t-1})
+#
+# x^0 is common, or private and sent over an encrypted channel (spread > 0). Every step is stable
+# for alpha < (1 + smallest eigenvalue of W) / L. Noise of round t has standard deviation sigma
+# fade^t: noise=state adds it to x wherever it is used; noise=message adds it to what is sent and
+# averaged, but gradients are computed at x itself. The paper that compares with a private EXTRA
+# (DP-RECAL) does not specify where its noise is added.
 
 
 @victim("extra")

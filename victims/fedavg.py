@@ -1,10 +1,4 @@
-"""FedAvg: clients train the server's model for several steps; the server averages the results.
-
-McMahan et al. 2017, Algorithm 1. In round t the server sends w; each client runs E epochs of
-w_i <- (1 - lr decay) w_i - lr g_i(w_i; mini-batch) over one random split into mini-batches and
-sends w_i; then w <- mean_i w_i. All clients hold the same number of records, so the paper's
-weighted mean is the plain mean.
-"""
+"""FedAvg: clients train the server's model for several steps; the server averages the results."""
 
 from __future__ import annotations
 
@@ -26,6 +20,11 @@ from leakaudit.theory.relations import Expression, Relations, Turns
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# McMahan et al. 2017, Algorithm 1. In round t the server sends w; each client runs E epochs of w_i
+# <- (1 - lr decay) w_i - lr g_i(w_i; mini-batch) over one random split into mini-batches and sends
+# w_i; then w <- mean_i w_i. All clients hold the same number of records, so the paper's weighted
+# mean is the plain mean.
 
 
 @victim("fedavg")

@@ -1,8 +1,4 @@
-"""FedSGD: clients send gradients to a server, which updates the model and sends it back.
-
-McMahan et al. 2017, Algorithm 1 with one full-batch step. In round t the server sends w, the
-clients send g_i = grad f_i(w), and w <- w - lr mean_i g_i.
-"""
+"""FedSGD: clients send gradients to a server, which updates the model and sends it back."""
 
 from __future__ import annotations
 
@@ -24,6 +20,9 @@ from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# McMahan et al. 2017, Algorithm 1 with one full-batch step. In round t the server sends w, the
+# clients send g_i = grad f_i(w), and w <- w - lr mean_i g_i.
 
 
 @victim("fedsgd")

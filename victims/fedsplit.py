@@ -1,11 +1,4 @@
-"""FedSplit, also known as centralised PDMM: a server averages reflected proximal points.
-
-Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2). Every client keeps the server's last z
-(z_{s|i}):
-
-    w_i <- argmin f_i(w) + rho/2 |w - z_{s|i}|^2       z_{i|s} = 2 w_i - z_{s|i}       to server
-    w_s <- mean_i z_{i|s}                              z_{s|i} = 2 w_s - z_{i|s}       to client
-"""
+"""FedSplit, also known as centralised PDMM: a server averages reflected proximal points."""
 
 from __future__ import annotations
 
@@ -28,6 +21,12 @@ from leakaudit.theory.relations import Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2). Every client keeps the server's last z
+# (z_{s|i}):
+#
+#     w_i <- argmin f_i(w) + rho/2 |w - z_{s|i}|^2       z_{i|s} = 2 w_i - z_{s|i}       to server
+#     w_s <- mean_i z_{i|s}                              z_{s|i} = 2 w_s - z_{i|s}       to client
 
 
 @victim("fedsplit")

@@ -1,32 +1,28 @@
-"""Gossip: repeated averaging with neighbours until all nodes agree on the mean of private vectors.
-
-Xiao and Boyd 2004, eq. (2), with Metropolis weights. The private vectors are the models after local
-gradient steps from the common start:
-
-    y_i^0   = w0 - lr g_i(w0) - ... + n_i,  n_i ~ N(0, sigma^2 I) drawn once
-    y^{t+1} = W y^t
-
-Every y^t is sent, beginning with y^0: round t sends y^{t-1}. With sigma = 0 the first message of a
-node is equivalent to its gradient.
-"""
+"""Gossip: averaging with neighbours until all nodes agree on the mean of private vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.consensus import average, declare_average
-from leakaudit.protocols.local import Steps, above, least, stable
+from leakaudit.protocols.local import Steps, above, least
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Relations
 
-if TYPE_CHECKING:
-    from leakaudit.tasks.task import Task
+# Xiao and Boyd 2004, eq. (2), with Metropolis weights. The private vectors are the models after
+# local gradient steps from the common start:
+#
+#     y_i^0   = w0 - lr g_i(w0) - ... + n_i,  n_i ~ N(0, sigma^2 I) drawn once
+#     y^{t+1} = W y^t
+#
+# Every y^t is sent, beginning with y^0: round t sends y^{t-1}. With sigma = 0 the first message of
+# a node is equivalent to its gradient.
 
 
 @victim("gossip")
@@ -44,6 +40,7 @@ class Gossip(SimulatedVictim):
     )
     separable: ClassVar[bool] = True
     stationary = True  # all rounds have the same relations
+    step_size: ClassVar[str] = "lr"
 
     lr: float = param(0.5, "step size of the local steps before the averaging", "eta")
     steps: int = param(1, "local gradient steps before the averaging")
@@ -54,10 +51,6 @@ class Gossip(SimulatedVictim):
     def __post_init__(self) -> None:
         above("gossip", lr=self.lr, steps=self.steps)
         least("gossip", sigma=self.sigma)
-
-    def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Reject step sizes that diverge on the task's l2 term."""
-        stable("gossip", task, lr=self.lr)
 
     def train(self, sim: Simulation) -> None:
         """Train in the first round, then average; the generator draws the noise."""

@@ -1,23 +1,4 @@
-"""ADMM with a separate penalty per node (M-ADMM) and recycled gradients (R-ADMM, MR-ADMM).
-
-Zhang, Khalili and Liu: ICML 2018 (M-ADMM), Allerton 2018 (R-ADMM), IEEE TIFS 2020 (MR-ADMM);
-written from memory and the abstracts, and verified. With E_i neighbours j, penalty h = eta_i(k)
-and lam^0 = 0; f_i is sent to all neighbours:
-
-    f_i   <- argmin F_i(f) + (2 lam_i + n_i)'f + h sum_j |f - (f_i + f_j)/2|^2
-    n_i    = h E_i e_i                                          e has the density exp(-a |e|)
-    lam_i <- lam_i + theta/2 sum_j (f_i - f_j)
-
-With recycle, every second update (even rounds) does not use data. It uses
-G_i = grad F_i(f_i) + n_i, which is known from the previous update:
-
-    f_i   <- f_i - ( G_i + 2 lam_i + h sum_j (f_i - f_j) ) / (2 h E_i + gamma)
-
-It is a function of earlier broadcasts and therefore adds no leak. k counts rounds, or pairs of
-rounds with recycle. With theta = eta and equal penalties this is ADMM, or R-ADMM with recycle. The
-privacy loss of an update as we remember it, C (1.4 c1 + a) / (h E_i B), contains half of the noise
-term that we derive (for replacing one record: C (1.4 c1 + 2 a) / (h E_i B)).
-"""
+"""ADMM with a separate penalty per node (M-ADMM) and recycled gradients (R-ADMM, MR-ADMM)."""
 
 from __future__ import annotations
 
@@ -39,6 +20,24 @@ from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Zhang, Khalili and Liu: ICML 2018 (M-ADMM), Allerton 2018 (R-ADMM), IEEE TIFS 2020 (MR-ADMM);
+# written from memory and the abstracts, and verified. With E_i neighbours j, penalty h = eta_i(k)
+# and lam^0 = 0; f_i is sent to all neighbours:
+#
+#     f_i   <- argmin F_i(f) + (2 lam_i + n_i)'f + h sum_j |f - (f_i + f_j)/2|^2
+#     n_i    = h E_i e_i                                          e has the density exp(-a |e|)
+#     lam_i <- lam_i + theta/2 sum_j (f_i - f_j)
+#
+# With recycle, every second update (even rounds) does not use data. It uses G_i = grad F_i(f_i) +
+# n_i, which is known from the previous update:
+#
+#     f_i   <- f_i - ( G_i + 2 lam_i + h sum_j (f_i - f_j) ) / (2 h E_i + gamma)
+#
+# It is a function of earlier broadcasts and therefore adds no leak. k counts rounds, or pairs of
+# rounds with recycle. With theta = eta and equal penalties this is ADMM, or R-ADMM with recycle.
+# The privacy loss of an update as we remember it, C (1.4 c1 + a) / (h E_i B), contains half of the
+# noise term that we derive (for replacing one record: C (1.4 c1 + 2 a) / (h E_i B)).
 
 C1 = admm.LOGISTIC_CURVATURE
 

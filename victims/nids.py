@@ -1,18 +1,4 @@
-"""NIDS: similar to EXTRA, but with node-specific step sizes and gradients in the messages.
-
-Li, Shi and Yan 2019, eqs. (1), (2), Metropolis weights, A = diag(a_i), Wn = I - c A (I - W), c =
-1 / (2 max a_i):
-
-    z^1     = x^0 - A g^0
-    x^t     = prox_{a_i l1}(z^t)
-    m^t     = 2 x^t - x^{t-1} - A (g^t - g^{t-1})                              is sent
-    z^{t+1} = z^t - x^t + Wn m^t
-
-Round 1 sends nothing; round t sends m^{t-1} and computes g^{t-1}. x^0 is common, or private
-(spread > 0), in which case no other node needs it. Noise of round t has standard deviation sigma
-fade^t: noise=state adds it to x wherever it is used, and with fade < 1 the run still converges to
-the optimum; noise=message adds it only to m, and the resulting error remains.
-"""
+"""NIDS: similar to EXTRA, but with node-specific step sizes and gradients in the messages."""
 
 from __future__ import annotations
 
@@ -36,6 +22,19 @@ from leakaudit.theory.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Li, Shi and Yan 2019, eqs. (1), (2), Metropolis weights, A = diag(a_i), Wn = I - c A (I - W), c =
+# 1 / (2 max a_i):
+#
+#     z^1     = x^0 - A g^0
+#     x^t     = prox_{a_i l1}(z^t)
+#     m^t     = 2 x^t - x^{t-1} - A (g^t - g^{t-1})                              is sent
+#     z^{t+1} = z^t - x^t + Wn m^t
+#
+# Round 1 sends nothing; round t sends m^{t-1} and computes g^{t-1}. x^0 is common, or private
+# (spread > 0), in which case no other node needs it. Noise of round t has standard deviation sigma
+# fade^t: noise=state adds it to x wherever it is used, and with fade < 1 the run still converges to
+# the optimum; noise=message adds it only to m, and the resulting error remains.
 
 
 @victim("nids")

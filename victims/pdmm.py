@@ -1,11 +1,4 @@
-"""PDMM and ADMM: decentralised training by operator splitting, plain or differential.
-
-W. Yu, Privacy Analysis of Decentralized Federated Learning (2023), Algorithms 1 and 2.
-Node i has d_i neighbours j; B = +1 if i < j, else -1:
-
-    w_i     <- argmin f_i(w) + sum_j B z_{i|j} w + rho d_i / 2 |w|^2
-    z_{j|i} <- z_{j|i} + theta ( z_{i|j} - z_{j|i} + 2 rho B w_i )              is sent i -> j
-"""
+"""PDMM and ADMM: decentralised training by operator splitting, plain or differential."""
 
 from __future__ import annotations
 
@@ -28,6 +21,12 @@ from leakaudit.theory.relations import Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
+
+# W. Yu, Privacy Analysis of Decentralized Federated Learning (2023), Algorithms 1 and 2. Node i has
+# d_i neighbours j; B = +1 if i < j, else -1:
+#
+#     w_i     <- argmin f_i(w) + sum_j B z_{i|j} w + rho d_i / 2 |w|^2
+#     z_{j|i} <- z_{j|i} + theta ( z_{i|j} - z_{j|i} + 2 rho B w_i )              is sent i -> j
 
 
 @victim("pdmm")

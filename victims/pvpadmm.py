@@ -1,21 +1,4 @@
-"""Decentralised ADMM with primal or dual variable perturbation, and without either.
-
-Zhang and Zhu 2017 (IEEE TIFS 12(1)), written from memory and verified: the algorithm is correct and
-has these leaks, but may differ from the print in details. V_i = f_i + q_i is sent to all
-neighbours; lam is never sent, and is a linear recursion of the messages from lam^0 = 0. With N_i
-neighbours:
-
-    f_i   <- argmin F_i(f) + 2 (lam_i + n_i)'f + phi_i/2 |f|^2 + eta sum_j |f - (V_i + V_j)/2|^2
-    lam_i <- lam_i + eta/2 sum_j (V_i - V_j)
-
-PVP: q_i has the density exp(-xi |q|), xi = rho B alpha / (2 C), n = 0. DVP: n = C/(2B) e, e has the
-density exp(-zeta |e|), q = 0, and alpha_hat = alpha - 2 log(1 + c4 C / (B (rho + 2 eta N_i))); if
-that is not positive, alpha_hat = alpha/2 and phi_i = c4 C / (B (e^{alpha/4} - 1)) - rho - 2 eta
-N_i. Here F_i is the mean loss of B records plus rho/2 |f|^2, so C = 1. zeta = alpha_hat/2 is what
-replacing one record requires (measured); the print may mean zeta = alpha_hat, which is half the
-noise. update=gradient replaces F_i by its tangent and curvature/2 |f - f_i|^2, which is IC-ADMM
-(Chang, Hong, Wang 2015).
-"""
+"""Decentralised ADMM with primal or dual variable perturbation, and without either."""
 
 from __future__ import annotations
 
@@ -38,6 +21,22 @@ from leakaudit.theory.relations import Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Zhang and Zhu 2017 (IEEE TIFS 12(1)), written from memory and verified: the algorithm is correct
+# and has these leaks, but may differ from the print in details. V_i = f_i + q_i is sent to all
+# neighbours; lam is never sent, and is a linear recursion of the messages from lam^0 = 0. With N_i
+# neighbours:
+#
+#     f_i   <- argmin F_i(f) + 2 (lam_i + n_i)'f + phi_i/2 |f|^2 + eta sum_j |f - (V_i + V_j)/2|^2
+#     lam_i <- lam_i + eta/2 sum_j (V_i - V_j)
+#
+# PVP: q_i has the density exp(-xi |q|), xi = rho B alpha / (2 C), n = 0. DVP: n = C/(2B) e, e has
+# the density exp(-zeta |e|), q = 0, and alpha_hat = alpha - 2 log(1 + c4 C / (B (rho + 2 eta
+# N_i))); if that is not positive, alpha_hat = alpha/2 and phi_i = c4 C / (B (e^{alpha/4} - 1)) -
+# rho - 2 eta N_i. Here F_i is the mean loss of B records plus rho/2 |f|^2, so C = 1. zeta =
+# alpha_hat/2 is what replacing one record requires (measured); the print may mean zeta = alpha_hat,
+# which is half the noise. update=gradient replaces F_i by its tangent and curvature/2 |f - f_i|^2,
+# which is IC-ADMM (Chang, Hong, Wang 2015).
 
 C4 = admm.LOGISTIC_CURVATURE
 

@@ -1,24 +1,4 @@
-"""RECAL and DP-RECAL: one node at a time is active and passes on a baton (y, s).
-
-Privacy leakage frequency (PLF) paper (arXiv 2212.10859v2), eqs. (7a)-(7e). Our copy of the text
-lacks the formulas; the update is RECONSTRUCTED from its AFBS form and verified by its convergence.
-For min sum_i f_i(x_i) + r(y) with x_i = y, node i, which holds the baton, computes
-
-    lbar  = lam_i + s_i (x_i - y)                             (7a)
-    y+    = prox_{beta r}( y + beta (s + lbar - lam_i) )      (7b)
-    x_i+  = x_i - tau_i ( grad f_i(x_i) + lbar )  [+ xi]      (7c)
-    lam_i+ = lbar + s_i ( x_i+ - x_i - y+ + y )   [+ xi]      (7d)
-    s+    = s + lam_i+ - lam_i                                (7e), s = sum_j lam_j
-
-The remaining text does not decide whether (7b) adds the duals of all nodes (baton=full, the
-block-coordinate form, which has the proof: s = sum_j lam_j + s_j x_j and
-y+ = prox(y + beta (s - y sum_j s_j))) or only that of the active node (the default); both converge.
-Noise only on lam leaves x_i without noise: with baton=active the next y+ reveals it (without a
-regulariser the noise hides nothing), and with baton=full it contains the accumulated changes of the
-gradient. Lemma 5, Delta = tau_i C, holds for noise on x. The PLF is the largest number of
-activations of any node; it is counted in the trace's public tensor ``active`` and differs from
-rounds / N.
-"""
+"""RECAL and DP-RECAL: one node at a time is active and passes on a baton (y, s)."""
 
 from __future__ import annotations
 
@@ -44,6 +24,23 @@ from leakaudit.traces.arcs import Arcs
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
+# Privacy leakage frequency (PLF) paper (arXiv 2212.10859v2), eqs. (7a)-(7e). Our copy of the text
+# lacks the formulas; the update is RECONSTRUCTED from its AFBS form and verified by its
+# convergence. For min sum_i f_i(x_i) + r(y) with x_i = y, node i, which holds the baton, computes
+#
+#     lbar  = lam_i + s_i (x_i - y)                             (7a)
+#     y+    = prox_{beta r}( y + beta (s + lbar - lam_i) )      (7b)
+#     x_i+  = x_i - tau_i ( grad f_i(x_i) + lbar )  [+ xi]      (7c)
+#     lam_i+ = lbar + s_i ( x_i+ - x_i - y+ + y )   [+ xi]      (7d)
+#     s+    = s + lam_i+ - lam_i                                (7e), s = sum_j lam_j
+#
+# The remaining text does not decide whether (7b) adds the duals of all nodes (baton=full, the
+# block-coordinate form, which has the proof: s = sum_j lam_j + s_j x_j and y+ = prox(y + beta (s -
+# y sum_j s_j))) or only that of the active node (the default); both converge. Noise only on lam
+# leaves x_i without noise: with baton=active the next y+ reveals it (without a regulariser the
+# noise hides nothing), and with baton=full it contains the accumulated changes of the gradient.
+# Lemma 5, Delta = tau_i C, holds for noise on x. The PLF is the largest number of activations of
+# any node; it is counted in the trace's public tensor ``active`` and differs from rounds / N.
 
 OVERFLOW = 700.0  # e^709 is the largest power of e that a float can hold
 

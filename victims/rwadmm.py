@@ -1,22 +1,10 @@
-"""Random-walk ADMM, Shah and Avrachenkov 2018: one active node at a time informs its neighbours.
-
-DERIVED: only the abstract of the paper was available (one node is updated per iteration, chosen by
-simulating a Markov chain). This is ADMM with edge variables and one active node i, verified to
-converge, with the number of messages that DP-RECAL's Table IV counts; B = +1 if i < j, else -1:
-
-    w_i     <- argmin f_i(w) + sum_j B z_{i|j}'w + rho E_i / 2 |w|^2  [+ n]
-    z_{j|i} <- (1 - theta) z_{j|i} + theta ( z_{i|j} + 2 rho B w_i )          to every neighbour j
-
-and z^0 = 0. The position of the noise in a private version is not known. Here n is state noise:
-w_i + n replaces w_i wherever the algorithm uses it, because noise only on the messages breaks the
-conservation law that defines the fixed point. update=gradient takes one step of size alpha instead.
-"""
+"""Random-walk ADMM, Shah and Avrachenkov 2018: one active node at a time informs its neighbours."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor
@@ -33,8 +21,17 @@ from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations import Relations, decimal
 from leakaudit.traces.arcs import Arcs
 
-if TYPE_CHECKING:
-    pass
+# DERIVED: only the abstract of the paper was available (one node is updated per iteration, chosen
+# by simulating a Markov chain). This is ADMM with edge variables and one active node i, verified to
+# converge, with the number of messages that DP-RECAL's Table IV counts; B = +1 if i < j, else -1:
+#
+#     w_i     <- argmin f_i(w) + sum_j B z_{i|j}'w + rho E_i / 2 |w|^2  [+ n]
+#     z_{j|i} <- (1 - theta) z_{j|i} + theta ( z_{i|j} + 2 rho B w_i )          to every neighbour j
+#
+# and z^0 = 0. The position of the noise in a private version is not known. Here n is state noise:
+# w_i + n replaces w_i wherever the algorithm uses it, because noise only on the messages breaks the
+# conservation law that defines the fixed point. update=gradient takes one step of size alpha
+# instead.
 
 
 @victim("rwadmm")

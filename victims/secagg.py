@@ -1,16 +1,4 @@
-"""Secure aggregation: peers add masks that cancel in the sum, so that only the sum is seen.
-
-Bonawitz et al. 2017, section 4.0.1, here without a server: every peer adds up what all send. In a
-round, every pair i < j of peers agrees on a mask m_ij, and peer i trains x_i from the common model:
-
-    y_i = x_i + sum_{j > i} m_ij - sum_{j < i} m_ji     is sent to all other peers
-    w   <- (1/n) sum_i y_i                              in which every mask cancels
-
-The paper derives masks from agreed keys and draws them uniformly modulo a number, so that they hide
-an update perfectly. Here they are real numbers, N(0, mask^2), that peer j of each pair sends to the
-other, encrypted: noise that hides single updates as well as its size allows, and not their sum. The
-rounding of messages grows with it.
-"""
+"""Secure aggregation: peers add masks that cancel in the sum, so that only the sum is seen."""
 
 from __future__ import annotations
 
@@ -32,6 +20,18 @@ from leakaudit.traces.arcs import Arcs, broadcast
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# Bonawitz et al. 2017, section 4.0.1, here without a server: every peer adds up what all send. In a
+# round, every pair i < j of peers agrees on a mask m_ij, and peer i trains x_i from the common
+# model:
+#
+#     y_i = x_i + sum_{j > i} m_ij - sum_{j < i} m_ji     is sent to all other peers
+#     w   <- (1/n) sum_i y_i                              in which every mask cancels
+#
+# The paper derives masks from agreed keys and draws them uniformly modulo a number, so that they
+# hide an update perfectly. Here they are real numbers, N(0, mask^2), that peer j of each pair sends
+# to the other, encrypted: noise that hides single updates as well as its size allows, and not their
+# sum. The rounding of messages grows with it.
 
 
 @victim("secagg")

@@ -1,21 +1,4 @@
-"""SecureD-FL: averaging by ADMM within groups that change in every iteration.
-
-SecureD-FL (2021), Algorithm 3. In an FL round every peer trains w_k from the last average and
-draws lam_k^0 ~ U[0, 1); z^0 = 0. Iteration i = 1 .. I uses partition i mod |Pi| of the n peers:
-
-    x_k   = (2 w_k - lam_k + rho z) / (2 + rho)
-    y_k   = x_k + lam_k / rho                       is sent to the peers of k's group
-    z_g   = (1/n) sum of the y of group g           is sent to all other peers (kind ``sum``)
-    z     = sum of the z_g
-    lam_k = lam_k + rho (x_k - z)
-
-The trace has one round per iteration: FL round r consists of rounds (r - 1) I + 1 to r I, and its
-training happens in the first of them; a recording may end within an FL round. The paper's first
-aggregation, of models that start from different points, is omitted: all peers start from w0. The
-partitions are public: ``groups`` (|Pi|, n / s, s). The lam^0 do not sum to zero, so z^1 is off
-by 2 / (rho (2 + rho)) of their mean, and Lemma II.2's rate begins with z^2: at I = 2 a mean of
-1/2 shifts every coordinate by 1 / (2 + rho)^2.
-"""
+"""SecureD-FL: averaging by ADMM within groups that change in every iteration."""
 
 from __future__ import annotations
 
@@ -40,6 +23,22 @@ from leakaudit.traces.arcs import Arcs, broadcast
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# SecureD-FL (2021), Algorithm 3. In an FL round every peer trains w_k from the last average and
+# draws lam_k^0 ~ U[0, 1); z^0 = 0. Iteration i = 1 .. I uses partition i mod |Pi| of the n peers:
+#
+#     x_k   = (2 w_k - lam_k + rho z) / (2 + rho)
+#     y_k   = x_k + lam_k / rho                       is sent to the peers of k's group
+#     z_g   = (1/n) sum of the y of group g           is sent to all other peers (kind ``sum``)
+#     z     = sum of the z_g
+#     lam_k = lam_k + rho (x_k - z)
+#
+# The trace has one round per iteration: FL round r consists of rounds (r - 1) I + 1 to r I, and its
+# training happens in the first of them; a recording may end within an FL round. The paper's first
+# aggregation, of models that start from different points, is omitted: all peers start from w0. The
+# partitions are public: ``groups`` (|Pi|, n / s, s). The lam^0 do not sum to zero, so z^1 is off by
+# 2 / (rho (2 + rho)) of their mean, and Lemma II.2's rate begins with z^2: at I = 2 a mean of 1/2
+# shifts every coordinate by 1 / (2 + rho)^2.
 
 
 @victim("secured")

@@ -1,9 +1,4 @@
-"""The single-node reference: one model trained on the records of all nodes, without messages.
-
-DP-Norm (2023), section VI, method M5: w <- w - mu g(w), where g is the gradient over the records
-of all nodes, with K steps per round. It provides the reference curve for decentralised methods;
-record it with the same seed, data and model.
-"""
+"""The single-node reference: one model trained on the records of all nodes, without messages."""
 
 from __future__ import annotations
 
@@ -25,6 +20,10 @@ from leakaudit.theory.relations import Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# DP-Norm (2023), section VI, method M5: w <- w - mu g(w), where g is the gradient over the records
+# of all nodes, with K steps per round. It provides the reference curve for decentralised methods;
+# record it with the same seed, data and model.
 
 
 @victim("single")

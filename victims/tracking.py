@@ -1,21 +1,10 @@
-"""Gradient tracking: a node's estimate y of the mean gradient is averaged like its model.
-
-DIGing (Nedic, Olshevsky and Shi 2017, Algorithm 1), with Metropolis weights and a common start
-x^0, y_i^0 = g_i(x^0):
-
-    x^t = W x^{t-1} - alpha y^{t-1}
-    y^t = W y^{t-1} + g(x^t) - g(x^{t-1})            x^t, y^t and y^0 are sent
-
-noise=state adds noise to x wherever it is used, and the error remains small. noise=message adds it
-to the x and y that are sent and averaged: the sum of the y then drifts away from the sum of the
-gradients, and the error grows.
-"""
+"""Gradient tracking: a node's estimate y of the mean gradient is averaged like its model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -24,12 +13,19 @@ from leakaudit.core.registry import param, victim
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.consensus import Mixing
-from leakaudit.protocols.local import above, least, normal, stable
+from leakaudit.protocols.local import above, least, normal
 from leakaudit.protocols.simulation import SimulatedVictim, Simulation
 from leakaudit.theory.relations import Expression, Relations, decimal
 
-if TYPE_CHECKING:
-    from leakaudit.tasks.task import Task
+# DIGing (Nedic, Olshevsky and Shi 2017, Algorithm 1), with Metropolis weights and a common start
+# x^0, y_i^0 = g_i(x^0):
+#
+#     x^t = W x^{t-1} - alpha y^{t-1}
+#     y^t = W y^{t-1} + g(x^t) - g(x^{t-1})            x^t, y^t and y^0 are sent
+#
+# noise=state adds noise to x wherever it is used, and the error remains small. noise=message adds
+# it to the x and y that are sent and averaged: the sum of the y then drifts away from the sum of
+# the gradients, and the error grows.
 
 
 @victim("tracking")
@@ -45,6 +41,7 @@ class Tracking(SimulatedVictim):
     leaks_what: ClassVar[str] = "every gradient, the first as it is sent; also from the models only"
     separable: ClassVar[bool] = True
     stationary = True  # all rounds have the same relations
+    step_size: ClassVar[str] = "alpha"
 
     alpha: float = param(0.1, "step size", "alpha")
     sigma: float = param(0.0, "standard deviation of the noise", "sigma")
@@ -55,10 +52,6 @@ class Tracking(SimulatedVictim):
     def __post_init__(self) -> None:
         above("tracking", alpha=self.alpha)
         least("tracking", sigma=self.sigma)
-
-    def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Reject step sizes that diverge on the task's l2 term."""
-        stable("tracking", task, alpha=self.alpha)
 
     def train(self, sim: Simulation) -> None:
         """Train; the generator draws the noise."""

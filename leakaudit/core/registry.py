@@ -322,23 +322,22 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
         settings: Values by name; text is read as the field's type, and 3,1,4 as a list.
     """
     of: type = kind
+    name = kind.__name__.removeprefix("_")  # classes of models are private
     known, hints, read = parameters(kind), _hints(of), {}
     for key, value in settings.items():
         if key not in known:
-            raise LeakauditError(f"{kind.__name__} has no parameter {key!r}{suggest(key, known)}")
+            raise LeakauditError(f"{name} has no parameter {key!r}{suggest(key, known)}")
         if get_origin(hints[key]) is Sequence:
             read[key] = _list(known[key], value, *get_args(hints[key]))
         else:
             read[key] = _read(key, value, hints[key])
     for key, f in known.items():
         if f.default is MISSING and f.default_factory is MISSING and key not in read:
-            raise LeakauditError(f"{kind.__name__} needs {key}=…: {f.metadata.get('help', '')}")
+            raise LeakauditError(f"{name} needs {key}=…: {f.metadata.get('help', '')}")
     try:
         return kind(**read)
     except (TypeError, ArithmeticError) as error:  # values that are too large, or not comparable
-        raise LeakauditError(
-            f"{kind.__name__}: the given values do not fit together ({error})"
-        ) from error
+        raise LeakauditError(f"{name}: the given values do not fit together ({error})") from error
 
 
 def _list(one: Field[Any], value: Any, kind: type) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -13,15 +13,28 @@ from torch import Generator, Tensor
 from leakaudit.core.progress import step
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.local import stable
 from leakaudit.protocols.victim import Victim
 
 if TYPE_CHECKING:
-    from leakaudit.tasks.task import Problem
+    from leakaudit.tasks.task import Problem, Task
     from leakaudit.traces.recorder import Recorder
 
 
 class SimulatedVictim(Victim):
-    """A victim that writes its run as a `Simulation`."""
+    """A victim that writes its run as a `Simulation`.
+
+    Attributes:
+        step_size: Name of the parameter that must not diverge on the task's l2 term; "" for none.
+    """
+
+    step_size: ClassVar[str] = ""
+
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Reject a step size that diverges on the task's l2 term."""
+        if self.step_size:
+            steps = {self.step_size: getattr(self, self.step_size)}
+            stable(type(self).__name__.lower(), task, **steps)
 
     @abstractmethod
     def train(self, sim: Simulation) -> None:

@@ -1,10 +1,4 @@
-"""Closed formulas of each activation: its derivatives and its inverse.
-
-The table has three uses. Gradients of fully connected stacks need the slope as a function of the
-output, which they store anyway; gradients that are differentiated again need both derivatives as
-functions of the input; inverting a network layer by layer needs the inverse. An activation may lack
-some of the three.
-"""
+"""Closed formulas of each activation: its derivatives and its inverse."""
 
 from __future__ import annotations
 
@@ -16,6 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from leakaudit.tasks.smoothed_relu import SmoothedReLU
+
+# The table has three uses. Gradients of fully connected stacks need the slope as a function of the
+# output, which they store anyway; gradients that are differentiated again need both derivatives as
+# functions of the input; inverting a network layer by layer needs the inverse. An activation may
+# lack some of the three.
 
 # Outputs of ReLU below this fraction of the largest one count as zero. The inverse is applied to
 # values solved in float64: this is nine orders of magnitude above their rounding. A choice.
@@ -31,12 +30,17 @@ Bends = tuple[Tensor, Tensor | None, Tensor | None]
 
 @dataclass(frozen=True, eq=False)
 class Inverse:
-    """The information in an activation's output about its input z."""
+    """The information in the output of one or several activations about its input z."""
 
     value: Tensor  # estimate of z
     known: Tensor  # whether z has this value, bool; otherwise z is at most 0
     trust: Tensor  # weight of an error of the output in z, at most 1
-    slope: Tensor  # s'(z)
+    slope: Tensor  # s'(z), or the slope of the loss in z
+
+    def reshape(self, shape: tuple[int, ...]) -> Inverse:
+        """Return all in another shape."""
+        parts = (self.value, self.known, self.trust, self.slope)
+        return Inverse(*(part.reshape(shape) for part in parts))
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,4 @@
-"""Closed formulas for gradients of many small networks that are differentiated once more.
-
-The second derivatives are those with respect to inputs and labels, as a matching loss needs them.
-
-A chain z_l = W_l U_l + b_l, a_l = s(z_l) has U_l, the columns of a_{l-1} that enter each output,
-and slopes d_l = dL/dz_l; its gradient in W_l is d_l U_l^T. A matching loss needs the slope in x of
-<g(x), R> for a fixed R = dLoss/dg. This is the derivative of L along R, so one forward pass carries
-z'_l = R_l U_l + W_l U'_l, and one backward pass m_l = dL'/dz_l (Pearlmutter 1994, "R-operator").
-Weights are never differentiated twice, and each network's convolution is a product of two matrices
-instead of one group of a large convolution.
-
-Layout: n networks come first and b samples third, (n, channels, b, *sides) between convolutions and
-(n, features, b) between linear layers, so that a layer of all networks is one batched matrix
-product.
-"""
+"""Closed formulas for gradients of many small networks that are differentiated once more."""
 
 from __future__ import annotations
 
@@ -28,6 +14,19 @@ from torch import Tensor, nn
 from leakaudit.core.trace import Layout
 from leakaudit.tasks import sequential
 from leakaudit.tasks.activations import ACTIVATIONS, Bends
+
+# The second derivatives are those with respect to inputs and labels, as a matching loss needs them.
+#
+# A chain z_l = W_l U_l + b_l, a_l = s(z_l) has U_l, the columns of a_{l-1} that enter each output,
+# and slopes d_l = dL/dz_l; its gradient in W_l is d_l U_l^T. A matching loss needs the slope in x
+# of <g(x), R> for a fixed R = dLoss/dg. This is the derivative of L along R, so one forward pass
+# carries z'_l = R_l U_l + W_l U'_l, and one backward pass m_l = dL'/dz_l (Pearlmutter 1994,
+# "R-operator"). Weights are never differentiated twice, and each network's convolution is a product
+# of two matrices instead of one group of a large convolution.
+#
+# Layout: n networks come first and b samples third, (n, channels, b, *sides) between convolutions
+# and (n, features, b) between linear layers, so that a layer of all networks is one batched matrix
+# product.
 
 Error = Callable[[Tensor, Tensor], Tensor]
 
@@ -143,20 +142,20 @@ class Chain:
         if found is None or len(shape) not in (1, 3):
             return None
         parts, blocks = found
-        if not all(_flattens_all(part) for part in parts):
+        if not all(_flattens_all(m) for _, m in parts):
             return None
 
         places = layout.slices
         links = []
         for block in blocks:
-            act, name = block.activation, block.layer.name
+            act, name = block.activation, block.name
             if act is not None and ACTIVATIONS[type(act)].bends is None:
                 return None
-            after = _after(block.layer.module, shape, block.flat or len(shape) == 1)
+            after = _after(block.layer, shape, block.flat or len(shape) == 1)
             if after is None:
                 return None
             weight, bias = places[f"{name}.weight"], places.get(f"{name}.bias")
-            links.append(_Link(block.layer.module, act, weight, bias, shape, after))
+            links.append(_Link(block.layer, act, weight, bias, shape, after))
             shape = after
         if len(shape) != 1 or links[-1].act is not None:
             return None
@@ -270,9 +269,8 @@ def _pads(m: nn.Conv2d) -> tuple[int, int]:
     return m.padding[0], m.padding[1]
 
 
-def _flattens_all(part: sequential.ChainModule) -> bool:
-    """Return whether a part, if it flattens, keeps only the batch dimension."""
-    m = part.module
+def _flattens_all(m: nn.Module) -> bool:
+    """Return whether a module, if it flattens, keeps only the batch dimension."""
     return not isinstance(m, nn.Flatten) or (m.start_dim, m.end_dim) == (1, -1)
 
 

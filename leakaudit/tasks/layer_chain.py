@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,7 @@ from torch.func import functional_call, vjp
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks import sequential
-from leakaudit.tasks.activations import ACTIVATIONS
-from leakaudit.tasks.sequential import ChainModule, ModuleRole
+from leakaudit.tasks.activations import ACTIVATIONS, Inverse
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -59,21 +58,6 @@ class Layer:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class Output:
-    """The known part of a layer's output (o, ...)."""
-
-    value: Tensor  # its value, valid if `known`
-    known: Tensor  # whether the value is known, bool; otherwise it is at most 0
-    trust: Tensor  # weight of its error, at most 1
-
-    def reshape(self, shape: tuple[int, ...]) -> Output:
-        """Return the output in another shape."""
-        return Output(
-            self.value.reshape(shape), self.known.reshape(shape), self.trust.reshape(shape)
-        )
-
-
 def unfit(task: Task) -> str | None:
     """Return the reason why a network cannot be inverted layer by layer, as part of a sentence.
 
@@ -83,9 +67,8 @@ def unfit(task: Task) -> str | None:
     parts = sequential.parts(task.module)
     if parts is None:
         return f"{task.spec.model} is not a plain chain of layers"
-    for part in parts:
-        name, m = part.name, part.module
-        if not _can_be_undone(part):
+    for name, m in parts:
+        if not _can_be_undone(m):
             return (
                 f"{name} is a {type(m).__name__}, but only convolutions, linear layers, "
                 "ReLU, LeakyReLU, sigmoid and tanh can be inverted"
@@ -94,10 +77,10 @@ def unfit(task: Task) -> str | None:
             return f"{name} is a convolution with groups or with padding other than zeros"
         if any(f"{name}.{n}" not in task.layout.names for n, _ in m.named_parameters()):
             return f"{name} is not trained, so it has no gradient"
-    for one, next_one in pairwise(parts):
-        if one.role is next_one.role is ModuleRole.ACTIVATION:
+    for (_, one), (_, next_one) in pairwise(parts):
+        if sequential.role(one) == sequential.role(next_one) == "activation":
             return "one activation follows another"
-    last = parts[-1].module if parts else None
+    last = parts[-1][1] if parts else None
     if not isinstance(last, nn.Linear) or last.bias is None:
         return "the last layer is not linear with a bias"
     for layer in layers(task, torch.zeros(task.layout.size, device=task.device)):
@@ -109,10 +92,10 @@ def unfit(task: Task) -> str | None:
     return None
 
 
-def _can_be_undone(part: ChainModule) -> bool:
-    if part.role is ModuleRole.ACTIVATION:
-        return ACTIVATIONS[type(part.module)].undo is not None
-    return part.role is not ModuleRole.OTHER
+def _can_be_undone(m: nn.Module) -> bool:
+    if type(m) in ACTIVATIONS:
+        return ACTIVATIONS[type(m)].undo is not None
+    return sequential.role(m) != "other"
 
 
 def layers(task: Task, theta: Tensor) -> list[Layer]:
@@ -123,12 +106,12 @@ def layers(task: Task, theta: Tensor) -> list[Layer]:
     params = task.layout.split(theta)
     x = theta.new_zeros(1, *task.spec.shape)  # a test input, to determine the shape of every layer
     chain = []
-    for part in parts:
-        own = {n: params[f"{part.name}.{n}"] for n, _ in part.module.named_parameters()}
-        for name, _ in part.module.named_buffers():
-            value = task.buffers[f"{part.name}.{name}"]
+    for at, m in parts:
+        own = {n: params[f"{at}.{n}"] for n, _ in m.named_parameters()}
+        for name, _ in m.named_buffers():
+            value = task.buffers[f"{at}.{name}"]
             own[name] = value.to(theta) if value.is_floating_point() else value
-        layer = Layer(part.name, part.module, own, tuple(x.shape[1:]))
+        layer = Layer(at, m, own, tuple(x.shape[1:]))
         chain.append(layer)
         x = layer(x)
     return chain
@@ -143,24 +126,20 @@ def run(chain: list[Layer], x: Tensor) -> Tensor:
 
 def before(
     chain: list[Layer], k: int, h: Tensor, slope: Tensor, error: float
-) -> tuple[int, Output, Tensor]:
+) -> tuple[int, Inverse]:
     """Go from the input of a layer back to the previous layer with weights, inverting the others.
 
-    Returns:
-        The index of the previous layer with weights, -1 if there is none; what is known of its
-        output, or of the input of the chain; and the slope of the loss in it.
+    Returns the index of the previous layer with weights, -1 if there is none, and what is known of
+    its output, or of the input of the chain, with the slope of the loss in it.
     """
-    out = Output(h, torch.ones_like(h, dtype=torch.bool), torch.ones_like(h))
-    while k and sequential.ROLES[type(chain[k - 1].module)] is not ModuleRole.LAYER:
+    out = Inverse(h, torch.ones_like(h, dtype=torch.bool), torch.ones_like(h), slope)
+    while k and sequential.role(chain[k - 1].module) != "layer":
         k -= 1
         m = chain[k].module
         if type(m) in ACTIVATIONS:
             undo = ACTIVATIONS[type(m)].undo
             assert undo is not None
             found = undo(m, out.value, error)
-            out = Output(found.value, found.known, found.trust)
-            slope = slope * found.slope
-        shape = chain[k].shape
-        out = out.reshape(shape)
-        slope = slope.reshape(shape)
-    return k - 1, out, slope
+            out = replace(found, slope=out.slope * found.slope)
+        out = out.reshape(chain[k].shape)
+    return k - 1, out

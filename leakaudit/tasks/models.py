@@ -46,7 +46,7 @@ class _Affine:
         return nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=linear))
 
 
-class Logistic(_Affine):
+class _Logistic(_Affine):
     """Logistic regression."""
 
     note: ClassVar[str] = (
@@ -54,14 +54,14 @@ class Logistic(_Affine):
     )
 
 
-class Linear(_Affine):
+class _Linear(_Affine):
     """Linear regression."""
 
     note: ClassVar[str] = "Linear regression, for loss ``squared``."
 
 
 @dataclass(frozen=True)
-class Mlp:
+class _Mlp:
     """Fully connected network of any depth."""
 
     note: ClassVar[str] = "Fully connected network of any depth."
@@ -88,7 +88,7 @@ class Mlp:
 
 
 @dataclass(frozen=True)
-class LeNet:
+class _LeNet:
     """The LeNet of DLG; images of 32x32 give Linear(768, outputs) as published."""
 
     note: ClassVar[str] = (
@@ -106,7 +106,7 @@ class LeNet:
 
 
 @dataclass(frozen=True)
-class ConvNet:
+class _ConvNet:
     """Three convolutions."""
 
     note: ClassVar[str] = (
@@ -125,7 +125,7 @@ class ConvNet:
 
 
 @dataclass(frozen=True)
-class Cnn:
+class _Cnn:
     """Convolutions of one kernel size and stride."""
 
     note: ClassVar[str] = (
@@ -162,7 +162,7 @@ class Cnn:
 
 
 @dataclass(frozen=True)
-class ResNet10:
+class _ResNet10:
     """torchvision's ResNet with one basic block per stage."""
 
     note: ClassVar[str] = (
@@ -176,7 +176,7 @@ class ResNet10:
 
 
 @dataclass(frozen=True)
-class ResNet18:
+class _ResNet18:
     """torchvision's ResNet-18."""
 
     note: ClassVar[str] = (
@@ -257,7 +257,7 @@ class Decoder(nn.Module):
 
 
 @dataclass(frozen=True)
-class Vit:
+class _Vit:
     """Vision transformer (Dosovitskiy et al. 2021), as ViT-Tiny but less deep.
 
     The outputs are computed from a class token in front of the patches.
@@ -289,9 +289,9 @@ class Vit:
 
 
 class VisionTransformer(nn.Module):
-    """The module of `Vit`: (b, channels, height, width) images to (b, outputs)."""
+    """The module of model ``vit``: (b, channels, height, width) images to (b, outputs)."""
 
-    def __init__(self, sizes: Vit, shape: tuple[int, ...], outputs: int) -> None:
+    def __init__(self, sizes: _Vit, shape: tuple[int, ...], outputs: int) -> None:
         super().__init__()
         self.size = shape[1:]
         patches = shape[1] // sizes.patch * (shape[2] // sizes.patch)
@@ -360,22 +360,22 @@ class EncoderBlock(nn.Module):
 
 
 MODELS: dict[str, type[_Model]] = {
-    "linear": Linear,
-    "logistic": Logistic,
-    "mlp": Mlp,
-    "lenet": LeNet,
-    "convnet": ConvNet,
-    "cnn": Cnn,
-    "resnet10": ResNet10,
-    "resnet18": ResNet18,
+    "linear": _Linear,
+    "logistic": _Logistic,
+    "mlp": _Mlp,
+    "lenet": _LeNet,
+    "convnet": _ConvNet,
+    "cnn": _Cnn,
+    "resnet10": _ResNet10,
+    "resnet18": _ResNet18,
     "gpt": Gpt,
-    "vit": Vit,
+    "vit": _Vit,
 }
 READ_TOKENS = frozenset({"gpt"})  # models whose inputs are tokens
 CONVEX = frozenset({"linear", "logistic"})  # models whose usual loss is convex in the parameters
 
 
-def _check_sizes(name: str, sizes: Gpt | Vit) -> None:
+def _check_sizes(name: str, sizes: Gpt | _Vit) -> None:
     sound = 1 <= sizes.depth <= DEEPEST and 1 <= sizes.width <= WIDEST
     if not sound or sizes.heads < 1 or sizes.width % sizes.heads:
         raise LeakauditError(

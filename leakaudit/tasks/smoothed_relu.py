@@ -1,9 +1,4 @@
-"""ReLUs with a rounded kink that a search sharpens gradually.
-
-The gradient of a ReLU network jumps when an input switches a unit, and its slopes do not indicate
-the direction of these jumps: a search that matches gradients stops at the first wrong pattern of
-switches. Rounded units switch gradually, so their slopes point towards the pattern that fits.
-"""
+"""ReLUs with a rounded kink that a search sharpens gradually."""
 
 from __future__ import annotations
 
@@ -13,6 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from leakaudit.core.errors import LeakauditError
+
+# The gradient of a ReLU network jumps when an input switches a unit, and its slopes do not indicate
+# the direction of these jumps: a search that matches gradients stops at the first wrong pattern of
+# switches. Rounded units switch gradually, so their slopes point towards the pattern that fits.
 
 SHARPER = (
     40  # ratio of the first width to the last, a choice: docs/iterative.md was measured with it

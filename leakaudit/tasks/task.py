@@ -145,6 +145,11 @@ class Task:
         """
         return self.layout.size > LOOP_ABOVE or self.tokens > 0
 
+    @property
+    def vectorised(self) -> bool:
+        """Whether `again` is faster for several models at once than for one after another."""
+        return self.chain is not None or self.layout.size <= LOOP_ABOVE
+
     def to(
         self, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Task:

@@ -184,6 +184,7 @@ READS = {
     "leakaudit/protocols/equations/file.py:_is_reserved": TYPED,
     "leakaudit/core/registry.py:_named": TYPED,
     "leakaudit/core/registry.py:get": TYPED,
+    "leakaudit/core/registry.py:configure": "the name of a class, which may be private",
     "leakaudit/core/registry.py:written": SHOWN,
     "leakaudit/reporting/rendering/console.py:printed": SHOWN,
     "leakaudit/reporting/rendering/cards.py:_colour": SHOWN,

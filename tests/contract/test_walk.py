@@ -27,7 +27,7 @@ def test_a_call_upwards_is_a_climb() -> None:
     followed = walk.Walk()
     with followed.follow():
         from leakaudit.core import registry
-        from leakaudit.tasks.models import Mlp
+        from leakaudit.tasks.models import MODELS
 
-        registry.configure(Mlp, {"hidden": 8})
+        registry.configure(MODELS["mlp"], {"hidden": 8})
     assert "registry" in " ".join(place.function for place in followed.climbing)

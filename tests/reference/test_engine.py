@@ -25,6 +25,7 @@ from leakaudit.inversion.search.lbfgs import LbfgsMemory
 from leakaudit.inversion.search.line_search import FALL, FLATTER, Brackets
 from leakaudit.inversion.search.optimise import SearchRun
 from leakaudit.tasks import data
+from leakaudit.tasks import task as tasks
 from leakaudit.tasks.task import Task
 
 D = torch.float64
@@ -131,11 +132,7 @@ def test_a_step_is_accepted_where_the_weak_wolfe_conditions_hold_and_is_always_f
 # --- searches of functions that need no model -----------------------------------------------------------------------------
 
 
-def tiny_task() -> Task:
-    return Task.build(TaskSpec("logistic", {}, loss="binary", shape=(2,), classes=2), dtype=D)
-
-
-def banana(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
+def banana(given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
     """Rosenbrock's function with its minimum at (a, a^2)."""
     (a,), (x,) = given, point
     return (a - x[:, 0]).square() + 100 * (x[:, 1] - x[:, 0].square()).square()
@@ -144,7 +141,7 @@ def banana(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tens
 def bananas(k: int, goal: float = 1e-20) -> tuple[Problems, tuple[Tensor, ...]]:
     a = torch.linspace(0.5, 1.5, k, dtype=D)
     start = torch.tensor([-1.2, 1.0], dtype=D).expand(k, 2).clone()
-    return Problems(tiny_task(), banana, (a,), torch.full((k,), goal, dtype=D)), (start,)
+    return Problems(banana, (a,), torch.full((k,), goal, dtype=D), True), (start,)
 
 
 @pytest.mark.parametrize("k", [1, 7])
@@ -174,7 +171,7 @@ def test_float64_polishes_what_float32_found() -> None:
             batched_search.search(problems, start, SearchSchedule(40, formats=formats), "test")
         )
         left[name] = [
-            float(banana(None, (problems.given[0][k],), (run.point[0][None],)))
+            float(banana((problems.given[0][k],), (run.point[0][None],)))
             for k, run in ends[name].items()
             if k in (1, 2)
         ]
@@ -224,7 +221,7 @@ def test_searches_whose_pairs_do_not_fit_in_memory_go_in_parts(
     assert parts[6].ended == "stopped"
 
 
-def walled(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
+def walled(given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
     """Minimum 3 at 1, a wall of NaN at 0; given: a factor, NaN for a problem that is NaN everywhere."""
     return given[0] * (point[0] - point[0].log()).sum(1)
 
@@ -232,7 +229,7 @@ def walled(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tens
 def test_walls_of_nan_are_met_with_shorter_steps_and_nan_everywhere_gives_the_start_back() -> None:
     start = torch.tensor([50.0, 3.0, 1000.0], dtype=D).expand(3, 3).clone()
     problems = Problems(
-        tiny_task(), walled, (torch.tensor([1.0, math.nan, 2.0], dtype=D),), torch.zeros(3, dtype=D)
+        walled, (torch.tensor([1.0, math.nan, 2.0], dtype=D),), torch.zeros(3, dtype=D), True
     )
     found = dict(
         batched_search.search(
@@ -272,7 +269,7 @@ def test_a_deadline_ends_all_searches_and_needless_ones_leave() -> None:
     assert heard[0] == ("test", 1, 9)
 
 
-def double_well(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
+def double_well(given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
     """Minimum 0 at x = 1 and a local one of 0.5 at x = -1."""
     x = point[0]
     return (x.square() - 1).square().sum(1) + 0.25 * (1 - x.tanh() / math.tanh(1)).sum(1)
@@ -280,7 +277,7 @@ def double_well(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) ->
 
 def test_starts_come_in_rounds_of_one_two_four_until_one_is_good_enough() -> None:
     problems = Problems(
-        tiny_task(), double_well, (torch.zeros(2, dtype=D),), torch.full((2,), 1e-3, dtype=D)
+        double_well, (torch.zeros(2, dtype=D),), torch.full((2,), 1e-3, dtype=D), True
     )
     starts = {0: iter([-2.0, -1.5, -1.2, 1.4, 2.0, 3.0, 4.0]), 1: iter([2.0])}
     drawn: list[int] = []
@@ -338,18 +335,16 @@ def matching(task: Task, leaks: list[GradientLeak], y: Tensor) -> Problems:
     targets = [objectives.target(leak, task, 1, D) for leak in leaks]
     columns = targets[0].columns
 
-    def objective(
-        gradients: objectives.Gradients, given: tuple[Tensor, ...], point: tuple[Tensor, ...]
-    ) -> Tensor:
+    def objective(given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
         theta, mixing, aim, y = given
-        found = objectives.mixed(gradients, columns, theta, mixing, point[0], y)
+        found = objectives.mixed(task.again, columns, theta, mixing, point[0], y)
         return objectives.squared(found, aim)
 
     return Problems(
-        task,
         objective,
         (*objectives.stacked(targets), y[:, None]),
         torch.zeros(len(leaks), dtype=D),
+        task.vectorised,
     )
 
 
@@ -394,10 +389,10 @@ def test_large_models_and_single_problems_are_looped_and_memory_is_bounded(
     whole = matching(task, leaks, y).at(start)
     monkeypatch.setattr(evaluate, "MEMORY", evaluate.MEMORY // whole.chunk * 2)
     assert matching(task, leaks, y).at(start).chunk in (1, 2)
-    monkeypatch.setattr(evaluate, "LOOP_ABOVE", task.layout.size - 1)
+    monkeypatch.setattr(tasks, "LOOP_ABOVE", task.layout.size - 1)
     assert matching(task, leaks, y).at(start).chunk == 1
     monkeypatch.undo()
-    monkeypatch.setattr(evaluate, "LOOP_ABOVE", task.layout.size - 1)
+    monkeypatch.setattr(tasks, "LOOP_ABOVE", task.layout.size - 1)
     assert matching(formulas, leaks, y).at(start).chunk >= 4
 
 

@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 import leakaudit as la
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion.exact import first_layer_rows, likelihood, noisy_duals
-from leakaudit.inversion.exact.noisy_duals import NeuronRows
+from leakaudit.inversion.exact.noisy_duals import _NeuronRows
 from leakaudit.inversion.exact.pixel_grid import NEAR, OFF, PixelGrid
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
@@ -143,7 +143,7 @@ def test_patterns_settle_at_the_planted_ones_from_everything_active() -> None:
 @pytest.mark.parametrize("b", [2, 5, 8])
 def test_planted_coordinates_come_back_as_well_as_from_their_patterns(b: int) -> None:
     rows, m, active = planted(b)
-    evidence = NeuronRows.of(rows)
+    evidence = _NeuronRows.of(rows)
     found = noisy_duals.search(evidence, Generator().manual_seed(1))
     oracle = likelihood.refined(evidence.rows, likelihood.fit(evidence.rows, m, active), m[:0])
     like = (found.m @ m.T).abs()
@@ -158,7 +158,7 @@ def test_planted_coordinates_come_back_as_well_as_from_their_patterns(b: int) ->
 
 def test_known_coordinates_stay_and_help_the_others() -> None:
     rows, m, _ = planted(5, size=8.0)
-    evidence = NeuronRows.of(rows)
+    evidence = _NeuronRows.of(rows)
     found = noisy_duals.settled(evidence, m, 3)
     assert torch.allclose(found.m[:3], m[:3], atol=1e-14)
     blind = noisy_duals.settled(evidence, m, 0)

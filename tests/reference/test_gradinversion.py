@@ -18,6 +18,8 @@ from leakaudit.core.progress import watching
 from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.search import adam, priors
+from leakaudit.inversion.search.evaluate import Problems
+from leakaudit.inversion.search.optimise import Point
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Task
 
@@ -178,21 +180,25 @@ def test_the_schedule_falls() -> None:
 
 
 def test_several_searches_reach_their_minimum_and_survive_nan() -> None:
-    def objective(search: int, k: int, x: Tensor) -> Tensor:
-        return (x - search).square().sum() * (torch.nan if k == 7 else 1.0)
+    steps: list[int] = []
 
-    starts, g = (
-        [torch.zeros(3, dtype=D), torch.full((3,), 4.0, dtype=D)],
-        torch.Generator().manual_seed(0),
-    )
-    runs = adam.minimise(
-        objective, starts, adam.RateSchedule(300, 0.1, langevin=0.01), lambda x: x, g, "here"
-    )
+    def objective(search: Point, point: Point) -> Tensor:
+        value = (point[0] - search[0][:, None]).square().sum(1)
+        return value * (torch.nan if steps[-1] == 7 else 1.0)
+
+    def between(k: int, x: Tensor, values: Tensor) -> None:
+        steps.append(k)
+
+    starts, g = torch.tensor([[0.0] * 3, [4.0] * 3], dtype=D), torch.Generator().manual_seed(0)
+    problems = Problems(objective, (torch.arange(2),), torch.zeros(2)).at((starts,))
+    noisy = adam.RateSchedule(300, 0.1, langevin=0.01)
+    runs = adam.minimise(problems, starts, noisy, lambda x: x, "here", between, g)
     assert [run.steps for run in runs] == [300, 300]
     for search, run in enumerate(runs):
         assert torch.allclose(run.point[0], torch.full((3,), float(search), dtype=D), atol=0.02)
     with watching(seconds=0.0):
-        runs = adam.minimise(objective, starts, adam.RateSchedule(300, 0.1), lambda x: x, g, "here")
+        plan = adam.RateSchedule(300, 0.1)
+        runs = adam.minimise(problems, starts, plan, lambda x: x, "here", between)
     assert [(run.steps, run.ended) for run in runs] == [(1, "out of time")] * 2
 
 

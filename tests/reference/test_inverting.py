@@ -161,7 +161,7 @@ def test_searches_together_take_the_steps_of_one_search(slopes: Any) -> None:
     """Quadratics of their own size and centre, against torch's Adam; one is not a number beyond a wall and turns back."""
     centre = torch.linspace(-2, 2, 12, dtype=D).reshape(3, 4)
 
-    def objective(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
+    def objective(given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
         (middle, scale, wall), (z,) = given, point
         return scale * (z - middle).square().sum(1) + torch.where(z.amax(1) > wall, torch.nan, 0.0)
 
@@ -171,19 +171,22 @@ def test_searches_together_take_the_steps_of_one_search(slopes: Any) -> None:
         torch.tensor([9.0, 9.0, 0.25], dtype=D),
     )
     start, schedule = torch.zeros(3, 4, dtype=D), adam.RateSchedule(30, 0.1, slopes)
-    problems = Problems(smooth()[0], objective, given, torch.zeros(3)).at((start,))
-    runs = adam.together(problems, start, schedule, lambda z: z.clamp(-1, 1), "test")
+    problems = Problems(objective, given, torch.zeros(3), True).at((start,))
+    runs = adam.minimise(problems, start, schedule, lambda z: z.clamp(-1, 1), "test")
     for k in range(2):
-
-        def one(_: int, __: int, z: Tensor, k: int = k) -> Tensor:
-            return objective(None, tuple(t[k : k + 1] for t in given), (z[None],))[0]
-
-        (alone,) = adam.minimise(
-            one, [start[k]], schedule, lambda z: z.clamp(-1, 1), torch.Generator(), "test"
-        )
-        assert torch.allclose(runs[k].point[0], alone.point[0], rtol=1e-9)
-        assert runs[k].objective == pytest.approx(alone.objective, rel=1e-9)
-        assert (runs[k].steps, runs[k].evaluations, runs[k].ended) == (30, 30, alone.ended)
+        z = start[k].clone().requires_grad_()
+        torchs = torch.optim.Adam([z], lr=schedule.rate)
+        for turn in range(30):
+            value = objective(tuple(t[k : k + 1] for t in given), (z[None],))[0]
+            (slope,) = torch.autograd.grad(value, z)
+            z.grad = adam.shaped(slope, slopes)
+            torchs.param_groups[0]["lr"] = schedule.at(turn)
+            torchs.step()
+            with torch.no_grad():
+                z.clamp_(-1, 1)
+        assert torch.allclose(runs[k].point[0], z.detach(), rtol=1e-9)
+        assert runs[k].objective == pytest.approx(value.item(), rel=1e-9)
+        assert (runs[k].steps, runs[k].evaluations, runs[k].ended) == (30, 30, "stopped")
     assert math.isfinite(runs[2].objective)
     assert 0.1 < float(runs[2].point[0].max()) < 0.4
 

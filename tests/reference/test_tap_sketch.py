@@ -27,7 +27,7 @@ from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
 from leakaudit.scoring.metrics import psnr
-from leakaudit.tasks.models import ResNet18
+from leakaudit.tasks.models import MODELS
 from leakaudit.traces import trace_file
 
 SIZES = (600, 40, 256 * 9, 1, 5000)
@@ -490,7 +490,7 @@ def test_all_records_everything(tmp_path: Path, capfd: pytest.CaptureFixture[str
 
 
 def test_a_resnet_keeps_its_first_and_last_layer() -> None:
-    model: Any = ResNet18()((3, 32, 32), 10)
+    model: Any = MODELS["resnet18"]()((3, 32, 32), 10)
     named_parameters = list(model.named_parameters())
     found = select(
         [name for name, _ in named_parameters], [p.numel() for _, p in named_parameters], None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import cache
 
@@ -19,6 +20,7 @@ from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion.exact import vision_tokens
+from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.models import EncoderBlock
 from leakaudit.tasks.task import Task
@@ -145,19 +147,19 @@ def test_the_search_finds_tokens_only() -> None:
     tokens = seen[0].flatten(0, 1).detach()
     weights = made.layout.split(leak.theta[0])
     one = torch.ones(len(tokens), 1, dtype=D)
-    upper = torch.cat([weights["blocks.0.up.weight"], weights["blocks.0.up.bias"][:, None]], 1)
-    inputs = torch.cat([tokens, one], 1)
-    hidden = torch.cat([F.gelu(inputs @ upper.T), one], 1)
-    layers = vision_tokens.Layers(
-        torch.linalg.svd(inputs, full_matrices=False).Vh,
-        torch.linalg.svd(hidden, full_matrices=False).Vh,
-        torch.full((len(tokens),), 1e-12, dtype=D),
-        torch.full((len(tokens),), 1e-12, dtype=D),
-        upper,
-        block.norm2,
-    )
+    own = {name.removeprefix("blocks.0."): value for name, value in weights.items()}
+    block = copy.deepcopy(block).double()
+    block.load_state_dict({name: own[name] for name in block.state_dict()})
+
+    def space(rows: Tensor) -> Span:
+        basis = torch.linalg.svd(rows, full_matrices=False).Vh
+        return Span(basis, torch.ones(len(rows), dtype=D), noise=1e-12, clear=1e12)
+
     with torch.no_grad():
-        found = vision_tokens.tokens(layers, Generator().manual_seed(0))
+        inputs = torch.cat([tokens, one], 1)
+        hidden = torch.cat([F.gelu(block.up(tokens)), one], 1)
+        upper, lower = space(inputs), space(hidden)
+        found = vision_tokens.tokens(block, upper, lower, Generator().manual_seed(0))
     apart = torch.cdist(found, tokens, compute_mode="donot_use_mm_for_euclid_dist")
     assert sorted(apart.argmin(1).tolist()) == list(range(len(tokens)))
     assert float(apart.amin(1).max()) < 1e-6

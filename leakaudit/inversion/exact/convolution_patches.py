@@ -1,9 +1,4 @@
-"""What the gradient of a convolution reveals about its input, if the batch is normalised.
-
-The method was developed for leakaudit. Dimitrov et al. 2024 (SPEAR) also use the low rank, for
-linear layers, and Kariyappa et al. 2023 (Cocktail Party Attack) separate and then invert the inputs
-of a linear layer.
-"""
+"""What the gradient of a convolution reveals about its input, if the batch is normalised."""
 
 from __future__ import annotations
 
@@ -21,6 +16,10 @@ from leakaudit.inversion.search import priors
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
+
+# The method was developed for leakaudit. Dimitrov et al. 2024 (SPEAR) also use the low rank, for
+# linear layers, and Kariyappa et al. 2023 (Cocktail Party Attack) separate and then invert the
+# inputs of a linear layer.
 
 # The inputs of a layer are computed exactly, without any search, in four steps:
 #

@@ -29,7 +29,6 @@ from leakaudit.inversion.search import objectives
 from leakaudit.tasks import layer_chain, sequential
 from leakaudit.tasks.activations import ACTIVATIONS
 from leakaudit.tasks.layer_chain import Layer
-from leakaudit.tasks.sequential import ChainModule, ModuleRole
 
 if TYPE_CHECKING:
     from leakaudit.core.leak import GradientLeak
@@ -404,49 +403,46 @@ def first_linear(task: Task) -> _FirstLinear | str:
     if parts is None:
         return f"{task.spec.model} is not a plain chain of layers"
     rectified = False
-    before: ChainModule | None = None
-    for part in parts:
-        m = part.module
+    before: nn.Module | None = None
+    for k, (name, m) in enumerate(parts, 1):
         if isinstance(m, nn.Linear):
-            names = (f"{part.name}.weight", None if m.bias is None else f"{part.name}.bias")
-            softmax = part is parts[-1] and task.spec.loss == "cross_entropy"
+            names = (f"{name}.weight", None if m.bias is None else f"{name}.bias")
+            softmax = k == len(parts) and task.spec.loss == "cross_entropy"
             if not rectified and not softmax:
                 return (
-                    f"the inputs of {part.name} do not come out of a ReLU, "
+                    f"the inputs of {name} do not come out of a ReLU, "
                     "and it is not the last layer with cross-entropy behind it"
                 )
             return _FirstLinear(names, rectified, softmax)
-        why = _unfit(part, before)
+        why = _unfit(name, m, before)
         if why:
             return why
-        if part.role in (ModuleRole.LAYER, ModuleRole.ACTIVATION):
+        if sequential.role(m) in ("layer", "activation"):
             rectified = isinstance(m, nn.ReLU)
-        before = part
+        before = m
     return "there is no linear layer"
 
 
-def _unfit(part: ChainModule, before: ChainModule | None) -> str:
+def _unfit(name: str, m: nn.Module, before: nn.Module | None) -> str:
     """Explain why a layer cannot be inverted, given the layer before it; empty if it can."""
-    m = part.module
     if isinstance(m, nn.Conv2d) and not sequential.plain(m):
-        return f"{part.name} is a convolution with groups or with padding other than zeros"
+        return f"{name} is a convolution with groups or with padding other than zeros"
     if isinstance(m, nn.BatchNorm2d):
         if m.running_mean is None:
             return (
-                f"{part.name} normalises with the statistics of the batch, so that features depend "
+                f"{name} normalises with the statistics of the batch, so that features depend "
                 "on all samples; bn=eval can be inverted"
             )
-        if before is None or not isinstance(before.module, nn.Conv2d):
-            return f"{part.name} is not directly behind a convolution"
+        if not isinstance(before, nn.Conv2d):
+            return f"{name} is not directly behind a convolution"
         return ""
     if isinstance(m, (nn.MaxPool2d, nn.AdaptiveMaxPool2d)):
         return (
-            f"{part.name} is a {type(m).__name__}, "
-            "and which of its inputs it lets through is not known"
+            f"{name} is a {type(m).__name__}, and which of its inputs it lets through is not known"
         )
-    invertible = part.role is ModuleRole.ACTIVATION and ACTIVATIONS[type(m)].undo is not None
+    invertible = type(m) in ACTIVATIONS and ACTIVATIONS[type(m)].undo is not None
     if isinstance(m, chain_pieces.AVERAGES) or invertible:
         return ""
-    if part.role in (ModuleRole.OTHER, ModuleRole.ACTIVATION):
-        return f"{part.name} is a {type(m).__name__}, which cannot be inverted"
+    if sequential.role(m) in ("other", "activation"):
+        return f"{name} is a {type(m).__name__}, which cannot be inverted"
     return ""

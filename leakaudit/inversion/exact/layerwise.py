@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from leakaudit.inversion.exact.chain_pieces import places
 from leakaudit.inversion.linear import positive
-from leakaudit.tasks.layer_chain import Layer, Output, before
+from leakaudit.tasks.activations import Inverse
+from leakaudit.tasks.layer_chain import Layer, before
 
 # Zhu and Blaschko 2021. Let d be the slope of the loss in a layer's output and h the layer's input.
 #
@@ -50,7 +51,7 @@ class LayerRelations:
     # (r, n) orthonormal, the known directions of a channel of its input, or None for all
     basis: Tensor | None
     seen: Tensor  # (r, c) the channels' components along them, or the input itself
-    output: Output  # what is known about its output
+    output: Inverse  # what is known about its output, and the slope of the loss in it
 
     def __str__(self) -> str:
         """Describe how many numbers are known, for a note."""
@@ -133,22 +134,24 @@ def descend(
     d = slopes[f"{chain[-1].name}.bias"]
     h = d @ slopes[f"{chain[-1].name}.weight"] / d.square().sum()
     while True:
-        k, output, d = before(chain, k, h, chain[k].back(d), error)
+        k, output = before(chain, k, h, chain[k].back(d), error)
         if k < 0:
             return output.value, held
         weight = slopes[f"{chain[k].name}.weight"]
-        relations, error = _relations(chain[k], k, weight, output, d, error)
+        relations, error = _relations(chain[k], k, weight, output, error)
         held.append(relations)
         solved = relations.solve()
         if solved is None:
             return None, held
         h = solved
+        d = output.slope
 
 
 def _relations(
-    layer: Layer, at: int, weight: Tensor, output: Output, d: Tensor, error: float
+    layer: Layer, at: int, weight: Tensor, output: Inverse, error: float
 ) -> tuple[LayerRelations, float]:
     """Collect what is known from a layer's gradient and output, and the error of its input."""
+    d = output.slope
     dense = isinstance(layer.module, nn.Linear)
     if not bool(d.any()):
         # The gradient vanishes and contains no information.

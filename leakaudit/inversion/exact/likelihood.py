@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.inversion.linear import edge, positive
-from leakaudit.inversion.search import optimise
+from leakaudit.inversion.search import batched_search
 
 # Let L_g (n, b) be the rows of neuron g in coordinates of the inputs' space, with errors of unit
 # variance, and m_k the coordinates of sample k. If the samples A_g are active at g, the rows lie in
@@ -112,7 +112,7 @@ def refined(rows: Tensor, start: SampleFit, known: Tensor) -> SampleFit:
             m = torch.cat([fixed, move / move.norm(dim=1, keepdim=True)])
             return _unexplained(rows, m, active) / size
 
-        moved = optimise.lbfgs(objective, (free.contiguous(),), 1, what="exact").point[0]
+        moved = batched_search.lbfgs(objective, (free,), 1, what="exact").point[0]
         new = fit(rows, torch.cat([fixed, moved]), active)
         away = float((new.m - now.m).norm())
         now = new

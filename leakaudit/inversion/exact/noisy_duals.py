@@ -20,7 +20,7 @@ from leakaudit.inversion.linear import independent, positive
 # and contain signal of some size otherwise (`activation_patterns`). Close to the noise level, a
 # threshold at each neuron fails: directions in which the whole batch is weak look like noise
 # everywhere. The criterion is therefore how much likelier noise is than signal of the size that is
-# usual along the vector, not how many neurons look like noise (`NeuronRows.zero`).
+# usual along the vector, not how many neurons look like noise (`_NeuronRows.zero`).
 #
 # 1. **Candidates.** A dual vector is a unit vector p along which many neurons vanish: a minimum of
 #    sum_g log |L_g p|^2. The logarithm rewards values near zero far more than values that are
@@ -110,7 +110,7 @@ def recover(white: Tensor, span: Span, grid: PixelGrid, generator: Generator) ->
         if len(certified):
             exact = grid.rows(certified)
             basis = first_layer_rows.around(white, exact, len(span.basis), generator)
-        evidence = NeuronRows.of(torch.einsum("mhp,bp->hmb", white, basis) / span.level)
+        evidence = _NeuronRows.of(torch.einsum("mhp,bp->hmb", white, basis) / span.level)
         if len(x):
             rows = grid.rows(torch.cat([certified, x]))
             fit = settled(evidence, rows @ basis.T, len(certified))
@@ -130,7 +130,7 @@ def recover(white: Tensor, span: Span, grid: PixelGrid, generator: Generator) ->
 
 
 @dataclass(frozen=True)
-class NeuronRows:
+class _NeuronRows:
     """The rows of all neurons, with independent errors of unit variance."""
 
     rows: Tensor  # (G, n, b), condensed to the directions in time that contain signal
@@ -141,7 +141,7 @@ class NeuronRows:
     noise: Tensor  # (b, b) the share of noise in scaled coordinates
 
     @classmethod
-    def of(cls, rows: Tensor) -> NeuronRows:
+    def of(cls, rows: Tensor) -> _NeuronRows:
         """Combine the rows (G, n, b)."""
         rows = likelihood.condensed(rows)
         gram = rows.mT @ rows
@@ -181,7 +181,7 @@ class NeuronRows:
         return _unit(torch.linalg.solve(self.scale, q.T).T)
 
 
-def search(evidence: NeuronRows, generator: Generator) -> SampleFit:
+def search(evidence: _NeuronRows, generator: Generator) -> SampleFit:
     """Find the likeliest coordinates and patterns of all samples."""
     pool = _candidates(evidence, generator)
     duals = _independent(evidence, pool)
@@ -204,7 +204,7 @@ def search(evidence: NeuronRows, generator: Generator) -> SampleFit:
     return likelihood.refined(evidence.rows, best, best.m[:0])
 
 
-def settled(evidence: NeuronRows, m: Tensor, known: int) -> SampleFit:
+def settled(evidence: _NeuronRows, m: Tensor, known: int) -> SampleFit:
     """Refine coordinates (b, b) of all samples, of which the first `known` ones are exact."""
     m = _unit(m)
     inverse, info = torch.linalg.inv_ex(m)
@@ -216,7 +216,7 @@ def settled(evidence: NeuronRows, m: Tensor, known: int) -> SampleFit:
     return likelihood.refined(evidence.rows, start, m[:known])
 
 
-def _candidates(evidence: NeuronRows, generator: Generator) -> Tensor:
+def _candidates(evidence: _NeuronRows, generator: Generator) -> Tensor:
     """Descend from random vectors, and from those along which up to three neurons are smallest.
 
     Returns unit vectors (k, b), those with the most evidence of zeros first.
@@ -252,7 +252,7 @@ def _candidates(evidence: NeuronRows, generator: Generator) -> Tensor:
     return q[kept[: SPARES * b]]
 
 
-def _independent(evidence: NeuronRows, pool: Tensor) -> Tensor:
+def _independent(evidence: _NeuronRows, pool: Tensor) -> Tensor:
     """Choose independent vectors of a pool (k, b) greedily, completed with directions outside."""
     b = evidence.batch
     chosen, basis = independent(evidence.scaled(pool), APART, b)
@@ -262,7 +262,7 @@ def _independent(evidence: NeuronRows, pool: Tensor) -> Tensor:
     return torch.cat([pool[chosen], _unit((evidence.scale @ outside).T)])
 
 
-def _places(evidence: NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
+def _places(evidence: _NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
     """Return the indices of the duals (b, b) that a vector contains most of."""
     all_of_them = evidence.scaled(duals).T
     parts = torch.linalg.solve_ex(all_of_them, evidence.scaled(new[None]).T).result
@@ -270,7 +270,7 @@ def _places(evidence: NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
     return [int(k) for k in held.argsort(descending=True)[:PLACES] if float(held[k]) > APART / 2]
 
 
-def _fit(evidence: NeuronRows, duals: Tensor) -> SampleFit:
+def _fit(evidence: _NeuronRows, duals: Tensor) -> SampleFit:
     """Convert duals (b, b) into coordinates and determine their patterns."""
     inverse, info = torch.linalg.inv_ex(duals.T)
     if int(info):

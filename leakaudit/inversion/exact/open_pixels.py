@@ -29,7 +29,7 @@ from leakaudit.inversion.exact import lattice_points
 #
 # By induction, every level that is returned is right if the errors are of the stated size, and if
 # no image on the grid has these features, some window contains no integer point
-# (`UnsatisfiableEquations`). Nothing else is assumed: no other sample, no gradient, no prior of
+# (`ProvenPixels.fill` is false). Nothing else is assumed: no other sample, no gradient, no prior of
 # natural images.
 
 Array = NDArray[np.float64]
@@ -73,20 +73,8 @@ MOST = 4000
 ROUNDING = 1e-6
 
 
-class UnsatisfiableEquations(Exception):
+class _Contradiction(Exception):
     """No image on the grid satisfies the equations."""
-
-
-@dataclass(frozen=True, eq=False)
-class PixelEquations:
-    """Linear equations between the pixels of an image."""
-
-    matrix: Any  # (m, n) sparse, in levels and in units of the errors' standard deviation
-    right: Array  # (m,) right sides in the same units
-    place: Indices  # (m,) index of the convolution's position that each equation belongs to
-    # (h, w, k) the pixels that each position covers, -1 for those outside the image
-    pixels: Indices
-    levels: int
 
 
 @dataclass(frozen=True)
@@ -115,40 +103,65 @@ class _Ellipsoid:
 
 
 class ProvenPixels:
-    """The pixels of an image: `value` (n,) are levels, valid where `known` (n,)."""
+    """Linear equations between the pixels of an image, and the pixels that they prove.
 
-    def __init__(self, equations: PixelEquations) -> None:
-        """Begin with no known pixel."""
-        count = equations.matrix.shape[1]
-        self.value: Array = np.zeros(count)
-        self.known: Mask = np.zeros(count, dtype=bool)
-        self._equations = equations
+    Attributes:
+        matrix: (m, n) sparse, in levels and in units of the errors' standard deviation.
+        right: (m,) right sides in the same units.
+        value: (n,) levels of the pixels, valid where `known` (n,).
+    """
+
+    def __init__(
+        self, matrix: Any, right: Array, place: Indices, pixels: Indices, levels: int
+    ) -> None:
+        """Begin with no known pixel.
+
+        `place` (m,) has the index of the convolution's position that each equation belongs to, and
+        `pixels` (h, w, k) those that each position covers, -1 for those outside the image.
+        """
+        self.matrix = matrix
+        self.right = right
+        self.value: Array = np.zeros(matrix.shape[1])
+        self.known: Mask = np.zeros(matrix.shape[1], dtype=bool)
+        self.levels = levels
+        self._place = place
+        self._pixels = pixels
         self._share = 1.0  # of the stated errors
-        self._shape: Place = (equations.pixels.shape[0], equations.pixels.shape[1])
-        order = np.argsort(equations.place, kind="stable")
-        ends = np.searchsorted(equations.place[order], np.arange(math.prod(self._shape) + 1))
+        self._shape: Place = (pixels.shape[0], pixels.shape[1])
+        order = np.argsort(place, kind="stable")
+        ends = np.searchsorted(place[order], np.arange(math.prod(self._shape) + 1))
         self._rows = [order[a:b] for a, b in pairwise(ends.tolist())]
 
-    def fill(self) -> None:
-        """Prove as many pixels as possible."""
-        self._sweep()
-        seen = self._seen()
-        if self.known.all() or len(seen) < ENOUGH:
-            return
-        share = max(SHARE, WORSE * max(seen))
-        if share < 1:
-            self._share *= share
-            self._sweep()
+    def weighted(self, matrix: Any, right: Array) -> ProvenPixels:
+        """Return the same equations in other units."""
+        return ProvenPixels(matrix, right, self._place, self._pixels, self.levels)
 
-    def settle(self) -> None:
-        """Prove those pixels that the equations of a window leave one level each."""
-        for place in self._places():
-            if len(self._unknown(place)):
-                self._narrow(self._window(place, SMALL))
+    def fill(self) -> bool:
+        """Prove as many pixels as possible; False if no image satisfies the equations."""
+        try:
+            self._sweep()
+            seen = self._seen()
+            if self.known.all() or len(seen) < ENOUGH:
+                return True
+            share = max(SHARE, WORSE * max(seen))
+            if share < 1:
+                self._share *= share
+                self._sweep()
+        except _Contradiction:
+            return False
+        return True
+
+    def settle(self) -> bool:
+        """Prove those pixels that the equations of a window leave one level each, as `fill`."""
+        try:
+            self._settle()
+        except _Contradiction:
+            return False
+        return True
 
     def settled(self) -> Mask:
         """Which equations (m,) have no unknown pixel."""
-        unknown: Array = abs(self._equations.matrix) @ (~self.known).astype(np.float64)
+        unknown: Array = abs(self.matrix) @ (~self.known).astype(np.float64)
         found: Mask = unknown == 0
         return found
 
@@ -158,7 +171,7 @@ class ProvenPixels:
 
     def _sweep(self) -> None:
         """Prove pixels one by one, then together."""
-        self.settle()
+        self._settle()
         while not self.known.all():
             if self._search(SMALL):
                 continue
@@ -166,11 +179,15 @@ class ProvenPixels:
             if not self.known.any() or not self._search(WIDE):
                 break
 
+    def _settle(self) -> None:
+        for place in self._places():
+            if len(self._unknown(place)):
+                self._narrow(self._window(place, SMALL))
+
     def _seen(self, fewest: int = MANY) -> list[float]:
         """Return the errors of windows without unknown pixels, relative to the largest norm."""
-        equations = self._equations
         settled = self.settled()
-        errors = (equations.matrix @ self.value - equations.right) / self._share
+        errors = (self.matrix @ self.value - self.right) / self._share
         shares = []
         for place in self._places():
             rows = self._near_rows(place, SMALL)
@@ -220,19 +237,19 @@ class ProvenPixels:
         points = lattice_points.inside(found.factor, found.centre, found.radius, MOST)
         if points is None:
             return 0
-        points = points[((points >= 0) & (points <= self._equations.levels)).all(axis=1)]
+        points = points[((points >= 0) & (points <= self.levels)).all(axis=1)]
         if not len(points):
-            raise UnsatisfiableEquations
+            raise _Contradiction
         return self._prove(found.pixels, points.min(axis=0), points.max(axis=0))
 
     def _narrow(self, found: _Ellipsoid) -> None:
         """Prove the pixels of which one level is left."""
         low, high = found.box
-        levels = self._equations.levels
+        levels = self.levels
         least = np.ceil(low - ROUNDING).clip(0, None)
         most = np.floor(high + ROUNDING).clip(None, levels)
         if bool((least > most).any()):
-            raise UnsatisfiableEquations
+            raise _Contradiction
         self._prove(found.pixels, least, most)
 
     def _prove(self, pixels: Indices, least: Array | Indices, most: Array | Indices) -> int:
@@ -244,13 +261,12 @@ class ProvenPixels:
 
     def _window(self, place: Place, reach: int, pixels: Indices | None = None) -> _Ellipsoid:
         """Project the ellipsoid of a window onto some of its unknown pixels (k,), or onto all."""
-        equations = self._equations
         rows = self._near_rows(place, reach)
-        block = equations.matrix[rows]
+        block = self.matrix[rows]
         covered = np.union1d(block.indices, self._unknown(place) if pixels is None else pixels)
         known = self.known[covered]
         dense = block[:, covered].toarray()
-        right = equations.right[rows] - dense[:, known] @ self.value[covered[known]]
+        right = self.right[rows] - dense[:, known] @ self.value[covered[known]]
         free = covered[~known]
         # The pixels of interest come last: there, R of a QR decomposition belongs to them alone.
         mine = np.isin(free, free if pixels is None else pixels)
@@ -263,7 +279,7 @@ class ProvenPixels:
         """Project the ellipsoid of equations (m, n) onto the last pixels."""
         m, n = matrix.shape
         allowed = self._share * (math.sqrt(m) + TAIL)
-        half = self._equations.levels / 2
+        half = self.levels / 2
         spread = half * math.sqrt(n)
         system = np.zeros((m + n, n + 1))
         system[:m, :n] = matrix / allowed
@@ -275,7 +291,7 @@ class ProvenPixels:
         if len(r) > n:
             squares -= float(r[n, n] ** 2)
         if squares < 0:
-            raise UnsatisfiableEquations
+            raise _Contradiction
         factor = r[n - count : n, n - count : n]
         centre: Array = np.linalg.solve(factor, r[n - count : n, n]).astype(np.float64)
         return _Ellipsoid(pixels[n - count :], factor, centre, math.sqrt(squares))
@@ -295,6 +311,6 @@ class ProvenPixels:
         return np.concatenate([self._rows[i * wide + j] for i, j in self._near(place, reach)])
 
     def _unknown(self, place: Place) -> Indices:
-        own: Indices = self._equations.pixels[place]
+        own: Indices = self._pixels[place]
         own = own[own >= 0]
         return own[~self.known[own]]

@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vjp
 
-from leakaudit.inversion.exact import open_pixels
 from leakaudit.inversion.exact.chain_pieces import places, weight_gradient
-from leakaudit.inversion.exact.open_pixels import Array
+from leakaudit.inversion.exact.open_pixels import Array, ProvenPixels
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.inversion.linear import least_squares, positive
 from leakaudit.tasks import layer_chain, sequential
-from leakaudit.tasks.activations import ZERO_ERRORS
-from leakaudit.tasks.layer_chain import Layer, Output
-from leakaudit.tasks.sequential import ModuleRole
+from leakaudit.tasks.activations import ZERO_ERRORS, Inverse
+from leakaudit.tasks.layer_chain import Layer
 
 # An output of a ReLU that is not zero is the value of a convolution: one linear equation in its
 # inputs. If a layer has enough of them, sparse least squares solve for its input, and the layer
@@ -132,14 +130,14 @@ def peel(
     weights.
     """
     for one in chain:
-        if sequential.ROLES.get(type(one.module), ModuleRole.OTHER) is ModuleRole.OTHER:
+        if sequential.role(one.module) == "other":
             return f"{one.name} is a {type(one.module).__name__}, which cannot be taken off"
     k = len(chain)
     h = features
     while True:
-        k, output, _ = layer_chain.before(chain, k, h, torch.zeros_like(h), error)
+        k, output = layer_chain.before(chain, k, h, torch.zeros_like(h), error)
         layer = chain[k]
-        if not any(sequential.ROLES[type(one.module)] is ModuleRole.LAYER for one in chain[:k]):
+        if not any(sequential.role(one.module) == "layer" for one in chain[:k]):
             return _pixels(layer, chain[k + 1 :], output, error, grid, deviation)
         solved = _solved(layer, output)
         if solved is None:
@@ -207,9 +205,9 @@ def sized(
     if len(weighty) != 1 or "bias" not in weighty[0].parameters:
         return None
     nothing = torch.zeros_like(features)
-    k, output, _ = layer_chain.before(chain, len(chain), features, nothing, error)
+    k, output = layer_chain.before(chain, len(chain), features, nothing, error)
     spread = deviation.reshape(output.value.shape)
-    output = Output(output.value, _clear(output, spread), output.trust)
+    output = replace(output, known=_clear(output, spread))
     if not bool(output.known.any()):
         return None
     found = _equations(chain[k], output, spread, grid)
@@ -220,10 +218,8 @@ def sized(
     wide = np.hypot(1.0, SURE * unsure * of_features)
     matrix = found.matrix.multiply(1 / wide[:, None]).tocsr()
     right = (size * of_features - constant) / wide
-    board = open_pixels.ProvenPixels(replace(found, matrix=matrix, right=right))
-    try:
-        board.settle()
-    except open_pixels.UnsatisfiableEquations:
+    board = found.weighted(matrix, right)
+    if not board.settle():
         return None
     seen = board.settled()
     if bool(seen.any()):
@@ -234,9 +230,7 @@ def sized(
     return size * features, torch.hypot(deviation, SURE * unsure * features)
 
 
-def _size(
-    equations: open_pixels.PixelEquations, of_features: Array, constant: Array
-) -> tuple[float, float]:
+def _size(equations: ProvenPixels, of_features: Array, constant: Array) -> tuple[float, float]:
     """Return the s with which matrix p + constant = s of_features fits best, and its error.
 
     Pixels are taken to be half white, with errors of the same size, so that open directions do
@@ -259,7 +253,7 @@ def _size(
     return float(of_features @ rest[:, 1]) / strength, 1 / math.sqrt(strength)
 
 
-def _clear(output: Output, deviation: Tensor) -> Tensor:
+def _clear(output: Inverse, deviation: Tensor) -> Tensor:
     """Return which outputs are known and not mistaken for zero, bool."""
     error = deviation.reshape(output.value.shape)
     return output.known & (output.value > ZERO_ERRORS * error)
@@ -268,7 +262,7 @@ def _clear(output: Output, deviation: Tensor) -> Tensor:
 def _pixels(
     layer: Layer,
     after: list[Layer],
-    output: Output,
+    output: Inverse,
     error: float,
     grid: PixelGrid,
     deviation: Tensor | None,
@@ -277,14 +271,10 @@ def _pixels(
     spread = torch.full_like(output.value, error * float(output.value.max()))
     if deviation is not None:
         spread = deviation.reshape(output.value.shape)
-        output = Output(output.value, _clear(output, spread), output.trust)
+        output = replace(output, known=_clear(output, spread))
     shown = torch.where(output.known, output.value, -1.0)[None]
-    board = open_pixels.ProvenPixels(_equations(layer, output, spread, grid))
-    contradicted = False
-    try:
-        board.fill()
-    except open_pixels.UnsatisfiableEquations:
-        contradicted = True
+    board = _equations(layer, output, spread, grid)
+    contradicted = not board.fill()
     like = output.value
     known = torch.from_numpy(board.known)
     levels = torch.from_numpy(board.value).to(like)
@@ -299,9 +289,7 @@ def _pixels(
     return PeeledSample(solved[0], solved[1], layer, after, shown, False)
 
 
-def _equations(
-    layer: Layer, output: Output, spread: Tensor, grid: PixelGrid
-) -> open_pixels.PixelEquations:
+def _equations(layer: Layer, output: Inverse, spread: Tensor, grid: PixelGrid) -> ProvenPixels:
     """Return the equations of a first convolution's outputs between levels of pixels."""
     from scipy.sparse import diags_array  # slow to import
 
@@ -318,7 +306,7 @@ def _equations(
     right = right.numpy() + matrix @ (grid.mean / grid.std).numpy()
     matrix = (matrix @ diags_array((1 / (grid.std * grid.levels)).numpy())).tocsr()
     high, wide = output.value.shape[1:]
-    return open_pixels.PixelEquations(
+    return ProvenPixels(
         matrix.multiply(scale[:, None]).tocsr(),
         right * scale,
         known % (high * wide),
@@ -328,7 +316,7 @@ def _equations(
 
 
 def _solved(
-    layer: Layer, output: Output, x: Tensor | None = None, given: Tensor | None = None
+    layer: Layer, output: Inverse, x: Tensor | None = None, given: Tensor | None = None
 ) -> tuple[Tensor, Tensor, float] | None:
     """Solve for a convolution's input (n,) by sparse least squares, some entries being `given`.
 

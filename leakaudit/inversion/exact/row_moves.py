@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from leakaudit.core.trace import Training
@@ -45,21 +43,14 @@ SURELY = 8.0
 GRID = 0.02
 
 
-@dataclass(frozen=True)
-class RowMoves:
-    """Which rows were moved."""
-
-    moved: Tensor  # (v,) Their numbers, in order
-    rest: str  # what follows about the others, in words
-    doubt: str = ""  # why nothing follows; empty if something does
-
-
 def decide(
     change: Tensor, weights: Tensor, training: Training, *, wire: float, noise: float, before: int
-) -> RowMoves:
+) -> tuple[Tensor, str] | str:
     """Decide for every row whether its token occurred.
 
-    `change` (rows, h) is the weights before the steps minus those after them, as received.
+    `change` (rows, h) is the weights before the steps minus those after them, as received. Returns
+    the numbers of the rows that were moved, in order, and what follows about the others, in words;
+    or why nothing follows.
     """
     step = 0.0
     if training.bits:
@@ -68,7 +59,7 @@ def decide(
     off = SURELY * noise
     if step and float(_off_grid(change, step)) > GRID + off / step:
         bits = training.bits
-        return _unknown(f"the numbers are not multiples of a common step, as with {bits} bits")
+        return f"the numbers are not multiples of a common step, as with {bits} bits"
     kept = (1 - training.lr * training.decay) ** training.steps
     left = (change - (1 - kept) * weights).abs()
     rounded = wire * ((training.steps + 2) * weights.abs() + change.abs())
@@ -78,9 +69,9 @@ def decide(
     count = int(moved.sum())
     found = moved.nonzero().flatten()
     if not count:
-        return _unknown(f"rounding explains the changes of all {rows} rows, to steps of {step:.1g}")
+        return f"rounding explains the changes of all {rows} rows, to steps of {step:.1g}"
     if count == rows:
-        return _unknown(
+        return (
             f"all {rows} rows were moved, so that either every token occurred, or the step size, "
             "the weight decay or the optimiser is not the stated one"
         )
@@ -89,8 +80,8 @@ def decide(
     hidden = int((needed >= least).sum())
     if not hidden:
         others = f"the other {rows - count} were not moved"
-        return RowMoves(found, f"{others}, and rounding does not hide a token that occurred once")
-    return RowMoves(
+        return found, f"{others}, and rounding does not hide a token that occurred once"
+    return (
         found,
         f"not known whether {hidden} others occurred: one occurrence moves a row by {least:.1g}, "
         f"and the rounding of the messages, in steps of {step:.1g}, may hide that",
@@ -129,7 +120,3 @@ def _off_grid(change: Tensor, step: float) -> Tensor:
     """Return the largest distance of a number from a multiple of the step, in steps."""
     shares = change / step
     return (shares - shares.round()).abs().max()
-
-
-def _unknown(why: str) -> RowMoves:
-    return RowMoves(torch.zeros(0, dtype=torch.int64), "", why)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 from leakaudit.core.progress import expired, step
 from leakaudit.inversion import linear
+from leakaudit.inversion.exact.first_layer_rows import Span
 from leakaudit.tasks.models import EncoderBlock, VisionTransformer
 
 # The gradient of a fully connected layer is a sum of terms d_t [u_t 1], one for each token t: d_t
@@ -76,26 +76,14 @@ WHOLE = 0.25
 Gradient = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Layers:
-    """The two fully connected layers at the end of a block, and what their gradients span."""
+def tokens(block: EncoderBlock, upper: Span, lower: Span, generator: Generator) -> Tensor:
+    """Find points (k, h), k <= n, of one space whose hidden values lie in the other.
 
-    # (n, h + 1) orthonormal rows that span the upper layer's inputs, followed by a 1
-    inputs: Tensor
-    hidden: Tensor  # (n, m + 1) the same for the lower layer
-    # (n,) by how much the noise of the gradient turns each row of `inputs`: the standard deviation
-    # in one direction outside the space
-    input_errors: Tensor
-    hidden_errors: Tensor  # (n,) the same for `hidden`
-    weight: Tensor  # (m, h + 1) weights of the upper layer and its bias
-    norm: nn.LayerNorm  # the normalisation in front of the upper layer
-
-
-def tokens(layers: Layers, generator: Generator) -> Tensor:
-    """Find points (k, h), k <= n, of one space whose hidden values lie in the other."""
-    search = _Search(layers)
-    wanted = len(layers.inputs)
-    found = layers.inputs.new_empty(0, wanted)
+    The spaces (n, h + 1) and (n, m + 1) are those of the inputs of a block's last two layers.
+    """
+    search = _Search(block, upper, lower)
+    wanted = upper.batch
+    found = upper.basis.new_empty(0, wanted)
     in_vain = 0
     while len(found) < wanted and in_vain < PATIENCE and not expired():
         step("tokens", len(found), wanted)
@@ -108,24 +96,29 @@ def tokens(layers: Layers, generator: Generator) -> Tensor:
                 found = torch.cat([found, point[None]])
         in_vain = 0 if len(found) > before else in_vain + 1
     step("tokens", len(found), wanted)
-    return found @ layers.inputs[:, :-1]
+    return found @ upper.basis[:, :-1]
 
 
 class _Search:
     """Least squares for points c with c . r = 1, where r is the column of the bias."""
 
-    def __init__(self, layers: Layers) -> None:
+    def __init__(self, block: EncoderBlock, upper: Span, lower: Span) -> None:
         """Prepare the coordinates."""
-        bias = layers.inputs[:, -1]
+        bias = upper.basis[:, -1]
         self.centre = bias / bias.square().sum()
         # Directions in which the last entry of the input does not change.
         self.axes = torch.linalg.qr(bias[:, None], mode="complete").Q[:, 1:]
-        self.weight = layers.weight @ layers.inputs.T
+        weight = torch.cat([block.up.weight, block.up.bias[:, None]], dim=1)
+        self.weight = weight @ upper.basis.T
+        self.gain = weight.square().sum()
         self.slope = self.weight @ self.axes
-        self.hidden = layers.hidden
-        self.layers = layers
-        before = layers.inputs[:, :-1] - bias[:, None] * layers.norm.bias
-        self.normal = before / layers.norm.weight
+        self.hidden = lower.basis
+        # By how much the noise of the gradient turns each row of a basis: the standard deviation
+        # in one direction outside the space.
+        self.input_errors = upper.noise / upper.sizes[: upper.batch]
+        self.hidden_errors = lower.noise / lower.sizes[: lower.batch]
+        before = upper.basis[:, :-1] - bias[:, None] * block.norm2.bias
+        self.normal = before / block.norm2.weight
 
     def run(self, avoided: Tensor, generator: Generator) -> Tensor:
         """Return the points (k, n) that starts orthogonal to `avoided` (f, n) lead to."""
@@ -157,13 +150,12 @@ class _Search:
         """
         _, hidden = self._hidden(y)
         free = hidden.shape[1] - len(self.hidden)
-        turned = free * (hidden @ self.hidden.T * self.layers.hidden_errors).square().sum(1)
-        moved = (points * self.layers.input_errors).square().sum(1)
-        gain = self.layers.weight.square().sum()
+        turned = free * (hidden @ self.hidden.T * self.hidden_errors).square().sum(1)
+        moved = (points * self.input_errors).square().sum(1)
         # Rounding errors of a sum of h terms grow at most as h.
-        precision = self.layers.weight.shape[1] * torch.finfo(hidden.dtype).eps
+        precision = (1 + self.normal.shape[1]) * torch.finfo(hidden.dtype).eps
         rounded = (precision * hidden).square().sum(1)
-        expected: Tensor = (turned + gain * moved + rounded).sqrt()
+        expected: Tensor = (turned + self.gain * moved + rounded).sqrt()
         return expected
 
     def _hidden(self, y: Tensor) -> tuple[Tensor, Tensor]:

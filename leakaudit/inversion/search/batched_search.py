@@ -14,25 +14,30 @@ from leakaudit.core.progress import expired, step
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.lbfgs import LbfgsMemory
 from leakaudit.inversion.search.line_search import Brackets
-from leakaudit.inversion.search.optimise import FALLS, PATIENCE, Ended, Point, SearchRun
+from leakaudit.inversion.search.optimise import Ended, Point, SearchRun
 
 # Each search has its own L-BFGS memory (`lbfgs`), line search (`line_search`), convergence test and
 # end; searches that have ended leave the batch. One evaluation serves all remaining searches
-# (`evaluate`): with vmap below `task.LOOP_ABOVE` parameters, and in a loop above, where vmap is no
-# faster.
+# (`evaluate`).
 #
 # Every evaluation is one trial of each search's line search. A search with an accepted trial
 # receives a new direction at once, so searches never wait for each other.
 
 # Number of evaluations that count as one step: torch's L-BFGS has 20 iterations per step, as in Zhu
-# et al. 2019.
+# et al. 2019, with up to 25 evaluations, which `lbfgs` takes.
 STEP = 20
+LONG_STEP = 25
 
 # Maximum number of trials of one line search. A choice: most searches need one or two, and one that
 # needs more than this takes the direction of steepest descent instead.
 TRIES = 20
 
-# Number of trials, and of steps without a decrease of 3 %, after which a search leaves a number
+# Number of steps in which the objective must decrease ...
+PATIENCE = 15
+# ... by this share; otherwise the search has converged. Both are choices.
+FALLS = 0.03
+
+# Number of trials, and of steps without such a decrease, after which a search leaves a number
 # format other than its last: beyond this, rounding decides what is accepted. Choices.
 EARLY_TRIES = 6
 EARLY_PATIENCE = 3
@@ -55,13 +60,15 @@ FORMATS: dict[str, tuple[torch.dtype, ...]] = {
 class SearchSchedule:
     """The schedule of searches."""
 
-    steps: int = 300  # maximum number of steps, of 20 evaluations each
+    steps: int = 300  # maximum number of steps
     history: int = 100  # number of pairs of L-BFGS; fewer if those of one search exceed `MEMORY`
     # number formats, one after the other. float32 approaches the solution at half the cost of
     # float64, which refines it. A search continues in the next format, with its pairs, once it
     # reached its goal or rounding stops it. In a loop, in which float32 gains nothing, only the
     # last one is used.
     formats: tuple[torch.dtype, ...] = FORMATS["mixed"]
+    patience: int = PATIENCE  # see there; fewer in a number format other than the last
+    each: int = STEP  # number of evaluations of a step
 
 
 def restarted(
@@ -103,6 +110,22 @@ def restarted(
             if not waiting[k] and (good(row) or tried >= restarts or expired()):
                 left.remove(k)
                 yield k, best[k]
+
+
+def lbfgs(
+    objective: Callable[..., Tensor],
+    start: Point,
+    steps: int,
+    goal: float = 0.0,
+    what: str = "L-BFGS",
+    patience: int = PATIENCE,
+) -> SearchRun:
+    """Minimise one scalar of the tensors of a point."""
+    problem = Problems.single(objective, start, goal)
+    formats = (start[0].dtype,)
+    schedule = SearchSchedule(steps, formats=formats, patience=patience, each=LONG_STEP)
+    ((_, run),) = search(problem, tuple(t[None] for t in start), schedule, what)
+    return run
 
 
 def _best(old: SearchRun | None, new: SearchRun) -> SearchRun:
@@ -211,18 +234,18 @@ class _Batch:
         self.problems = problems
         self.schedule = schedule
         self.early = early
-        self.patience = EARLY_PATIENCE if early else PATIENCE
+        self.patience = EARLY_PATIENCE if early else schedule.patience
         self.pairs: dict[
             int, LbfgsMemory
         ] = {}  # of the searches that ended, if another format follows
         self.count = 1  # evaluations
         value, g = problems(x)
-        f = value.double()
+        f = value.double().nan_to_num(math.inf)
         past = (len(x), self.patience + 1)
         place = torch.arange(len(x), device=x.device)
         self.at = _State(
             place=place,
-            most=STEP * (schedule.steps - torch.tensor(done, device=x.device)),
+            most=schedule.each * (schedule.steps - torch.tensor(done, device=x.device)),
             x=x,
             f=f,
             g=g,
@@ -245,7 +268,7 @@ class _Batch:
             ends = self._ends(needless)
             for row, why in ends.items():
                 point = (self.at.x[row].clone(),)
-                steps = -(-self.count // STEP)
+                steps = -(-self.count // self.schedule.each)
                 run = SearchRun(point, float(self.at.f[row]), steps, self.count, why)
                 place = int(self.at.place[row])
                 if self.early:
@@ -257,14 +280,14 @@ class _Batch:
                 self._keep([row for row in range(len(self.at.x)) if row not in ends])
             if len(self.at.x):
                 self._advance()
-                if self.count % STEP == 0:
-                    step(what, self.count // STEP, self.schedule.steps)
+                if self.count % self.schedule.each == 0:
+                    step(what, self.count // self.schedule.each, self.schedule.steps)
 
     def _ends(self, needless: Callable[[int], bool]) -> dict[int, Ended]:
         """Return the rows that have ended, and why."""
         at = self.at
         late = expired() and self.count > 1
-        turn = self.count % STEP == 0
+        turn = self.count % self.schedule.each == 0
         flat = at.stuck
         if turn:
             at.past = torch.cat([at.past[:, 1:], at.f[:, None]], dim=1)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leakaudit.inversion.search import optimise, priors
+from leakaudit.inversion.search import batched_search, priors
 from leakaudit.inversion.search.optimise import SearchRun
 
 if TYPE_CHECKING:
@@ -78,7 +78,8 @@ def invert(task: Task, known: SampleKnowledge, start: Tensor, coarse: bool) -> S
     run = SearchRun((start,))
     if not task.spec.is_image:
         steps = SMOOTH_STEPS * len(SMOOTH)
-        return optimise.lbfgs(partial(misfit, task, known), run.point, steps, what="features")
+        whole = partial(misfit, task, known)
+        return batched_search.lbfgs(whole, run.point, steps, what="features")
     sides = start.shape[2:]
     enlarge = _enlarge(sides)
     if coarse:
@@ -108,7 +109,7 @@ def _smooth(
         x = enlarge(z)
         return misfit(task, known, x) + weight * priors.total_variation(x, ROUNDING)
 
-    return optimise.lbfgs(objective, (start,), steps, what="features", patience=PATIENCE)
+    return batched_search.lbfgs(objective, (start,), steps, what="features", patience=PATIENCE)
 
 
 def _enlarge(sides: torch.Size) -> Callable[[Tensor], Tensor]:

@@ -1,11 +1,4 @@
-"""Reading of a torch.export program (.pt2): its graph as data, and its tensors.
-
-`torch.export.load` must not read a file from a stranger. In torch 2.13 it unpickles tensors that
-the file declares as pickled, custom objects, and sample inputs that a restricted unpickler rejects;
-it evaluates symbolic shapes and guards as Python expressions; and it loads compiled libraries
-(docs/models.md). Here JSON is decoded and raw numbers become tensors. Everything else is ignored,
-and a program that needs it is rejected.
-"""
+"""Reading of a torch.export program (.pt2): its graph as data, and its tensors."""
 
 from __future__ import annotations
 
@@ -25,6 +18,12 @@ from torch import Tensor
 
 from leakaudit._util.decoding import from_json
 from leakaudit.core.errors import LeakauditError
+
+# `torch.export.load` must not read a file from a stranger. In torch 2.13 it unpickles tensors that
+# the file declares as pickled, custom objects, and sample inputs that a restricted unpickler
+# rejects; it evaluates symbolic shapes and guards as Python expressions; and it loads compiled
+# libraries (docs/models.md). Here JSON is decoded and raw numbers become tensors. Everything else
+# is ignored, and a program that needs it is rejected.
 
 GRAPH = "models/model.json"
 TENSORS = {  # configuration of the tensors -> folder of their numbers

@@ -1,8 +1,4 @@
-"""The operators of a torch.export program that are run, and the values of their arguments.
-
-Only operators on these lists are run: they compute new tensors from tensors, and neither read files
-nor address memory without a check. All others are rejected by name.
-"""
+"""The operators of a torch.export program that are run, and the values of their arguments."""
 
 from __future__ import annotations
 
@@ -16,6 +12,9 @@ from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks.exported.archive import DTYPES
+
+# Only operators on these lists are run: they compute new tensors from tensors, and neither read
+# files nor address memory without a check. All others are rejected by name.
 
 PREFIX = "torch.ops.aten."
 LAYERS = (

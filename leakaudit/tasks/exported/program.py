@@ -1,9 +1,4 @@
-"""A torch.export program as a module: the operators of its graph, run one after another.
-
-The parameters keep their names, so that gradients belong to the same names as those that travel.
-Linear layers and ReLU become modules of their own, because attacks look for them
-(`build_task.linear_ends`, `smoothed_relu`).
-"""
+"""A torch.export program as a module: the operators of its graph, run one after another."""
 
 from __future__ import annotations
 
@@ -18,6 +13,10 @@ from torch import Tensor, nn
 from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks.exported import operators
 from leakaudit.tasks.exported.archive import ArchiveContent, Node
+
+# The parameters keep their names, so that gradients belong to the same names as those that travel.
+# Linear layers and ReLU become modules of their own, because attacks look for them
+# (`build_task.linear_ends`, `smoothed_relu`).
 
 EMBEDDING = "torch.ops.aten.embedding.default"
 LINEAR = "torch.ops.aten.linear.default"

@@ -44,7 +44,7 @@ def recorded(**constants: float) -> Recording:
 
 
 def remainder(made: Recording) -> RecordingRemainder:
-    found = left(made, protocol_of(made.trace).whole)
+    found = left(made.trace, made.truth, made.task, protocol_of(made.trace).whole)
     assert found is not None
     return found
 

@@ -1,23 +1,4 @@
-"""An exact test of a guarantee by both error rates of a guess jointly.
-
-A guarantee bounds the true positive rate p of every guess by its false positive rate q: p <= g(q) =
-1 - f(q), where f is its trade-off curve. n_1 trials with the record yield x true positives, n_0
-trials without it y false positives; both counts are binomial. Separate confidence limits for p and
-q meet only in a corner: the level of that test is 30 to 70 times below alpha. Here, one statistic
-orders all outcomes (x, y), and its p-value is the largest probability, over all (p, q) that the
-guarantee allows, of an outcome at least as extreme: the level is alpha, up to discreteness.
-
-The statistic is a squared distance from what is allowed: S(x, y) = min over points (p, q) of the
-curve of z_x^2 + z_y^2, where z_x is the normal deviate of P[Bin(n_1, p) >= x] and z_y that of
-P[Bin(n_0, q) <= y], 0 if that probability exceeds one half. Exact tails give the distance the same
-meaning along the whole curve: a likelihood ratio would overrate "no false positive" at rates around
-2 / n_0, which has probability e^-2.
-
-S increases with x and decreases with y, so the rejection probability increases with p and decreases
-with q. Its largest value therefore lies on the curve p = g(q), and on a piece a <= q <= b of it is
-at most its value at (g(b), a): the largest of these over all pieces is a certified upper bound, and
-the pieces are so short that little is lost.
-"""
+"""An exact test of a guarantee by both error rates of a guess jointly."""
 
 from __future__ import annotations
 
@@ -34,6 +15,25 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.bounds.approximate import Approximate
 from leakaudit.theory.bounds.gaussian import Gdp
 from leakaudit.theory.bounds.guarantee import Guarantee
+
+# A guarantee bounds the true positive rate p of every guess by its false positive rate q: p <= g(q)
+# = 1 - f(q), where f is its trade-off curve. n_1 trials with the record yield x true positives, n_0
+# trials without it y false positives; both counts are binomial. Separate confidence limits for p
+# and q meet only in a corner: the level of that test is 30 to 70 times below alpha. Here, one
+# statistic orders all outcomes (x, y), and its p-value is the largest probability, over all (p, q)
+# that the guarantee allows, of an outcome at least as extreme: the level is alpha, up to
+# discreteness.
+#
+# The statistic is a squared distance from what is allowed: S(x, y) = min over points (p, q) of the
+# curve of z_x^2 + z_y^2, where z_x is the normal deviate of P[Bin(n_1, p) >= x] and z_y that of
+# P[Bin(n_0, q) <= y], 0 if that probability exceeds one half. Exact tails give the distance the
+# same meaning along the whole curve: a likelihood ratio would overrate "no false positive" at rates
+# around 2 / n_0, which has probability e^-2.
+#
+# S increases with x and decreases with y, so the rejection probability increases with p and
+# decreases with q. Its largest value therefore lies on the curve p = g(q), and on a piece a <= q <=
+# b of it is at most its value at (g(b), a): the largest of these over all pieces is a certified
+# upper bound, and the pieces are so short that little is lost.
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]

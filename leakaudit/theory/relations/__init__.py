@@ -20,7 +20,7 @@ declaration.
 
 from leakaudit.theory.relations.account import Bound, account
 from leakaudit.theory.relations.checks import Residuals, residuals
-from leakaudit.theory.relations.declare import LocalChange, Relation, Relations
+from leakaudit.theory.relations.declare import Relation, Relations
 from leakaudit.theory.relations.determine import (
     determined,
     determined_each,
@@ -31,7 +31,6 @@ from leakaudit.theory.relations.estimate import Estimate, estimate, recorded
 from leakaudit.theory.relations.expression import Expression, Form, Number, Vector, decimal, exact
 from leakaudit.theory.relations.knowledge import Knowledge, know
 from leakaudit.theory.relations.record import (
-    Drift,
     Turns,
     alone,
     drift,
@@ -45,12 +44,10 @@ from leakaudit.theory.relations.semidefinite import supremum
 
 __all__ = [
     "Bound",
-    "Drift",
     "Estimate",
     "Expression",
     "Form",
     "Knowledge",
-    "LocalChange",
     "Number",
     "Relation",
     "Relations",

@@ -1,23 +1,4 @@
-"""The exact Gaussian-DP mu of a view, and how far it can be trusted (docs/relations.md, account).
-
-In the worst case, the adversary knows all secrets except the targets. Let the relations be B e + S
-s + G d = 0 plus known terms, with noise e of unit variance, states s, and targets d. Without the
-states (N S = 0, A = N G, Bn = N B), the view is Gaussian: its mean moves by A d if the targets move
-by d, and its covariance is Bn Bn'. Two Gaussians of equal covariance are exactly mu-GDP with mu
-their Mahalanobis distance (Dong, Roth, Su 2022), so mu^2 = sup { sum_st M_st <d_s, d_t> : |d_t| <=
-Delta_t } with the Fisher matrix M = A'(Bn Bn')^+ A. All coordinates of the model share M, and the
-changes d_t are vectors (`semidefinite`). Equivalently, d' M d is the least |e|^2 of a noise shift e
-that hides d, B e + S s + G d = 0; M is computed in this way, without N. If no shift hides some d,
-messages reveal that combination without noise, and mu is inf.
-
-Adjacency: all targets of one node are replaced by arbitrary vectors, |change of target t| <=
-Delta_t; everything else, such as start values and the order of records, remains unchanged and is
-public: sampling never amplifies privacy.
-
-A mu bounds the effect of gradients that change by a sensitivity. This is the change of one record
-only if the gradients are evaluated at the same models with and without it, that is, if each point
-is a function of what was observed before (`certificates`).
-"""
+"""The exact Gaussian-DP mu of a view, and how far it can be trusted."""
 
 from __future__ import annotations
 
@@ -47,6 +28,26 @@ from leakaudit.theory.relations.modular import (
     residue,
 )
 from leakaudit.theory.relations.semidefinite import supremum
+
+# See docs/relations.md, account.
+#
+# In the worst case, the adversary knows all secrets except the targets. Let the relations be B e +
+# S s + G d = 0 plus known terms, with noise e of unit variance, states s, and targets d. Without
+# the states (N S = 0, A = N G, Bn = N B), the view is Gaussian: its mean moves by A d if the
+# targets move by d, and its covariance is Bn Bn'. Two Gaussians of equal covariance are exactly
+# mu-GDP with mu their Mahalanobis distance (Dong, Roth, Su 2022), so mu^2 = sup { sum_st M_st <d_s,
+# d_t> : |d_t| <= Delta_t } with the Fisher matrix M = A'(Bn Bn')^+ A. All coordinates of the model
+# share M, and the changes d_t are vectors (`semidefinite`). Equivalently, d' M d is the least |e|^2
+# of a noise shift e that hides d, B e + S s + G d = 0; M is computed in this way, without N. If no
+# shift hides some d, messages reveal that combination without noise, and mu is inf.
+#
+# Adjacency: all targets of one node are replaced by arbitrary vectors, |change of target t| <=
+# Delta_t; everything else, such as start values and the order of records, remains unchanged and is
+# public: sampling never amplifies privacy.
+#
+# A mu bounds the effect of gradients that change by a sensitivity. This is the change of one record
+# only if the gradients are evaluated at the same models with and without it, that is, if each point
+# is a function of what was observed before (`certificates`).
 
 # Number of right-hand sides that are solved together. Affects only speed: a block of 128 columns of
 # a few thousand rows stays in the processor's cache, while thousands at once would not. A choice.

@@ -1,9 +1,4 @@
-"""Which combinations of vectors a view determines, and by which formula.
-
-See docs/relations.md, identify. c'x is determined up to noise iff c lies in row(F), without noise
-iff (c, 0) lies in row([F B]). Every unknown except the targets is eliminated; the remaining rows
-are a basis of what is determined. All decisions are exact.
-"""
+"""Which combinations of vectors a view determines, and by which formula."""
 
 from __future__ import annotations
 
@@ -25,6 +20,10 @@ from leakaudit.theory.relations.modular import (
     normal,
     rational,
 )
+
+# See docs/relations.md, identify. c'x is determined up to noise iff c lies in row(F), without noise
+# iff (c, 0) lies in row([F B]). Every unknown except the targets is eliminated; the remaining rows
+# are a basis of what is determined. All decisions are exact.
 
 Basis: TypeAlias = Literal["span", "echelon"]
 Key = TypeVar("Key", bound=Hashable)

@@ -1,12 +1,4 @@
-"""The formula of least variance: best linear unbiased estimates from recorded messages.
-
-Every weighted sum r of the relations states that some unknowns, noise and known vectors add up to
-0. If its weights on the unknowns F'r are the requested combination c, its weights on the known
-vectors -K'r are an estimate, with the noise B'r as its error: min |B'r|^2 subject to F'r = c
-(Gauss, Markov; docs/relations.md, estimate). If relations are redundant, many sums have the same
-variance in exact arithmetic; the rounding of each message also counts as noise, which selects the
-one that amplifies rounding least. The standard deviation |B'r| is the same for every coordinate.
-"""
+"""The formula of least variance: best linear unbiased estimates from recorded messages."""
 
 from __future__ import annotations
 
@@ -32,6 +24,13 @@ from leakaudit.theory.relations.kkt import (
     system,
 )
 from leakaudit.theory.relations.knowledge import Knowledge
+
+# Every weighted sum r of the relations states that some unknowns, noise and known vectors add up to
+# 0. If its weights on the unknowns F'r are the requested combination c, its weights on the known
+# vectors -K'r are an estimate, with the noise B'r as its error: min |B'r|^2 subject to F'r = c
+# (Gauss, Markov; docs/relations.md, estimate). If relations are redundant, many sums have the same
+# variance in exact arithmetic; the rounding of each message also counts as noise, which selects the
+# one that amplifies rounding least. The standard deviation |B'r| is the same for every coordinate.
 
 # Change of a weight, relative to the largest of its row, that counts as zero: about 50 rounding
 # errors of float64.

@@ -1,14 +1,4 @@
-"""A declaration as a forward model: every state and message as a function of gradients and noise.
-
-In almost every protocol, each relation defines one new state or message from vectors that were
-declared before. With v the states and messages, e the noise of unit variance, and g the gradients,
-
-    v = C v + B e + G g + known terms,    C strictly lower triangular,
-
-so v = (I - C)^-1 (B e + G g). The rows of (I - C)^-1 [B G], the *responses* of the vectors, do not
-depend on an adversary, whose view is a selection of rows: it costs one transposed triangular solve.
-The same solve is available modulo two primes, for exact decisions (`residues`).
-"""
+"""A declaration as a forward model: states and messages as functions of gradients and noise."""
 
 from __future__ import annotations
 
@@ -25,6 +15,16 @@ from leakaudit.theory.relations.declare import Relations
 from leakaudit.theory.relations.expression import DEFINED, Expression
 from leakaudit.theory.relations.kkt import Array, entries, matrix
 from leakaudit.theory.relations.modular import residue
+
+# In almost every protocol, each relation defines one new state or message from vectors that were
+# declared before. With v the states and messages, e the noise of unit variance, and g the
+# gradients,
+#
+#     v = C v + B e + G g + known terms,    C strictly lower triangular,
+#
+# so v = (I - C)^-1 (B e + G g). The rows of (I - C)^-1 [B G], the *responses* of the vectors, do
+# not depend on an adversary, whose view is a selection of rows: it costs one transposed triangular
+# solve. The same solve is available modulo two primes, for exact decisions (`residues`).
 
 Residues = NDArray[np.int64]
 Places = NDArray[np.int64]

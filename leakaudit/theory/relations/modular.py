@@ -1,17 +1,4 @@
-"""Exact sparse elimination modulo a Mersenne prime, and the conversion back to rationals.
-
-Which combinations a view determines is a question of ranks, and ranks in floating point err in both
-directions here (docs/relations.md, pitfalls). Decisions are therefore made modulo a prime p: a
-determinant that is not zero over the rationals vanishes with a probability of about 1 / p, 4e-19
-for the first prime. Formulas are computed modulo p, too, and converted back to the short fractions
-that their residues represent.
-
-`eliminate` receives all rows at once and clears columns in the order that keeps rows short. A
-`Staircase` receives rows one after another and decides in between whether a row follows from those
-before; its pivots are the most recent columns, so that each definition is solved for what it
-defines. The running time of both is roughly the number of entries ever created; these protocols are
-chains, so rows never have more than a few entries.
-"""
+"""Exact sparse elimination modulo a Mersenne prime, and the conversion back to rationals."""
 
 from __future__ import annotations
 
@@ -19,6 +6,18 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
+
+# Which combinations a view determines is a question of ranks, and ranks in floating point err in
+# both directions here (docs/relations.md, pitfalls). Decisions are therefore made modulo a prime p:
+# a determinant that is not zero over the rationals vanishes with a probability of about 1 / p,
+# 4e-19 for the first prime. Formulas are computed modulo p, too, and converted back to the short
+# fractions that their residues represent.
+#
+# `eliminate` receives all rows at once and clears columns in the order that keeps rows short. A
+# `Staircase` receives rows one after another and decides in between whether a row follows from
+# those before; its pivots are the most recent columns, so that each definition is solved for what
+# it defines. The running time of both is roughly the number of entries ever created; these
+# protocols are chains, so rows never have more than a few entries.
 
 Row = dict[int, int]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from weakref import WeakKeyDictionary
 
@@ -181,8 +180,8 @@ def _copy(declared: Relations, row: int, places: _Places) -> None:
         if declared.sent.get(k) == row:
             to.sent[places[k]] = len(to.relations)
         if k in declared.changes:
-            change = declared.changes[k]
-            to.changes[places[k]] = replace(change, at=places.moved(change.at.terms))
+            before, steps = declared.changes[k]
+            to.changes[places[k]] = (places.moved(before.terms), steps)
         if k in declared.omits:
             to.omits[places[k]] = places[declared.omits[k]]
     terms = places.moved(relation.terms)

@@ -1,9 +1,4 @@
-"""The rounds of a protocol as one adversary sees them, for a recursion over rounds (`recursion`).
-
-A round receives hidden vectors of earlier rounds, adds noise and gradients, passes hidden vectors
-on, and shows others to the adversary. If all rounds of a protocol are alike, the first few of a
-declaration and one more for all others describe a run of any length.
-"""
+"""The rounds of a protocol as one adversary sees them, for `recursion`."""
 
 from __future__ import annotations
 
@@ -16,6 +11,10 @@ from functools import cached_property
 from leakaudit.theory.relations.expression import ONE
 from leakaudit.theory.relations.forward import ForwardModel
 from leakaudit.theory.relations.modular import Staircase, modular
+
+# A round receives hidden vectors of earlier rounds, adds noise and gradients, passes hidden vectors
+# on, and shows others to the adversary. If all rounds of a protocol are alike, the first few of a
+# declaration and one more for all others describe a run of any length.
 
 LinearForm = Mapping[int, Fraction]
 

@@ -1,9 +1,4 @@
-"""The largest total shift of changes that are vectors of limited length, certified from both sides.
-
-`account` needs the largest d' M d over changes d_t of limited Euclidean length. If M has a negative
-entry, some changes should point in different directions; the best arrangement is a semidefinite
-programme, the one of MAX-CUT: maximise <X, C> over correlation matrices C.
-"""
+"""The largest total shift of changes that are vectors of limited length, between two bounds."""
 
 from __future__ import annotations
 
@@ -13,6 +8,10 @@ from typing import Any
 import numpy as np
 
 from leakaudit.theory.relations.kkt import Array
+
+# `account` needs the largest d' M d over changes d_t of limited Euclidean length. If M has a
+# negative entry, some changes should point in different directions; the best arrangement is a
+# semidefinite programme, the one of MAX-CUT: maximise <X, C> over correlation matrices C.
 
 # Number of sweeps of the mixing method. It converges linearly; a choice that affects only the
 # tightness, because the dual certifies the upper value wherever the sweeps end.

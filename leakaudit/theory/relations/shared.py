@@ -1,17 +1,4 @@
-"""The bounds of one adversary's view of all nodes at once.
-
-`account` bounds one node: every other secret is known, so only the node's own gradients are
-targets. The view and its noise do not depend on the node. With the forward model (`forward`), the
-view is y = Phi e + Psi g for the observed vectors y, and each node selects its own columns of Psi.
-One elimination decides for all nodes which observations are independent, what leaks without noise,
-and which points are determined; one factorisation Phi' = Q R gives all Fisher matrices, M_i =
-|R'^-1 Psi_i|^2.
-
-All these decisions are ranks, made modulo two primes of 31 bits, with noise replaced by random
-residues (`ForwardModel.residues`); a row that is nonzero vanishes with a probability of about 1e-9
-for each prime. If the primes disagree, or R is ill-conditioned, there is no shared view, and
-`account` decides.
-"""
+"""The bounds of one adversary's view of all nodes at once."""
 
 from __future__ import annotations
 
@@ -26,6 +13,18 @@ from leakaudit.theory.relations.account import Bound
 from leakaudit.theory.relations.forward import PRIMES, Echelon, ForwardModel, Places, decide
 from leakaudit.theory.relations.kkt import Array
 from leakaudit.theory.relations.semidefinite import supremum
+
+# `account` bounds one node: every other secret is known, so only the node's own gradients are
+# targets. The view and its noise do not depend on the node. With the forward model (`forward`), the
+# view is y = Phi e + Psi g for the observed vectors y, and each node selects its own columns of
+# Psi. One elimination decides for all nodes which observations are independent, what leaks without
+# noise, and which points are determined; one factorisation Phi' = Q R gives all Fisher matrices,
+# M_i = |R'^-1 Psi_i|^2.
+#
+# All these decisions are ranks, made modulo two primes of 31 bits, with noise replaced by random
+# residues (`ForwardModel.residues`); a row that is nonzero vanishes with a probability of about
+# 1e-9 for each prime. If the primes disagree, or R is ill-conditioned, there is no shared view, and
+# `account` decides.
 
 Flags = NDArray[np.bool_]
 

@@ -1,7 +1,4 @@
-"""The view bound of every adversary compared with the paper's claim.
-
-A comparison has mu, epsilon, their ratio to the claim, and the noise that the claim requires.
-"""
+"""The view bound of every adversary compared with the paper's claim."""
 
 from __future__ import annotations
 
@@ -27,6 +24,8 @@ from leakaudit.views.accounting.calibration import Calibration, calibrate
 from leakaudit.views.accounting.resting import rests_on
 from leakaudit.views.accounting.symmetry import Symmetry
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds, without_scale
+
+# A comparison has mu, epsilon, their ratio to the claim, and the noise that the claim requires.
 
 # Default if neither the caller nor a claim specifies a value.
 DELTA = 1e-5

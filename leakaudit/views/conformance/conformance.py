@@ -1,18 +1,4 @@
-"""Whether a recording is what it declares: its messages, their values, and its truth.
-
-An attack on messages that are not those of the declared protocol finds nothing, or something that
-was never sent. So "nothing is determined" and "nothing was recovered" are only stated together with
-what is known about the recording itself.
-
-- The messages are compared with those that the protocol sends (`messages`).
-- Relations that contain only messages must hold, whatever the gradients are (`equations`), in the
-  recorded columns and in the sketch of all columns. The messages must contain the declared noise
-  (`noise`).
-- With the truth, the gradients of its records are substituted (`substitute`, `values`).
-
-Values are compared in all rounds, or in as many as fit into a budget (`reach`); `_SkippedRounds`
-says which.
-"""
+"""Whether a recording is what it declares: its messages, their values, and its truth."""
 
 from __future__ import annotations
 
@@ -43,6 +29,19 @@ from leakaudit.views.conformance.substitute import RecordingRemainder, left
 from leakaudit.views.conformance.values import Values, contradicted
 from leakaudit.views.deviation import Deviation
 from leakaudit.views.messages import STATED, ExpectedMessages
+
+# An attack on messages that are not those of the declared protocol finds nothing, or something that
+# was never sent. So "nothing is determined" and "nothing was recovered" are only stated together
+# with what is known about the recording itself.
+#
+# - The messages are compared with those that the protocol sends (`messages`).
+# - Relations that contain only messages must hold, whatever the gradients are (`equations`), in the
+#   recorded columns and in the sketch of all columns. The messages must contain the declared noise
+#   (`noise`).
+# - With the truth, the gradients of its records are substituted (`substitute`, `values`).
+#
+# Values are compared in all rounds, or in as many as fit into a budget (`reach`); `_SkippedRounds`
+# says which.
 
 # Most numbers that are computed with the gradients of the truth: a few seconds. A choice.
 NUMBERS = 1 << 30
@@ -104,15 +103,6 @@ class Conformance:
         return [*self.sentences, *(one.sentence for one in self.stated)]
 
 
-@dataclass(frozen=True)
-class _Recording:
-    """A recording with its truth and its task."""
-
-    trace: Trace
-    truth: Truth
-    task: Task
-
-
 # Numbers near the largest float overflow, and what is infinite then agrees with nothing.
 @np.errstate(over="ignore", invalid="ignore")
 def examine(
@@ -152,8 +142,8 @@ def examine(
     of_noise: list[Pitfall] = []
     residual: Residual | None = None
     if not hard and not obstacle and truth is not None:
-        made = _Recording(trace, truth, task or Task.build(trace.task))
-        remainder = left(made, case.compared_relations, NUMBERS, memory)
+        task = task or Task.build(trace.task)
+        remainder = left(trace, truth, task, case.compared_relations, NUMBERS, memory)
         if remainder is None:
             remainder = RecordingRemainder(())
             obstacle = "the values of one round do not fit into the memory for this comparison"
@@ -316,14 +306,12 @@ def _noise_of(
 ) -> Iterator[Pitfall]:
     if not found.noise:
         return
-    from leakaudit.views.conformance import draws, noise  # slow to import
-    from leakaudit.views.conformance.samples import clear, of_messages
+    from leakaudit.views.conformance import noise  # slow to import
+    from leakaudit.views.conformance.samples import of_draws
 
     quiet = values.quiet()
     if quiet is None:
-        some = list(noise.judged(of_messages(found.noise)))
-        kept = [clear(one) for one in found.noise]
-        yield from some or draws.judged([one for one in kept if len(one.std)], layers)
+        yield from noise.of_every_draw(found.noise, layers)
         return
-    small = list(noise.insufficient(of_messages(found.noise, quiet.nodes)))
+    small = list(noise.insufficient(of_draws(found.noise, quiet.nodes)))
     yield from small or [Pitfall(QUIET, Verdict.REFUTED, quiet.says, {"nodes": list(quiet.nodes)})]

@@ -1,10 +1,4 @@
-"""Tests of whether noise that is declared as independent and normal actually is.
-
-A message minus what its declaration predicts without noise is a draw of the noise. Divided by the
-declared standard deviation, all draws of all messages, rounds and runs of a check are vectors of
-independent standard normal numbers. Each family of tests below shares `LEVEL` among all its tests
-(Bonferroni), so all of them together raise a false alarm in about one check in a million.
-"""
+"""Tests of whether noise that is declared as independent and normal actually is."""
 
 from __future__ import annotations
 
@@ -24,6 +18,11 @@ from leakaudit.views.conformance import ties
 from leakaudit.views.conformance.pitfall import Pitfall
 from leakaudit.views.conformance.substitute import Floats, NormalisedNoise
 from leakaudit.views.deviation import Deviation
+
+# A message minus what its declaration predicts without noise is a draw of the noise. Divided by the
+# declared standard deviation, all draws of all messages, rounds and runs of a check are vectors of
+# independent standard normal numbers. Each family of tests below shares `LEVEL` among all its tests
+# (Bonferroni), so all of them together raise a false alarm in about one check in a million.
 
 # Probability of a false alarm of each family of tests: about 1e-6 per check with the ten families
 # below, a thousandth of the gate's default alpha.
@@ -87,26 +86,18 @@ NUMBERS = {QUIET: 20, LATTICE: 10, SHAPE: 13}  # subject -> pitfall, if not that
 
 
 @dataclass(frozen=True)
-class ProgramRun:
-    """One call of a program."""
-
-    seed: int = 0
-    process: int = 0  # number of the process that was called; 1 is the new process
-    only: bool = False  # whether there is no other run, so that no sentence has to name it
-
-
-@dataclass(frozen=True)
 class _Draw:
     """One draw of the noise."""
 
-    run: ProgramRun
+    seed: int | None  # of its run; None if there is no other run
+    process: int  # number of the process that was called; 1 is the new process
     node: int
     place: int  # index among the draws of its node
     label: str  # name of the noise in the declaration
 
     def __str__(self) -> str:
         name = f"{self.label} of node {self.node}"
-        return name if self.run.only else f"{name} with seed {self.run.seed}"
+        return name if self.seed is None else f"{name} with seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -171,7 +162,7 @@ def judged(
 ) -> Iterator[Pitfall]:
     """Yield the first property of a recording's noise that independent normal noise lacks."""
     every = Draws()
-    every.add(ProgramRun(only=True), noise, layers, rounding_of(noise))
+    every.add(noise, layers, rounding_of(noise))
     for one in itertools.islice(itertools.chain(every.shared(), every.wrong()), 1):
         number = NUMBERS.get(one.about, 6)
         yield Pitfall(number, Verdict.REFUTED, one.says, {"nodes": list(one.nodes)})
@@ -214,12 +205,13 @@ class Draws:
 
     def add(
         self,
-        run: ProgramRun,
         noise: Sequence[NormalisedNoise],
         layers: Mapping[str, slice[int, int, None]],
         rounding: Mapping[int, float],
+        seed: int | None = None,
+        process: int = 0,
     ) -> None:
-        """Add the noise of one run.
+        """Add the noise of one run; that of a second process is compared only with other seeds.
 
         Args:
             rounding: node -> rounding error of one number of a message, in standard deviations of
@@ -233,8 +225,12 @@ class Draws:
                 self._start(width, layers)
             if width == self._width:
                 with whole():  # what was added before Ctrl-C is still tested
-                    self._add(run, one, rounding[one.node])
-                    if not run.process:
+                    names = []
+                    for place, label in enumerate(one.labels):
+                        names.append(_Draw(seed, process, one.node, place, label))
+                    self._keep(names, one, process)
+                    if not process:
+                        self._sum(names, one, rounding[one.node])
                         self._project(one, noise, rounding[one.node])
 
     def shared(self) -> Iterator[Deviation]:
@@ -274,17 +270,15 @@ class Draws:
         if len(layers) > 1 and max(part.stop for part in layers.values()) == width:
             self._layers |= layers
 
-    def _add(self, run: ProgramRun, one: NormalisedNoise, rounding: float) -> None:
-        """Add one node's noise; that of a second process is compared only with other seeds."""
-        names = [_Draw(run, one.node, place, label) for place, label in enumerate(one.labels)]
+    def _keep(self, names: Sequence[_Draw], one: NormalisedNoise, process: int) -> None:
         # An eighth is reserved for the new process, which comes last.
-        room = KEPT if run.process else KEPT - KEPT // 8
+        room = KEPT if process else KEPT - KEPT // 8
         if (len(self._rows) + len(names)) * len(self._columns) <= room:
             self._draws += names
             self._rows += list(one.rest[:, self._columns].astype(np.float32))
             self._signals += np.linalg.norm(one.signal[:, self._columns], axis=1).tolist()
-        if run.process:
-            return
+
+    def _sum(self, names: Sequence[_Draw], one: NormalisedNoise, rounding: float) -> None:
         squares = one.rest**2
         energy = np.stack([squares[:, part].sum(1) for part in self._layers.values()], axis=1)
         self._named += names
@@ -445,7 +439,7 @@ class Draws:
         yield self._grouped(first, nodes, lambda node: _Named(f"node {node}", (node,)))
         places = [draw.place for draw in self._named]
         yield self._grouped(first, places, lambda place: _Named(f"draw {place} of every node"))
-        seeds = [draw.run.seed for draw in self._named]
+        seeds = [draw.seed or 0 for draw in self._named]
         yield self._grouped(first, seeds, lambda seed: _Named(f"the run with seed {seed}"))
 
     def _coordinate_sums(self) -> Iterator[_Sums]:
@@ -490,9 +484,9 @@ class Draws:
         All pairs are compared in blocks of `WIDTH` rows. If there are many draws, fewer columns are
         compared, and if there are very many, fewer draws, those of the new process first.
         """
-        latest = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)
+        latest = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].process)
         if how:  # a seed that is run again is compared as it is
-            latest = [k for k in latest if not self._draws[k].run.process]
+            latest = [k for k in latest if not self._draws[k].process]
         chosen = latest[: math.isqrt(PRODUCTS // FEWEST)]
         count = len(chosen)
         if count < 2:
@@ -508,7 +502,7 @@ class Draws:
             rows = rows - rows.mean(1, keepdims=True)
         others = rows if change is None else change(rows)
         size = np.linalg.norm(rows, axis=1)
-        allowed = _may_be_equal([draw.run for draw in draws])
+        allowed = _may_be_equal([(draw.seed, draw.process) for draw in draws])
         worst = 0.0
         found = (0, 0)
         for start in range(0, count, WIDTH):
@@ -530,7 +524,7 @@ class Draws:
                 found = (int(at[1]), start + int(at[0]))
         limit = _largest_cosine(level, count * (count - 1) // 2, width - centred)
         if min(worst, RESOLVED) > limit:
-            first, second = sorted((draws[k] for k in found), key=lambda draw: draw.run.process)
+            first, second = sorted((draws[k] for k in found), key=lambda draw: draw.process)
             yield _same(first, second, worst, how)
 
     # --- order and signs --------------------------------------------------------------------------
@@ -559,13 +553,13 @@ class Draws:
         columns = np.tile(self._columns, len(self._sizes_kept))
         draw = np.repeat(np.arange(len(self._sizes_kept)), len(self._columns))
         size = np.concatenate(self._sizes_kept)
-        found = ties.equal(ties.NumberSizes(size, draw, columns, self._rounding), LEVEL / 2)
+        found = ties.equal(size, draw, columns, self._rounding, LEVEL / 2)
         if found is None and self._some:
             draw = np.repeat([k for k, _ in self._some], [len(size) for _, size in self._some])
             size = np.concatenate([size for _, size in self._some])
             density = SHIFTED * ties.DENSITY * math.exp(-(FROM**2) / 2) * self._width / WIDTH
-            some = ties.NumberSizes(size, draw, np.concatenate(self._at), self._rounding, density)
-            found = ties.equal(some, LEVEL / 2)
+            at = np.concatenate(self._at)
+            found = ties.equal(size, draw, at, self._rounding, LEVEL / 2, density)
         if found is not None:
             yield self._tied(found)
 
@@ -582,7 +576,7 @@ class Draws:
             f"{found.count} of {found.numbers} numbers of the noise of {other} are numbers of that "
             f"of {one}, in another order or with other signs; {found.expected:.2g} are expected"
         )
-        about = TWICE if one.run.seed == other.run.seed else RUNS
+        about = TWICE if one.seed == other.seed else RUNS
         return Deviation(about, says, (one.node, other.node))
 
     # --- directions and regularity ----------------------------------------------------------------
@@ -638,8 +632,7 @@ class Draws:
                 return
             norms = np.sqrt(energy[:, k])
             places = np.arange(len(norms))
-            one = ties.NumberSizes(norms, places, np.zeros_like(places), self._rounding)
-            found = ties.equal(one, each)
+            found = ties.equal(norms, places, np.zeros_like(places), self._rounding, each)
             if found is not None:
                 says = (
                     f"{found.count} of {found.numbers} draws{where} have the norm of another one, "
@@ -671,7 +664,7 @@ class Draws:
 
         Draws of seeds that were run again are omitted.
         """
-        keep = [k for k, draw in enumerate(self._draws) if not draw.run.process]
+        keep = [k for k, draw in enumerate(self._draws) if not draw.process]
         signals = np.array([self._signals[k] for k in keep])
         if not keep:
             return np.zeros((0, 0)), signals
@@ -747,9 +740,9 @@ class Draws:
         rows of a matrix correspond to one of these axes, or to nodes and draws together.
         """
         at = {
-            (draw.run.seed, draw.node, draw.place): k
+            (draw.seed, draw.node, draw.place): k
             for k, draw in enumerate(self._draws)
-            if not draw.run.process
+            if not draw.process
         }
         runs: dict[int, set[tuple[int, int]]] = {}
         for seed, node, place in at:
@@ -787,8 +780,13 @@ def _spread(width: int, some: int) -> Places:
     return np.linspace(0, width - 1, some).astype(int)
 
 
-def _may_be_equal(runs: Sequence[ProgramRun]) -> Callable[[int, int], NDArray[np.bool_]]:
+def _may_be_equal(
+    runs: Sequence[tuple[int | None, int]],
+) -> Callable[[int, int], NDArray[np.bool_]]:
     """Return which pairs of draws may be equal, because a repeated seed may draw the same noise.
+
+    Args:
+        runs: Seed and process of each draw.
 
     Returns:
         A function of a block of rows, start and stop, to a mask (stop - start, stop) over the pairs
@@ -796,7 +794,7 @@ def _may_be_equal(runs: Sequence[ProgramRun]) -> Callable[[int, int], NDArray[np
     """
     number = {run: k for k, run in enumerate(dict.fromkeys(runs))}
     of_draw = np.array([number[run] for run in runs])
-    again = np.array([[a.seed == b.seed and a != b for b in number] for a in number])
+    again = np.array([[a[0] == b[0] and a != b for b in number] for a in number])
 
     def block(start: int, stop: int) -> NDArray[np.bool_]:
         mask: NDArray[np.bool_] = again[of_draw[start:stop]][:, of_draw[:stop]]
@@ -818,10 +816,10 @@ def _same(first: _Draw, second: _Draw, cosine: float, how: str = "") -> Deviatio
     nodes = (first.node, second.node)
     like = f" {how}" if how else ""
     says = f"the noise of {second} equals that of {first}{like} (correlation {cosine:.2f})"
-    if first.run.process != second.run.process:
+    if first.process != second.process:
         why = "each is the first run of a process, so anyone who starts the program knows the noise"
         return Deviation(PROCESS, f"{says}; {why}", nodes)
-    if first.run.seed != second.run.seed:
+    if first.seed != second.seed:
         why = "it is not drawn anew, so anyone who knows one run can subtract it"
         return Deviation(RUNS, f"{says}; {why}", nodes)
     return Deviation(TWICE, says, nodes)

@@ -1,9 +1,4 @@
-"""Check the equations of a protocol file on the recorded messages.
-
-Every relation with a single unknown vector defines it, and every relation without one is a test.
-Without the truth, gradients are unknown: an equation whose gradient occurs nowhere else fits any
-messages, which is reported as not testable, never as correct.
-"""
+"""Check the equations of a protocol file on the recorded messages."""
 
 from __future__ import annotations
 
@@ -45,6 +40,10 @@ from leakaudit.views.conformance.samples import state
 from leakaudit.views.conformance.substitute import SHORT, SHORT_CLOSE, Floats, norm
 from leakaudit.views.deviation import Deviation
 from leakaudit.views.messages import LARGE
+
+# Every relation with a single unknown vector defines it, and every relation without one is a test.
+# Without the truth, gradients are unknown: an equation whose gradient occurs nowhere else fits any
+# messages, which is reported as not testable, never as correct.
 
 WIDTH = 4096  # coordinates that are tested if no gradient is computed: a choice
 FEWEST = 16  # coordinates below which a test of relations is left out: a choice

@@ -96,26 +96,8 @@ class JointTest:
         return self._largest(self._region(level))
 
     def refutes(self, true_positives: int, false_positives: int, alpha: float) -> bool:
-        """Return whether `p_value` is at most alpha.
-
-        For many outcomes, this is cheaper than the p-value, because statistics that are known to be
-        on either side are stored.
-        """
-        if (true_positives, false_positives) == (self.positives, 0):
-            return perfect(self.guarantee, self.positives, self.negatives) <= alpha
-        level = self.statistic(true_positives, false_positives)
-        low, high = self._known.get(alpha, (0.0, math.inf))
-        if level <= low:
-            return False
-        if level >= high:
-            return True
-        refuted = not self._exceeds(self._region(level), alpha)
-        if refuted:
-            high = level
-        else:
-            low = level
-        self._known[alpha] = (low, high)
-        return refuted
+        """Return whether `p_value` is at most alpha, by the table of `least_hits`."""
+        return bool(true_positives >= self.least_hits(alpha)[false_positives])
 
     def least_hits(self, alpha: float) -> Places:
         """Return the rejection region (n_0 + 1,) at level alpha.
@@ -152,11 +134,6 @@ class JointTest:
         """Return S(x, y), 0 if the observed rates are themselves allowed."""
         at_x, at_y = self._squares
         return float((at_x[:, true_positives] + at_y[:, false_positives]).min())
-
-    @cached_property
-    def _known(self) -> dict[float, tuple[float, float]]:
-        """For each alpha, the largest statistic known not to refute, and the smallest known to."""
-        return {}
 
     @cached_property
     def _regions(self) -> dict[float, Places]:

@@ -48,19 +48,6 @@ Fetch = Callable[[Vector], Tensor]
 
 
 @dataclass(frozen=True)
-class _ColumnBlock:
-    """Some columns of the estimates of a set of combinations."""
-
-    start: int  # the first of these columns
-    columns: int  # number of all columns
-    value: Tensor  # (m, b) the estimates
-
-    @property
-    def whole(self) -> bool:
-        return self.value.shape[1] == self.columns
-
-
-@dataclass(frozen=True)
 class Estimate:
     """Weights over known vectors that yield each combination, up to its noise."""
 
@@ -85,17 +72,21 @@ class Estimate:
         past messages costs as much as a difference.
         """
         # Every coordinate obeys the same formula, so blocks of columns are computed one by one.
-        parts = self.blocks(fetch)
-        first = next(parts)
-        if first.whole:
-            return first.value
-        out = first.value.new_zeros(len(self.weights), first.columns)
-        for part in itertools.chain((first,), parts):
-            out[:, part.start : part.start + part.value.shape[1]] = part.value
+        out: Tensor | None = None
+        for start, columns, value in self.blocks(fetch):
+            if value.shape[1] == columns:
+                return value
+            if out is None:
+                out = value.new_zeros(len(value), columns)
+            out[:, start : start + value.shape[1]] = value
+        assert out is not None
         return out
 
-    def blocks(self, fetch: Fetch) -> Iterator[_ColumnBlock]:
-        """Yield the same by blocks of columns; memory does not depend on the size of the trace."""
+    def blocks(self, fetch: Fetch) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield the first column, the number of all columns, and the estimates (m, b) of a block.
+
+        Memory does not depend on the size of the trace.
+        """
         weights, running = _on_sums(self.vectors, self.weights)
         used = set(np.flatnonzero(weights.any(axis=0)).tolist())
         order = []
@@ -127,7 +118,7 @@ class Estimate:
                     out[row].add_(value, alpha=float(weights[row, k]))
                 mapping.release(read)
             assert out is not None
-            yield _ColumnBlock(start, columns, out)
+            yield start, columns, out
 
 
 def _read(fetch: Fetch, vector: Vector, columns: int | None = None) -> Tensor:

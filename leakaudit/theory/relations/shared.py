@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,21 +36,12 @@ RESIDUES = 64_000_000
 CONDITION = 1e-7
 
 
-@dataclass(frozen=True)
-class _Decided:
+class _Decided(NamedTuple):
     independent: Places  # observations that do not follow from earlier ones
     # nodes, among those to bound, of which a combination is revealed without noise
-    leaking: frozenset[int]
+    leaking: Sequence[int]
     free: Flags  # (t,) whether each point is a function of the view before it and of gradients
     depends: Flags  # (t, n) whether it then depends on the gradients of each node to bound
-
-    def equals(self, other: _Decided) -> bool:
-        return (
-            np.array_equal(self.independent, other.independent)
-            and self.leaking == other.leaking
-            and np.array_equal(self.free, other.free)
-            and np.array_equal(self.depends, other.depends)
-        )
 
 
 class SharedView:
@@ -98,7 +89,8 @@ class SharedView:
         if len(rows) * len(hidden) > ENTRIES or len(model.defined) * width > RESIDUES:
             return None
         decided = _decide(model, rows, hidden, some, PRIMES[0])
-        if not decided.equals(_decide(model, rows, hidden, some, PRIMES[1])):
+        again = _decide(model, rows, hidden, some, PRIMES[1])
+        if not all(map(np.array_equal, decided, again)):
             return None
         view = cls(model, rows, hidden, some, decided)
         return view if view.sound else None
@@ -159,7 +151,7 @@ def _decide(
     )
     return _Decided(
         independent=np.array(independent, np.int64),
-        leaking=frozenset(nodes[column - columns] for column in leaks),
+        leaking=[nodes[column - columns] for column in sorted(leaks)],
         free=~np.asarray(points[:, :columns].any(axis=1)),
         depends=points[:, columns:] != 0,
     )

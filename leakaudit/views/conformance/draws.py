@@ -6,6 +6,8 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,19 +102,15 @@ class _Draw:
         return name if self.seed is None else f"{name} with seed {self.seed}"
 
 
-@dataclass(frozen=True)
-class _Named:
-    """The name of what a sum of squares covers, and the nodes in that name."""
-
-    name: str
-    nodes: tuple[int, ...] = ()
+# The name of what a sum of squares covers, and the nodes in that name.
+_Name: TypeAlias = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class _Sums:
     """A family of sums of squares."""
 
-    named: Callable[[int], _Named]  # what the k-th sum covers
+    named: Callable[[int], _Name]  # what the k-th sum covers
     energy: Floats  # (k,) the sums
     numbers: Floats  # (k,) the number of squares in each sum
 
@@ -402,9 +400,9 @@ class Draws:
             if chances[at] < least:
                 least = float(chances[at])
                 size = math.sqrt(float(family.energy[at]) / float(family.numbers[at]))
-                named = family.named(at)
-                says = f"the noise of {named.name} is {size:.3g} times the declared noise"
-                found = Deviation(QUIET, f"{says} (probability {least:.1g})", named.nodes)
+                name, nodes = family.named(at)
+                says = f"the noise of {name} is {size:.3g} times the declared noise"
+                found = Deviation(QUIET, f"{says} (probability {least:.1g})", nodes)
         if found is not None:
             yield found
 
@@ -424,37 +422,33 @@ class Draws:
         wide = np.array([part.stop - part.start for part in self._layers.values()], float)
         layers = [f" in {name}" if name else "" for name in self._layers]
 
-        def message(place: int) -> _Named:
+        def message(place: int) -> _Name:
             draw = self._named[place // len(wide)]
-            return _Named(f"{draw}{layers[place % len(wide)]}", (draw.node,))
+            return f"{draw}{layers[place % len(wide)]}", (draw.node,)
 
-        def layer(place: int) -> _Named:
-            return _Named(f"all messages{layers[place]}")
+        def layer(place: int) -> _Name:
+            return f"all messages{layers[place]}", ()
 
         yield _Sums(message, energy.ravel(), np.tile(wide, len(energy)))
         yield _Sums(layer, energy.sum(0), wide * len(energy))
         yield from self._coordinate_sums()
         first = energy[:, 0]  # the first layer is the whole message
         nodes = [draw.node for draw in self._named]
-        yield self._grouped(first, nodes, lambda node: _Named(f"node {node}", (node,)))
+        yield self._grouped(first, nodes, lambda node: (f"node {node}", (node,)))
         places = [draw.place for draw in self._named]
-        yield self._grouped(first, places, lambda place: _Named(f"draw {place} of every node"))
+        yield self._grouped(first, places, lambda place: (f"draw {place} of every node", ()))
         seeds = [draw.seed or 0 for draw in self._named]
-        yield self._grouped(first, seeds, lambda seed: _Named(f"the run with seed {seed}"))
+        yield self._grouped(first, seeds, lambda seed: (f"the run with seed {seed}", ()))
 
     def _coordinate_sums(self) -> Iterator[_Sums]:
-        def coordinate(place: int) -> _Named:
-            return _Named(f"coordinate {place} in all messages")
-
         total = sum(self._counts.values())
-        yield _Sums(coordinate, self._coordinates, np.full(self._width, float(total)))
+        counts = np.full(self._width, float(total))
+        yield _Sums(partial(_coordinate, ()), self._coordinates, counts)
         for node, squares in self._of_node.items():
-            count = float(self._counts[node])
-            yield _Sums(_coordinate_of(node), squares, np.full(self._width, count))
+            counts = np.full(self._width, float(self._counts[node]))
+            yield _Sums(partial(_coordinate, (node,)), squares, counts)
 
-    def _grouped(
-        self, energy: Floats, keys: Sequence[int], named: Callable[[int], _Named]
-    ) -> _Sums:
+    def _grouped(self, energy: Floats, keys: Sequence[int], named: Callable[[int], _Name]) -> _Sums:
         """Return sums of the energies of all messages by key; `named` describes such a sum."""
         known, inverse, count = np.unique(np.array(keys), return_inverse=True, return_counts=True)
         sums = np.zeros(len(known))
@@ -836,8 +830,6 @@ def _without_signs(row: Floats) -> Floats:
     return np.asarray(scores, np.float32)
 
 
-def _coordinate_of(node: int) -> Callable[[int], _Named]:
-    def named(place: int) -> _Named:
-        return _Named(f"coordinate {place} in all messages of node {node}", (node,))
-
-    return named
+def _coordinate(nodes: tuple[int, ...], place: int) -> _Name:
+    of_node = "".join(f" of node {node}" for node in nodes)
+    return f"coordinate {place} in all messages{of_node}", nodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import bdtr, betaincc, chdtr, gammaincinv, ndtr, ndtri
@@ -227,18 +227,8 @@ def _alike(pair: _RowPair, level: float, most: float) -> float:
         # Rows of one node are functions of the same e. Those of two nodes are functions of
         # different ones, so the sign of the second does not matter.
         factor = factor_a + sign * factor_b if a is b else np.hstack([factor_a, factor_b])
-        both = Sample(
-            node=a.node,
-            labels=(),
-            rounds=(),
-            value=value_a + sign * value_b,
-            factor=factor,
-            norm=a.norm,
-            weight=a.weight,
-            coordinates=a.coordinates,
-            gaussian=a.gaussian and b.gaussian,
-            hidden=True,
-        )
+        value = value_a + sign * value_b
+        both = replace(a, value=value, factor=factor, gaussian=a.gaussian and b.gaussian)
         measured = low_variance([both], level, ROUNDED)
         if measured.size < most:
             chance = min(chance, 2 * measured.chance)

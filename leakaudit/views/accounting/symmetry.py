@@ -53,7 +53,7 @@ class Symmetry:
         self.relations = relations
         self._colour, _ = _colours(graph, [0] * graph.nodes)
         self._pays = graph.nodes <= SEARCHED or 2 * len(set(self._colour)) < graph.nodes
-        self._colours_of: dict[Threat, tuple[object, ...]] = {}
+        self._marked_of: dict[Threat, tuple[list[int], Hashable]] = {}
         self._by_colour = defaultdict[tuple[object, ...], list[Threat]](list)
         self._like: dict[Threat, Threat] = {}  # threat -> the first one with the same view
         self._proved: list[Renaming] = []  # valid renamings and their inverses
@@ -91,26 +91,29 @@ class Symmetry:
         return None
 
     def _by_search(self, threat: Threat, same: list[Threat]) -> Threat | None:
-        refined = self._refined(threat)
-        marked = self._marked(threat)
+        new, shape = self._marked(threat)
         for other in same:
             if len(self._failed) >= PATIENCE and not self._proved:
                 break
-            if self._refined(other) != refined:
+            old, other_shape = self._marked(other)
+            if other_shape != shape:
                 continue
-            renaming = self._renaming(self._marked(other), marked)
+            renaming = self._renaming(old, new)
             if renaming is not None and self._holds(renaming):
                 return other
         return None
 
-    def _refined(self, threat: Threat) -> tuple[object, ...]:
-        """What colours tell about the graph with the target and the adversary marked."""
-        if threat not in self._colours_of:
+    def _marked(self, threat: Threat) -> tuple[list[int], Hashable]:
+        """Return colours of the nodes, with target and adversary marked, and what these tell.
+
+        A renaming that maps threats preserves both.
+        """
+        if threat not in self._marked_of:
             parts = self._parts(threat)
             kinds = sorted(set(parts))
-            _, shape = _colours(self.graph, [kinds.index(part) for part in parts])
-            self._colours_of[threat] = (tuple(kinds), shape)
-        return self._colours_of[threat]
+            colour, shape = _colours(self.graph, [kinds.index(part) for part in parts])
+            self._marked_of[threat] = colour, (tuple(kinds), shape)
+        return self._marked_of[threat]
 
     def _coloured(self, threat: Threat) -> tuple[object, ...]:
         """The colours of the target and of all nodes of the adversary.
@@ -157,13 +160,6 @@ class Symmetry:
                         homes[before] = tuple(map(homes[node].__getitem__, renaming))
                         todo.append(before)
         return homes
-
-    def _marked(self, threat: Threat) -> list[int]:
-        """Return a colour for each node; a renaming that maps threats preserves them."""
-        parts = self._parts(threat)
-        kinds = sorted(set(parts))
-        colour, _ = _colours(self.graph, [kinds.index(part) for part in parts])
-        return colour
 
     def _parts(self, threat: Threat) -> list[tuple[bool, bool, bool]]:
         """Each node's role: target, end of an observed channel, curious node."""

@@ -84,19 +84,11 @@ class _ContradictedEquation:
 
 
 @dataclass(frozen=True)
-class _UntestedEquation:
-    """An equation that fits any messages."""
-
-    line: EquationLine
-    why: str  # the reason, in words
-
-
-@dataclass(frozen=True)
 class _EquationFindings:
     """What the messages say about the equations of a file."""
 
     failure: _ContradictedEquation | None  # the first equation that fails; None if none does
-    untested: tuple[_UntestedEquation, ...]  # equations that cannot be tested
+    untested: tuple[tuple[EquationLine, str], ...]  # equations that fit any messages, and why
     rounds: int  # number of rounds that were examined
     tested: bool
 
@@ -295,8 +287,8 @@ def not_testable(case: Case) -> list[str]:
     said = list(_undeclared(case, declared))
     found = examine(case)
     if found is not None:
-        for one in found.untested:
-            said.append(f"equation '{shown(one.line.text)}' (line {one.line.number}): {one.why}")
+        for line, why in found.untested:
+            said.append(f"equation '{shown(line.text)}' (line {line.number}): {why}")
     return said
 
 
@@ -345,7 +337,7 @@ def _known(
     case: Case, declared: FileRelations, whole: bool, most: int = WIDTH
 ) -> dict[int, Floats]:
     """Return the recorded vectors by their place: messages, public vectors, and kept states."""
-    once = _assigned_once(declared, case)
+    once = _assigned_once(case)
     width = case.trace.columns[1] - case.trace.columns[0]
     chosen: Tensor | slice = slice(None)
     most = min(most, WIDTH)
@@ -377,7 +369,7 @@ def _known(
     return found
 
 
-def _assigned_once(declared: FileRelations, case: Case) -> set[str]:
+def _assigned_once(case: Case) -> set[str]:
     """Return the vectors whose recorded value of a round is the one that their equation defines.
 
     A vector that is assigned several times in a round is recorded once, at its end.
@@ -598,17 +590,17 @@ class _Tests:
                 others.add(line)
         return set(self.declared.lines) - others
 
-    def untested(self) -> Iterator[_UntestedEquation]:
+    def untested(self) -> Iterator[tuple[EquationLine, str]]:
         tested = self._lines(self.misses)
         for line, term in self._weak().items():
             if line in tested:
-                yield _UntestedEquation(line, f"its term {term} is too small beside the others")
+                yield line, f"its term {term} is too small beside the others"
         seen = set(tested)
         for k, line in enumerate(self.declared.lines):
             if line in seen or line in self._copies:
                 continue
             seen.add(line)
-            yield _UntestedEquation(line, self._why(k))
+            yield line, self._why(k)
 
     def _weak(self) -> dict[EquationLine, str]:
         """Return equations with a term that is always too small to be tested, with this term."""

@@ -174,14 +174,6 @@ class Symmetry:
 
     def _renaming(self, old: Sequence[int], new: Sequence[int]) -> Renaming | None:
         """Return an isomorphism of the graph that maps colours to equal ones; None if none."""
-        if len(set(old)) == len(old):  # the colours leave no choice
-            found = dict(zip(new, range(len(new)), strict=True))
-            renaming = tuple(map(found.__getitem__, old))
-            near = self.graph.neighbours
-            for node, to in enumerate(renaming):
-                if sorted(renaming[j] for j in near[node]) != sorted(near[to]):
-                    return None
-            return renaming
         from networkx.algorithms.isomorphism import GraphMatcher, categorical_node_match
 
         same = categorical_node_match("colour", None)

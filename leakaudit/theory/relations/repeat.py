@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
-from weakref import WeakKeyDictionary
 
 from leakaudit._util.uncollected import uncollected
 from leakaudit.core.errors import LeakauditError
@@ -17,22 +16,12 @@ from leakaudit.theory.relations import declare
 from leakaudit.theory.relations.declare import Point, Relation, Relations
 from leakaudit.theory.relations.expression import Expression, Vector
 
-# The steady rounds of declarations, which several protocols of one run share.
-_steady = WeakKeyDictionary[Relations, tuple[tuple[int, int, int | None], range]]()
-
 
 def steady(declared: Relations, most: int | None = None) -> range:
     """Return the last rounds of a declaration that all have the same relations, shifted in time.
 
     At most `most` rounds are examined. Vectors of round 0 are not shifted.
     """
-    of = (len(declared.relations), len(declared.vectors), most)
-    if declared not in _steady or _steady[declared][0] != of:
-        _steady[declared] = of, _found(declared, most)
-    return _steady[declared][1]
-
-
-def _found(declared: Relations, most: int | None) -> range:
     rows = defaultdict[int, list[Relation]](list)
     for r in declared.relations:
         rows[r.round].append(r)

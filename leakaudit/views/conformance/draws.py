@@ -738,7 +738,7 @@ class Draws:
             for k, draw in enumerate(self._draws)
             if not draw.process
         }
-        runs: dict[int, set[tuple[int, int]]] = {}
+        runs: dict[int | None, set[tuple[int, int]]] = {}
         for seed, node, place in at:
             runs.setdefault(seed, set()).add((node, place))
         nodes = sorted({node for _, node, _ in at})

@@ -7,13 +7,11 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leakaudit.core.errors import LeakauditError, Unexplained
-from leakaudit.theory.relations.declare import Relations
 from leakaudit.theory.relations.determine import determined
 from leakaudit.theory.relations.expression import DEFINED, SECRET, Expression, labels, places
 from leakaudit.theory.relations.kkt import Array, solve, spanning, system
@@ -25,7 +23,6 @@ from leakaudit.theory.relations.modular import (
     echelon,
     eliminate,
     modular,
-    residue,
 )
 from leakaudit.theory.relations.semidefinite import supremum
 
@@ -402,15 +399,8 @@ def _no_prior(knowledge: Knowledge, wanted: Collection[int]) -> None:
             )
 
 
-# What `_without_states` found for the relations in use; the views of a declaration share it.
-_LEFT: WeakKeyDictionary[Relations, tuple[tuple[int, ...], list[Row]]] = WeakKeyDictionary()
-
-
 def _without_states(knowledge: Knowledge) -> list[Row]:
     """Return what remains of the relations after eliminating all states and messages."""
-    rows, left = _LEFT.get(knowledge.declared, ((), []))
-    if rows and rows == knowledge.rows:
-        return left
     vectors = knowledge.declared.vectors
     prime = PRIMES[0]
     stairs = Staircase(prime)
@@ -418,10 +408,8 @@ def _without_states(knowledge: Knowledge) -> list[Row]:
     # with other pivots are what remains.
     late = [len(vectors) * (vector.kind in DEFINED) for vector in vectors]
     for relation in knowledge.relations:
-        stairs.add({k + late[k]: residue(value, prime) for k, value in relation.terms.items()})
-    left = [row for column, row in stairs.pivots.items() if column < len(vectors)]
-    _LEFT[knowledge.declared] = (knowledge.rows, left)
-    return left
+        stairs.add({k + late[k]: v for k, v in modular(relation.terms, prime).items()})
+    return [row for column, row in stairs.pivots.items() if column < len(vectors)]
 
 
 def only_noise(view: Knowledge, moving: Sequence[Expression]) -> None:

@@ -14,14 +14,13 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.trace import Trace, Truth
 from leakaudit.core.verdict import Verdict
-from leakaudit.protocols.declared import constant
 from leakaudit.protocols.equations.written import TextProtocol
 from leakaudit.tasks.task import Task
 from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import gaps, vocabulary
 from leakaudit.views import messages
 from leakaudit.views.conformance import rest
-from leakaudit.views.conformance.case import Case
+from leakaudit.views.conformance.case import Case, obstacle_to_gradients
 from leakaudit.views.conformance.equations import consistency
 from leakaudit.views.conformance.pitfall import Pitfall
 from leakaudit.views.conformance.residual import Residual
@@ -129,7 +128,7 @@ def examine(
     hard = [one for one in found if one.about not in STATED]
     stated = tuple(one for one in found if one.about in STATED)
     compared = False
-    obstacle = _obstacle(trace, truth, task)
+    obstacle = obstacle_to_gradients(trace, truth, task)
     if messages.first_round(adversary):
         return Conformance(tuple(hard), stated, compared, "the first rounds are not observed")
     case = Case(trace, None)
@@ -256,26 +255,6 @@ def _records(trace: Trace, truth: Truth) -> Iterator[Deviation]:
         vocabulary.labels(truth.y, trace.task, "truth")
     except LeakauditError as error:
         yield Deviation("records", str(error))
-
-
-def _obstacle(trace: Trace, truth: Truth | None, task: Task | None) -> str:
-    """Return why values cannot be compared with gradients; empty if they can be."""
-    if truth is None or not len(truth.node):
-        return "there is no truth"
-    obstacles = unknown_gradients(trace, truth)
-    if task is None and ":" in trace.task.model:
-        obstacles.append("the model is code of your own")
-    return obstacles[0] if obstacles else ""
-
-
-def unknown_gradients(trace: Trace, truth: Truth) -> list[str]:
-    """Return why the records of a truth do not yield the gradients of a recording."""
-    found = []
-    if trace.columns != (0, trace.layout.size):
-        found.append("only some columns of the model are recorded")
-    if 0 < int(constant(trace, "batch")) < int(truth.node.bincount().max()):
-        found.append("gradients are of secret mini-batches")
-    return found
 
 
 def _noise(case: Case) -> Iterator[Pitfall]:

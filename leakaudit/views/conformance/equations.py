@@ -33,7 +33,7 @@ from leakaudit.theory.relations.estimate import recorded
 from leakaudit.theory.relations.expression import floats
 from leakaudit.views import messages
 from leakaudit.views.conformance import reach
-from leakaudit.views.conformance.case import Case
+from leakaudit.views.conformance.case import Case, obstacle_to_gradients
 from leakaudit.views.conformance.coordinates import reduced
 from leakaudit.views.conformance.pitfall import Pitfall
 from leakaudit.views.conformance.samples import state
@@ -165,7 +165,9 @@ def examine(case: Case) -> _EquationFindings | None:
     if case.protocol is None or not isinstance(case.protocol.victim, TextProtocol):
         return None
     victim = case.protocol.victim
-    task = _task(case)
+    task = None
+    if not obstacle_to_gradients(case.trace, case.truth):
+        task = Task.build(case.trace.task)
     try:
         rounds = reach.last(case.trace)
         with_task = rounds
@@ -307,30 +309,6 @@ def _undeclared(case: Case, declared: FileRelations) -> Iterator[str]:
                 f"messages of kind {key.kind!r}: the protocol file does not send the one from "
                 f"{key.src} to {key.dst} in round {key.round}"
             )
-
-
-def _task(case: Case) -> Task | None:
-    """Return the task with which gradients are computed; None if they cannot be.
-
-    They cannot without the data, with a model of the user's own code, which a lint does not run, or
-    if a gradient is that of a secret mini-batch.
-    """
-    if _obstacle(case):
-        return None
-    return Task.build(case.trace.task)
-
-
-def _obstacle(case: Case) -> str:
-    """Return why gradients cannot be computed; empty if they can be."""
-    if case.truth is None or not len(case.truth.node):
-        return "the truth contains no records"
-    if ":" in case.trace.task.model:
-        return "the model is code of your own, which a lint does not run"
-    if 0 < case.number("batch") < int(case.truth.node.bincount().max()):
-        return "the records of mini-batches are not recorded"
-    if case.trace.columns != (0, case.trace.layout.size):
-        return "only some columns of the model were recorded"
-    return ""
 
 
 def _known(
@@ -640,7 +618,8 @@ class _Tests:
         if self.case.truth is None:
             return f"{why}; requires --truth with the records, to compute gradients"
         if self.task is None:
-            obstacle = _obstacle(self.case) or "the model is too large for this check"
+            why_not = obstacle_to_gradients(self.case.trace, self.case.truth)
+            obstacle = why_not or "the model is too large for this check"
             return f"{why}; its gradients cannot be computed ({obstacle})"
         return f"{why}; requires a truth with this vector (recorded as a state)"
 

@@ -13,7 +13,8 @@ from leakaudit.core.trace import Trace, Truth
 from leakaudit.tasks.task import Task
 from leakaudit.views.conformance import draws, noise
 from leakaudit.views.conformance.bits import Bits
-from leakaudit.views.conformance.conformance import samples, unknown_gradients
+from leakaudit.views.conformance.case import unknown_gradients
+from leakaudit.views.conformance.conformance import samples
 from leakaudit.views.conformance.descriptions import RecordedDescriptions
 from leakaudit.views.conformance.draws import Draws
 from leakaudit.views.conformance.pitfall import NAMES

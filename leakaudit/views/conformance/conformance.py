@@ -135,9 +135,8 @@ def examine(
     tested = trace.rounds
     explained = trace.rounds
     if not hard:
-        consistent = consistency(case)
-        tested = consistent.rounds
-        hard += consistent.deviations
+        tested, inconsistent = consistency(case)
+        hard += inconsistent
     of_noise: list[Pitfall] = []
     residual: Residual | None = None
     if not hard and not obstacle and truth is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -63,9 +63,6 @@ GRADIENT = 5e-3
 STRONG = 3.0  # a term is tested if it exceeds the errors of all terms together by this factor
 NUMBER = 21  # of the pitfall
 NAMED = 3  # unknown vectors that a sentence names
-Part = Literal["columns", "sums", "sketch"]  # what relations between messages are tested on
-# What a relation between messages fails on -> the subject of the deviation.
-FAILS: dict[Part, str] = {"columns": "messages", "sums": "columns", "sketch": "sketch"}
 DIGITS = 6  # most digits of a proposed constant; rounding errors determine about as many
 TRIES = 6  # steps of the secant method for a constant; a linear one needs two
 
@@ -91,31 +88,6 @@ class _EquationFindings:
     untested: tuple[tuple[EquationLine, str], ...]  # equations that fit any messages, and why
     rounds: int  # number of rounds that were examined
     tested: bool
-
-
-@dataclass(frozen=True)
-class _Consistency:
-    """Whether messages satisfy the relations that contain no unknown gradient."""
-
-    rounds: int  # number of rounds in which the relations were tested
-    # the first relation that fails, as its only line; None if none does
-    failure: _ContradictedEquation | None = None
-    # what it fails on: a sample of the recorded columns, sums of all of them, or the sketches of
-    # the messages
-    part: Part = "columns"
-
-    @property
-    def deviations(self) -> list[Deviation]:
-        """The relation that does not hold, if there is one."""
-        failure = self.failure
-        if failure is None:
-            return []
-        says = (
-            f"{failure.lines[0].text} does not hold in round {failure.round}: its two sides differ "
-            f"by {failure.residual:.2g} of their largest term, and rounding explains "
-            f"{failure.allowed:.1g}, whatever the gradients are"
-        )
-        return [Deviation(FAILS[self.part], says)]
 
 
 def check(case: Case) -> Iterator[Pitfall]:
@@ -207,20 +179,24 @@ def _rounds_with_gradients(victim: TextProtocol, trace: Trace, rounds: int) -> i
     return max(first, min(rounds, affordable))
 
 
-def consistency(case: Case) -> _Consistency:
-    """Test the relations between messages, whatever the gradients are."""
+def consistency(case: Case) -> tuple[int, list[Deviation]]:
+    """Test the relations between messages, whatever the gradients are.
+
+    Returns:
+        The number of rounds in which they were tested, and the first one that does not hold.
+    """
     if case.protocol is None:
-        return _Consistency(0)
+        return 0, []
     try:
         relations = case.compared_relations
     except LeakauditError:
-        return _Consistency(0)
+        return 0, []
     # With many vectors, fewer coordinates are tested.
     most = _numbers(case.trace) // max(1, len(relations.vectors))
     rounds = relations.round
     if most < FEWEST or not rounds:
-        return _Consistency(0)
-    for part, read, length in _parts(case.trace, rounds, most):
+        return 0, []
+    for about, read, length in _parts(case.trace, rounds, most):
         failure = _failure(case, read, relations, most, length)
         if failure is None:
             continue
@@ -228,25 +204,31 @@ def consistency(case: Case) -> _Consistency:
         declared = protocol_of(case.trace, min(failure.round + 1, rounds)).whole
         if declared is not relations:
             failure = _failure(case, read, declared, most, length) or failure
-        return _Consistency(rounds, failure, part)
-    return _Consistency(rounds)
+        says = (
+            f"{failure.lines[0].text} does not hold in round {failure.round}: its two sides differ "
+            f"by {failure.residual:.2g} of their largest term, and rounding explains "
+            f"{failure.allowed:.1g}, whatever the gradients are"
+        )
+        return rounds, [Deviation(about, says)]
+    return rounds, []
 
 
-def _parts(trace: Trace, rounds: int, most: int) -> Iterator[tuple[Part, Trace, int | None]]:
+def _parts(trace: Trace, rounds: int, most: int) -> Iterator[tuple[str, Trace, int | None]]:
     """Yield what relations between messages are tested on, as recordings that follow them.
 
     Yields:
-        What it is called, the recording, and the length of the vectors of which it contains sums;
-        None if it contains none.
+        The subject of a deviation: a sample of the recorded columns, sums of all of them, or the
+        sketches of the messages; the recording; and the length of the vectors of which it contains
+        sums, None if it contains none.
     """
     width = sum(stop - start for start, stop in trace.spans)
     are_all = width <= min(most, WIDTH) and len(trace.spans) == 1
     if are_all or trace.payload_bytes > LARGE:
-        yield "columns", trace, None
+        yield "messages", trace, None
     else:
         sample, sums = reduced(trace, rounds, min(most, WIDTH))
-        yield "columns", sample, None
-        yield "sums", sums, width
+        yield "messages", sample, None
+        yield "columns", sums, width
     if trace.sketched is not None:
         yield "sketch", trace.sketched, trace.layout.size
 

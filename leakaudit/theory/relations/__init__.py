@@ -23,7 +23,6 @@ from leakaudit.theory.relations.checks import Residuals, residuals
 from leakaudit.theory.relations.declare import Relation, Relations
 from leakaudit.theory.relations.determine import (
     determined,
-    determined_each,
     explain,
     is_determined,
 )
@@ -58,7 +57,6 @@ __all__ = [
     "alone",
     "decimal",
     "determined",
-    "determined_each",
     "drift",
     "estimate",
     "exact",

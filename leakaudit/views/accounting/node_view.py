@@ -85,7 +85,9 @@ class NodeView:
         declared = protocol.turns
         if declared is None:
             return None
-        count = len(self.knowledge.declared.gradients(self._owner))
+        vectors = self.knowledge.declared.vectors
+        owner = vectors[self.targets[0].vector].owner or 0
+        count = len(self.knowledge.declared.gradients(owner))
         last = -1
         for choices in declared:
             for entered in choices:
@@ -93,13 +95,6 @@ class NodeView:
         if len(self.targets) != count or last >= count:
             return None
         return declared
-
-    @property
-    def _owner(self) -> int:
-        owner = self.knowledge.declared.vectors[self.targets[0].vector].owner
-        if owner is None:
-            raise LeakauditError("account: expected gradients that a node computes")
-        return owner
 
 
 class Views:

@@ -133,15 +133,6 @@ class _Below:
         return float(at_least(self.count, self.numbers, self.share))
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    """Draws as a matrix whose rows should be independent."""
-
-    rows: str  # what the rows are, in words
-    values: Floats  # (N, n) the numbers
-    loose: float  # by how much gradients within the tolerance may change its singular values
-
-
 def _too_many(some: Sequence[_Below], level: float) -> _Below | None:
     return next((one for one in some if one.chance < level), None)
 
@@ -707,17 +698,17 @@ class Draws:
     # dimensions than the message has, leaves a singular value that is too small.
 
     def _combinations(self) -> Iterator[Deviation]:
-        for matrix in self._matrices():
-            short, long = matrix.values.shape
+        for rows, matrix, loose in self._matrices():
+            short, long = matrix.shape
             if short < 2 or long < LONGER * short:
                 continue
-            scale = max(1.0, float(np.linalg.norm(matrix.values)) / math.sqrt(matrix.values.size))
-            gram = (matrix.values @ matrix.values.T).astype(float)
+            scale = max(1.0, float(np.linalg.norm(matrix)) / math.sqrt(matrix.size))
+            gram = (matrix @ matrix.T).astype(float)
             values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0.0)) / scale
             # The t of the theorem, at the level of each of `MATRICES` tests.
             t = math.sqrt(2 * math.log(2 * MATRICES / LEVEL))
-            slack = math.sqrt(short) + t + matrix.loose
-            tied = f"not independent: {matrix.rows}; a combination of them contains"
+            slack = math.sqrt(short) + t + loose
+            tied = f"not independent: {rows}; a combination of them contains"
             if values[0] < math.sqrt(long) - slack:
                 part = values[0] / math.sqrt(long)
                 yield Deviation(TWICE, f"{tied} {part:.2g} times the expected noise")
@@ -727,8 +718,11 @@ class Draws:
                 yield Deviation(TWICE, f"{tied} {part:.3g} times the expected noise")
                 return
 
-    def _matrices(self) -> Iterator[_Matrix]:
+    def _matrices(self) -> Iterator[tuple[str, Floats, float]]:
         """Yield the draws of all complete runs, arranged as matrices in five ways.
+
+        With each, what its rows are, in words, and by how much gradients within the tolerance may
+        change its singular values.
 
         The draws form an array with axes for runs, nodes, draws of a node, and coordinates. The
         rows of a matrix correspond to one of these axes, or to nodes and draws together.
@@ -761,12 +755,12 @@ class Draws:
         )
         for axis, rows in enumerate(axes):
             values = np.moveaxis(cube, axis, 0).reshape(cube.shape[axis], -1)
-            yield _Matrix(rows, values, loose)
+            yield rows, values, loose
         messages = np.moveaxis(cube, 0, 2).reshape(len(nodes) * places, -1)
-        yield _Matrix("the noise of different messages", messages, loose)
+        yield "the noise of different messages", messages, loose
         some = min(flat.shape[1], JOINT, len(flat) // LONGER)
         coordinates = flat[:, _spread(flat.shape[1], some)].T
-        yield _Matrix("the coordinates of the noise", coordinates, loose)
+        yield "the coordinates of the noise", coordinates, loose
 
 
 def _spread(width: int, some: int) -> Places:

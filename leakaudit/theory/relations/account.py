@@ -74,6 +74,22 @@ class Bound:
     fisher: Any  # (T, T) M, sparse beyond `DENSE` targets; None if mu is inf
 
 
+def lowest_level(certificate: Sequence[int], m: Any) -> int:
+    """Return the lowest certificate, given M or None if mu is inf.
+
+    A gradient that no message reveals does not affect the view, wherever it was evaluated, so its
+    certificate 1 is ignored. Its certificate 0 counts: a revealed gradient of another node may
+    react to it.
+    """
+    shown = None if m is None else m.diagonal()
+    lowest = 2
+    for k, level in enumerate(certificate):
+        is_shown = shown is None or shown[k] != 0
+        if is_shown or level == 0:
+            lowest = min(lowest, level)
+    return lowest
+
+
 def account(
     knowledge: Knowledge,
     targets: Sequence[Expression],

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from leakaudit.theory.relations.account import Bound
+from leakaudit.theory.relations.account import Bound, lowest_level
 from leakaudit.theory.relations.forward import PRIMES, Echelon, ForwardModel, Places, decide
 from leakaudit.theory.relations.kkt import Array
 from leakaudit.theory.relations.semidefinite import supremum
@@ -107,11 +107,7 @@ class SharedView:
         certificate = self._certificate(node, own)
         part = self._white[:, np.searchsorted(self._own, own)] * self._used[own]
         m = np.asarray(part.T @ part)
-        lowest = 2
-        for k, level in enumerate(certificate):
-            if m[k, k] != 0 or level == 0:
-                lowest = min(lowest, level)
-        if lowest:
+        if lowest_level(certificate, m):
             attained, upper = supremum(m, np.ones(len(own)))
         else:
             attained = math.sqrt(max(float(m.sum()), 0.0))

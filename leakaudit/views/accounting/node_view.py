@@ -24,6 +24,7 @@ from leakaudit.theory.relations import (
     know,
     with_models,
 )
+from leakaudit.theory.relations.account import lowest_level
 from leakaudit.theory.relations.recursion import LongView
 from leakaudit.theory.relations.shared import SharedView
 from leakaudit.views.accounting.basis import ALL_MESSAGES, MESSAGES_AND_MODELS, OWNERS
@@ -64,21 +65,8 @@ class NodeView:
 
     @cached_property
     def lowest(self) -> int:
-        """The lowest certificate.
-
-        A gradient that no message reveals does not affect the view, wherever it was evaluated, so
-        its certificate 1 is ignored. Its certificate 0 counts: a revealed gradient of another node
-        may react to it.
-        """
-        shown = None
-        if self.bound.fisher is not None:
-            shown = self.bound.fisher.diagonal()
-        lowest = 2
-        for k, level in enumerate(self.bound.certificate):
-            is_shown = shown is None or shown[k] != 0
-            if is_shown or level == 0:
-                lowest = min(lowest, level)
-        return lowest
+        """The lowest certificate."""
+        return lowest_level(self.bound.certificate, self.bound.fisher)
 
     def turns(self, protocol: Protocol) -> Turns | None:
         """Return which gradients a record can enter; None if all of them, or if not declared."""

@@ -49,13 +49,12 @@ def modular(
 
 
 def rational(value: int, prime: int) -> Fraction | None:
-    """Return the short rational of a residue (Wang 1981); None if there is none.
-
-    The extended Euclidean algorithm on p and the residue yields pairs (r, s) with r = s * value
-    modulo p, that is r / s = value, with decreasing r and increasing s. The first r below the bound
-    gives the only fraction with both parts below it: two different ones would have a cross product
-    below p. Both parts stay so far below sqrt(p / 2) that a random residue has no such fraction.
-    """
+    """Return the short rational of a residue (Wang 1981); None if there is none."""
+    # The extended Euclidean algorithm on p and the residue yields pairs (r, s) with r = s * value
+    # modulo p, that is r / s = value, with decreasing r and increasing s. The first r below the
+    # bound gives the only fraction with both parts below it: two different ones would have a cross
+    # product below p. Both parts stay so far below sqrt(p / 2) that a random residue has no such
+    # fraction.
     bound = 1 << (prime.bit_length() - SLACK) // 2
     last_r = prime  # r = s * value modulo p, also for the last pair
     last_s = 0
@@ -233,13 +232,11 @@ def echelon(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
 
 
 def minimal_span(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
-    """Return the basis whose rows are shortest from first to last column.
-
-    In a minimal span form, no two rows start, and no two end, at the same column (Kschischang,
-    Sorokine 1995, on trellises). In a reduced echelon form, which the rows are, no two start
-    together. If two end together, the multiple of the one that starts later is subtracted from the
-    other, which keeps its start and ends earlier.
-    """
+    """Return the basis whose rows are shortest from first to last column."""
+    # In a minimal span form, no two rows start, and no two end, at the same column (Kschischang,
+    # Sorokine 1995, on trellises). In a reduced echelon form, which the rows are, no two start
+    # together. If two end together, the multiple of the one that starts later is subtracted from
+    # the other, which keeps its start and ends earlier.
     place = {column: k for k, column in enumerate(order)}
     ends: dict[int, tuple[int, Row]] = {}  # last column -> first place, row
     todo: list[tuple[int, Row]] = []

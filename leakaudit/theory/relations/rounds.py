@@ -51,13 +51,6 @@ class Rounds:
 
     With `points`, those of gradients are described as well, for which more vectors may have to be
     passed on.
-
-    Attributes:
-        forms: Every state and message, over noise and gradients of its round and earlier vectors.
-        first: Rounds 0 to n - 1.
-        later: Round n and all after it but the last.
-        final: The last round of a run, in which nothing is known that only a next one shows, such
-            as a model that is sent at the start of the next round.
     """
 
     def __init__(
@@ -81,6 +74,7 @@ class Rounds:
             self._defined[at].append(k)
         self._noise = self._by_round(model.noise)
         self._gradients = self._by_round(model.gradients)
+        # Every state and message, over noise and gradients of its round and earlier vectors.
         self.forms: dict[int, LinearForm] = {}
         self._of_round = defaultdict[int, dict[int, LinearForm]](dict)  # the same by round
         for t in range(self._last + 1):
@@ -90,6 +84,9 @@ class Rounds:
         received = self._received()
         if max(map(len, received)) > PASSED:
             raise UnlikeRounds
+        # Rounds 0 to n - 1, and round n, which stands for all after it but the last. In the last
+        # round, nothing is known that only a next one shows, such as a model that is sent at its
+        # start.
         self.first = [self._round(t, received[t], received[t + 1]) for t in range(self._last)]
         after = [self._after(k) for k in received[-1]]
         self.later = self._round(self._last, received[-1], after)

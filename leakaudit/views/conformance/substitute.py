@@ -324,26 +324,11 @@ class _Error:
 
 
 class _Substitution:
-    """Solves the relations one after another.
+    """Solves the relations one after another, from recorded values (c,) of vectors."""
 
-    A value has a row for each kind of gradient (`KINDS`), or a single row if it depends on no
-    gradient. Values are kept until
-    the last relation or model that contains them, except noise, which is the result.
-
-    Args:
-        known: vector -> its recorded value (c,).
-
-    Attributes:
-        values: vector -> its value (1, c) or (k, c), while it is kept.
-        norms: vector whose value was found -> its norm with the gradients of the truth.
-        given: vector that depends on gradients -> norm of their contribution.
-        rounded: vector whose value was found -> bound of the norm of its rounding error, relative
-            to the precision of the number format. Values that are computed from others accumulate
-            their errors.
-        over: relation without unknown vectors -> its error.
-        most: largest number of rows that were kept at once.
-        residual: what remains of relations without unknown vectors; no meaning with noise.
-    """
+    # A value has a row for each kind of gradient (`KINDS`), or a single row if it depends on no
+    # gradient. Values are kept until the last relation or model that contains them, except noise,
+    # which is the result.
 
     def __init__(
         self,
@@ -353,13 +338,16 @@ class _Substitution:
         rounds: int,
         eps: float = 0.0,
     ) -> None:
-        self.values: dict[int, Floats] = {}
+        self.values: dict[int, Floats] = {}  # vector -> its value (k, c), while it is kept
+        # Vector whose value was found -> its norm with the gradients of the truth, and a bound of
+        # that of its rounding error, relative to the precision of the number format. Values that
+        # are computed from others accumulate their errors.
         self.norms: dict[int, float] = {}
-        self.given: dict[int, float] = {}
         self.rounded: dict[int, float] = {}
-        self.over: dict[int, _Error] = {}
-        self.most = 0
-        self.residual = Residual.nothing()
+        self.given: dict[int, float] = {}  # vector -> norm of what gradients contribute to it
+        self.over: dict[int, _Error] = {}  # relation without unknown vectors -> its error
+        self.most = 0  # largest number of rows that were kept at once
+        self.residual = Residual.nothing()  # of relations without unknown vectors and noise
         self._rows = 0
         self._eps = eps
         self._declared = declared

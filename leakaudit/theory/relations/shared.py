@@ -90,7 +90,8 @@ class SharedView:
             return None
         decided = _decide(model, rows, hidden, some, PRIMES[0])
         again = _decide(model, rows, hidden, some, PRIMES[1])
-        if not all(np.array_equal(one, other) for one, other in zip(decided, again, strict=True)):
+        same = (np.array_equal(decided[k], again[k]) for k in range(len(decided)))
+        if not all(same):
             return None
         view = cls(model, rows, hidden, some, decided)
         return view if view.sound else None

@@ -210,11 +210,11 @@ def fresh(declared: Relations) -> dict[int, float]:
     for at, relation in enumerate(declared.relations):
         defined = max(relation.terms)
         now = vectors[defined].round
-        form = {}
+        parts = {}
         for k, factor in relation.terms.items():
             if k != defined and vectors[k].round == now:
-                form[k] = -factor / relation.terms[defined]
-        form = substituted(form, states)
+                parts[k] = -factor / relation.terms[defined]
+        form = substituted(parts, states)
         if vectors[defined].kind == "state":
             states[defined] = form
         if declared.sent.get(defined) != at or vectors[defined].std:  # rounded by its channel

@@ -156,7 +156,7 @@ def _declared(method: str, alpha: float, s: Setting, rounds: int) -> float:
     if method != "dpnorm":
         view = view.also(p.select("state", name="w"))
     targets, moved = p.gradients(0), 2 * s.lipschitz / s.batch
-    return drift(view, targets, [moved if k % 2 else 0.0 for k in range(len(targets))], 0.0).mu
+    return drift(view, targets, [moved if k % 2 else 0.0 for k in range(len(targets))], 0.0)[0]
 
 
 def _victim(method: str, alpha: float, s: Setting) -> Victim:

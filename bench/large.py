@@ -278,7 +278,7 @@ def verify(run: Run, path: Path, rows: Tensor) -> dict[str, object]:
         errors[f"{name}_rows"] = len(leak.value)
     return {
         "values": facts["values"],
-        "rounds_whose_relations_are_tested": consistency(Case(trace)).rounds,
+        "rounds_whose_relations_are_tested": consistency(Case(trace))[0],
         "a_message_that_differs_by_1_percent": noticed,
         "error_of_derived_gradients": errors,
     }

@@ -37,7 +37,7 @@ from leakaudit.theory.relations import (
     Relations,
     Vector,
     account,
-    determined_each,
+    determined,
     estimate,
     extend,
     know,
@@ -187,14 +187,9 @@ def ranks() -> None:
     """
 
     def solve(p: Relations) -> list[int]:
-        found = determined_each(
-            know(p, Adversary()),
-            {
-                i: p.gradients(i)
-                for i in sorted({v.owner for v in p.vectors if v.owner is not None})
-            },
-        )
-        return sorted({len(rows) for rows in found.values()})
+        view = know(p, Adversary())
+        owners = {v.owner for v in p.vectors if v.owner is not None}
+        return sorted({len(determined(view.near([i]), p.gradients(i))) for i in owners})
 
     for rounds in (8, 12, 16):
         p = pdmm(random_graph(NODES), rounds)

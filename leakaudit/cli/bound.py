@@ -277,7 +277,7 @@ def _what(one: Comparison) -> str:
 def _unit(one: Comparison) -> str:
     """Return the unit of the bound, whether it is exact, and what is attained."""
     bound = one.bound
-    unit = bound.unit or ""
+    unit = bound.unit
     if bound.mu is not None:
         said = f"{unit}, {one.holds}"
         if bound.holds is Holds.AT_MOST and bound.linear is not None:

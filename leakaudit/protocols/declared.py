@@ -26,7 +26,6 @@ from leakaudit.theory.relations import Relations, Residuals, Turns, Vector, resi
 from leakaudit.theory.relations.declare import DeclarationLimits, at_most, outline, outlined
 from leakaudit.theory.relations.estimate import recorded
 from leakaudit.theory.relations.forward import ForwardModel
-from leakaudit.theory.relations.record import PrivateRelations, privates
 from leakaudit.theory.relations.recursion import WINDOW
 from leakaudit.theory.relations.repeat import extend, steady
 from leakaudit.theory.relations.symmetric import SymmetricNetwork
@@ -253,11 +252,6 @@ class Protocol:
     def relations_count(self) -> int:
         """Approximately how many relations all rounds have."""
         return len(self.start.relations) * self.rounds // max(1, self.start.round)
-
-    @cached_property
-    def private(self) -> PrivateRelations:
-        """The private relations of every node, in `start`."""
-        return privates(self.start)
 
     @cached_property
     def silent(self) -> frozenset[int]:

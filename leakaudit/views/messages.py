@@ -359,35 +359,25 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _not_finite(trace: Trace) -> Iterator[Deviation]:
-    if trace.payload_bytes > LARGE:
-        yield from _not_finite_in_large(trace)
-        return
+    share = max(1, -(-trace.payload_bytes // LARGE))
     for messages in trace.messages:
-        if bool(torch.isfinite(messages.payload.sum())):  # so every number is finite
+        if share == 1 and bool(torch.isfinite(messages.payload.sum())):  # so every number is finite
             continue
-        rows = max(1, CHUNK // max(1, messages.payload.shape[1]))
-        used = messages.row.unique().long()
-        bad = 0
-        for some in used.split(rows):
-            bad += int((~torch.isfinite(messages.payload[some])).any(dim=1).sum())
+        used = messages.row.unique()[::share].tolist()
+        bad = sum(not _is_finite(messages.payload[row]) for row in used)
         if bad:
-            count = f"{bad} of {len(used)}"
-            says = f"{count} payloads contain NaN or infinity, which no attack can use"
+            says = f"{bad} of {len(used)} payloads contain NaN or infinity, which no attack can use"
             yield Deviation("values", says)
             return
 
 
-def _not_finite_in_large(trace: Trace) -> Iterator[Deviation]:
-    share = -(-trace.payload_bytes // LARGE)
-    for messages in trace.messages:
-        for row in messages.row.unique().tolist()[::share]:
-            for part in messages.payload[row].split(CHUNK):
-                finite = bool(torch.isfinite(part.sum()))
-                mapping.release(part)
-                if not finite and not bool(torch.isfinite(part).all()):
-                    says = f"payload {row} contains NaN or infinity, which no attack can use"
-                    yield Deviation("values", says)
-                    return
+def _is_finite(payload: Tensor) -> bool:
+    for part in payload.split(CHUNK):
+        finite = bool(torch.isfinite(part).all())
+        mapping.release(part)
+        if not finite:
+            return False
+    return True
 
 
 def _coarse(trace: Trace, expected: ExpectedMessages) -> Iterator[Deviation]:

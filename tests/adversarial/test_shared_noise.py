@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from leakaudit.views.conformance import draws
-from leakaudit.views.conformance.draws import Draws, ProgramRun
+from leakaudit.views.conformance.draws import Draws
 from leakaudit.views.conformance.substitute import NormalisedNoise
 
 Floats = NDArray[np.float64]
@@ -53,8 +53,8 @@ def drawn(
             _noise(node, run[node] + WRONG * signal[node], signal[node])
             for node in range(shape.nodes)
         ]
-        name = ProgramRun(k) if k < shape.runs else ProgramRun(shape.runs - 1, process=1)
-        found.add(name, of_nodes, layers, dict.fromkeys(range(shape.nodes), 1e-7))
+        rounding = dict.fromkeys(range(shape.nodes), 1e-7)
+        found.add(of_nodes, layers, rounding, min(k, shape.runs - 1), int(k == shape.runs))
     return found
 
 
@@ -253,7 +253,7 @@ def test_noise_on_a_grid_is_no_alarm(random: np.random.Generator) -> None:
         of_nodes = [
             _noise(node, run[node], np.zeros_like(run[node])) for node in range(shape.nodes)
         ]
-        found.add(ProgramRun(k), of_nodes, layers, dict.fromkeys(range(shape.nodes), grid))
+        found.add(of_nodes, layers, dict.fromkeys(range(shape.nodes), grid), k)
     assert not told(found)
 
 
@@ -270,6 +270,6 @@ def test_ctrl_c_leaves_draws_that_can_be_tested(monkeypatch: pytest.MonkeyPatch)
     noise = _noise(0, random.normal(size=(4, 60)), np.zeros((4, 60)))
     monkeypatch.setattr(np.fft, "rfft", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        found.add(ProgramRun(0), [noise], {}, {0: 1e-7})
+        found.add([noise], {}, {0: 1e-7}, 0)
     assert not told(found)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -44,7 +44,7 @@ def recorded(**constants: float) -> Recording:
 
 
 def remainder(made: Recording) -> RecordingRemainder:
-    found = left(made, protocol_of(made.trace).whole)
+    found = left(made.trace, made.truth, made.task, protocol_of(made.trace).whole)
     assert found is not None
     return found
 
@@ -100,8 +100,8 @@ def test_values_are_kept_as_long_as_they_are_needed(monkeypatch: pytest.MonkeyPa
     """Far fewer than all at once, and as many as were counted before."""
     made = recorded(sigma=0.0)
     declared = protocol_of(made.trace).whole
-    known = substitute._recorded(made, declared, made.trace.rounds)
-    gradients = substitute._Gradients(made, guess=True)
+    known = substitute._recorded(made.trace, declared, made.trace.rounds)
+    gradients = substitute._Gradients(made.trace, made.truth, made.task, guess=True)
     counted = substitute._most_at_once(declared, known, made.trace.rounds, gradients.kinds)
     monkeypatch.setattr(gradients, "together", 1)
     done = substitute._Substitution(declared, known, gradients, made.trace.rounds)
@@ -115,7 +115,7 @@ def test_a_model_that_is_too_large_is_not_compared_and_says_so(
 ) -> None:
     made = recorded()
     monkeypatch.setattr(substitute, "LARGEST", 100)
-    assert left(made, protocol_of(made.trace).whole) is None
+    assert left(made.trace, made.truth, made.task, protocol_of(made.trace).whole) is None
     found = conformance.examine(made.trace, made.truth)
     assert not found.compared
     assert "do not fit into the memory" in found.obstacle

@@ -21,7 +21,7 @@ from leakaudit.theory.relations import (
     Knowledge,
     Relations,
     account,
-    determined_each,
+    determined,
     estimate,
     know,
 )
@@ -227,10 +227,8 @@ def breaches(
     for i in range(1, last + 1):
         k = know(p, la.Adversary(hears="none", corrupt=frozenset(corrupt), window=range(i + 1)))
         k = k if with_sums else own_only(k)
-        found = determined_each(
-            k, {q: [p.find("w", q, 1)] for q in range(nodes) if q not in corrupt}
-        )
-        first = {q: i for q, rows in found.items() if rows} | first
+        others = [q for q in range(nodes) if q not in corrupt]
+        first = {q: i for q in others if determined(k, [p.find("w", q, 1)])} | first
     return first
 
 
@@ -291,13 +289,11 @@ def test_outsiders() -> None:
     assert breaches(p, 9, 3, ()) == {}
     for i, count in ((1, 0), (2, 9)):
         k = know(p, la.Adversary(window=range(i + 1)))
-        found = determined_each(k, {q: [p.find("w", q, 1)] for q in range(9)})
-        assert sum(map(bool, found.values())) == count
+        assert sum(bool(determined(k, [p.find("w", q, 1)])) for q in range(9)) == count
     for i, count in ((7, 0), (8, 9)):  # group sums alone
         k = know(p, la.Adversary(window=range(i + 1)))
         k = Knowledge(p, k.known - {m.vector for m in p.select("message", name="y")}, k.rows)
-        found = determined_each(k, {q: [p.find("w", q, 1)] for q in range(9)})
-        assert sum(map(bool, found.values())) == count
+        assert sum(bool(determined(k, [p.find("w", q, 1)])) for q in range(9)) == count
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-9), ("float32", 1e-4)])

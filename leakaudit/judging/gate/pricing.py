@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from leakaudit.core.adversary import Adversary
 from leakaudit.judging.gate.rule import PricedView
 from leakaudit.protocols.declared import Protocol, clipped, constant, played
-from leakaudit.views.accounting.basis import PrivacyUnit
 from leakaudit.views.accounting.compare import AssumedSensitivity, assumed_sensitivity, standing
 from leakaudit.views.accounting.resting import rests_on
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
@@ -165,5 +164,5 @@ def _unpriced(missing: ViewBound, check: Check) -> str:
     if check.smoothness is None:
         constant = "a Lipschitz constant of a node's gradients"
         return f"{says}; add smoothness = L, {constant}, to [check.{check.name}]"
-    unit = missing.unit or PrivacyUnit.NONE
+    unit = missing.unit or "none"
     return f"{says}, and smoothness = {check.smoothness:g} does not bound them ({unit} level only)"

@@ -6,7 +6,7 @@ The checks concern rounds, adjacency, the unit of privacy, delta and the classic
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from leakaudit._util.plain import Figures
@@ -18,7 +18,6 @@ from leakaudit.theory.bounds.mechanisms import classic_std
 from leakaudit.views.accounting.view_bound import view_bounds
 from leakaudit.views.conformance import loops
 from leakaudit.views.conformance.case import Case
-from leakaudit.views.conformance.loops import RunEpsilon
 from leakaudit.views.conformance.pitfall import MORE, Pitfall
 
 NEAR = 1.25  # a cost below a claim by at most this factor counts as claimed: a choice
@@ -83,39 +82,46 @@ def _cost(case: Case, claim: Claim) -> Pitfall | None:
     """
     if claim.sampled:
         return None
+    leaking: Sequence[str] = ()
     if case.protocol is None:
-        costs = loops.costs(case.trace, claim)
+        mus = loops.gaussian_mus(case.trace, claim)
         rounds = case.trace.rounds
         seen = ""
     else:
-        costs = _exact(case, claim)
+        mus, leaking = _exact(case, claim)
         rounds = min(case.trace.rounds, MOST)
         seen = " for an outsider (linear losses attain it)"
+    if mus is None or not claim.delta:
+        return None
     epsilon = claim.epsilon or 0.0
-    if costs is None or costs.all <= epsilon * MORE:
+    of_all = gaussian.epsilon(claim.delta, mus[0])
+    of_one = gaussian.epsilon(claim.delta, mus[1])
+    # Adding or removing a record changes a sum half as much as replacing one.
+    of_added = gaussian.epsilon(claim.delta, mus[0] / loops.changes(claim))
+    if of_all <= epsilon * MORE:
         return None
     figures: Figures = {
         "claimed": epsilon,
         "delta": claim.delta,
-        "all": costs.all,
-        "one": costs.one,
-        "add_or_remove": costs.added,
+        "all": of_all,
+        "one": of_one,
+        "add_or_remove": of_added,
     }
-    if costs.all == math.inf:
-        some = ", ".join(costs.leaking[:SHOWN]) or "a signal"
+    if of_all == math.inf:
+        some = ", ".join(leaking[:SHOWN]) or "a signal"
         says = f"{_quote(claim)}, but {some} is sent without noise: mu is infinite"
         return Pitfall(6, Verdict.UNSUPPORTED, says, figures)
     what = (
-        f"{_quote(claim)}; with the recorded constants, epsilon is {costs.all:.4g} over {rounds} "
+        f"{_quote(claim)}; with the recorded constants, epsilon is {of_all:.4g} over {rounds} "
         f"rounds{seen}"
     )
-    added = _if_claimed(costs.added, epsilon)
-    one = _if_claimed(costs.one, epsilon)
+    added = _if_claimed(of_added, epsilon)
+    one = _if_claimed(of_one, epsilon)
     if added and added >= one:
-        says = f"{what} if a record is replaced, and {costs.added:.4g} if one is added or removed"
+        says = f"{what} if a record is replaced, and {of_added:.4g} if one is added or removed"
         return Pitfall(2, Verdict.UNSUPPORTED, says, figures)
     number = 1 if one else 20
-    says = f"{what}, and {costs.one:.4g} for a single round"
+    says = f"{what}, and {of_one:.4g} for a single round"
     return Pitfall(number, Verdict.UNSUPPORTED, says, figures)
 
 
@@ -126,17 +132,17 @@ def _if_claimed(cost: float, epsilon: float) -> float:
     return 0.0
 
 
-def _exact(case: Case, claim: Claim) -> RunEpsilon | None:
-    """Bound the outsider's view of one node at the claim's sensitivity.
+def _exact(case: Case, claim: Claim) -> tuple[tuple[float, float] | None, Sequence[str]]:
+    """Bound the outsider's view of one node at the claim's sensitivity, in all rounds and in one.
 
     The node is the one with the most gradients and the fewest neighbours. None if the claim or the
-    view does not allow a bound.
+    view does not allow a bound; the gradients that leak without noise are named as well.
     """
     relations = case.relations
     if case.protocol is None or relations is None:
-        return None
+        return None, ()
     if claim.sensitivity is None or not claim.delta or claim.pair is not None:
-        return None
+        return None, ()
 
     def exposure(node: int) -> tuple[int, int]:
         return len(relations.gradients(node)), -case.trace.graph.degree(node)
@@ -150,17 +156,8 @@ def _exact(case: Case, claim: Claim) -> RunEpsilon | None:
         bounds.append(next(found))
     of_all, of_one = bounds
     if of_all.reached is None or of_one.reached is None:
-        return None
-    # Adding or removing a record changes a sum half as much as replacing one.
-    times = 1
-    if claim.neighbours in (Adjacency.REPLACE, Adjacency.NODE):
-        times = 2
-    return RunEpsilon(
-        all=gaussian.epsilon(claim.delta, of_all.reached),
-        one=gaussian.epsilon(claim.delta, of_one.reached),
-        added=gaussian.epsilon(claim.delta, of_all.reached / times),
-        leaking=tuple(of_all.leaking),
-    )
+        return None, ()
+    return (of_all.reached, of_one.reached), of_all.leaking
 
 
 def _node(case: Case) -> Iterator[Pitfall]:

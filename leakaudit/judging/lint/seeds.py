@@ -21,7 +21,7 @@ from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.views.conformance.case import Case
 from leakaudit.views.conformance.pitfall import Pitfall, chance_text
-from leakaudit.views.conformance.samples import of_truth
+from leakaudit.views.conformance.samples import every_draw_of_truth
 
 USUAL = (1234, 1337, 4321, 12345, 31337, 65536, 123456, 0xDEADBEEF)
 YEARS = range(2020, 2027)
@@ -146,7 +146,7 @@ def _redrawn(case: Case) -> Iterator[Pitfall]:
     numbers = case.trace.rounds * case.trace.graph.nodes * case.trace.layout.size
     if not isinstance(told, dict) or numbers > WORK:
         return
-    kept = list(of_truth(case))
+    kept = every_draw_of_truth(case)
     if not kept:
         return
     try:
@@ -154,8 +154,8 @@ def _redrawn(case: Case) -> Iterator[Pitfall]:
         truth = recording.record(recording.plan(scenario), None).truth_record
     except (LeakauditError, TypeError, OSError):
         return
-    again = of_truth(Case(case.trace, truth))
-    same = [np.array_equal(a.value, b.value) for a, b in zip(kept, again, strict=False)]
+    again = every_draw_of_truth(Case(case.trace, truth))
+    same = [np.array_equal(a.rest, b.rest) for a, b in zip(kept, again, strict=False)]
     if same and all(same):
         says = (
             f"seed {told.get('seed')} in the truth file reproduces all noise of this run bit for "

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from leakaudit._util.plain import Figures
 from leakaudit.core.verdict import Verdict
+from leakaudit.theory.bounds import gaussian
 from leakaudit.views.conformance import loops
 from leakaudit.views.conformance.case import Case
 from leakaudit.views.conformance.pitfall import MORE, Pitfall
@@ -92,18 +93,21 @@ def _credited(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
     claim = next((claim for claim in case.claims if claim.sampled), None)
     if claim is None:
         return
-    costs = loops.costs(case.trace, claim)
-    if costs is None or not costs.all > (claim.epsilon or 0.0) * MORE:
+    mus = loops.gaussian_mus(case.trace, claim)
+    if mus is None or not claim.delta:
+        return
+    epsilon = gaussian.epsilon(claim.delta, mus[0])
+    if not epsilon > (claim.epsilon or 0.0) * MORE:
         return
     says = (
         f"the claimed epsilon {claim.epsilon:.4g} credits sampling at rate {rate:g}, but the "
         f"messages show which {min(counts)} to {max(counts)} of {case.trace.graph.nodes} nodes "
-        f"participate in a round; without that credit it is {costs.all:.4g}"
+        f"participate in a round; without that credit it is {epsilon:.4g}"
     )
     figures: Figures = {
         "rate": rate,
         "claimed": claim.epsilon,
-        "epsilon": costs.all,
+        "epsilon": epsilon,
         "participants": counts,
     }
     yield Pitfall(7, Verdict.UNSUPPORTED, says, figures)

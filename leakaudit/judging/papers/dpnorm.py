@@ -97,9 +97,8 @@ def _theorem_1() -> Iterator[Judgement]:
 def _in_a_run(printed: Mapping[float, float], declared: float) -> Judgement:
     """Judge the printed noise by how much a record changes the messages of a run."""
     view = view_of_a_node(setting(1.0))
-    mu = drift(
-        view, view.declared.gradients(0), 2 / BATCH, 0.0
-    ).mu  # exact if gradients do not react to the models: one draw of noise per message
+    # Exact if gradients do not react to the models: one draw of noise per message.
+    mu, _ = drift(view, view.declared.gradients(0), 2 / BATCH, 0.0)
     reached = {
         nominal: gaussian.epsilon(DELTA, mu * declared / level)
         for nominal, level in printed.items()
@@ -127,7 +126,8 @@ def record(view: Knowledge, every: int) -> float:
     """Return an upper bound on mu for the replacement of one record."""
     steps = view.declared.gradients(0)
     moves = [2 / BATCH if k % every == 0 else 0.0 for k in range(len(steps))]
-    return drift(view, steps, moves, smoothest()).mu
+    mu, _ = drift(view, steps, moves, smoothest())
+    return mu
 
 
 @judges(15)

@@ -16,7 +16,7 @@ from leakaudit.core.verdict import Verdict, against
 from leakaudit.judging.papers.row import Judgement, judges
 from leakaudit.judging.papers.runs import fresh, listed, protocol, run
 from leakaudit.protocols.declared import Protocol
-from leakaudit.theory.relations import Knowledge, determined_each, know
+from leakaudit.theory.relations import Knowledge, determined, know
 from leakaudit.views.extraction import hearing
 
 EXACT = 1e-6  # largest relative error of a vector that counts as recovered
@@ -42,11 +42,9 @@ def _first(
         view = know(p, Adversary(hears="none", corrupt=frozenset(corrupt), window=range(i + 1)))
         view = view if sums else _own_alone(view)
         left = [k for k in others if k not in first]
-        first |= {
-            k: i
-            for k, rows in determined_each(view, {k: [p.find("w", k, 1)] for k in left}).items()
-            if rows
-        }
+        rows = determined(view, [p.find("w", k, 1) for k in left], form="echelon")
+        alone = [row.vector for row in rows if len(row.terms) == 1]
+        first |= {k: i for k in left if p.find("w", k, 1).vector in alone}
         if len(first) == len(others):
             break
     return first

@@ -1,23 +1,4 @@
-"""An exact test of a guarantee by both error rates of a guess jointly.
-
-A guarantee bounds the true positive rate p of every guess by its false positive rate q: p <= g(q) =
-1 - f(q), where f is its trade-off curve. n_1 trials with the record yield x true positives, n_0
-trials without it y false positives; both counts are binomial. Separate confidence limits for p and
-q meet only in a corner: the level of that test is 30 to 70 times below alpha. Here, one statistic
-orders all outcomes (x, y), and its p-value is the largest probability, over all (p, q) that the
-guarantee allows, of an outcome at least as extreme: the level is alpha, up to discreteness.
-
-The statistic is a squared distance from what is allowed: S(x, y) = min over points (p, q) of the
-curve of z_x^2 + z_y^2, where z_x is the normal deviate of P[Bin(n_1, p) >= x] and z_y that of
-P[Bin(n_0, q) <= y], 0 if that probability exceeds one half. Exact tails give the distance the same
-meaning along the whole curve: a likelihood ratio would overrate "no false positive" at rates around
-2 / n_0, which has probability e^-2.
-
-S increases with x and decreases with y, so the rejection probability increases with p and decreases
-with q. Its largest value therefore lies on the curve p = g(q), and on a piece a <= q <= b of it is
-at most its value at (g(b), a): the largest of these over all pieces is a certified upper bound, and
-the pieces are so short that little is lost.
-"""
+"""An exact test of a guarantee by both error rates of a guess jointly."""
 
 from __future__ import annotations
 
@@ -34,6 +15,25 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.bounds.approximate import Approximate
 from leakaudit.theory.bounds.gaussian import Gdp
 from leakaudit.theory.bounds.guarantee import Guarantee
+
+# A guarantee bounds the true positive rate p of every guess by its false positive rate q: p <= g(q)
+# = 1 - f(q), where f is its trade-off curve. n_1 trials with the record yield x true positives, n_0
+# trials without it y false positives; both counts are binomial. Separate confidence limits for p
+# and q meet only in a corner: the level of that test is 30 to 70 times below alpha. Here, one
+# statistic orders all outcomes (x, y), and its p-value is the largest probability, over all (p, q)
+# that the guarantee allows, of an outcome at least as extreme: the level is alpha, up to
+# discreteness.
+#
+# The statistic is a squared distance from what is allowed: S(x, y) = min over points (p, q) of the
+# curve of z_x^2 + z_y^2, where z_x is the normal deviate of P[Bin(n_1, p) >= x] and z_y that of
+# P[Bin(n_0, q) <= y], 0 if that probability exceeds one half. Exact tails give the distance the
+# same meaning along the whole curve: a likelihood ratio would overrate "no false positive" at rates
+# around 2 / n_0, which has probability e^-2.
+#
+# S increases with x and decreases with y, so the rejection probability increases with p and
+# decreases with q. Its largest value therefore lies on the curve p = g(q), and on a piece a <= q <=
+# b of it is at most its value at (g(b), a): the largest of these over all pieces is a certified
+# upper bound, and the pieces are so short that little is lost.
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
@@ -96,26 +96,8 @@ class JointTest:
         return self._largest(self._region(level))
 
     def refutes(self, true_positives: int, false_positives: int, alpha: float) -> bool:
-        """Return whether `p_value` is at most alpha.
-
-        For many outcomes, this is cheaper than the p-value, because statistics that are known to be
-        on either side are stored.
-        """
-        if (true_positives, false_positives) == (self.positives, 0):
-            return perfect(self.guarantee, self.positives, self.negatives) <= alpha
-        level = self.statistic(true_positives, false_positives)
-        low, high = self._known.get(alpha, (0.0, math.inf))
-        if level <= low:
-            return False
-        if level >= high:
-            return True
-        refuted = not self._exceeds(self._region(level), alpha)
-        if refuted:
-            high = level
-        else:
-            low = level
-        self._known[alpha] = (low, high)
-        return refuted
+        """Return whether `p_value` is at most alpha, by the table of `least_hits`."""
+        return bool(true_positives >= self.least_hits(alpha)[false_positives])
 
     def least_hits(self, alpha: float) -> Places:
         """Return the rejection region (n_0 + 1,) at level alpha.
@@ -152,11 +134,6 @@ class JointTest:
         """Return S(x, y), 0 if the observed rates are themselves allowed."""
         at_x, at_y = self._squares
         return float((at_x[:, true_positives] + at_y[:, false_positives]).min())
-
-    @cached_property
-    def _known(self) -> dict[float, tuple[float, float]]:
-        """For each alpha, the largest statistic known not to refute, and the smallest known to."""
-        return {}
 
     @cached_property
     def _regions(self) -> dict[float, Places]:

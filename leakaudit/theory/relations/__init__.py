@@ -20,10 +20,9 @@ declaration.
 
 from leakaudit.theory.relations.account import Bound, account
 from leakaudit.theory.relations.checks import Residuals, residuals
-from leakaudit.theory.relations.declare import LocalChange, Relation, Relations
+from leakaudit.theory.relations.declare import Relation, Relations
 from leakaudit.theory.relations.determine import (
     determined,
-    determined_each,
     explain,
     is_determined,
 )
@@ -31,7 +30,6 @@ from leakaudit.theory.relations.estimate import Estimate, estimate, recorded
 from leakaudit.theory.relations.expression import Expression, Form, Number, Vector, decimal, exact
 from leakaudit.theory.relations.knowledge import Knowledge, know
 from leakaudit.theory.relations.record import (
-    Drift,
     Turns,
     alone,
     drift,
@@ -45,12 +43,10 @@ from leakaudit.theory.relations.semidefinite import supremum
 
 __all__ = [
     "Bound",
-    "Drift",
     "Estimate",
     "Expression",
     "Form",
     "Knowledge",
-    "LocalChange",
     "Number",
     "Relation",
     "Relations",
@@ -61,7 +57,6 @@ __all__ = [
     "alone",
     "decimal",
     "determined",
-    "determined_each",
     "drift",
     "estimate",
     "exact",

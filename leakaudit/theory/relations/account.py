@@ -1,23 +1,4 @@
-"""The exact Gaussian-DP mu of a view, and how far it can be trusted (docs/relations.md, account).
-
-In the worst case, the adversary knows all secrets except the targets. Let the relations be B e + S
-s + G d = 0 plus known terms, with noise e of unit variance, states s, and targets d. Without the
-states (N S = 0, A = N G, Bn = N B), the view is Gaussian: its mean moves by A d if the targets move
-by d, and its covariance is Bn Bn'. Two Gaussians of equal covariance are exactly mu-GDP with mu
-their Mahalanobis distance (Dong, Roth, Su 2022), so mu^2 = sup { sum_st M_st <d_s, d_t> : |d_t| <=
-Delta_t } with the Fisher matrix M = A'(Bn Bn')^+ A. All coordinates of the model share M, and the
-changes d_t are vectors (`semidefinite`). Equivalently, d' M d is the least |e|^2 of a noise shift e
-that hides d, B e + S s + G d = 0; M is computed in this way, without N. If no shift hides some d,
-messages reveal that combination without noise, and mu is inf.
-
-Adjacency: all targets of one node are replaced by arbitrary vectors, |change of target t| <=
-Delta_t; everything else, such as start values and the order of records, remains unchanged and is
-public: sampling never amplifies privacy.
-
-A mu bounds the effect of gradients that change by a sensitivity. This is the change of one record
-only if the gradients are evaluated at the same models with and without it, that is, if each point
-is a function of what was observed before (`certificates`).
-"""
+"""The exact Gaussian-DP mu of a view, and how far it can be trusted."""
 
 from __future__ import annotations
 
@@ -26,13 +7,11 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leakaudit.core.errors import LeakauditError, Unexplained
-from leakaudit.theory.relations.declare import Relations
 from leakaudit.theory.relations.determine import determined
 from leakaudit.theory.relations.expression import DEFINED, SECRET, Expression, labels, places
 from leakaudit.theory.relations.kkt import Array, solve, spanning, system
@@ -44,9 +23,28 @@ from leakaudit.theory.relations.modular import (
     echelon,
     eliminate,
     modular,
-    residue,
 )
 from leakaudit.theory.relations.semidefinite import supremum
+
+# See docs/relations.md, account.
+#
+# In the worst case, the adversary knows all secrets except the targets. Let the relations be B e +
+# S s + G d = 0 plus known terms, with noise e of unit variance, states s, and targets d. Without
+# the states (N S = 0, A = N G, Bn = N B), the view is Gaussian: its mean moves by A d if the
+# targets move by d, and its covariance is Bn Bn'. Two Gaussians of equal covariance are exactly
+# mu-GDP with mu their Mahalanobis distance (Dong, Roth, Su 2022), so mu^2 = sup { sum_st M_st <d_s,
+# d_t> : |d_t| <= Delta_t } with the Fisher matrix M = A'(Bn Bn')^+ A. All coordinates of the model
+# share M, and the changes d_t are vectors (`semidefinite`). Equivalently, d' M d is the least |e|^2
+# of a noise shift e that hides d, B e + S s + G d = 0; M is computed in this way, without N. If no
+# shift hides some d, messages reveal that combination without noise, and mu is inf.
+#
+# Adjacency: all targets of one node are replaced by arbitrary vectors, |change of target t| <=
+# Delta_t; everything else, such as start values and the order of records, remains unchanged and is
+# public: sampling never amplifies privacy.
+#
+# A mu bounds the effect of gradients that change by a sensitivity. This is the change of one record
+# only if the gradients are evaluated at the same models with and without it, that is, if each point
+# is a function of what was observed before (`certificates`).
 
 # Number of right-hand sides that are solved together. Affects only speed: a block of 128 columns of
 # a few thousand rows stays in the processor's cache, while thousands at once would not. A choice.
@@ -74,6 +72,22 @@ class Bound:
     # have 2, or 0 if another gradient reacts.
     certificate: tuple[int, ...]
     fisher: Any  # (T, T) M, sparse beyond `DENSE` targets; None if mu is inf
+
+
+def lowest_level(certificate: Sequence[int], m: Any) -> int:
+    """Return the lowest certificate, given M or None if mu is inf.
+
+    A gradient that no message reveals does not affect the view, wherever it was evaluated, so its
+    certificate 1 is ignored. Its certificate 0 counts: a revealed gradient of another node may
+    react to it.
+    """
+    shown = None if m is None else m.diagonal()
+    lowest = 2
+    for k, level in enumerate(certificate):
+        is_shown = shown is None or shown[k] != 0
+        if is_shown or level == 0:
+            lowest = min(lowest, level)
+    return lowest
 
 
 def account(
@@ -401,15 +415,8 @@ def _no_prior(knowledge: Knowledge, wanted: Collection[int]) -> None:
             )
 
 
-# What `_without_states` found for the relations in use; the views of a declaration share it.
-_LEFT: WeakKeyDictionary[Relations, tuple[tuple[int, ...], list[Row]]] = WeakKeyDictionary()
-
-
 def _without_states(knowledge: Knowledge) -> list[Row]:
     """Return what remains of the relations after eliminating all states and messages."""
-    rows, left = _LEFT.get(knowledge.declared, ((), []))
-    if rows and rows == knowledge.rows:
-        return left
     vectors = knowledge.declared.vectors
     prime = PRIMES[0]
     stairs = Staircase(prime)
@@ -417,10 +424,8 @@ def _without_states(knowledge: Knowledge) -> list[Row]:
     # with other pivots are what remains.
     late = [len(vectors) * (vector.kind in DEFINED) for vector in vectors]
     for relation in knowledge.relations:
-        stairs.add({k + late[k]: residue(value, prime) for k, value in relation.terms.items()})
-    left = [row for column, row in stairs.pivots.items() if column < len(vectors)]
-    _LEFT[knowledge.declared] = (knowledge.rows, left)
-    return left
+        stairs.add({k + late[k]: v for k, v in modular(relation.terms, prime).items()})
+    return [row for column, row in stairs.pivots.items() if column < len(vectors)]
 
 
 def only_noise(view: Knowledge, moving: Sequence[Expression]) -> None:

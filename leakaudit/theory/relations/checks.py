@@ -1,7 +1,4 @@
-"""Residuals of a declaration on a run.
-
-A wrong declaration is the one silent failure of this engine: everything else is derived from it.
-"""
+"""Residuals of a declaration on a run."""
 
 from __future__ import annotations
 
@@ -16,6 +13,8 @@ from torch import Tensor
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations.declare import Relation, Relations
 from leakaudit.theory.relations.expression import Vector
+
+# A wrong declaration is the one silent failure of this engine: everything else is derived from it.
 
 # Maximum Euclidean norm of a message's residual over all coordinates, in units of the root mean
 # square of the channel's own error. For many coordinates, the norm is within a few per cent of one;

@@ -1,8 +1,4 @@
-"""A protocol as linear relations between named vectors, written as in its paper.
-
-Every coordinate of the model obeys the same relations, so one scalar coefficient represents a whole
-vector (docs/relations.md: sum_c E[r, c] u_c = 0).
-"""
+"""A protocol as linear relations between named vectors, written as in its paper."""
 
 from __future__ import annotations
 
@@ -27,6 +23,9 @@ from leakaudit.theory.relations.expression import (
     Vector,
 )
 from leakaudit.theory.relations.modular import Staircase, modular
+
+# Every coordinate of the model obeys the same relations, so one scalar coefficient represents a
+# whole vector (docs/relations.md: sum_c E[r, c] u_c = 0).
 
 # A declaration follows numbers of a file, such as its rounds and local steps. Both limits are
 # choices: ten million parts take about a minute and several GB.
@@ -63,14 +62,6 @@ class Point:
 
     at: Expression
     before: int  # number of relations declared before the gradient
-
-
-@dataclass(frozen=True)
-class LocalChange:
-    """What a node's local steps changed: the model before them minus the one after them."""
-
-    at: Expression  # the model before them
-    by: Training
 
 
 class _MessageOutline(Expression):
@@ -151,7 +142,8 @@ class Relations:
         self.opaques: dict[int, tuple[Expression, ...]] = {}
         self.hides: dict[int, str] = {}  # opaque vector -> what it hides of its inputs
         self.omits: dict[int, int] = {}  # omitted part -> message that holds the rest
-        self.changes: dict[int, LocalChange] = {}  # opaque vector -> the local steps behind it
+        # opaque vector that is a change by local steps -> the model before them, and the steps
+        self.changes: dict[int, tuple[Expression, Training]] = {}
         self.sent: dict[int, int] = {}  # message -> the relation that defines its content
         # vector -> other nodes whose equations use it, although no message to them is the vector
         self.shares: dict[int, set[int]] = {}
@@ -436,7 +428,7 @@ class Relations:
                 f"trained({change}): expected a state that was declared opaque before"
             )
         self._same(at)
-        self.changes[change.vector] = LocalChange(at, by)
+        self.changes[change.vector] = (at, by)
 
     def find(
         self, name: str, owner: int | None = None, round: int = 0, index: int | None = None

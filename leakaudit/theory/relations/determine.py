@@ -1,15 +1,10 @@
-"""Which combinations of vectors a view determines, and by which formula.
-
-See docs/relations.md, identify. c'x is determined up to noise iff c lies in row(F), without noise
-iff (c, 0) lies in row([F B]). Every unknown except the targets is eliminated; the remaining rows
-are a basis of what is determined. All decisions are exact.
-"""
+"""Which combinations of vectors a view determines, and by which formula."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations.expression import Expression, Vector, places
@@ -26,8 +21,11 @@ from leakaudit.theory.relations.modular import (
     rational,
 )
 
+# See docs/relations.md, identify. c'x is determined up to noise iff c lies in row(F), without noise
+# iff (c, 0) lies in row([F B]). Every unknown except the targets is eliminated; the remaining rows
+# are a basis of what is determined. All decisions are exact.
+
 Basis: TypeAlias = Literal["span", "echelon"]
-Key = TypeVar("Key", bound=Hashable)
 
 
 def determined(
@@ -46,25 +44,22 @@ def determined(
         form: ``span`` for the rows that are shortest from first to last target, ``echelon`` for the
             reduced row echelon form; both in the targets' order.
     """
-    return determined_each(knowledge, {0: targets}, up_to_noise=up_to_noise, form=form)[0]
+    order = places(targets)
+    dropped = knowledge.used & knowledge.known
+    unknown = {*knowledge.flat, *knowledge.noise}
+    if up_to_noise:
+        dropped = dropped.union(knowledge.noise)
+    for k in order:
+        if k in knowledge.known or k in dropped:
+            raise LeakauditError(
+                f"{knowledge.declared.vectors[k].label} cannot be a target: this adversary "
+                "knows it, or it is noise"
+            )
 
-
-def determined_each(
-    knowledge: Knowledge,
-    groups: Mapping[Key, Sequence[Expression]],
-    *,
-    up_to_noise: bool = False,
-    form: Basis = "span",
-) -> dict[Key, list[Expression]]:
-    """Return the same for several groups of targets; what they share is eliminated once."""
-    orders = {key: places(targets) for key, targets in groups.items()}
-
-    def solve(prime: int) -> dict[Key, list[Row]]:
-        found = _left(knowledge, orders, up_to_noise, prime)
-        if form == "span":
-            for key, rows in found.items():
-                found[key] = minimal_span(rows, orders[key], prime)
-        return found
+    def solve(prime: int) -> list[Row]:
+        left = eliminate(knowledge.modular(prime, dropped), unknown.difference(order), prime)
+        rows = echelon(left, order, prime)
+        return minimal_span(rows, order, prime) if form == "span" else rows
 
     return _in_rationals(solve, knowledge.declared.vectors)
 
@@ -82,12 +77,12 @@ def eliminated(
     if not combinations:
         return []
 
-    def solve(prime: int) -> dict[int, list[Row]]:
+    def solve(prime: int) -> list[Row]:
         rows = [modular(combination.terms, prime) for combination in combinations]
         left = eliminate(rows, unwanted, prime)
-        return {0: minimal_span(echelon(left, order, prime), order, prime)}
+        return minimal_span(echelon(left, order, prime), order, prime)
 
-    return _in_rationals(solve, combinations[0].home)[0]
+    return _in_rationals(solve, combinations[0].home)
 
 
 def explain(
@@ -103,28 +98,16 @@ def explain(
         up_to_noise: Allow noise vectors in the formula, which are its error.
     """
     tag = len(knowledge.declared.vectors)
-    # Unknowns that do not occur in any relation cannot be eliminated, and therefore leave no
-    # answer.
-    unknown = {*knowledge.flat, *(combination.terms.keys() - knowledge.known)}
-    if not up_to_noise:
-        unknown.update(knowledge.noise)
 
-    def solve(prime: int) -> dict[int, list[Row]]:
-        # The combination, minus a tag that represents its value, is one more row. A remaining row
-        # without unknowns but with the tag states the value.
-        question = modular(combination.terms, prime)
-        question[tag] = prime - 1
-        left = eliminate([*knowledge.modular(prime), question], unknown, prime)
-        answers = [row for row in left if tag in row]
+    def solve(prime: int) -> list[Row]:
+        answers = _answers(knowledge, combination, up_to_noise, prime)
         if not answers:
-            return {0: []}
+            return []
         answer = normal(min(answers, key=len), tag, prime)
-        return {0: [{k: prime - v for k, v in answer.items() if k != tag}]}
+        return [{k: prime - v for k, v in answer.items() if k != tag}]
 
-    found = _in_rationals(solve, knowledge.declared.vectors)[0]
-    if not found:
-        return None
-    return found[0]
+    found = _in_rationals(solve, knowledge.declared.vectors)
+    return found[0] if found else None
 
 
 def is_determined(
@@ -137,58 +120,40 @@ def is_determined(
         combination: Of any vectors, including known ones.
         up_to_noise: Accept noise as an error.
     """
-    prime = PRIMES[0]
-    dropped = knowledge.used & knowledge.known
-    if up_to_noise:
-        dropped = dropped.union(knowledge.noise)
+    return bool(_answers(knowledge, combination, up_to_noise, PRIMES[0], knowledge.known))
+
+
+def _answers(
+    knowledge: Knowledge,
+    combination: Expression,
+    up_to_noise: bool,
+    prime: int,
+    dropped: Collection[int] = (),
+) -> list[Row]:
+    """Return rows that state the value of a combination, minus a tag that represents it."""
+    # Unknowns that do not occur in any relation cannot be eliminated, and therefore leave no
+    # answer.
+    unknown = {*knowledge.flat, *(combination.terms.keys() - knowledge.known)}
+    if not up_to_noise:
+        unknown.update(knowledge.noise)
+    # The combination minus the tag is one more row. A remaining row without unknowns but with the
+    # tag states the value.
     tag = len(knowledge.declared.vectors)
-    question = modular(combination.terms, prime, knowledge.known)
-    unknown = {*knowledge.flat, *knowledge.noise, *question}
+    question = modular(combination.terms, prime, dropped)
     question[tag] = prime - 1
     left = eliminate([*knowledge.modular(prime, dropped), question], unknown, prime)
-    return any(tag in row for row in left)
-
-
-def _left(
-    knowledge: Knowledge, orders: Mapping[Key, list[int]], up_to_noise: bool, prime: int
-) -> dict[Key, list[Row]]:
-    """Return, for each group, the echelon form that remains without the other unknowns."""
-    dropped = knowledge.used & knowledge.known
-    unknown = list(knowledge.flat)
-    if up_to_noise:
-        dropped = dropped.union(knowledge.noise)
-    else:
-        unknown += knowledge.noise
-    targets: set[int] = set()
-    for order in orders.values():
-        for k in order:
-            if k in knowledge.known or k in dropped:
-                raise LeakauditError(
-                    f"{knowledge.declared.vectors[k].label} cannot be a target: this adversary "
-                    "knows it, or it is noise"
-                )
-        targets.update(order)
-    shared = eliminate(knowledge.modular(prime, dropped), set(unknown) - targets, prime)
-    found: dict[Key, list[Row]] = {}
-    for key, order in orders.items():
-        others = targets.difference(order)
-        own = eliminate(shared, others, prime) if others else shared
-        found[key] = echelon(own, order, prime)
-    return found
+    return [row for row in left if tag in row]
 
 
 def _in_rationals(
-    solve: Callable[[int], Mapping[Key, Iterable[Row]]], home: Sequence[Vector]
-) -> dict[Key, list[Expression]]:
+    solve: Callable[[int], Sequence[Row]], home: Sequence[Vector]
+) -> list[Expression]:
     """Solve modulo one prime after another until every number is a short rational."""
     for prime in PRIMES:
-        found: dict[Key, list[Expression]] = {}
-        for key, rows in solve(prime).items():
-            forms = [_rational_terms(row, prime) for row in rows]
-            found[key] = [Expression(home, terms) for terms in forms if terms is not None]
-            if len(found[key]) < len(forms):
-                break
-        else:
+        rows = solve(prime)
+        forms = [_rational_terms(row, prime) for row in rows]
+        found = [Expression(home, terms) for terms in forms if terms is not None]
+        if len(found) == len(rows):
             return found
     raise LeakauditError(
         "the combination is determined, but its rational coefficients have more than 600 digits; "

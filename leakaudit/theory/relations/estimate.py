@@ -1,12 +1,4 @@
-"""The formula of least variance: best linear unbiased estimates from recorded messages.
-
-Every weighted sum r of the relations states that some unknowns, noise and known vectors add up to
-0. If its weights on the unknowns F'r are the requested combination c, its weights on the known
-vectors -K'r are an estimate, with the noise B'r as its error: min |B'r|^2 subject to F'r = c
-(Gauss, Markov; docs/relations.md, estimate). If relations are redundant, many sums have the same
-variance in exact arithmetic; the rounding of each message also counts as noise, which selects the
-one that amplifies rounding least. The standard deviation |B'r| is the same for every coordinate.
-"""
+"""The formula of least variance: best linear unbiased estimates from recorded messages."""
 
 from __future__ import annotations
 
@@ -33,6 +25,13 @@ from leakaudit.theory.relations.kkt import (
 )
 from leakaudit.theory.relations.knowledge import Knowledge
 
+# Every weighted sum r of the relations states that some unknowns, noise and known vectors add up to
+# 0. If its weights on the unknowns F'r are the requested combination c, its weights on the known
+# vectors -K'r are an estimate, with the noise B'r as its error: min |B'r|^2 subject to F'r = c
+# (Gauss, Markov; docs/relations.md, estimate). If relations are redundant, many sums have the same
+# variance in exact arithmetic; the rounding of each message also counts as noise, which selects the
+# one that amplifies rounding least. The standard deviation |B'r| is the same for every coordinate.
+
 # Change of a weight, relative to the largest of its row, that counts as zero: about 50 rounding
 # errors of float64.
 NOTHING = 1e-14
@@ -46,19 +45,6 @@ FLOOR = 1e-6
 BLOCK = 1 << 23
 
 Fetch = Callable[[Vector], Tensor]
-
-
-@dataclass(frozen=True)
-class _ColumnBlock:
-    """Some columns of the estimates of a set of combinations."""
-
-    start: int  # the first of these columns
-    columns: int  # number of all columns
-    value: Tensor  # (m, b) the estimates
-
-    @property
-    def whole(self) -> bool:
-        return self.value.shape[1] == self.columns
 
 
 @dataclass(frozen=True)
@@ -86,17 +72,21 @@ class Estimate:
         past messages costs as much as a difference.
         """
         # Every coordinate obeys the same formula, so blocks of columns are computed one by one.
-        parts = self.blocks(fetch)
-        first = next(parts)
-        if first.whole:
-            return first.value
-        out = first.value.new_zeros(len(self.weights), first.columns)
-        for part in itertools.chain((first,), parts):
-            out[:, part.start : part.start + part.value.shape[1]] = part.value
+        out: Tensor | None = None
+        for start, columns, value in self.blocks(fetch):
+            if value.shape[1] == columns:
+                return value
+            if out is None:
+                out = value.new_zeros(len(value), columns)
+            out[:, start : start + value.shape[1]] = value
+        assert out is not None
         return out
 
-    def blocks(self, fetch: Fetch) -> Iterator[_ColumnBlock]:
-        """Yield the same by blocks of columns; memory does not depend on the size of the trace."""
+    def blocks(self, fetch: Fetch) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield the first column, the number of all columns, and the estimates (m, b) of a block.
+
+        Memory does not depend on the size of the trace.
+        """
         weights, running = _on_sums(self.vectors, self.weights)
         used = set(np.flatnonzero(weights.any(axis=0)).tolist())
         order = []
@@ -128,7 +118,7 @@ class Estimate:
                     out[row].add_(value, alpha=float(weights[row, k]))
                 mapping.release(read)
             assert out is not None
-            yield _ColumnBlock(start, columns, out)
+            yield start, columns, out
 
 
 def _read(fetch: Fetch, vector: Vector, columns: int | None = None) -> Tensor:

@@ -27,9 +27,7 @@ LARGEST_DENOMINATOR = 10**5
 CLOSE = 1e-14
 
 
-# The coefficient of a single vector. Products with this very object need no arithmetic.
 ONE = Fraction(1)
-MINUS_ONE = Fraction(-1)
 
 
 def exact(value: Number) -> Fraction:
@@ -51,7 +49,7 @@ def exact(value: Number) -> Fraction:
         if isinstance(value, str):
             return Fraction(value)
         if not isinstance(value, float):
-            return _whole(operator.index(value))
+            return Fraction(operator.index(value))
         near = Fraction(value).limit_denominator(LARGEST_DENOMINATOR)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         raise LeakauditError(
@@ -64,11 +62,6 @@ def exact(value: Number) -> Fraction:
             f"this float; pass a Fraction or '{value!r}'"
         )
     return near
-
-
-@lru_cache(maxsize=256)
-def _whole(value: int) -> Fraction:
-    return Fraction(value)
 
 
 @lru_cache(maxsize=256)  # a protocol asks for the same few constants in every step
@@ -147,7 +140,7 @@ class Expression:
     def _plus(self, other: Expression, *, minus: bool = False) -> Expression:
         terms = dict(self.terms)
         for k, factor in other.terms.items():
-            v = _negative(factor) if minus else factor
+            v = -factor if minus else factor
             if k not in terms:
                 terms[k] = v
             elif total := terms[k] + v:
@@ -157,7 +150,7 @@ class Expression:
         return Expression(self.home, terms)
 
     def __neg__(self) -> Expression:
-        return Expression(self.home, {k: _negative(v) for k, v in self.terms.items()})
+        return Expression(self.home, {k: -v for k, v in self.terms.items()})
 
     def __sub__(self, other: Form) -> Expression:
         if not isinstance(other, Expression) or other.home is not self.home:
@@ -179,7 +172,7 @@ class Expression:
             return self
         if scale == -1:
             return -self
-        terms = {k: scale if v is ONE else v * scale for k, v in self.terms.items()}
+        terms = {k: v * scale for k, v in self.terms.items()}
         return Expression(self.home, terms)
 
     __rmul__ = __mul__
@@ -225,12 +218,6 @@ class Expression:
     def rounds(self) -> set[int]:
         """Rounds of the vectors in the form."""
         return {self.home[k].round for k in self.terms}
-
-
-def _negative(factor: Fraction) -> Fraction:
-    if factor is ONE:
-        return MINUS_ONE
-    return -factor
 
 
 def floats(terms: Mapping[int, Fraction]) -> dict[int, float]:

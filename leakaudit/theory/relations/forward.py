@@ -1,14 +1,4 @@
-"""A declaration as a forward model: every state and message as a function of gradients and noise.
-
-In almost every protocol, each relation defines one new state or message from vectors that were
-declared before. With v the states and messages, e the noise of unit variance, and g the gradients,
-
-    v = C v + B e + G g + known terms,    C strictly lower triangular,
-
-so v = (I - C)^-1 (B e + G g). The rows of (I - C)^-1 [B G], the *responses* of the vectors, do not
-depend on an adversary, whose view is a selection of rows: it costs one transposed triangular solve.
-The same solve is available modulo two primes, for exact decisions (`residues`).
-"""
+"""A declaration as a forward model: states and messages as functions of gradients and noise."""
 
 from __future__ import annotations
 
@@ -26,6 +16,16 @@ from leakaudit.theory.relations.expression import DEFINED, Expression
 from leakaudit.theory.relations.kkt import Array, entries, matrix
 from leakaudit.theory.relations.modular import residue
 
+# In almost every protocol, each relation defines one new state or message from vectors that were
+# declared before. With v the states and messages, e the noise of unit variance, and g the
+# gradients,
+#
+#     v = C v + B e + G g + known terms,    C strictly lower triangular,
+#
+# so v = (I - C)^-1 (B e + G g). The rows of (I - C)^-1 [B G], the *responses* of the vectors, do
+# not depend on an adversary, whose view is a selection of rows: it costs one transposed triangular
+# solve. The same solve is available modulo two primes, for exact decisions (`residues`).
+
 Residues = NDArray[np.int64]
 Places = NDArray[np.int64]
 
@@ -42,24 +42,18 @@ SEED = 20
 
 
 class ForwardModel:
-    """The forward model of a declaration.
-
-    Attributes:
-        defined: Places of the states and messages, in the order of their definitions.
-        made_by: (n,) relation that defines each of them.
-        owner: (t,) owner of each gradient.
-        nodes: One more than the largest owner.
-        place: Place of a state or message -> its index in `defined`.
-        before: (t,) number of relations declared before each gradient.
-    """
+    """The forward model of a declaration."""
 
     def __init__(self, declared: Relations, made_by: Mapping[int, int]) -> None:
         vectors = declared.vectors
         self.declared = declared
+        # Places of the states and messages, in the order of their definitions, and the relation
+        # (n,) that defines each of them.
         self.defined = list(made_by)
         self.made_by = np.array(list(made_by.values()), np.int64)
         self.noise = [k for k, vector in enumerate(vectors) if vector.kind == "noise"]
         self.gradients = sorted(declared.points)
+        # (t,) owner of each gradient, and number of relations declared before it
         self.owner = np.array([vectors[k].owner for k in self.gradients], np.int64)
         self.before = np.array([declared.points[k].before for k in self.gradients], np.int64)
         self.nodes = int(self.owner.max(initial=-1)) + 1
@@ -195,14 +189,7 @@ class ForwardModel:
 
 
 class _Simulated:
-    """Responses to random inputs, modulo a prime.
-
-    Attributes:
-        columns: Number of columns for noise; one for each node follows.
-        noise: (noise, columns + N) the inputs.
-        defined: (n, columns + N) responses of states and messages.
-        points: (t, columns + N) responses of the points at which gradients are evaluated.
-    """
+    """Responses to random inputs, modulo a prime; (…, columns + N), a column for each node last."""
 
     def __init__(self, model: ForwardModel, prime: int, columns: int) -> None:
         self.columns = columns

@@ -1,16 +1,4 @@
-"""Least noise under exact constraints: one quasi-definite system (docs/relations.md, estimate).
-
-    [ I    0        B'      ] [u  ]   [a]
-    [ 0    +delta I F'      ] [lam] = [c]
-    [ B    F        -ridge I] [r  ]   [b]
-
-An estimate is a combination r of the relations that has weights c on the unknowns, F'r = c, with
-the least noise |B'r|^2: a = b = 0, u = -B'r. A bound is the least noise shift |u|^2 that hides a
-change, B u + F lam = b: a = c = 0. These optimality (Karush-Kuhn-Tucker) conditions remain sparse
-where elimination would cause fill-in. If relations are redundant, many r are equivalent, and if
-unknowns are, many lam (gauge freedom). delta and ridge select one of them; iterative refinement
-removes their effect again.
-"""
+"""Least noise under exact constraints: one quasi-definite system (docs/relations.md, estimate)."""
 
 from __future__ import annotations
 
@@ -26,6 +14,17 @@ from numpy.typing import NDArray
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations.knowledge import Knowledge
 from leakaudit.theory.relations.modular import PRIMES, independent
+
+#     [ I    0        B'      ] [u  ]   [a]
+#     [ 0    +delta I F'      ] [lam] = [c]
+#     [ B    F        -ridge I] [r  ]   [b]
+#
+# An estimate is a combination r of the relations that has weights c on the unknowns, F'r = c, with
+# the least noise |B'r|^2: a = b = 0, u = -B'r. A bound is the least noise shift |u|^2 that hides a
+# change, B u + F lam = b: a = c = 0. These optimality (Karush-Kuhn-Tucker) conditions remain sparse
+# where elimination would cause fill-in. If relations are redundant, many r are equivalent, and if
+# unknowns are, many lam (gauge freedom). delta and ridge select one of them; iterative refinement
+# removes their effect again.
 
 # scipy.sparse is imported where it is used: the import takes a third of a second, and commands that
 # only record or render do not need it.

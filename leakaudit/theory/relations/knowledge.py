@@ -148,9 +148,7 @@ def _knows(adversary: Adversary, vector: Vector, own: bool) -> bool:
 
 
 def _heard(adversary: Adversary, message: Vector) -> bool:
-    src = message.owner
-    if src is None:
-        raise LeakauditError(f"{message.label} has no sender")
+    src = message.owner or 0
     if message.dst is None:
         return adversary.observes(src, None, secure=message.secure)
     return any(adversary.observes(src, dst, secure=message.secure) for dst in message.dst)

@@ -1,17 +1,4 @@
-"""Exact sparse elimination modulo a Mersenne prime, and the conversion back to rationals.
-
-Which combinations a view determines is a question of ranks, and ranks in floating point err in both
-directions here (docs/relations.md, pitfalls). Decisions are therefore made modulo a prime p: a
-determinant that is not zero over the rationals vanishes with a probability of about 1 / p, 4e-19
-for the first prime. Formulas are computed modulo p, too, and converted back to the short fractions
-that their residues represent.
-
-`eliminate` receives all rows at once and clears columns in the order that keeps rows short. A
-`Staircase` receives rows one after another and decides in between whether a row follows from those
-before; its pivots are the most recent columns, so that each definition is solved for what it
-defines. The running time of both is roughly the number of entries ever created; these protocols are
-chains, so rows never have more than a few entries.
-"""
+"""Exact sparse elimination modulo a Mersenne prime, and the conversion back to rationals."""
 
 from __future__ import annotations
 
@@ -19,6 +6,18 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
+
+# Which combinations a view determines is a question of ranks, and ranks in floating point err in
+# both directions here (docs/relations.md, pitfalls). Decisions are therefore made modulo a prime p:
+# a determinant that is not zero over the rationals vanishes with a probability of about 1 / p,
+# 4e-19 for the first prime. Formulas are computed modulo p, too, and converted back to the short
+# fractions that their residues represent.
+#
+# `eliminate` receives all rows at once and clears columns in the order that keeps rows short. A
+# `Staircase` receives rows one after another and decides in between whether a row follows from
+# those before; its pivots are the most recent columns, so that each definition is solved for what
+# it defines. The running time of both is roughly the number of entries ever created; these
+# protocols are chains, so rows never have more than a few entries.
 
 Row = dict[int, int]
 
@@ -50,13 +49,12 @@ def modular(
 
 
 def rational(value: int, prime: int) -> Fraction | None:
-    """Return the short rational of a residue (Wang 1981); None if there is none.
-
-    The extended Euclidean algorithm on p and the residue yields pairs (r, s) with r = s * value
-    modulo p, that is r / s = value, with decreasing r and increasing s. The first r below the bound
-    gives the only fraction with both parts below it: two different ones would have a cross product
-    below p. Both parts stay so far below sqrt(p / 2) that a random residue has no such fraction.
-    """
+    """Return the short rational of a residue (Wang 1981); None if there is none."""
+    # The extended Euclidean algorithm on p and the residue yields pairs (r, s) with r = s * value
+    # modulo p, that is r / s = value, with decreasing r and increasing s. The first r below the
+    # bound gives the only fraction with both parts below it: two different ones would have a cross
+    # product below p. Both parts stay so far below sqrt(p / 2) that a random residue has no such
+    # fraction.
     bound = 1 << (prime.bit_length() - SLACK) // 2
     last_r = prime  # r = s * value modulo p, also for the last pair
     last_s = 0
@@ -234,13 +232,11 @@ def echelon(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
 
 
 def minimal_span(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
-    """Return the basis whose rows are shortest from first to last column.
-
-    In a minimal span form, no two rows start, and no two end, at the same column (Kschischang,
-    Sorokine 1995, on trellises). In a reduced echelon form, which the rows are, no two start
-    together. If two end together, the multiple of the one that starts later is subtracted from the
-    other, which keeps its start and ends earlier.
-    """
+    """Return the basis whose rows are shortest from first to last column."""
+    # In a minimal span form, no two rows start, and no two end, at the same column (Kschischang,
+    # Sorokine 1995, on trellises). In a reduced echelon form, which the rows are, no two start
+    # together. If two end together, the multiple of the one that starts later is subtracted from
+    # the other, which keeps its start and ends earlier.
     place = {column: k for k, column in enumerate(order)}
     ends: dict[int, tuple[int, Row]] = {}  # last column -> first place, row
     todo: list[tuple[int, Row]] = []

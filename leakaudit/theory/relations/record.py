@@ -1,17 +1,4 @@
-"""The effect of one changed record on a view (docs/relations.md, account).
-
-A changed record moves the model, and therefore the gradients that are evaluated there. `account`
-assumes gradients that move by at most a sensitivity, which is true for a record only if everything
-else that it moves is observed: certificate 2. Otherwise:
-
-- `alone`, `with_models`: an adversary who observes more. Its mu is an upper value for a weaker one.
-- `drift`: gradients that are L-Lipschitz, if certificates are at least 1. With the view held fixed,
-  relations bound the change s of every vector: |c_k| s_k <= sum_j |c_j| s_j if k is the only vector
-  not bounded yet, s = 0 for known vectors, and s = Delta_t + L s(point) for a gradient. For
-  w+ = a (w - step g), this is s+ = |a| (s (1 + step L) + step Delta); mu^2 <= sum (s / sigma)^2
-  over the noise.
-- `reached`: quadratic losses, whose reaction is one more linear relation, so that mu is exact.
-"""
+"""The effect of one changed record on a view (docs/relations.md, account)."""
 
 from __future__ import annotations
 
@@ -25,6 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from leakaudit._util.once import once
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations.account import (
     account,
@@ -40,6 +28,19 @@ from leakaudit.theory.relations.kkt import Array
 from leakaudit.theory.relations.knowledge import Knowledge
 from leakaudit.theory.relations.semidefinite import supremum
 
+# A changed record moves the model, and therefore the gradients that are evaluated there. `account`
+# assumes gradients that move by at most a sensitivity, which is true for a record only if
+# everything else that it moves is observed: certificate 2. Otherwise:
+#
+# - `alone`, `with_models`: an adversary who observes more. Its mu is an upper value for a weaker
+#   one.
+# - `drift`: gradients that are L-Lipschitz, if certificates are at least 1. With the view held
+#   fixed, relations bound the change s of every vector: |c_k| s_k <= sum_j |c_j| s_j if k is the
+#   only vector not bounded yet, s = 0 for known vectors, and s = Delta_t + L s(point) for a
+#   gradient. For w+ = a (w - step g), this is s+ = |a| (s (1 + step L) + step Delta); mu^2 <= sum
+#   (s / sigma)^2 over the noise.
+# - `reached`: quadratic losses, whose reaction is one more linear relation, so that mu is exact.
+
 HEARD = ("message", "public")
 OWN = ("gradient", "secret", "state", "noise")
 # Maximum number of choices of batches that are tried one by one; a choice, about a second of
@@ -50,9 +51,7 @@ PATTERNS = 256
 Turns = Sequence[Sequence[Collection[int]]]
 
 
-def alone(
-    declared: Relations, node: int, private: PrivateRelations | None = None
-) -> Knowledge | None:
+def alone(declared: Relations, node: int) -> Knowledge | None:
     """Return the knowledge of everybody except one node: all that it receives and sends.
 
     Other nodes use only what the node sent before, so neither their views nor that of an
@@ -64,7 +63,7 @@ def alone(
         None if the node's relations contain vectors other than its messages, public vectors and its
         own private ones.
     """
-    private = private or privates(declared)
+    private = _privates(declared)
     if node in private.shared:
         return None
     known = private.known
@@ -77,8 +76,8 @@ def alone(
 
 
 @dataclass(frozen=True)
-class PrivateRelations:
-    """The private relations of every node, as `alone` uses them."""
+class _PrivateRelations:
+    """The private relations of every node."""
 
     known: frozenset[int]  # places of messages and public vectors
     rows: Mapping[int, Sequence[int]]  # node -> relations whose other vectors are all its own
@@ -86,8 +85,8 @@ class PrivateRelations:
     shared: frozenset[int]
 
 
-def privates(declared: Relations) -> PrivateRelations:
-    """Return the private relations of all nodes, in one pass."""
+@once
+def _privates(declared: Relations) -> _PrivateRelations:
     vectors = declared.vectors
     rows = defaultdict[int, list[int]](list)
     shared: set[int] = set()
@@ -100,7 +99,7 @@ def privates(declared: Relations) -> PrivateRelations:
             rows[own[0]].append(at)
     shared.update(vectors[k].owner or 0 for k in declared.shares if vectors[k].kind in OWN)
     known = frozenset(k for k, v in enumerate(vectors) if v.kind in HEARD)
-    return PrivateRelations(known, rows, frozenset(shared))
+    return _PrivateRelations(known, rows, frozenset(shared))
 
 
 def with_models(
@@ -238,31 +237,27 @@ def secretless(declared: Relations, nodes: Iterable[int]) -> frozenset[int]:
     return frozenset(nodes).difference(holders)
 
 
-@dataclass(frozen=True)
-class Drift:
-    """The effect of one changed record, with the view held fixed."""
-
-    # (T,) how far each target moves, including its reaction to the moved model: sensitivities for
-    # `account` at record level
-    limits: tuple[float, ...]
-    # upper value from the shift that every noise hides; inf if messages reveal a combination
-    # without noise, or if the relations do not bound every noise individually. With one noise per
-    # message and changes that add up, it is the exact mu of `account`.
-    mu: float
-
-
 def drift(
     knowledge: Knowledge,
     targets: Sequence[Expression],
     sensitivity: float | Sequence[float],
     smoothness: float,
-) -> Drift:
+) -> tuple[float, tuple[float, ...]]:
     """Bound how one changed record moves all gradients of its node, for Lipschitz gradients.
+
+    The upper mu is that of the shift that every noise hides, with the view held fixed: inf if
+    messages reveal a combination without noise, or if the relations do not bound every noise
+    individually. With one noise per message and changes that add up, it is the exact mu of
+    `account`.
 
     Args:
         sensitivity: Of each gradient at the same point, 0 if the record does not take part; one for
             all, or (T,).
         smoothness: Lipschitz constant L >= 0 of the node's gradients, as they enter the protocol.
+
+    Returns:
+        An upper mu, and how far each target moves (T,), including its reaction to the moved model:
+        sensitivities for `account` at record level.
 
     Raises:
         LeakauditError: As for `account`; or a gradient that is not a target reacts; or the
@@ -283,16 +278,16 @@ def drift(
         if limit and target.vector in view.used:
             moving.append(target)
     if determined(view, moving):
-        return Drift(limits, math.inf)
+        return math.inf, limits
     only_noise(view, moving)
     # Independent noises add up: mu^2 <= sum (s / sigma)^2.
     ratios = []
     for k in view.noise:
         size = moves.of({k: Fraction(1)})
         if size is None:
-            return Drift(limits, math.inf)
+            return math.inf, limits
         ratios.append(size / view.declared.vectors[k].std)
-    return Drift(limits, math.hypot(*ratios))
+    return math.hypot(*ratios), limits
 
 
 class _Moves:

@@ -1,23 +1,4 @@
-"""The view of a long run, by a recursion over its rounds.
-
-`shared` writes a view as y = Phi e + Psi g with all rounds at once, which costs the cube of their
-number. If all rounds are alike, it can be followed from round to round. With x the hidden vectors
-that a round receives, e noise of unit variance, and g gradients, a round passes x' on and shows y:
-
-    x' = F x + B e + G g,    y = C x + D e + H g.
-
-What the adversary does not know about x is Gaussian with a covariance P, and observing y conditions
-it: a Kalman filter. Let m be the amount by which the expectation of x moves if every gradient of a
-node changes by the same vector of length 1. Then y moves by d = C m + H 1, and with L L' the
-covariance of y given all earlier rounds, the squared mu of this change grows by |L^-1 d|^2.
-
-This is what equal changes attain, and all that a hidden view offers: as long as hidden noise moves
-the models, no mu bounds a record (`Bound.certificate`). Whether it does, and whether no observation
-follows from earlier ones, is decided exactly, and for any run from a few rounds: an adversary who
-is told all hidden vectors of some round and then observes w rounds knows more than one who observed
-all rounds. What is hidden from the former at the end of the w rounds is hidden from the latter,
-later in the run; before that, every round is decided by itself.
-"""
+"""The view of a long run, by a recursion over its rounds."""
 
 from __future__ import annotations
 
@@ -43,6 +24,26 @@ from leakaudit.theory.relations.kkt import Array, matrix
 from leakaudit.theory.relations.rounds import Round, Rounds, UnlikeRounds
 from leakaudit.theory.relations.shared import CONDITION
 from leakaudit.theory.relations.symmetric import SymmetricNetwork
+
+# `shared` writes a view as y = Phi e + Psi g with all rounds at once, which costs the cube of their
+# number. If all rounds are alike, it can be followed from round to round. With x the hidden vectors
+# that a round receives, e noise of unit variance, and g gradients, a round passes x' on and shows
+# y:
+#
+#     x' = F x + B e + G g,    y = C x + D e + H g.
+#
+# What the adversary does not know about x is Gaussian with a covariance P, and observing y
+# conditions it: a Kalman filter. Let m be the amount by which the expectation of x moves if every
+# gradient of a node changes by the same vector of length 1. Then y moves by d = C m + H 1, and with
+# L L' the covariance of y given all earlier rounds, the squared mu of this change grows by |L^-1
+# d|^2.
+#
+# This is what equal changes attain, and all that a hidden view offers: as long as hidden noise
+# moves the models, no mu bounds a record (`Bound.certificate`). Whether it does, and whether no
+# observation follows from earlier ones, is decided exactly, and for any run from a few rounds: an
+# adversary who is told all hidden vectors of some round and then observes w rounds knows more than
+# one who observed all rounds. What is hidden from the former at the end of the w rounds is hidden
+# from the latter, later in the run; before that, every round is decided by itself.
 
 # Rounds w after which an adversary who knew everything has lost track: a choice. Noise reaches
 # everything that a node computes within two or three rounds.

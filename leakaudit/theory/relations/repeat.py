@@ -8,9 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
-from weakref import WeakKeyDictionary
 
 from leakaudit._util.uncollected import uncollected
 from leakaudit.core.errors import LeakauditError
@@ -18,22 +16,12 @@ from leakaudit.theory.relations import declare
 from leakaudit.theory.relations.declare import Point, Relation, Relations
 from leakaudit.theory.relations.expression import Expression, Vector
 
-# The steady rounds of declarations, which several protocols of one run share.
-_steady = WeakKeyDictionary[Relations, tuple[tuple[int, int, int | None], range]]()
-
 
 def steady(declared: Relations, most: int | None = None) -> range:
     """Return the last rounds of a declaration that all have the same relations, shifted in time.
 
     At most `most` rounds are examined. Vectors of round 0 are not shifted.
     """
-    of = (len(declared.relations), len(declared.vectors), most)
-    if declared not in _steady or _steady[declared][0] != of:
-        _steady[declared] = of, _found(declared, most)
-    return _steady[declared][1]
-
-
-def _found(declared: Relations, most: int | None) -> range:
     rows = defaultdict[int, list[Relation]](list)
     for r in declared.relations:
         rows[r.round].append(r)
@@ -181,8 +169,8 @@ def _copy(declared: Relations, row: int, places: _Places) -> None:
         if declared.sent.get(k) == row:
             to.sent[places[k]] = len(to.relations)
         if k in declared.changes:
-            change = declared.changes[k]
-            to.changes[places[k]] = replace(change, at=places.moved(change.at.terms))
+            before, steps = declared.changes[k]
+            to.changes[places[k]] = (places.moved(before.terms), steps)
         if k in declared.omits:
             to.omits[places[k]] = places[declared.omits[k]]
     terms = places.moved(relation.terms)

@@ -1,9 +1,4 @@
-"""The rounds of a protocol as one adversary sees them, for a recursion over rounds (`recursion`).
-
-A round receives hidden vectors of earlier rounds, adds noise and gradients, passes hidden vectors
-on, and shows others to the adversary. If all rounds of a protocol are alike, the first few of a
-declaration and one more for all others describe a run of any length.
-"""
+"""The rounds of a protocol as one adversary sees them, for `recursion`."""
 
 from __future__ import annotations
 
@@ -16,6 +11,10 @@ from functools import cached_property
 from leakaudit.theory.relations.expression import ONE
 from leakaudit.theory.relations.forward import ForwardModel
 from leakaudit.theory.relations.modular import Staircase, modular
+
+# A round receives hidden vectors of earlier rounds, adds noise and gradients, passes hidden vectors
+# on, and shows others to the adversary. If all rounds of a protocol are alike, the first few of a
+# declaration and one more for all others describe a run of any length.
 
 LinearForm = Mapping[int, Fraction]
 
@@ -52,13 +51,6 @@ class Rounds:
 
     With `points`, those of gradients are described as well, for which more vectors may have to be
     passed on.
-
-    Attributes:
-        forms: Every state and message, over noise and gradients of its round and earlier vectors.
-        first: Rounds 0 to n - 1.
-        later: Round n and all after it but the last.
-        final: The last round of a run, in which nothing is known that only a next one shows, such
-            as a model that is sent at the start of the next round.
     """
 
     def __init__(
@@ -82,6 +74,7 @@ class Rounds:
             self._defined[at].append(k)
         self._noise = self._by_round(model.noise)
         self._gradients = self._by_round(model.gradients)
+        # Every state and message, over noise and gradients of its round and earlier vectors.
         self.forms: dict[int, LinearForm] = {}
         self._of_round = defaultdict[int, dict[int, LinearForm]](dict)  # the same by round
         for t in range(self._last + 1):
@@ -91,6 +84,9 @@ class Rounds:
         received = self._received()
         if max(map(len, received)) > PASSED:
             raise UnlikeRounds
+        # Rounds 0 to n - 1, and round n, which stands for all after it but the last. In the last
+        # round, nothing is known that only a next one shows, such as a model that is sent at its
+        # start.
         self.first = [self._round(t, received[t], received[t + 1]) for t in range(self._last)]
         after = [self._after(k) for k in received[-1]]
         self.later = self._round(self._last, received[-1], after)

@@ -1,9 +1,4 @@
-"""The largest total shift of changes that are vectors of limited length, certified from both sides.
-
-`account` needs the largest d' M d over changes d_t of limited Euclidean length. If M has a negative
-entry, some changes should point in different directions; the best arrangement is a semidefinite
-programme, the one of MAX-CUT: maximise <X, C> over correlation matrices C.
-"""
+"""The largest total shift of changes that are vectors of limited length, between two bounds."""
 
 from __future__ import annotations
 
@@ -13,6 +8,10 @@ from typing import Any
 import numpy as np
 
 from leakaudit.theory.relations.kkt import Array
+
+# `account` needs the largest d' M d over changes d_t of limited Euclidean length. If M has a
+# negative entry, some changes should point in different directions; the best arrangement is a
+# semidefinite programme, the one of MAX-CUT: maximise <X, C> over correlation matrices C.
 
 # Number of sweeps of the mixing method. It converges linearly; a choice that affects only the
 # tightness, because the dual certifies the upper value wherever the sweeps end.
@@ -32,11 +31,7 @@ START = 1e-3
 def supremum(m: Any, limits: Array) -> tuple[float, float]:
     """Return an attained value and a certified upper value of the largest total shift.
 
-    It is the square root of sup { sum_st M_st <d_s, d_t> : |d_t| <= limits_t }. With X_st =
-    limits_s M_st limits_t, this is max <X, C> over correlation matrices C. All changes are aligned
-    if X >= 0; otherwise, the mixing method (Wang, Chang, Kolter 2017) finds directions. For every
-    y, <X, C> <= sum(y) + n max(0, lambda_max(X - diag y)), because the diagonal of C is 1; y_t =
-    |sum_s X_ts v_s| makes this tight at an optimum.
+    It is the square root of sup { sum_st M_st <d_s, d_t> : |d_t| <= limits_t }.
 
     Args:
         m: (T, T) M, symmetric and positive semidefinite up to rounding; a sparse one is solved for
@@ -45,6 +40,9 @@ def supremum(m: Any, limits: Array) -> tuple[float, float]:
     """
     if not isinstance(m, np.ndarray):
         return _of_components(m, limits)
+    # With X_st = limits_s M_st limits_t, the square is max <X, C> over correlation matrices C. All
+    # changes are aligned if X >= 0; otherwise, the mixing method (Wang, Chang, Kolter 2017) finds
+    # directions.
     with np.errstate(over="ignore"):
         x = (m + m.T) / 2 * np.outer(limits, limits)
     n = len(x)
@@ -58,6 +56,8 @@ def supremum(m: Any, limits: Array) -> tuple[float, float]:
         # Only rounding: a positive semidefinite matrix with a zero diagonal is 0.
         return 0.0, math.sqrt(float(np.abs(x).sum()))
     v = _mixed(x, largest)
+    # For every y, <X, C> <= sum(y) + n max(0, lambda_max(X - diag y)), because the diagonal of C is
+    # 1; y_t = |sum_s X_ts v_s| makes this tight at an optimum.
     y = np.linalg.norm(x @ v, axis=1)
     excess = max(0.0, float(np.linalg.eigvalsh(x - np.diag(y))[-1]))
     attained = max(float(np.trace(v.T @ x @ v)), 0.0)

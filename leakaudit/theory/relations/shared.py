@@ -1,31 +1,30 @@
-"""The bounds of one adversary's view of all nodes at once.
-
-`account` bounds one node: every other secret is known, so only the node's own gradients are
-targets. The view and its noise do not depend on the node. With the forward model (`forward`), the
-view is y = Phi e + Psi g for the observed vectors y, and each node selects its own columns of Psi.
-One elimination decides for all nodes which observations are independent, what leaks without noise,
-and which points are determined; one factorisation Phi' = Q R gives all Fisher matrices, M_i =
-|R'^-1 Psi_i|^2.
-
-All these decisions are ranks, made modulo two primes of 31 bits, with noise replaced by random
-residues (`ForwardModel.residues`); a row that is nonzero vanishes with a probability of about 1e-9
-for each prime. If the primes disagree, or R is ill-conditioned, there is no shared view, and
-`account` decides.
-"""
+"""The bounds of one adversary's view of all nodes at once."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leakaudit.theory.relations.account import Bound
+from leakaudit.theory.relations.account import Bound, lowest_level
 from leakaudit.theory.relations.forward import PRIMES, Echelon, ForwardModel, Places, decide
 from leakaudit.theory.relations.kkt import Array
 from leakaudit.theory.relations.semidefinite import supremum
+
+# `account` bounds one node: every other secret is known, so only the node's own gradients are
+# targets. The view and its noise do not depend on the node. With the forward model (`forward`), the
+# view is y = Phi e + Psi g for the observed vectors y, and each node selects its own columns of
+# Psi. One elimination decides for all nodes which observations are independent, what leaks without
+# noise, and which points are determined; one factorisation Phi' = Q R gives all Fisher matrices,
+# M_i = |R'^-1 Psi_i|^2.
+#
+# All these decisions are ranks, made modulo two primes of 31 bits, with noise replaced by random
+# residues (`ForwardModel.residues`); a row that is nonzero vanishes with a probability of about
+# 1e-9 for each prime. If the primes disagree, or R is ill-conditioned, there is no shared view, and
+# `account` decides.
 
 Flags = NDArray[np.bool_]
 
@@ -37,21 +36,12 @@ RESIDUES = 64_000_000
 CONDITION = 1e-7
 
 
-@dataclass(frozen=True)
-class _Decided:
+class _Decided(NamedTuple):
     independent: Places  # observations that do not follow from earlier ones
     # nodes, among those to bound, of which a combination is revealed without noise
-    leaking: frozenset[int]
+    leaking: Sequence[int]
     free: Flags  # (t,) whether each point is a function of the view before it and of gradients
     depends: Flags  # (t, n) whether it then depends on the gradients of each node to bound
-
-    def equals(self, other: _Decided) -> bool:
-        return (
-            np.array_equal(self.independent, other.independent)
-            and self.leaking == other.leaking
-            and np.array_equal(self.free, other.free)
-            and np.array_equal(self.depends, other.depends)
-        )
 
 
 class SharedView:
@@ -99,7 +89,9 @@ class SharedView:
         if len(rows) * len(hidden) > ENTRIES or len(model.defined) * width > RESIDUES:
             return None
         decided = _decide(model, rows, hidden, some, PRIMES[0])
-        if not decided.equals(_decide(model, rows, hidden, some, PRIMES[1])):
+        again = _decide(model, rows, hidden, some, PRIMES[1])
+        same = (np.array_equal(decided[k], again[k]) for k in range(len(decided)))
+        if not all(same):
             return None
         view = cls(model, rows, hidden, some, decided)
         return view if view.sound else None
@@ -118,11 +110,7 @@ class SharedView:
         m = np.asarray(part.T @ part)
         if not np.isfinite(m).all():
             return None
-        lowest = 2
-        for k, level in enumerate(certificate):
-            if m[k, k] != 0 or level == 0:
-                lowest = min(lowest, level)
-        if lowest:
+        if lowest_level(certificate, m):
             attained, upper = supremum(m, np.ones(len(own)))
         else:
             attained = math.sqrt(max(float(m.sum()), 0.0))
@@ -162,7 +150,7 @@ def _decide(
     )
     return _Decided(
         independent=np.array(independent, np.int64),
-        leaking=frozenset(nodes[column - columns] for column in leaks),
+        leaking=[nodes[column - columns] for column in sorted(leaks)],
         free=~np.asarray(points[:, :columns].any(axis=1)),
         depends=points[:, columns:] != 0,
     )

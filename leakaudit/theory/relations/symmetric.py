@@ -1,31 +1,4 @@
-"""Networks that average with symmetric weights: the views of a long run in closed form.
-
-In many protocols, each round takes the vectors z that are sent to
-
-    z_t = W z_(t-1) + s e_t + c g_t,    t = 1 ... T,
-
-with symmetric W, known z_0, and at every node fresh noise e and a gradient g. An adversary observes
-z_t at some nodes O. Its view of equal changes of all gradients of a node costs one solution with
-the covariance R of all observations, a matrix of T |O| rows. This module diagonalises time as well
-as space.
-
-In the eigenbasis of W, node by node, z is an autoregression of order one for each eigenvalue v. Its
-inverse covariance is tridiagonal: 1 + v^2 on the diagonal, except for 1 in the last entry, and -v
-beside it. But for this entry, the sine transform S (DST-I) diagonalises all of them, with the
-eigenvalues 1 + v^2 - 2 v cos(pi m / (T + 1)). Hence, with D(m) the diagonal matrix of their
-inverses, the covariance of z is S diag(D) S' plus a matrix of rank one for each v, and
-
-    R = S blockdiag(U_O D(m) U_O') S' + V V',
-
-with U the eigenvectors, and V of N columns. A solution with R costs T factorisations of |O| rows
-and one of N rows (the Woodbury identity). The columns of V and the responses of z to gradients are
-smooth functions of v: as matrices (m, v), they are products of rank 60 or less at N = T = 1,000, up
-to rounding, which saves most of the time if few nodes are observed.
-
-Exact decisions are simple, because every z_t at every node contains noise of its own: no
-observation follows from others, nothing is revealed without noise, and a form of z is known if and
-only if it contains only z of nodes in O.
-"""
+"""Networks that average with symmetric weights: the views of a long run in closed form."""
 
 from __future__ import annotations
 
@@ -40,6 +13,32 @@ import numpy as np
 from leakaudit.theory.relations.forward import ForwardModel
 from leakaudit.theory.relations.kkt import Array
 from leakaudit.theory.relations.rounds import Round, Rounds, UnlikeRounds, substituted
+
+# In many protocols, each round takes the vectors z that are sent to
+#
+#     z_t = W z_(t-1) + s e_t + c g_t,    t = 1 ... T,
+#
+# with symmetric W, known z_0, and at every node fresh noise e and a gradient g. An adversary
+# observes z_t at some nodes O. Its view of equal changes of all gradients of a node costs one
+# solution with the covariance R of all observations, a matrix of T |O| rows. This module
+# diagonalises time as well as space.
+#
+# In the eigenbasis of W, node by node, z is an autoregression of order one for each eigenvalue v.
+# Its inverse covariance is tridiagonal: 1 + v^2 on the diagonal, except for 1 in the last entry,
+# and -v beside it. But for this entry, the sine transform S (DST-I) diagonalises all of them, with
+# the eigenvalues 1 + v^2 - 2 v cos(pi m / (T + 1)). Hence, with D(m) the diagonal matrix of their
+# inverses, the covariance of z is S diag(D) S' plus a matrix of rank one for each v, and
+#
+#     R = S blockdiag(U_O D(m) U_O') S' + V V',
+#
+# with U the eigenvectors, and V of N columns. A solution with R costs T factorisations of |O| rows
+# and one of N rows (the Woodbury identity). The columns of V and the responses of z to gradients
+# are smooth functions of v: as matrices (m, v), they are products of rank 60 or less at N = T =
+# 1,000, up to rounding, which saves most of the time if few nodes are observed.
+#
+# Exact decisions are simple, because every z_t at every node contains noise of its own: no
+# observation follows from others, nothing is revealed without noise, and a form of z is known if
+# and only if it contains only z of nodes in O.
 
 # Distance of an eigenvalue to 1 below which it counts as 1: a choice, well above rounding.
 ONE = 1e-9

@@ -1,8 +1,4 @@
-"""The noise that an epsilon requires.
-
-mu is inversely proportional to the scale of all Gaussian noise, so one view bound yields all
-others. This is confirmed once for each protocol, by recomputing a bound with scaled noise.
-"""
+"""The noise that an epsilon requires."""
 
 from __future__ import annotations
 
@@ -23,6 +19,9 @@ from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.relations import Relations, Turns
 from leakaudit.views.accounting.adversaries import Threat
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds
+
+# mu is inversely proportional to the scale of all Gaussian noise, so one view bound yields all
+# others. This is confirmed once for each protocol, by recomputing a bound with scaled noise.
 
 # Largest relative difference between the requested mu and the mu recomputed at the recommended
 # noise: a choice, far above the rounding error of a view bound, far below the effect of another

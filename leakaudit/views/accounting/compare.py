@@ -1,7 +1,4 @@
-"""The view bound of every adversary compared with the paper's claim.
-
-A comparison has mu, epsilon, their ratio to the claim, and the noise that the claim requires.
-"""
+"""The view bound of every adversary compared with the paper's claim."""
 
 from __future__ import annotations
 
@@ -28,6 +25,8 @@ from leakaudit.views.accounting.resting import rests_on
 from leakaudit.views.accounting.symmetry import Symmetry
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds, without_scale
 
+# A comparison has mu, epsilon, their ratio to the claim, and the noise that the claim requires.
+
 # Default if neither the caller nor a claim specifies a value.
 DELTA = 1e-5
 
@@ -36,6 +35,12 @@ ROUNDING = 1e-9
 
 # Jobs per worker from which their different durations even out: a choice.
 BUSY = 4
+
+# What a claim says, in JSON.
+OF_CLAIM = (
+    *("source", "promise", "epsilon", "delta", "adjacency", "std", "rounds", "assumes"),
+    *("sensitivity", "sampled"),
+)
 
 REPORTED = 100  # views equal to others between two reports of the progress: a choice
 
@@ -103,13 +108,16 @@ class Comparison(CardDisplay):
         """Plain values; infinity is the text ``inf``."""
         claim: Json = None
         if self.claim is not None:
-            claim = _plain_claim(self.claim)
+            claim = {name: getattr(self.claim, name) for name in OF_CLAIM}
         recommended: Json = None
         if self.calibration is not None:
             recommended = self.calibration.to_json()
         same_as: Json = None
         if self.like is not None:
             same_as = {"node": self.like.node, "adversary": str(self.like.adversary)}
+        inputs: list[Json] = []
+        for one in self.rests:
+            inputs.append({"subject": one.subject, "origin": one.origin.name, "detail": one.detail})
         values = self.bound.to_json()
         if not self.sensitivity_known:
             values["sensitivity"] = None
@@ -117,7 +125,7 @@ class Comparison(CardDisplay):
             **values,
             "holds": str(self.holds),
             "sensitivity_from": self.sensitivity_from,
-            "rests_on": [_plain_input(one) for one in self.rests],
+            "rests_on": inputs,
             "weakest": _weakest(self.rests),
             "kind": self.threat.kind,
             "claim": claim,
@@ -152,30 +160,11 @@ def resting(found: Iterable[Comparison], doubts: Sequence[Evidence]) -> Comparis
     return Comparisons(replace(one, rests=(*one.rests, *doubts)) for one in found)
 
 
-def _plain_input(one: Evidence) -> dict[str, Json]:
-    return {"subject": one.subject, "origin": one.origin.name, "detail": one.detail}
-
-
 def _weakest(inputs: Sequence[Evidence]) -> str | None:
     least = weakest(inputs)
     if least is None:
         return None
     return str(least)
-
-
-def _plain_claim(claim: Claim) -> dict[str, Json]:
-    return {
-        "source": claim.source,
-        "promise": claim.promise,
-        "epsilon": claim.epsilon,
-        "delta": claim.delta,
-        "adjacency": claim.adjacency,
-        "std": claim.std,
-        "rounds": claim.rounds,
-        "assumes": claim.assumes,
-        "sensitivity": claim.sensitivity,
-        "sampled": claim.sampled,
-    }
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ from leakaudit.theory.relations import (
     know,
     with_models,
 )
+from leakaudit.theory.relations.account import lowest_level
 from leakaudit.theory.relations.recursion import LongView
 from leakaudit.theory.relations.shared import SharedView
-from leakaudit.views.accounting.basis import StrongerAdversary
+from leakaudit.views.accounting.basis import ALL_MESSAGES, MESSAGES_AND_MODELS, OWNERS
 
 # Relative distance of two mu that count as equal; a choice, well above rounding.
 CLOSE = 1e-9
@@ -42,15 +43,14 @@ class NodeView:
     knowledge: Knowledge  # what is known; of a long run (`LongView`), in its first rounds
     targets: Sequence[Expression]  # the node's gradients that are not known; empty for a long run
     bound: Bound  # the bound at sensitivity 1
-    # the adversary, if it is not the requested one but a stronger one
-    stronger: StrongerAdversary | None = None
+    stronger: str = ""  # the adversary, if it is not the requested one but a stronger one
 
     @classmethod
     def of(
         cls,
         knowledge: Knowledge,
         node: int,
-        stronger: StrongerAdversary | None = None,
+        stronger: str = "",
         *,
         least: bool = False,
     ) -> NodeView:
@@ -65,28 +65,17 @@ class NodeView:
 
     @cached_property
     def lowest(self) -> int:
-        """The lowest certificate.
-
-        A gradient that no message reveals does not affect the view, wherever it was evaluated, so
-        its certificate 1 is ignored. Its certificate 0 counts: a revealed gradient of another node
-        may react to it.
-        """
-        shown = None
-        if self.bound.fisher is not None:
-            shown = self.bound.fisher.diagonal()
-        lowest = 2
-        for k, level in enumerate(self.bound.certificate):
-            is_shown = shown is None or shown[k] != 0
-            if is_shown or level == 0:
-                lowest = min(lowest, level)
-        return lowest
+        """The lowest certificate."""
+        return lowest_level(self.bound.certificate, self.bound.fisher)
 
     def turns(self, protocol: Protocol) -> Turns | None:
         """Return which gradients a record can enter; None if all of them, or if not declared."""
         declared = protocol.turns
         if declared is None:
             return None
-        count = len(self.knowledge.declared.gradients(self._owner))
+        vectors = self.knowledge.declared.vectors
+        owner = vectors[self.targets[0].vector].owner or 0
+        count = len(self.knowledge.declared.gradients(owner))
         last = -1
         for choices in declared:
             for entered in choices:
@@ -94,13 +83,6 @@ class NodeView:
         if len(self.targets) != count or last >= count:
             return None
         return declared
-
-    @property
-    def _owner(self) -> int:
-        owner = self.knowledge.declared.vectors[self.targets[0].vector].owner
-        if owner is None:
-            raise LeakauditError("account: expected gradients that a node computes")
-        return owner
 
 
 class Views:
@@ -161,7 +143,7 @@ class Views:
             adversary = Adversary(adversary.hears, adversary.corrupt | owners, window)
             try:
                 views = Views(self.protocol, adversary, [node], smooth=self.smooth)
-                return replace(views.own(node), stronger=StrongerAdversary.OWNERS)
+                return replace(views.own(node), stronger=OWNERS)
             except Unexplained as more:
                 missing = more
             except LeakauditError:
@@ -192,7 +174,7 @@ class Views:
         if found.bound.leaking:  # these are written with the number of a node
             return None
         for view in stronger_views(protocol, node):
-            if view.stronger is StrongerAdversary.ALL_MESSAGES and _equal(found.bound, view.bound):
+            if view.stronger == ALL_MESSAGES and _equal(found.bound, view.bound):
                 return found
         return None
 
@@ -294,7 +276,7 @@ def stronger_views(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
 def _like_earlier(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
     """Return the stronger views of a node, or of an earlier one whose relations are alike."""
     if protocol.repeats or protocol.start.round >= protocol.rounds:
-        heard = alone(protocol.start, node, protocol.private)
+        heard = alone(protocol.start, node)
     else:
         heard = alone(protocol.whole, node)
     if heard is None:
@@ -349,7 +331,7 @@ def _stronger(protocol: Protocol, node: int, heard: Knowledge) -> Iterator[NodeV
             return
         heard = longer
     try:
-        everything = NodeView.of(heard, node, StrongerAdversary.ALL_MESSAGES)
+        everything = NodeView.of(heard, node, ALL_MESSAGES)
     except LeakauditError:
         return
     yield everything
@@ -358,7 +340,7 @@ def _stronger(protocol: Protocol, node: int, heard: Knowledge) -> Iterator[NodeV
         if shown is None or everything.lowest >= below:
             continue
         try:
-            yield NodeView.of(shown, node, StrongerAdversary.MESSAGES_AND_MODELS)
+            yield NodeView.of(shown, node, MESSAGES_AND_MODELS)
         except LeakauditError:
             continue
 
@@ -384,7 +366,7 @@ def _by_own_relations(protocol: Protocol, adversary: Adversary, node: int) -> No
     if found.bound.leaking or not _any_hidden(own, node):
         return found
     for view in stronger_views(protocol, node):
-        if view.stronger is StrongerAdversary.ALL_MESSAGES and _equal(found.bound, view.bound):
+        if view.stronger == ALL_MESSAGES and _equal(found.bound, view.bound):
             return found
     return None
 

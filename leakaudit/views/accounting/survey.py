@@ -1,9 +1,4 @@
-"""The adversaries of the nodes of a large network, where a list of all would be too long.
-
-A network of 1,000 nodes has a million views of one curious node. If it averages with symmetric
-weights (`theory.relations.symmetric`), all of them are computed; of the curious nodes that are not
-neighbours, only the one that learns most about a node is returned.
-"""
+"""The adversaries of the nodes of a large network, where a list of all would be too long."""
 
 from __future__ import annotations
 
@@ -19,6 +14,10 @@ from leakaudit.protocols.declared import Protocol
 from leakaudit.theory.relations import know
 from leakaudit.theory.relations.kkt import Array
 from leakaudit.views.accounting.adversaries import MOST_SHARED, Threat, around, curious, how_many
+
+# A network of 1,000 nodes has a million views of one curious node. If it averages with symmetric
+# weights (`theory.relations.symmetric`), all of them are computed; of the curious nodes that are
+# not neighbours, only the one that learns most about a node is returned.
 
 # Curious nodes per job: seconds of computing, so that handing it over costs little. A choice.
 TOGETHER = 8

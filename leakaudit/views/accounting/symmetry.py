@@ -7,6 +7,8 @@ from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Graph
 from leakaudit.theory.relations import Relations, Vector
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 # is then checked on the relations themselves: their terms are matched by the vectors in them, all
 # ratios of coefficients must have the same absolute value, and their signs must be the product of a
 # sign for each relation and one for each vector. Whether such signs exist is a two-colouring
-# problem, decided by a search along the ties (`_Signs`). A renaming that is only likely to work is
+# problem, which `_agree` decides. A renaming that is only likely to work is
 # never used.
 #
 # The renamed relations may be declared in another order, in which a point is observed before its
@@ -51,14 +53,13 @@ class Symmetry:
         self.relations = relations
         self._colour, _ = _colours(graph, [0] * graph.nodes)
         self._pays = graph.nodes <= SEARCHED or 2 * len(set(self._colour)) < graph.nodes
-        self._colours_of: dict[Threat, tuple[object, ...]] = {}
+        self._marked_of: dict[Threat, tuple[list[int], Hashable]] = {}
         self._by_colour = defaultdict[tuple[object, ...], list[Threat]](list)
         self._like: dict[Threat, Threat] = {}  # threat -> the first one with the same view
         self._proved: list[Renaming] = []  # valid renamings and their inverses
         self._failed: set[Renaming] = set()
         self._by_node: Sequence[bool] = (False, True)  # whether renamings also rename indices
         self._home: dict[int, Renaming] = {}
-        self._hops_from: dict[int, Mapping[int, int]] = {}
 
     def like(self, threat: Threat) -> Threat | None:
         """Return the earlier adversary; None if there is none, and this one is remembered."""
@@ -90,29 +91,32 @@ class Symmetry:
         return None
 
     def _by_search(self, threat: Threat, same: list[Threat]) -> Threat | None:
-        refined = self._refined(threat)
-        marked = self._marked(threat)
+        new, shape = self._marked(threat)
         for other in same:
             if len(self._failed) >= PATIENCE and not self._proved:
                 break
-            if self._refined(other) != refined:
+            old, other_shape = self._marked(other)
+            if other_shape != shape:
                 continue
-            renaming = self._renaming(self._marked(other), marked)
+            renaming = self._renaming(old, new)
             if renaming is not None and self._holds(renaming):
                 return other
         return None
 
-    def _refined(self, threat: Threat) -> tuple[object, ...]:
-        """What colours tell about the graph with the target and the adversary marked."""
-        if threat not in self._colours_of:
+    def _marked(self, threat: Threat) -> tuple[list[int], Hashable]:
+        """Return colours of the nodes, with target and adversary marked, and what these tell.
+
+        A renaming that maps threats preserves both.
+        """
+        if threat not in self._marked_of:
             parts = self._parts(threat)
             kinds = sorted(set(parts))
-            _, shape = _colours(self.graph, [kinds.index(part) for part in parts])
-            self._colours_of[threat] = (tuple(kinds), shape)
-        return self._colours_of[threat]
+            colour, shape = _colours(self.graph, [kinds.index(part) for part in parts])
+            self._marked_of[threat] = colour, (tuple(kinds), shape)
+        return self._marked_of[threat]
 
     def _coloured(self, threat: Threat) -> tuple[object, ...]:
-        """The colours of the target and of all nodes of the adversary, and how far these are.
+        """The colours of the target and of all nodes of the adversary.
 
         Every renaming that maps one adversary to another preserves them.
         """
@@ -122,24 +126,7 @@ class Symmetry:
         if isinstance(adversary.hears, frozenset):
             arcs = sorted((colour[a], colour[b]) for a, b in adversary.hears)
         corrupt = sorted(colour[node] for node in adversary.corrupt)
-        hops: list[int] = []
-        if self._pays and adversary.corrupt:
-            apart = self._hops(threat.node)
-            hops = sorted(apart.get(node, -1) for node in adversary.corrupt)
-        return (threat.kind, colour[threat.node], tuple(arcs), tuple(corrupt), tuple(hops))
-
-    def _hops(self, node: int) -> Mapping[int, int]:
-        if node not in self._hops_from:
-            hops = {node: 0}
-            todo = deque([node])
-            while todo:
-                at = todo.popleft()
-                for near in self.graph.neighbours[at]:
-                    if near not in hops:
-                        hops[near] = hops[at] + 1
-                        todo.append(near)
-            self._hops_from[node] = hops
-        return self._hops_from[node]
+        return (threat.kind, colour[threat.node], tuple(arcs), tuple(corrupt))
 
     def _holds(self, renaming: Renaming) -> bool:
         """Return whether a renaming is valid; a valid one serves later adversaries as well."""
@@ -174,13 +161,6 @@ class Symmetry:
                         todo.append(before)
         return homes
 
-    def _marked(self, threat: Threat) -> list[int]:
-        """Return a colour for each node; a renaming that maps threats preserves them."""
-        parts = self._parts(threat)
-        kinds = sorted(set(parts))
-        colour, _ = _colours(self.graph, [kinds.index(part) for part in parts])
-        return colour
-
     def _parts(self, threat: Threat) -> list[tuple[bool, bool, bool]]:
         """Each node's role: target, end of an observed channel, curious node."""
         tapped: set[int] = set()
@@ -194,14 +174,6 @@ class Symmetry:
 
     def _renaming(self, old: Sequence[int], new: Sequence[int]) -> Renaming | None:
         """Return an isomorphism of the graph that maps colours to equal ones; None if none."""
-        if len(set(old)) == len(old):  # the colours leave no choice
-            found = dict(zip(new, range(len(new)), strict=True))
-            renaming = tuple(map(found.__getitem__, old))
-            near = self.graph.neighbours
-            for node, to in enumerate(renaming):
-                if sorted(renaming[j] for j in near[node]) != sorted(near[to]):
-                    return None
-            return renaming
         from networkx.algorithms.isomorphism import GraphMatcher, categorical_node_match
 
         same = categorical_node_match("colour", None)
@@ -281,7 +253,7 @@ def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> b
     # A form and its image are equal up to one sign of the form and one of each vector. Therefore,
     # all ratios of coefficients must have the same absolute value, and their signs must be products
     # of such signs.
-    signs = _Signs()
+    ties: list[tuple[Hashable, Hashable, int]] = []
     for n, ((owner, vectors), terms) in enumerate(forms.items()):
         if owner is not None:
             owner = image.get(owner, owner)
@@ -294,15 +266,15 @@ def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> b
             ratio = ONE if target == coefficient else target / coefficient
             sizes.add(abs(ratio))
             vector = ("vector", k) if k in image else ("kept", 0)
-            signs.tie(("row", n), vector, -1 if ratio < 0 else 1)
+            ties.append((("row", n), vector, -1 if ratio < 0 else 1))
         if len(sizes) > 1:
             return False
     # What a record attains depends on the sum of the gradients that it moves, so those of a node
     # have one sign.
     for k in image:
         if relations.vectors[k].kind == "gradient":
-            signs.tie(("owner", relations.vectors[k].owner or 0), ("vector", k), 1)
-    return signs.agree()
+            ties.append((("owner", relations.vectors[k].owner), ("vector", k), 1))
+    return _agree(ties)
 
 
 def _image(relations: Relations, renaming: Sequence[int], by_node: bool) -> dict[int, int] | None:
@@ -364,31 +336,22 @@ def _renamed(v: Vector, renaming: Sequence[int], by_node: bool) -> Vector:
     return Vector(v.kind, v.name, owner, v.round, index, v.std, dst, v.secure, v.law)
 
 
-class _Signs:
-    """Signs that are tied two by two, and whether some choice fits all."""
+def _agree(ties: Sequence[tuple[Hashable, Hashable, int]]) -> bool:
+    """Return whether signs exist of which each tied pair has a given product."""
+    import scipy.sparse as sp
+    from scipy.sparse.csgraph import connected_components
 
-    def __init__(self) -> None:
-        self._ties = defaultdict[tuple[str, int], list[tuple[tuple[str, int], int]]](list)
-
-    def tie(self, a: tuple[str, int], b: tuple[str, int], product: int) -> None:
-        """Ask for sign(a) sign(b) = product."""
-        self._ties[a].append((b, product))
-        self._ties[b].append((a, product))
-
-    def agree(self) -> bool:
-        """Try to choose: the sign of one vector of a component decides all others in it."""
-        chosen: dict[tuple[str, int], int] = {}
-        for start in self._ties:
-            if start in chosen:
-                continue
-            chosen[start] = 1
-            todo = deque([start])
-            while todo:
-                a = todo.popleft()
-                for b, product in self._ties[a]:
-                    if b not in chosen:
-                        chosen[b] = chosen[a] * product
-                        todo.append(b)
-                    elif chosen[b] != chosen[a] * product:
-                        return False
+    if not ties:
         return True
+    # Everything is two points, one for each sign. A product of 1 joins the points of equal signs,
+    # and one of -1 those of opposite signs; no choice fits if both points of one are connected.
+    place: dict[Hashable, int] = {}
+    ends = np.array([[place.setdefault(one, len(place)) for one in tie[:2]] for tie in ties])
+    product = np.array([tie[2] for tie in ties])
+    count = len(place)
+    plus = np.concatenate([ends[:, 0], ends[:, 0] + count])
+    minus = np.concatenate([ends[:, 1], ends[:, 1] + count])
+    minus = (minus + np.tile(product < 0, 2) * count) % (2 * count)
+    cover = sp.coo_array((np.ones(len(plus)), (plus, minus)), (2 * count,) * 2)
+    of = connected_components(cover, directed=False)[1]
+    return bool((of[:count] != of[count:]).all())

@@ -20,7 +20,7 @@ from leakaudit.core.verdict import APART, Holds
 from leakaudit.protocols.declared import Protocol
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.relations import Turns, account, drift, largest, reached
-from leakaudit.views.accounting.basis import Basis, Ground, PrivacyUnit
+from leakaudit.views.accounting.basis import Basis, Ground
 from leakaudit.views.accounting.node_view import NodeView, Views, stronger_views
 
 # The adversary's own view is computed first. If it determines every model at which the node
@@ -100,11 +100,9 @@ class ViewBound:
         return self.reached
 
     @property
-    def unit(self) -> PrivacyUnit | None:
-        """Whose change is bounded; None if there is no bound."""
-        if self.basis is None:
-            return None
-        return self.basis.unit
+    def unit(self) -> str:
+        """Whose change is bounded, "record", "node" or "none"; empty if there is no bound."""
+        return "" if self.basis is None else self.basis.unit
 
     def multiple(self, mu: float | None) -> str:
         """Return a mu in words; a multiple of the sensitivity S if that is unknown."""
@@ -397,9 +395,9 @@ def _drifted(view: NodeView, turns: Turns | None, smoothness: float) -> float:
     worst = 0.0
     for entered in patterns:
         moves = [float(k in entered) for k in every]
-        found = drift(view.knowledge, view.targets, moves, smoothness)
-        aligned = account(view.knowledge, view.targets, found.limits, certify=False)
-        worst = max(worst, min(found.mu, aligned.mu))
+        mu, limits = drift(view.knowledge, view.targets, moves, smoothness)
+        aligned = account(view.knowledge, view.targets, limits, certify=False)
+        worst = max(worst, min(mu, aligned.mu))
     return worst
 
 

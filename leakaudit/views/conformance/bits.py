@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from fractions import Fraction
 from typing import TypeAlias
 
 import numpy as np
@@ -19,6 +18,7 @@ from leakaudit.core.trace import Trace
 from leakaudit.protocols.declared import everything
 from leakaudit.theory.relations import Relations
 from leakaudit.theory.relations.estimate import recorded
+from leakaudit.theory.relations.rounds import LinearForm, substituted
 from leakaudit.views.deviation import Deviation
 
 # Noise is much larger than the last digits of a number, so the low bits of a message to which it is
@@ -204,47 +204,29 @@ def _largest_positive(count: int, x: float) -> float:
 def fresh(declared: Relations) -> dict[int, float]:
     """Return the messages with noise of their own round that no earlier message contains."""
     vectors = declared.vectors
-    made: dict[int, Mapping[int, Fraction]] = {}  # state -> the relation that defines it
-    for relation in declared.relations:
-        last = max(relation.terms)
-        if vectors[last].kind == "state":
-            made[last] = relation.terms
+    states: dict[int, LinearForm] = {}  # state -> what it is made of in its own round
     seen: set[int] = set()
     found: dict[int, float] = {}
-    for message, at in declared.sent.items():
-        if vectors[message].std:  # rounded by its channel
+    for at, relation in enumerate(declared.relations):
+        defined = max(relation.terms)
+        now = vectors[defined].round
+        parts = {}
+        for k, factor in relation.terms.items():
+            if k != defined and vectors[k].round == now:
+                parts[k] = -factor / relation.terms[defined]
+        form = substituted(parts, states)
+        if vectors[defined].kind == "state":
+            states[defined] = form
+        if declared.sent.get(defined) != at or vectors[defined].std:  # rounded by its channel
             continue
         variance = 0.0
-        inside = _noise_in(declared, message, declared.relations[at].terms, made)
-        for noise, factor in inside.items():
-            if noise not in seen and vectors[noise].law == "gaussian":
-                variance += (factor * vectors[noise].std) ** 2
-        seen |= inside.keys()
+        for k, factor in form.items():
+            is_new = vectors[k].kind == "noise" and k not in seen
+            if is_new and vectors[k].law == "gaussian":
+                variance += (float(factor) * vectors[k].std) ** 2
+        seen.update(form)
         if variance:
-            found[message] = math.sqrt(variance)
-    return found
-
-
-def _noise_in(
-    declared: Relations,
-    place: int,
-    terms: Mapping[int, Fraction],
-    made: Mapping[int, Mapping[int, Fraction]],
-) -> dict[int, float]:
-    """Return the noise of a vector's round in its definition, with its factors."""
-    found: dict[int, float] = {}
-    todo = [(place, terms, 1.0)]
-    while todo:
-        defined, relation, scale = todo.pop()
-        for term, factor in relation.items():
-            vector = declared.vectors[term]
-            if term == defined or vector.round != declared.vectors[place].round:
-                continue
-            part = scale * float(factor / relation[defined])
-            if vector.kind == "noise":
-                found[term] = found.get(term, 0.0) + part
-            elif vector.kind == "state" and term in made:
-                todo.append((term, made[term], part))
+            found[defined] = math.sqrt(variance)
     return found
 
 

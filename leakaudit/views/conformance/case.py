@@ -12,7 +12,8 @@ from leakaudit.core.claim import Claim
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace, Truth
 from leakaudit.core.verdict import Verdict
-from leakaudit.protocols.declared import Protocol, constants, protocol_of
+from leakaudit.protocols.declared import Protocol, constant, constants, protocol_of
+from leakaudit.tasks.task import Task
 from leakaudit.theory.relations import Relations
 from leakaudit.views.conformance import loops, reach
 
@@ -133,3 +134,23 @@ def _read(claim: Claim) -> Claim:
     if claim.neighbours is not None:
         return claim
     return replace(claim, neighbours=loops.named_adjacency(claim.adjacency))
+
+
+def obstacle_to_gradients(trace: Trace, truth: Truth | None, task: Task | None = None) -> str:
+    """Return why gradients cannot be computed from the records of a truth; empty if they can be."""
+    if truth is None or not len(truth.node):
+        return "there is no truth"
+    obstacles = unknown_gradients(trace, truth)
+    if task is None and ":" in trace.task.model:
+        obstacles.append("the model is code of your own")
+    return obstacles[0] if obstacles else ""
+
+
+def unknown_gradients(trace: Trace, truth: Truth) -> list[str]:
+    """Return why the records of a truth do not yield the gradients of a recording."""
+    found = []
+    if trace.columns != (0, trace.layout.size):
+        found.append("only some columns of the model are recorded")
+    if 0 < int(constant(trace, "batch")) < int(truth.node.bincount().max()):
+        found.append("gradients are of secret mini-batches")
+    return found

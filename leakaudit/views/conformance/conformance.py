@@ -1,18 +1,4 @@
-"""Whether a recording is what it declares: its messages, their values, and its truth.
-
-An attack on messages that are not those of the declared protocol finds nothing, or something that
-was never sent. So "nothing is determined" and "nothing was recovered" are only stated together with
-what is known about the recording itself.
-
-- The messages are compared with those that the protocol sends (`messages`).
-- Relations that contain only messages must hold, whatever the gradients are (`equations`), in the
-  recorded columns and in the sketch of all columns. The messages must contain the declared noise
-  (`noise`).
-- With the truth, the gradients of its records are substituted (`substitute`, `values`).
-
-Values are compared in all rounds, or in as many as fit into a budget (`reach`); `_SkippedRounds`
-says which.
-"""
+"""Whether a recording is what it declares: its messages, their values, and its truth."""
 
 from __future__ import annotations
 
@@ -28,14 +14,13 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.trace import Trace, Truth
 from leakaudit.core.verdict import Verdict
-from leakaudit.protocols.declared import constant
 from leakaudit.protocols.equations.written import TextProtocol
 from leakaudit.tasks.task import Task
 from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import gaps, vocabulary
 from leakaudit.views import messages
 from leakaudit.views.conformance import rest
-from leakaudit.views.conformance.case import Case
+from leakaudit.views.conformance.case import Case, obstacle_to_gradients
 from leakaudit.views.conformance.equations import consistency
 from leakaudit.views.conformance.pitfall import Pitfall
 from leakaudit.views.conformance.residual import Residual
@@ -43,6 +28,19 @@ from leakaudit.views.conformance.substitute import RecordingRemainder, left
 from leakaudit.views.conformance.values import Values, contradicted
 from leakaudit.views.deviation import Deviation
 from leakaudit.views.messages import STATED, ExpectedMessages
+
+# An attack on messages that are not those of the declared protocol finds nothing, or something that
+# was never sent. So "nothing is determined" and "nothing was recovered" are only stated together
+# with what is known about the recording itself.
+#
+# - The messages are compared with those that the protocol sends (`messages`).
+# - Relations that contain only messages must hold, whatever the gradients are (`equations`), in the
+#   recorded columns and in the sketch of all columns. The messages must contain the declared noise
+#   (`noise`).
+# - With the truth, the gradients of its records are substituted (`substitute`, `values`).
+#
+# Values are compared in all rounds, or in as many as fit into a budget (`reach`); `_SkippedRounds`
+# says which.
 
 # Most numbers that are computed with the gradients of the truth: a few seconds. A choice.
 NUMBERS = 1 << 30
@@ -104,15 +102,6 @@ class Conformance:
         return [*self.sentences, *(one.sentence for one in self.stated)]
 
 
-@dataclass(frozen=True)
-class _Recording:
-    """A recording with its truth and its task."""
-
-    trace: Trace
-    truth: Truth
-    task: Task
-
-
 # Numbers near the largest float overflow, and what is infinite then agrees with nothing.
 @np.errstate(over="ignore", invalid="ignore")
 def examine(
@@ -139,21 +128,20 @@ def examine(
     hard = [one for one in found if one.about not in STATED]
     stated = tuple(one for one in found if one.about in STATED)
     compared = False
-    obstacle = _obstacle(trace, truth, task)
+    obstacle = obstacle_to_gradients(trace, truth, task)
     if messages.first_round(adversary):
         return Conformance(tuple(hard), stated, compared, "the first rounds are not observed")
     case = Case(trace, None)
     tested = trace.rounds
     explained = trace.rounds
     if not hard:
-        consistent = consistency(case)
-        tested = consistent.rounds
-        hard += consistent.deviations
+        tested, inconsistent = consistency(case)
+        hard += inconsistent
     of_noise: list[Pitfall] = []
     residual: Residual | None = None
     if not hard and not obstacle and truth is not None:
-        made = _Recording(trace, truth, task or Task.build(trace.task))
-        remainder = left(made, case.compared_relations, NUMBERS, memory)
+        task = task or Task.build(trace.task)
+        remainder = left(trace, truth, task, case.compared_relations, NUMBERS, memory)
         if remainder is None:
             remainder = RecordingRemainder(())
             obstacle = "the values of one round do not fit into the memory for this comparison"
@@ -268,26 +256,6 @@ def _records(trace: Trace, truth: Truth) -> Iterator[Deviation]:
         yield Deviation("records", str(error))
 
 
-def _obstacle(trace: Trace, truth: Truth | None, task: Task | None) -> str:
-    """Return why values cannot be compared with gradients; empty if they can be."""
-    if truth is None or not len(truth.node):
-        return "there is no truth"
-    obstacles = unknown_gradients(trace, truth)
-    if task is None and ":" in trace.task.model:
-        obstacles.append("the model is code of your own")
-    return obstacles[0] if obstacles else ""
-
-
-def unknown_gradients(trace: Trace, truth: Truth) -> list[str]:
-    """Return why the records of a truth do not yield the gradients of a recording."""
-    found = []
-    if trace.columns != (0, trace.layout.size):
-        found.append("only some columns of the model are recorded")
-    if 0 < int(constant(trace, "batch")) < int(truth.node.bincount().max()):
-        found.append("gradients are of secret mini-batches")
-    return found
-
-
 def _noise(case: Case) -> Iterator[Pitfall]:
     """Test whether the messages contain the declared noise, whatever the gradients are."""
     if not case.laws:
@@ -316,14 +284,12 @@ def _noise_of(
 ) -> Iterator[Pitfall]:
     if not found.noise:
         return
-    from leakaudit.views.conformance import draws, noise  # slow to import
-    from leakaudit.views.conformance.samples import clear, of_messages
+    from leakaudit.views.conformance import noise  # slow to import
+    from leakaudit.views.conformance.samples import of_draws
 
     quiet = values.quiet()
     if quiet is None:
-        some = list(noise.judged(of_messages(found.noise)))
-        kept = [clear(one) for one in found.noise]
-        yield from some or draws.judged([one for one in kept if len(one.std)], layers)
+        yield from noise.of_every_draw(found.noise, layers)
         return
-    small = list(noise.insufficient(of_messages(found.noise, quiet.nodes)))
+    small = list(noise.insufficient(of_draws(found.noise, quiet.nodes)))
     yield from small or [Pitfall(QUIET, Verdict.REFUTED, quiet.says, {"nodes": list(quiet.nodes)})]

@@ -1,10 +1,4 @@
-"""What a recording contains besides messages: only what its protocol declares.
-
-Messages are attacked and compared with their declaration; a description is not. Whatever a program
-writes into it is therefore limited to names that the protocol reads, and to words: public vectors
-under other names, and descriptions with many numbers or that differ from seed to seed, are not
-accepted. What is declared, such as the initial model or a schedule, is counted.
-"""
+"""What a recording contains besides messages: only what its protocol declares."""
 
 from __future__ import annotations
 
@@ -19,6 +13,11 @@ from leakaudit.core.trace import RECORDING, Json, Trace
 from leakaudit.protocols import premises
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.views.deviation import Deviation
+
+# Messages are attacked and compared with their declaration; a description is not. Whatever a
+# program writes into it is therefore limited to names that the protocol reads, and to words: public
+# vectors under other names, and descriptions with many numbers or that differ from seed to seed,
+# are not accepted. What is declared, such as the initial model or a schedule, is counted.
 
 # What differs from seed to seed, and is checked elsewhere: time and number of a recording, and what
 # an engine says of messages that are missing.

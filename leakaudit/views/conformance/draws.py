@@ -1,10 +1,4 @@
-"""Tests of whether noise that is declared as independent and normal actually is.
-
-A message minus what its declaration predicts without noise is a draw of the noise. Divided by the
-declared standard deviation, all draws of all messages, rounds and runs of a check are vectors of
-independent standard normal numbers. Each family of tests below shares `LEVEL` among all its tests
-(Bonferroni), so all of them together raise a false alarm in about one check in a million.
-"""
+"""Tests of whether noise that is declared as independent and normal actually is."""
 
 from __future__ import annotations
 
@@ -12,6 +6,8 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +20,11 @@ from leakaudit.views.conformance import ties
 from leakaudit.views.conformance.pitfall import Pitfall
 from leakaudit.views.conformance.substitute import Floats, NormalisedNoise
 from leakaudit.views.deviation import Deviation
+
+# A message minus what its declaration predicts without noise is a draw of the noise. Divided by the
+# declared standard deviation, all draws of all messages, rounds and runs of a check are vectors of
+# independent standard normal numbers. Each family of tests below shares `LEVEL` among all its tests
+# (Bonferroni), so all of them together raise a false alarm in about one check in a million.
 
 # Probability of a false alarm of each family of tests: about 1e-6 per check with the ten families
 # below, a thousandth of the gate's default alpha.
@@ -87,41 +88,29 @@ NUMBERS = {QUIET: 20, LATTICE: 10, SHAPE: 13}  # subject -> pitfall, if not that
 
 
 @dataclass(frozen=True)
-class ProgramRun:
-    """One call of a program."""
-
-    seed: int = 0
-    process: int = 0  # number of the process that was called; 1 is the new process
-    only: bool = False  # whether there is no other run, so that no sentence has to name it
-
-
-@dataclass(frozen=True)
 class _Draw:
     """One draw of the noise."""
 
-    run: ProgramRun
+    seed: int | None  # of its run; None if there is no other run
+    process: int  # number of the process that was called; 1 is the new process
     node: int
     place: int  # index among the draws of its node
     label: str  # name of the noise in the declaration
 
     def __str__(self) -> str:
         name = f"{self.label} of node {self.node}"
-        return name if self.run.only else f"{name} with seed {self.run.seed}"
+        return name if self.seed is None else f"{name} with seed {self.seed}"
 
 
-@dataclass(frozen=True)
-class _Named:
-    """The name of what a sum of squares covers, and the nodes in that name."""
-
-    name: str
-    nodes: tuple[int, ...] = ()
+# The name of what a sum of squares covers, and the nodes in that name.
+_Name: TypeAlias = tuple[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class _Sums:
     """A family of sums of squares."""
 
-    named: Callable[[int], _Named]  # what the k-th sum covers
+    named: Callable[[int], _Name]  # what the k-th sum covers
     energy: Floats  # (k,) the sums
     numbers: Floats  # (k,) the number of squares in each sum
 
@@ -144,15 +133,6 @@ class _Below:
         return float(at_least(self.count, self.numbers, self.share))
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    """Draws as a matrix whose rows should be independent."""
-
-    rows: str  # what the rows are, in words
-    values: Floats  # (N, n) the numbers
-    loose: float  # by how much gradients within the tolerance may change its singular values
-
-
 def _too_many(some: Sequence[_Below], level: float) -> _Below | None:
     return next((one for one in some if one.chance < level), None)
 
@@ -171,7 +151,7 @@ def judged(
 ) -> Iterator[Pitfall]:
     """Yield the first property of a recording's noise that independent normal noise lacks."""
     every = Draws()
-    every.add(ProgramRun(only=True), noise, layers, rounding_of(noise))
+    every.add(noise, layers, rounding_of(noise))
     for one in itertools.islice(itertools.chain(every.shared(), every.wrong()), 1):
         number = NUMBERS.get(one.about, 6)
         yield Pitfall(number, Verdict.REFUTED, one.says, {"nodes": list(one.nodes)})
@@ -214,12 +194,13 @@ class Draws:
 
     def add(
         self,
-        run: ProgramRun,
         noise: Sequence[NormalisedNoise],
         layers: Mapping[str, slice[int, int, None]],
         rounding: Mapping[int, float],
+        seed: int | None = None,
+        process: int = 0,
     ) -> None:
-        """Add the noise of one run.
+        """Add the noise of one run; that of a second process is compared only with other seeds.
 
         Args:
             rounding: node -> rounding error of one number of a message, in standard deviations of
@@ -233,8 +214,12 @@ class Draws:
                 self._start(width, layers)
             if width == self._width:
                 with whole():  # what was added before Ctrl-C is still tested
-                    self._add(run, one, rounding[one.node])
-                    if not run.process:
+                    names = []
+                    for place, label in enumerate(one.labels):
+                        names.append(_Draw(seed, process, one.node, place, label))
+                    self._keep(names, one, process)
+                    if not process:
+                        self._sum(names, one, rounding[one.node])
                         self._project(one, noise, rounding[one.node])
 
     def shared(self) -> Iterator[Deviation]:
@@ -274,17 +259,15 @@ class Draws:
         if len(layers) > 1 and max(part.stop for part in layers.values()) == width:
             self._layers |= layers
 
-    def _add(self, run: ProgramRun, one: NormalisedNoise, rounding: float) -> None:
-        """Add one node's noise; that of a second process is compared only with other seeds."""
-        names = [_Draw(run, one.node, place, label) for place, label in enumerate(one.labels)]
+    def _keep(self, names: Sequence[_Draw], one: NormalisedNoise, process: int) -> None:
         # An eighth is reserved for the new process, which comes last.
-        room = KEPT if run.process else KEPT - KEPT // 8
+        room = KEPT if process else KEPT - KEPT // 8
         if (len(self._rows) + len(names)) * len(self._columns) <= room:
             self._draws += names
             self._rows += list(one.rest[:, self._columns].astype(np.float32))
             self._signals += np.linalg.norm(one.signal[:, self._columns], axis=1).tolist()
-        if run.process:
-            return
+
+    def _sum(self, names: Sequence[_Draw], one: NormalisedNoise, rounding: float) -> None:
         squares = one.rest**2
         energy = np.stack([squares[:, part].sum(1) for part in self._layers.values()], axis=1)
         self._named += names
@@ -408,9 +391,9 @@ class Draws:
             if chances[at] < least:
                 least = float(chances[at])
                 size = math.sqrt(float(family.energy[at]) / float(family.numbers[at]))
-                named = family.named(at)
-                says = f"the noise of {named.name} is {size:.3g} times the declared noise"
-                found = Deviation(QUIET, f"{says} (probability {least:.1g})", named.nodes)
+                name, nodes = family.named(at)
+                says = f"the noise of {name} is {size:.3g} times the declared noise"
+                found = Deviation(QUIET, f"{says} (probability {least:.1g})", nodes)
         if found is not None:
             yield found
 
@@ -430,37 +413,33 @@ class Draws:
         wide = np.array([part.stop - part.start for part in self._layers.values()], float)
         layers = [f" in {name}" if name else "" for name in self._layers]
 
-        def message(place: int) -> _Named:
+        def message(place: int) -> _Name:
             draw = self._named[place // len(wide)]
-            return _Named(f"{draw}{layers[place % len(wide)]}", (draw.node,))
+            return f"{draw}{layers[place % len(wide)]}", (draw.node,)
 
-        def layer(place: int) -> _Named:
-            return _Named(f"all messages{layers[place]}")
+        def layer(place: int) -> _Name:
+            return f"all messages{layers[place]}", ()
 
         yield _Sums(message, energy.ravel(), np.tile(wide, len(energy)))
         yield _Sums(layer, energy.sum(0), wide * len(energy))
         yield from self._coordinate_sums()
         first = energy[:, 0]  # the first layer is the whole message
         nodes = [draw.node for draw in self._named]
-        yield self._grouped(first, nodes, lambda node: _Named(f"node {node}", (node,)))
+        yield self._grouped(first, nodes, lambda node: (f"node {node}", (node,)))
         places = [draw.place for draw in self._named]
-        yield self._grouped(first, places, lambda place: _Named(f"draw {place} of every node"))
-        seeds = [draw.run.seed for draw in self._named]
-        yield self._grouped(first, seeds, lambda seed: _Named(f"the run with seed {seed}"))
+        yield self._grouped(first, places, lambda place: (f"draw {place} of every node", ()))
+        seeds = [draw.seed or 0 for draw in self._named]
+        yield self._grouped(first, seeds, lambda seed: (f"the run with seed {seed}", ()))
 
     def _coordinate_sums(self) -> Iterator[_Sums]:
-        def coordinate(place: int) -> _Named:
-            return _Named(f"coordinate {place} in all messages")
-
         total = sum(self._counts.values())
-        yield _Sums(coordinate, self._coordinates, np.full(self._width, float(total)))
+        counts = np.full(self._width, float(total))
+        yield _Sums(partial(_coordinate, ()), self._coordinates, counts)
         for node, squares in self._of_node.items():
-            count = float(self._counts[node])
-            yield _Sums(_coordinate_of(node), squares, np.full(self._width, count))
+            counts = np.full(self._width, float(self._counts[node]))
+            yield _Sums(partial(_coordinate, (node,)), squares, counts)
 
-    def _grouped(
-        self, energy: Floats, keys: Sequence[int], named: Callable[[int], _Named]
-    ) -> _Sums:
+    def _grouped(self, energy: Floats, keys: Sequence[int], named: Callable[[int], _Name]) -> _Sums:
         """Return sums of the energies of all messages by key; `named` describes such a sum."""
         known, inverse, count = np.unique(np.array(keys), return_inverse=True, return_counts=True)
         sums = np.zeros(len(known))
@@ -490,9 +469,9 @@ class Draws:
         All pairs are compared in blocks of `WIDTH` rows. If there are many draws, fewer columns are
         compared, and if there are very many, fewer draws, those of the new process first.
         """
-        latest = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)
+        latest = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].process)
         if how:  # a seed that is run again is compared as it is
-            latest = [k for k in latest if not self._draws[k].run.process]
+            latest = [k for k in latest if not self._draws[k].process]
         chosen = latest[: math.isqrt(PRODUCTS // FEWEST)]
         count = len(chosen)
         if count < 2:
@@ -508,7 +487,7 @@ class Draws:
             rows = rows - rows.mean(1, keepdims=True)
         others = rows if change is None else change(rows)
         size = np.linalg.norm(rows, axis=1)
-        allowed = _may_be_equal([draw.run for draw in draws])
+        allowed = _may_be_equal([(draw.seed, draw.process) for draw in draws])
         worst = 0.0
         found = (0, 0)
         for start in range(0, count, WIDTH):
@@ -530,7 +509,7 @@ class Draws:
                 found = (int(at[1]), start + int(at[0]))
         limit = _largest_cosine(level, count * (count - 1) // 2, width - centred)
         if min(worst, RESOLVED) > limit:
-            first, second = sorted((draws[k] for k in found), key=lambda draw: draw.run.process)
+            first, second = sorted((draws[k] for k in found), key=lambda draw: draw.process)
             yield _same(first, second, worst, how)
 
     # --- order and signs --------------------------------------------------------------------------
@@ -559,13 +538,13 @@ class Draws:
         columns = np.tile(self._columns, len(self._sizes_kept))
         draw = np.repeat(np.arange(len(self._sizes_kept)), len(self._columns))
         size = np.concatenate(self._sizes_kept)
-        found = ties.equal(ties.NumberSizes(size, draw, columns, self._rounding), LEVEL / 2)
+        found = ties.equal(size, draw, columns, self._rounding, LEVEL / 2)
         if found is None and self._some:
             draw = np.repeat([k for k, _ in self._some], [len(size) for _, size in self._some])
             size = np.concatenate([size for _, size in self._some])
             density = SHIFTED * ties.DENSITY * math.exp(-(FROM**2) / 2) * self._width / WIDTH
-            some = ties.NumberSizes(size, draw, np.concatenate(self._at), self._rounding, density)
-            found = ties.equal(some, LEVEL / 2)
+            at = np.concatenate(self._at)
+            found = ties.equal(size, draw, at, self._rounding, LEVEL / 2, density)
         if found is not None:
             yield self._tied(found)
 
@@ -582,7 +561,7 @@ class Draws:
             f"{found.count} of {found.numbers} numbers of the noise of {other} are numbers of that "
             f"of {one}, in another order or with other signs; {found.expected:.2g} are expected"
         )
-        about = TWICE if one.run.seed == other.run.seed else RUNS
+        about = TWICE if one.seed == other.seed else RUNS
         return Deviation(about, says, (one.node, other.node))
 
     # --- directions and regularity ----------------------------------------------------------------
@@ -638,8 +617,7 @@ class Draws:
                 return
             norms = np.sqrt(energy[:, k])
             places = np.arange(len(norms))
-            one = ties.NumberSizes(norms, places, np.zeros_like(places), self._rounding)
-            found = ties.equal(one, each)
+            found = ties.equal(norms, places, np.zeros_like(places), self._rounding, each)
             if found is not None:
                 says = (
                     f"{found.count} of {found.numbers} draws{where} have the norm of another one, "
@@ -671,7 +649,7 @@ class Draws:
 
         Draws of seeds that were run again are omitted.
         """
-        keep = [k for k, draw in enumerate(self._draws) if not draw.run.process]
+        keep = [k for k, draw in enumerate(self._draws) if not draw.process]
         signals = np.array([self._signals[k] for k in keep])
         if not keep:
             return np.zeros((0, 0)), signals
@@ -720,17 +698,17 @@ class Draws:
     # dimensions than the message has, leaves a singular value that is too small.
 
     def _combinations(self) -> Iterator[Deviation]:
-        for matrix in self._matrices():
-            short, long = matrix.values.shape
+        for rows, matrix, loose in self._matrices():
+            short, long = matrix.shape
             if short < 2 or long < LONGER * short:
                 continue
-            scale = max(1.0, float(np.linalg.norm(matrix.values)) / math.sqrt(matrix.values.size))
-            gram = (matrix.values @ matrix.values.T).astype(float)
+            scale = max(1.0, float(np.linalg.norm(matrix)) / math.sqrt(matrix.size))
+            gram = (matrix @ matrix.T).astype(float)
             values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0.0)) / scale
             # The t of the theorem, at the level of each of `MATRICES` tests.
             t = math.sqrt(2 * math.log(2 * MATRICES / LEVEL))
-            slack = math.sqrt(short) + t + matrix.loose
-            tied = f"not independent: {matrix.rows}; a combination of them contains"
+            slack = math.sqrt(short) + t + loose
+            tied = f"not independent: {rows}; a combination of them contains"
             if values[0] < math.sqrt(long) - slack:
                 part = values[0] / math.sqrt(long)
                 yield Deviation(TWICE, f"{tied} {part:.2g} times the expected noise")
@@ -740,18 +718,21 @@ class Draws:
                 yield Deviation(TWICE, f"{tied} {part:.3g} times the expected noise")
                 return
 
-    def _matrices(self) -> Iterator[_Matrix]:
+    def _matrices(self) -> Iterator[tuple[str, Floats, float]]:
         """Yield the draws of all complete runs, arranged as matrices in five ways.
+
+        With each, what its rows are, in words, and by how much gradients within the tolerance may
+        change its singular values.
 
         The draws form an array with axes for runs, nodes, draws of a node, and coordinates. The
         rows of a matrix correspond to one of these axes, or to nodes and draws together.
         """
         at = {
-            (draw.run.seed, draw.node, draw.place): k
+            (draw.seed, draw.node, draw.place): k
             for k, draw in enumerate(self._draws)
-            if not draw.run.process
+            if not draw.process
         }
-        runs: dict[int, set[tuple[int, int]]] = {}
+        runs: dict[int | None, set[tuple[int, int]]] = {}
         for seed, node, place in at:
             runs.setdefault(seed, set()).add((node, place))
         nodes = sorted({node for _, node, _ in at})
@@ -774,12 +755,12 @@ class Draws:
         )
         for axis, rows in enumerate(axes):
             values = np.moveaxis(cube, axis, 0).reshape(cube.shape[axis], -1)
-            yield _Matrix(rows, values, loose)
+            yield rows, values, loose
         messages = np.moveaxis(cube, 0, 2).reshape(len(nodes) * places, -1)
-        yield _Matrix("the noise of different messages", messages, loose)
+        yield "the noise of different messages", messages, loose
         some = min(flat.shape[1], JOINT, len(flat) // LONGER)
         coordinates = flat[:, _spread(flat.shape[1], some)].T
-        yield _Matrix("the coordinates of the noise", coordinates, loose)
+        yield "the coordinates of the noise", coordinates, loose
 
 
 def _spread(width: int, some: int) -> Places:
@@ -787,8 +768,13 @@ def _spread(width: int, some: int) -> Places:
     return np.linspace(0, width - 1, some).astype(int)
 
 
-def _may_be_equal(runs: Sequence[ProgramRun]) -> Callable[[int, int], NDArray[np.bool_]]:
+def _may_be_equal(
+    runs: Sequence[tuple[int | None, int]],
+) -> Callable[[int, int], NDArray[np.bool_]]:
     """Return which pairs of draws may be equal, because a repeated seed may draw the same noise.
+
+    Args:
+        runs: Seed and process of each draw.
 
     Returns:
         A function of a block of rows, start and stop, to a mask (stop - start, stop) over the pairs
@@ -796,7 +782,7 @@ def _may_be_equal(runs: Sequence[ProgramRun]) -> Callable[[int, int], NDArray[np
     """
     number = {run: k for k, run in enumerate(dict.fromkeys(runs))}
     of_draw = np.array([number[run] for run in runs])
-    again = np.array([[a.seed == b.seed and a != b for b in number] for a in number])
+    again = np.array([[a[0] == b[0] and a != b for b in number] for a in number])
 
     def block(start: int, stop: int) -> NDArray[np.bool_]:
         mask: NDArray[np.bool_] = again[of_draw[start:stop]][:, of_draw[:stop]]
@@ -818,10 +804,10 @@ def _same(first: _Draw, second: _Draw, cosine: float, how: str = "") -> Deviatio
     nodes = (first.node, second.node)
     like = f" {how}" if how else ""
     says = f"the noise of {second} equals that of {first}{like} (correlation {cosine:.2f})"
-    if first.run.process != second.run.process:
+    if first.process != second.process:
         why = "each is the first run of a process, so anyone who starts the program knows the noise"
         return Deviation(PROCESS, f"{says}; {why}", nodes)
-    if first.run.seed != second.run.seed:
+    if first.seed != second.seed:
         why = "it is not drawn anew, so anyone who knows one run can subtract it"
         return Deviation(RUNS, f"{says}; {why}", nodes)
     return Deviation(TWICE, says, nodes)
@@ -838,8 +824,6 @@ def _without_signs(row: Floats) -> Floats:
     return np.asarray(scores, np.float32)
 
 
-def _coordinate_of(node: int) -> Callable[[int], _Named]:
-    def named(place: int) -> _Named:
-        return _Named(f"coordinate {place} in all messages of node {node}", (node,))
-
-    return named
+def _coordinate(nodes: tuple[int, ...], place: int) -> _Name:
+    of_node = "".join(f" of node {node}" for node in nodes)
+    return f"coordinate {place} in all messages{of_node}", nodes

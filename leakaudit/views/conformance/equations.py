@@ -1,9 +1,4 @@
-"""Check the equations of a protocol file on the recorded messages.
-
-Every relation with a single unknown vector defines it, and every relation without one is a test.
-Without the truth, gradients are unknown: an equation whose gradient occurs nowhere else fits any
-messages, which is reported as not testable, never as correct.
-"""
+"""Check the equations of a protocol file on the recorded messages."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,13 +33,17 @@ from leakaudit.theory.relations.estimate import recorded
 from leakaudit.theory.relations.expression import floats
 from leakaudit.views import messages
 from leakaudit.views.conformance import reach
-from leakaudit.views.conformance.case import Case
+from leakaudit.views.conformance.case import Case, obstacle_to_gradients
 from leakaudit.views.conformance.coordinates import reduced
 from leakaudit.views.conformance.pitfall import Pitfall
 from leakaudit.views.conformance.samples import state
 from leakaudit.views.conformance.substitute import SHORT, SHORT_CLOSE, Floats, norm
 from leakaudit.views.deviation import Deviation
 from leakaudit.views.messages import LARGE
+
+# Every relation with a single unknown vector defines it, and every relation without one is a test.
+# Without the truth, gradients are unknown: an equation whose gradient occurs nowhere else fits any
+# messages, which is reported as not testable, never as correct.
 
 WIDTH = 4096  # coordinates that are tested if no gradient is computed: a choice
 FEWEST = 16  # coordinates below which a test of relations is left out: a choice
@@ -64,9 +63,6 @@ GRADIENT = 5e-3
 STRONG = 3.0  # a term is tested if it exceeds the errors of all terms together by this factor
 NUMBER = 21  # of the pitfall
 NAMED = 3  # unknown vectors that a sentence names
-Part = Literal["columns", "sums", "sketch"]  # what relations between messages are tested on
-# What a relation between messages fails on -> the subject of the deviation.
-FAILS: dict[Part, str] = {"columns": "messages", "sums": "columns", "sketch": "sketch"}
 DIGITS = 6  # most digits of a proposed constant; rounding errors determine about as many
 TRIES = 6  # steps of the secant method for a constant; a linear one needs two
 
@@ -85,46 +81,13 @@ class _ContradictedEquation:
 
 
 @dataclass(frozen=True)
-class _UntestedEquation:
-    """An equation that fits any messages."""
-
-    line: EquationLine
-    why: str  # the reason, in words
-
-
-@dataclass(frozen=True)
 class _EquationFindings:
     """What the messages say about the equations of a file."""
 
     failure: _ContradictedEquation | None  # the first equation that fails; None if none does
-    untested: tuple[_UntestedEquation, ...]  # equations that cannot be tested
+    untested: tuple[tuple[EquationLine, str], ...]  # equations that fit any messages, and why
     rounds: int  # number of rounds that were examined
     tested: bool
-
-
-@dataclass(frozen=True)
-class _Consistency:
-    """Whether messages satisfy the relations that contain no unknown gradient."""
-
-    rounds: int  # number of rounds in which the relations were tested
-    # the first relation that fails, as its only line; None if none does
-    failure: _ContradictedEquation | None = None
-    # what it fails on: a sample of the recorded columns, sums of all of them, or the sketches of
-    # the messages
-    part: Part = "columns"
-
-    @property
-    def deviations(self) -> list[Deviation]:
-        """The relation that does not hold, if there is one."""
-        failure = self.failure
-        if failure is None:
-            return []
-        says = (
-            f"{failure.lines[0].text} does not hold in round {failure.round}: its two sides differ "
-            f"by {failure.residual:.2g} of their largest term, and rounding explains "
-            f"{failure.allowed:.1g}, whatever the gradients are"
-        )
-        return [Deviation(FAILS[self.part], says)]
 
 
 def check(case: Case) -> Iterator[Pitfall]:
@@ -174,7 +137,9 @@ def examine(case: Case) -> _EquationFindings | None:
     if case.protocol is None or not isinstance(case.protocol.victim, TextProtocol):
         return None
     victim = case.protocol.victim
-    task = _task(case)
+    task = None
+    if not obstacle_to_gradients(case.trace, case.truth):
+        task = Task.build(case.trace.task)
     try:
         rounds = reach.last(case.trace)
         with_task = rounds
@@ -214,20 +179,24 @@ def _rounds_with_gradients(victim: TextProtocol, trace: Trace, rounds: int) -> i
     return max(first, min(rounds, affordable))
 
 
-def consistency(case: Case) -> _Consistency:
-    """Test the relations between messages, whatever the gradients are."""
+def consistency(case: Case) -> tuple[int, list[Deviation]]:
+    """Test the relations between messages, whatever the gradients are.
+
+    Returns:
+        The number of rounds in which they were tested, and the first one that does not hold.
+    """
     if case.protocol is None:
-        return _Consistency(0)
+        return 0, []
     try:
         relations = case.compared_relations
     except LeakauditError:
-        return _Consistency(0)
+        return 0, []
     # With many vectors, fewer coordinates are tested.
     most = _numbers(case.trace) // max(1, len(relations.vectors))
     rounds = relations.round
     if most < FEWEST or not rounds:
-        return _Consistency(0)
-    for part, read, length in _parts(case.trace, rounds, most):
+        return 0, []
+    for about, read, length in _parts(case.trace, rounds, most):
         failure = _failure(case, read, relations, most, length)
         if failure is None:
             continue
@@ -235,25 +204,31 @@ def consistency(case: Case) -> _Consistency:
         declared = protocol_of(case.trace, min(failure.round + 1, rounds)).whole
         if declared is not relations:
             failure = _failure(case, read, declared, most, length) or failure
-        return _Consistency(rounds, failure, part)
-    return _Consistency(rounds)
+        says = (
+            f"{failure.lines[0].text} does not hold in round {failure.round}: its two sides differ "
+            f"by {failure.residual:.2g} of their largest term, and rounding explains "
+            f"{failure.allowed:.1g}, whatever the gradients are"
+        )
+        return rounds, [Deviation(about, says)]
+    return rounds, []
 
 
-def _parts(trace: Trace, rounds: int, most: int) -> Iterator[tuple[Part, Trace, int | None]]:
+def _parts(trace: Trace, rounds: int, most: int) -> Iterator[tuple[str, Trace, int | None]]:
     """Yield what relations between messages are tested on, as recordings that follow them.
 
     Yields:
-        What it is called, the recording, and the length of the vectors of which it contains sums;
-        None if it contains none.
+        The subject of a deviation: a sample of the recorded columns, sums of all of them, or the
+        sketches of the messages; the recording; and the length of the vectors of which it contains
+        sums, None if it contains none.
     """
     width = sum(stop - start for start, stop in trace.spans)
     are_all = width <= min(most, WIDTH) and len(trace.spans) == 1
     if are_all or trace.payload_bytes > LARGE:
-        yield "columns", trace, None
+        yield "messages", trace, None
     else:
         sample, sums = reduced(trace, rounds, min(most, WIDTH))
-        yield "columns", sample, None
-        yield "sums", sums, width
+        yield "messages", sample, None
+        yield "columns", sums, width
     if trace.sketched is not None:
         yield "sketch", trace.sketched, trace.layout.size
 
@@ -296,8 +271,8 @@ def not_testable(case: Case) -> list[str]:
     said = list(_undeclared(case, declared))
     found = examine(case)
     if found is not None:
-        for one in found.untested:
-            said.append(f"equation '{shown(one.line.text)}' (line {one.line.number}): {one.why}")
+        for line, why in found.untested:
+            said.append(f"equation '{shown(line.text)}' (line {line.number}): {why}")
     return said
 
 
@@ -318,35 +293,11 @@ def _undeclared(case: Case, declared: FileRelations) -> Iterator[str]:
             )
 
 
-def _task(case: Case) -> Task | None:
-    """Return the task with which gradients are computed; None if they cannot be.
-
-    They cannot without the data, with a model of the user's own code, which a lint does not run, or
-    if a gradient is that of a secret mini-batch.
-    """
-    if _obstacle(case):
-        return None
-    return Task.build(case.trace.task)
-
-
-def _obstacle(case: Case) -> str:
-    """Return why gradients cannot be computed; empty if they can be."""
-    if case.truth is None or not len(case.truth.node):
-        return "the truth contains no records"
-    if ":" in case.trace.task.model:
-        return "the model is code of your own, which a lint does not run"
-    if 0 < case.number("batch") < int(case.truth.node.bincount().max()):
-        return "the records of mini-batches are not recorded"
-    if case.trace.columns != (0, case.trace.layout.size):
-        return "only some columns of the model were recorded"
-    return ""
-
-
 def _known(
     case: Case, declared: FileRelations, whole: bool, most: int = WIDTH
 ) -> dict[int, Floats]:
     """Return the recorded vectors by their place: messages, public vectors, and kept states."""
-    once = _assigned_once(declared, case)
+    once = _assigned_once(case)
     width = case.trace.columns[1] - case.trace.columns[0]
     chosen: Tensor | slice = slice(None)
     most = min(most, WIDTH)
@@ -378,7 +329,7 @@ def _known(
     return found
 
 
-def _assigned_once(declared: FileRelations, case: Case) -> set[str]:
+def _assigned_once(case: Case) -> set[str]:
     """Return the vectors whose recorded value of a round is the one that their equation defines.
 
     A vector that is assigned several times in a round is recorded once, at its end.
@@ -599,17 +550,17 @@ class _Tests:
                 others.add(line)
         return set(self.declared.lines) - others
 
-    def untested(self) -> Iterator[_UntestedEquation]:
+    def untested(self) -> Iterator[tuple[EquationLine, str]]:
         tested = self._lines(self.misses)
         for line, term in self._weak().items():
             if line in tested:
-                yield _UntestedEquation(line, f"its term {term} is too small beside the others")
+                yield line, f"its term {term} is too small beside the others"
         seen = set(tested)
         for k, line in enumerate(self.declared.lines):
             if line in seen or line in self._copies:
                 continue
             seen.add(line)
-            yield _UntestedEquation(line, self._why(k))
+            yield line, self._why(k)
 
     def _weak(self) -> dict[EquationLine, str]:
         """Return equations with a term that is always too small to be tested, with this term."""
@@ -649,7 +600,8 @@ class _Tests:
         if self.case.truth is None:
             return f"{why}; requires --truth with the records, to compute gradients"
         if self.task is None:
-            obstacle = _obstacle(self.case) or "the model is too large for this check"
+            why_not = obstacle_to_gradients(self.case.trace, self.case.truth)
+            obstacle = why_not or "the model is too large for this check"
             return f"{why}; its gradients cannot be computed ({obstacle})"
         return f"{why}; requires a truth with this vector (recorded as a state)"
 

@@ -1,21 +1,18 @@
-"""Training loops of users: their constants are read by the usual names.
-
-sigma is the standard deviation per coordinate of the noise on a sum of clipped gradients;
-noise_multiplier is sigma divided by the clip.
-"""
+"""Training loops of users: their constants are read by the usual names."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from leakaudit._util.plain import is_number
 from leakaudit.core.claim import Adjacency, Claim
 from leakaudit.core.trace import Trace
 from leakaudit.core.verdict import Verdict
-from leakaudit.theory.bounds import gaussian
 from leakaudit.views.conformance.pitfall import Pitfall
+
+# sigma is the standard deviation per coordinate of the noise on a sum of clipped gradients;
+# noise_multiplier is sigma divided by the clip.
 
 NAMES = {  # constant -> its usual names; the first one that is recorded counts
     "epsilon": ("epsilon", "eps", "target_epsilon"),
@@ -104,39 +101,23 @@ def claims(trace: Trace) -> tuple[Claim, ...]:
     return (claim,)
 
 
-@dataclass(frozen=True)
-class RunEpsilon:
-    """The epsilon of a run at the delta of its claim, for linear losses."""
+def gaussian_mus(trace: Trace, claim: Claim) -> tuple[float, float] | None:
+    """Return the mu of Gaussian noise on clipped gradients, of all rounds T and of one.
 
-    all: float  # epsilon of all rounds, under the claimed adjacency
-    one: float  # epsilon of one round
-    added: float  # epsilon of all rounds, if a record is added or removed
-    leaking: tuple[str, ...] = ()  # names of gradients that are sent without noise
-
-
-def costs(trace: Trace, claim: Claim) -> RunEpsilon | None:
-    """Return the epsilon of Gaussian noise on clipped gradients.
-
-    Over T rounds, mu = sqrt(T) clip / sigma.
-
-    Returns:
-        The costs; None if a constant is missing.
+    For linear losses, these are sqrt(T) clip / sigma and clip / sigma, twice as much if a record is
+    replaced. None if a constant is missing.
     """
     clip = number(trace.params, "clip")
     std = noise(trace.params)
-    if not clip or not std or not claim.delta or trace.rounds < 1:
+    if not clip or not std or trace.rounds < 1:
         return None
-    delta = claim.delta
-    times = 1.0
-    if claim.neighbours in (Adjacency.REPLACE, Adjacency.NODE):
-        times = 2.0
-    mu = times * clip / std
-    total = math.sqrt(trace.rounds)
-    return RunEpsilon(
-        all=gaussian.epsilon(delta, total * mu),
-        one=gaussian.epsilon(delta, mu),
-        added=gaussian.epsilon(delta, total * mu / times),
-    )
+    mu = changes(claim) * clip / std
+    return math.sqrt(trace.rounds) * mu, mu
+
+
+def changes(claim: Claim) -> float:
+    """Return by how many clipped gradients a sum changes in the adjacency of a claim."""
+    return 2.0 if claim.neighbours in (Adjacency.REPLACE, Adjacency.NODE) else 1.0
 
 
 def uncovered(params: Mapping[str, object]) -> Iterator[Pitfall]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.special import bdtr, betaincc, chdtr, gammaincinv, ndtr, ndtri
@@ -21,11 +21,13 @@ from leakaudit.views.conformance.samples import (
     LEVEL,
     Floats,
     Sample,
+    clear,
     estimates,
     every_draw_of_truth,
-    of_truth,
+    of_draws,
     pick,
 )
+from leakaudit.views.conformance.substitute import NormalisedNoise
 
 TAILS = (2.0, 2.5, 3.0)  # standard deviations beyond which numbers are counted: a choice
 # If two rows share their noise, only rounding remains in their sum or difference. If more than
@@ -55,10 +57,17 @@ NOTHING = 1e-9  # share of the largest variance; rounding, about 1e-15, is below
 
 def check(case: Case) -> Iterator[Pitfall]:
     """Yield the differences between the noise and its declaration."""
-    found = list(judged(list(of_truth(case)))) or list(
-        draws.judged(every_draw_of_truth(case), case.trace.layout.slices)
-    )
+    found = list(of_every_draw(every_draw_of_truth(case), case.trace.layout.slices))
     yield from found or judged(list(estimates(case)))
+
+
+def of_every_draw(
+    noise: Sequence[NormalisedNoise], layers: Mapping[str, slice[int, int, None]]
+) -> Iterator[Pitfall]:
+    """Yield the differences between draws that are known and their declaration."""
+    found = list(judged(of_draws(noise)))
+    kept = [one for one in map(clear, noise) if len(one.std)]
+    yield from found or draws.judged(kept, layers)
 
 
 def judged(samples: list[Sample]) -> Iterator[Pitfall]:
@@ -218,18 +227,8 @@ def _alike(pair: _RowPair, level: float, most: float) -> float:
         # Rows of one node are functions of the same e. Those of two nodes are functions of
         # different ones, so the sign of the second does not matter.
         factor = factor_a + sign * factor_b if a is b else np.hstack([factor_a, factor_b])
-        both = Sample(
-            node=a.node,
-            labels=(),
-            rounds=(),
-            value=value_a + sign * value_b,
-            factor=factor,
-            norm=a.norm,
-            weight=a.weight,
-            coordinates=a.coordinates,
-            gaussian=a.gaussian and b.gaussian,
-            hidden=True,
-        )
+        value = value_a + sign * value_b
+        both = replace(a, value=value, factor=factor, gaussian=a.gaussian and b.gaussian)
         measured = low_variance([both], level, ROUNDED)
         if measured.size < most:
             chance = min(chance, 2 * measured.chance)

@@ -1,12 +1,4 @@
-"""Whether several recordings of a program follow the protocol that they declare.
-
-Each recording is compared with two things that an incorrect program cannot influence: the messages
-that its protocol declares (`messages`), and the gradients of its own truth. Given these, the
-declared relations determine the noise of every message (`substitute`), which must have the declared
-size and distribution in every part, must be independent of all other noise (`draws`), and must be
-uncorrelated with the gradients (`values`). If no noise is declared, the messages must contain these
-gradients. None of this depends on attacks.
-"""
+"""Whether several recordings of a program follow the protocol that they declare."""
 
 from __future__ import annotations
 
@@ -17,17 +9,18 @@ from functools import partial
 from typing import Protocol
 
 from leakaudit.core.adversary import Adversary
-from leakaudit.core.trace import Trace
+from leakaudit.core.trace import Trace, Truth
+from leakaudit.tasks.task import Task
 from leakaudit.views.conformance import draws, noise
 from leakaudit.views.conformance.bits import Bits
-from leakaudit.views.conformance.conformance import samples, unknown_gradients
+from leakaudit.views.conformance.case import unknown_gradients
+from leakaudit.views.conformance.conformance import samples
 from leakaudit.views.conformance.descriptions import RecordedDescriptions
-from leakaudit.views.conformance.draws import Draws, ProgramRun
+from leakaudit.views.conformance.draws import Draws
 from leakaudit.views.conformance.pitfall import NAMES
-from leakaudit.views.conformance.samples import of_messages
+from leakaudit.views.conformance.samples import of_draws
 from leakaudit.views.conformance.substitute import (
     NormalisedNoise,
-    Recording,
     RecordingRemainder,
     left,
 )
@@ -35,6 +28,13 @@ from leakaudit.views.conformance.values import Fit, Values, contradicted
 from leakaudit.views.deviation import Deviation
 from leakaudit.views.extraction.hearing import targets
 from leakaudit.views.messages import ExpectedMessages, differences
+
+# Each recording is compared with two things that an incorrect program cannot influence: the
+# messages that its protocol declares (`messages`), and the gradients of its own truth. Given these,
+# the declared relations determine the noise of every message (`substitute`), which must have the
+# declared size and distribution in every part, must be independent of all other noise (`draws`),
+# and must be uncorrelated with the gradients (`values`). If no noise is declared, the messages must
+# contain these gradients. None of this depends on attacks.
 
 # Most recordings, if fewer are not conclusive. A choice: four times a gate's default number of
 # seeds, which halves the standard error.
@@ -53,12 +53,20 @@ DOUBT = 1e-4
 PITFALLS = {f"P{number:02d}": name for number, (name, _) in NAMES.items()}
 
 
-class _SeedRecording(Recording, Protocol):
+class _SeedRecording(Protocol):
     """A recording of a program that was called with a seed."""
 
     @property
-    def seed(self) -> int:
-        """The seed."""
+    def seed(self) -> int: ...
+
+    @property
+    def trace(self) -> Trace: ...
+
+    @property
+    def truth(self) -> Truth: ...
+
+    @property
+    def task(self) -> Task: ...
 
 
 @dataclass(frozen=True)
@@ -110,8 +118,8 @@ class Recordings:
 
         Its seed may have been examined before; the recording may then contain the same noise.
         """
-        found = left(made, self._declared(made.trace).relations) or RecordingRemainder(())
-        self._add(ProgramRun(made.seed, process=1), made.trace, found.noise)
+        found = self._left(made)
+        self._add(made, found.noise, process=1)
 
     @property
     def noisy(self) -> bool:
@@ -191,7 +199,7 @@ class Recordings:
     def _values(self, made: _SeedRecording) -> None:
         found = RecordingRemainder(())
         if made.trace.columns == (0, made.trace.layout.size):
-            found = left(made, self._declared(made.trace).relations) or RecordingRemainder(())
+            found = self._left(made)
         if not found.compared:
             self.skipped = [found.obstacle, *unknown_gradients(made.trace, made.truth)][-1]
             return
@@ -201,11 +209,19 @@ class Recordings:
         for one in contradicted(found):
             self._complain(one, void=True, seed=made.seed)
         self._sent.add(found.noise)
-        self._add(ProgramRun(made.seed), made.trace, found.noise)
+        self._add(made, found.noise)
         self._first = self._first or found.noise
 
-    def _add(self, run: ProgramRun, trace: Trace, noise: Sequence[NormalisedNoise]) -> None:
-        self._draws.add(run, noise, trace.layout.slices, draws.rounding_of(noise))
+    def _left(self, made: _SeedRecording) -> RecordingRemainder:
+        relations = self._declared(made.trace).relations
+        found = left(made.trace, made.truth, made.task, relations)
+        return found or RecordingRemainder(())
+
+    def _add(
+        self, made: _SeedRecording, noise: Sequence[NormalisedNoise], process: int = 0
+    ) -> None:
+        layers = made.trace.layout.slices
+        self._draws.add(noise, layers, draws.rounding_of(noise), made.seed, process)
 
     # --- all recordings ---------------------------------------------------------------------------
 
@@ -235,7 +251,7 @@ class Recordings:
             _, fix = NAMES[20]
             yield Deviation(draws.QUIET, f"{quiet.says}; {fix}", quiet.nodes)
             return
-        found = list(noise.judged(of_messages(self._first)))
+        found = list(noise.judged(of_draws(self._first)))
         for pitfall in found:
             yield Deviation(pitfall.code, f"{pitfall.says}; {pitfall.fix}")
         if not found:

@@ -128,36 +128,8 @@ def _estimated(deduction: Deduction, found: ChosenRelations, rounds: int) -> Ite
         yield pick(sample, clear)
 
 
-def of_truth(case: Case) -> Iterator[Sample]:
-    """Yield the recorded noise of some nodes."""
-    if case.truth is None or case.relations is None or case.relations.round == 0:
-        return
-    for node in list(case.holders)[:NODES]:
-        kept: list[tuple[Vector, Tensor]] = []
-        for vector in case.relations.vectors:
-            if vector.kind != "noise" or vector.owner != node:
-                continue
-            value = state(case, vector)
-            if value is not None:
-                kept.append((vector, value))
-        if kept:
-            yield _drawn(node, kept[:DRAWS])
-
-
-def _drawn(node: int, kept: Sequence[tuple[Vector, Tensor]]) -> Sample:
-    vectors = [vector for vector, _ in kept]
-    return _noise(
-        node,
-        labels=tuple(vector.label for vector in vectors),
-        rounds=tuple(vector.round for vector in vectors),
-        value=torch.stack([drawn.double() for _, drawn in kept]).numpy(),
-        std=np.array([vector.std for vector in vectors]),
-        gaussian=all(vector.law == "gaussian" for vector in vectors),
-    )
-
-
-def of_messages(noise: Sequence[NormalisedNoise], suspects: Sequence[int] = ()) -> list[Sample]:
-    """Return the noise of some nodes that results from messages and gradients of the truth.
+def of_draws(noise: Sequence[NormalisedNoise], suspects: Sequence[int] = ()) -> list[Sample]:
+    """Return draws of some nodes' noise as samples.
 
     Draws with considerable rounding are left out, such as those of a run that diverges.
     """
@@ -168,14 +140,19 @@ def of_messages(noise: Sequence[NormalisedNoise], suspects: Sequence[int] = ()) 
         if not len(kept.std) or (k % every and one.node not in suspects):
             continue
         rows = slice(DRAWS)
+        value = kept.rest[rows] * kept.std[rows, None]
         found.append(
-            _noise(
-                one.node,
+            Sample(
+                node=one.node,
                 labels=kept.labels[rows],
                 rounds=kept.rounds[rows],
-                value=kept.rest[rows] * kept.std[rows, None],
-                std=kept.std[rows],
+                value=value[:, _columns(value.shape[1])],
+                factor=np.diag(kept.std[rows]),
+                norm=np.linalg.norm(value, axis=1),
+                weight=np.zeros(len(value)),
+                coordinates=value.shape[1],
                 gaussian=one.gaussian,
+                hidden=False,
             )
         )
     return found
@@ -220,30 +197,6 @@ def every_draw_of_truth(case: Case) -> list[NormalisedNoise]:
             )
         )
     return found
-
-
-def _noise(
-    node: int,
-    *,
-    labels: tuple[str, ...],
-    rounds: tuple[int, ...],
-    value: Floats,
-    std: Floats,
-    gaussian: bool,
-) -> Sample:
-    """Return a sample of independent draws (m, c) with declared standard deviations (m,)."""
-    return Sample(
-        node=node,
-        labels=labels,
-        rounds=rounds,
-        value=value[:, _columns(value.shape[1])],
-        factor=np.diag(std),
-        norm=np.linalg.norm(value, axis=1),
-        weight=np.zeros(len(value)),
-        coordinates=value.shape[1],
-        gaussian=gaussian,
-        hidden=False,
-    )
 
 
 def state(case: Case, vector: Vector) -> Tensor | None:

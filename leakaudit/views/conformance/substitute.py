@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -92,22 +91,6 @@ SHORT_CLOSE = 0.5
 CHANNEL = 4.0
 
 
-class Recording(Protocol):
-    """A recording with its truth and its task."""
-
-    @property
-    def trace(self) -> Trace:
-        """The recorded messages."""
-
-    @property
-    def truth(self) -> Truth:
-        """The truth of the same run."""
-
-    @property
-    def task(self) -> Task:
-        """Computes the gradients."""
-
-
 @dataclass(frozen=True)
 class NormalisedNoise:
     """The draws of one node's noise, each divided by its declared standard deviation."""
@@ -168,7 +151,12 @@ class RecordingRemainder:
 
 
 def left(
-    made: Recording, declared: Relations, numbers: int = NUMBERS, memory: int | None = None
+    trace: Trace,
+    truth: Truth,
+    task: Task,
+    declared: Relations,
+    numbers: int = NUMBERS,
+    memory: int | None = None,
 ) -> RecordingRemainder | None:
     """Substitute the gradients of the truth into the relations of a recording.
 
@@ -180,17 +168,17 @@ def left(
         The remainder; None if the values of one round are too large to be compared.
     """
     noisy = any(vector.kind == "noise" for vector in declared.vectors)
-    gradients = _Gradients(made, guess=noisy)
+    gradients = _Gradients(trace, truth, task, guess=noisy)
     kinds = gradients.kinds
-    first, stop = made.trace.columns
+    first, stop = trace.columns
     each = stop - first
     rounds = affordable(declared, kinds * each, numbers)
-    known = _recorded(made, declared, rounds)
+    known = _recorded(trace, declared, rounds)
     most = LARGEST if memory is None else min(LARGEST, memory // FLOAT)
     all_at_once = kinds * len(declared.vectors) * each  # a small run need not be counted
     if all_at_once > most and _most_at_once(declared, known, rounds, kinds) * each > most:
         return None
-    eps = torch.finfo(made.trace.dtype).eps
+    eps = torch.finfo(trace.dtype).eps
     done = _Substitution(declared, known, gradients, rounds, eps)
     drawn: dict[int, list[int]] = {}  # node -> its noise vectors
     for place, vector in enumerate(declared.vectors):
@@ -204,9 +192,9 @@ def left(
     return replace(missed, noise=tuple(noise), rounds=rounds, residual=residual)
 
 
-def _recorded(made: Recording, declared: Relations, rounds: int) -> dict[int, Tensor]:
+def _recorded(trace: Trace, declared: Relations, rounds: int) -> dict[int, Tensor]:
     """Return the messages and public vectors (c,) of the recording, as they are stored."""
-    read = recorded(everything(made.trace))
+    read = recorded(everything(trace))
     found: dict[int, Tensor] = {}
     for place, vector in enumerate(declared.vectors):
         if vector.round > rounds or vector.kind not in ("message", "public"):
@@ -237,15 +225,16 @@ _Evaluates = Callable[
 class _Gradients:
     """Evaluates gradients of nodes on the truth, clipped as the protocol declares."""
 
-    def __init__(self, made: Recording, *, guess: bool) -> None:
-        self.made = made
+    def __init__(self, trace: Trace, truth: Truth, task: Task, *, guess: bool) -> None:
+        self.truth = truth
+        self.task = task
         self.guess = guess
-        self.left = SOME_GRADIENTS + GRADIENTS * len(made.trace)
-        self.clip = constant(made.trace, "clip")
+        self.left = SOME_GRADIENTS + GRADIENTS * len(trace)
+        self.clip = constant(trace, "clip")
         self.kinds = KINDS if guess and self.clip > 0 else KINDS - 1
-        self.batch = int(constant(made.trace, "batch"))
+        self.batch = int(constant(trace, "batch"))
         # What the gradients of one node need.
-        numbers = made.trace.layout.size + made.truth.x.numel() // made.trace.graph.nodes
+        numbers = trace.layout.size + truth.x.numel() // trace.graph.nodes
         self.together = max(1, AT_ONCE // numbers)
         self._guesses: dict[int, Tensor] = {}
         self._random = np.random.default_rng(0)
@@ -267,7 +256,7 @@ class _Gradients:
         """
         alike: dict[int, list[tuple[int, Tensor, Tensor]]] = {}  # number of records -> gradients
         for place in models:
-            x, y = self.made.truth.of(owners[place])
+            x, y = self.truth.of(owners[place])
             if not len(x) or 0 < self.batch < len(x) or not self.left:
                 continue
             self.left -= 1
@@ -303,12 +292,12 @@ class _Gradients:
     def _evaluate(self, models: Floats, x: Tensor, y: Tensor, clip: float) -> Floats:
         """Return gradients (n, c) at models (n, c) of records (n, b, ...) with labels (n, b)."""
         thetas = torch.from_numpy(models)
-        found: Floats = clipping.gradients(self.made.task, thetas, x, y, clip).numpy()
+        found: Floats = clipping.gradients(self.task, thetas, x, y, clip).numpy()
         return found
 
     def _guessed(self, node: int) -> Tensor:
         if node not in self._guesses:
-            self._guesses[node] = self.made.truth.blind_guess(node).double()
+            self._guesses[node] = self.truth.blind_guess(node).double()
         return self._guesses[node]
 
 
@@ -335,26 +324,11 @@ class _Error:
 
 
 class _Substitution:
-    """Solves the relations one after another.
+    """Solves the relations one after another, from recorded values (c,) of vectors."""
 
-    A value has a row for each kind of gradient (`KINDS`), or a single row if it depends on no
-    gradient. Values are kept until
-    the last relation or model that contains them, except noise, which is the result.
-
-    Args:
-        known: vector -> its recorded value (c,).
-
-    Attributes:
-        values: vector -> its value (1, c) or (k, c), while it is kept.
-        norms: vector whose value was found -> its norm with the gradients of the truth.
-        given: vector that depends on gradients -> norm of their contribution.
-        rounded: vector whose value was found -> bound of the norm of its rounding error, relative
-            to the precision of the number format. Values that are computed from others accumulate
-            their errors.
-        over: relation without unknown vectors -> its error.
-        most: largest number of rows that were kept at once.
-        residual: what remains of relations without unknown vectors; no meaning with noise.
-    """
+    # A value has a row for each kind of gradient (`KINDS`), or a single row if it depends on no
+    # gradient. Values are kept until the last relation or model that contains them, except noise,
+    # which is the result.
 
     def __init__(
         self,
@@ -364,13 +338,16 @@ class _Substitution:
         rounds: int,
         eps: float = 0.0,
     ) -> None:
-        self.values: dict[int, Floats] = {}
+        self.values: dict[int, Floats] = {}  # vector -> its value (k, c), while it is kept
+        # Vector whose value was found -> its norm with the gradients of the truth, and a bound of
+        # that of its rounding error, relative to the precision of the number format. Values that
+        # are computed from others accumulate their errors.
         self.norms: dict[int, float] = {}
-        self.given: dict[int, float] = {}
         self.rounded: dict[int, float] = {}
-        self.over: dict[int, _Error] = {}
-        self.most = 0
-        self.residual = Residual.nothing()
+        self.given: dict[int, float] = {}  # vector -> norm of what gradients contribute to it
+        self.over: dict[int, _Error] = {}  # relation without unknown vectors -> its error
+        self.most = 0  # largest number of rows that were kept at once
+        self.residual = Residual.nothing()  # of relations without unknown vectors and noise
         self._rows = 0
         self._eps = eps
         self._declared = declared

@@ -38,14 +38,14 @@ MOST = 1 << 22
 
 
 @dataclass(frozen=True)
-class NumberSizes:
+class _Numbers:
     """Sizes of numbers of several draws."""
 
     size: Floats  # (n,) their sizes, by draw
     draw: Places  # (n,) the draw of each
     coordinate: Places  # (n,) the coordinate of each
     rounding: float  # bound of the rounding error of each
-    density: float = DENSITY  # bound of the density of a size
+    density: float  # bound of the density of a size
 
     def within(self, distance: float) -> float:
         """Return a bound of the probability that a number is this close to an earlier one."""
@@ -63,8 +63,16 @@ class TiedNumbers:
     draws: tuple[int, int] | None = None  # the two draws, if only two were compared
 
 
-def equal(numbers: NumberSizes, level: float) -> TiedNumbers | None:
-    """Return the first excess of equal numbers, or None."""
+def equal(
+    size: Floats,
+    draw: Places,
+    coordinate: Places,
+    rounding: float,
+    level: float,
+    density: float = DENSITY,
+) -> TiedNumbers | None:
+    """Return the first excess of equal sizes of numbers (n,), ordered by draw, or None."""
+    numbers = _Numbers(size, draw, coordinate, rounding, density)
     each = level / (len(WHERE) * SCALES)
     for distance in _distances(numbers):
         first, second = _pairs(numbers.size, distance)
@@ -87,7 +95,7 @@ def log_chance(count: float, expected: float) -> float:
     return count - expected - count * math.log(count / expected)
 
 
-def _distances(numbers: NumberSizes) -> Iterator[float]:
+def _distances(numbers: _Numbers) -> Iterator[float]:
     """Yield distances within which few enough pairs of independent numbers are expected."""
     distance = NEAR * numbers.rounding
     for _ in range(SCALES):
@@ -121,7 +129,7 @@ def _pairs(size: Floats, distance: float) -> tuple[Places, Places]:
 
 
 def _excesses(
-    numbers: NumberSizes, first: Places, second: Places, distance: float, level: float
+    numbers: _Numbers, first: Places, second: Places, distance: float, level: float
 ) -> Iterator[TiedNumbers]:
     within = numbers.within(distance)
     groups = {
@@ -142,7 +150,7 @@ def _excesses(
 
 
 def _in_two_draws(
-    numbers: NumberSizes, first: Places, second: Places, within: float, level: float
+    numbers: _Numbers, first: Places, second: Places, within: float, level: float
 ) -> Iterator[TiedNumbers]:
     one, other = numbers.draw[first], numbers.draw[second]
     apart = one != other

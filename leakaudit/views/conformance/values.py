@@ -1,13 +1,4 @@
-"""What messages contain besides the gradients of their truth, and tests of it.
-
-The remainder of a message (`substitute`) is divided by the declared standard deviation of the
-noise, so honest recordings leave numbers of mean 0 and variance 1 that do not correlate with the
-gradients. The sums over several recordings of a program make the tests sharper.
-
-If the messages contain c times the gradients of the truth, the rest contains c - 1 times them, and
-regressing it on the gradients gives c - 1. Because the noise is scaled to variance 1, the standard
-error of the regression is known without estimating the noise.
-"""
+"""What messages contain besides the gradients of their truth, and tests of it."""
 
 from __future__ import annotations
 
@@ -24,6 +15,14 @@ from leakaudit.views.conformance.substitute import (
     RecordingRemainder,
 )
 from leakaudit.views.deviation import Deviation
+
+# The remainder of a message (`substitute`) is divided by the declared standard deviation of the
+# noise, so honest recordings leave numbers of mean 0 and variance 1 that do not correlate with the
+# gradients. The sums over several recordings of a program make the tests sharper.
+#
+# If the messages contain c times the gradients of the truth, the rest contains c - 1 times them,
+# and regressing it on the gradients gives c - 1. Because the noise is scaled to variance 1, the
+# standard error of the regression is known without estimating the noise.
 
 # Probability of a false alarm of each test, over all recordings: a hundredth of a gate's default
 # alpha.

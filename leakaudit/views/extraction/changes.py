@@ -1,9 +1,4 @@
-"""What nodes' local steps changed, if the messages determine this but no gradient.
-
-A nonlinear optimiser hides the gradients of its steps (`Relations.opaque`), but the sum of the
-steps is a vector like any other: it is determined if the relations say so, alone or together with
-messages of other nodes.
-"""
+"""What nodes' local steps changed, if the messages determine this but no gradient."""
 
 from __future__ import annotations
 
@@ -16,6 +11,10 @@ from leakaudit.theory.relations import Expression, determined
 from leakaudit.views.extraction import gradient_values
 from leakaudit.views.extraction.deduction import Deduction
 
+# A nonlinear optimiser hides the gradients of its steps (`Relations.opaque`), but the sum of the
+# steps is a vector like any other: it is determined if the relations say so, alone or together with
+# messages of other nodes.
+
 
 def leak(deduction: Deduction, node: int, rounds: int) -> GradientLeak | None:
     """Return the determined changes of one node, with the models before them if they are known.
@@ -24,7 +23,7 @@ def leak(deduction: Deduction, node: int, rounds: int) -> GradientLeak | None:
         None if no change is determined, or the protocol declares none.
     """
     # The relations are continued until they contain a number of gradients, one for each step.
-    steps = max(change.by.steps for change in deduction.base.changes.values())
+    steps = max(training.steps for _, training in deduction.base.changes.values())
     found = deduction.around(node, rounds * steps)
     knowledge = found.knowledge
     declared = knowledge.declared
@@ -39,15 +38,14 @@ def leak(deduction: Deduction, node: int, rounds: int) -> GradientLeak | None:
     rows = rows[:rounds]
     if not rows:
         return None
-    changes = [declared.changes[row.vector] for row in rows]
     view = deduction.view
     estimated = gradient_values.minimum_variance(deduction, knowledge, rows)
     theta = None
-    points = [change.at for change in changes]
+    points = [declared.changes[row.vector][0] for row in rows]
     heard = all(point.terms.keys() <= knowledge.known for point in points)
     if heard and view.columns == (0, view.layout.size):
         theta = gradient_values.models(deduction, points, {})
-    training = changes[0].by
+    _, training = declared.changes[rows[0].vector]
     return GradientLeak(
         node=node,
         rounds=torch.tensor([declared.vectors[row.vector].round for row in rows]),

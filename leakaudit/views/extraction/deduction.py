@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -219,7 +219,7 @@ class Deduction:
         Only relations of the node itself are used, so all its messages have to be observed.
         """
         own = self._open.near([node])
-        knowledge = self._heard(*self._continued(node, own, gradients, None))
+        knowledge = self._continued(node, own, gradients, None)
         found: list[PartialCombination] = []
         if self.base.omits and not self._unheard(node, own):
             found = parts(knowledge, node, self.fetch, gradients)
@@ -230,7 +230,7 @@ class Deduction:
         group = self._groups.get(node)
         if group is None:
             return ChosenRelations(node, self._open, (), 0, None), []
-        knowledge = self._heard(*self._continued(node, self._open, gradients, REACH))
+        knowledge = self._continued(node, self._open, gradients, REACH)
         found = [one for one in sums(knowledge, group) if tuple(one) == group]
         return self._without_rows(node, knowledge), found[:gradients]
 
@@ -244,7 +244,7 @@ class Deduction:
         mine = [n for n in holders if n not in self.view.adversary.corrupt]
         if len(mine) < 2:
             return {}
-        knowledge = self._heard(*self._continued(mine[0], self._open, 1, REACH))
+        knowledge = self._continued(mine[0], self._open, 1, REACH)
         if len(knowledge.rows) > ROWS:
             return {}
         groups: dict[int, tuple[int, ...]] = {}
@@ -279,7 +279,7 @@ class Deduction:
         if self._unheard(node, part):
             reach = REACH
             part = self._open.near(_ball(self.view.graph, node, reach))
-        knowledge = self._heard(*self._continued(node, part, rounds, reach))
+        knowledge = self._continued(node, part, rounds, reach)
         return self._without_rows(node, knowledge, reach)
 
     def _without_rows(
@@ -333,7 +333,7 @@ class Deduction:
     def _solve(
         self, node: int, part: Knowledge, gradients: int, reach: int | None
     ) -> ChosenRelations:
-        knowledge = self._heard(*self._continued(node, part, gradients, reach))
+        knowledge = self._continued(node, part, gradients, reach)
         wanted = knowledge.gradients(node)
         rows = determined(knowledge, wanted)
         exact = len(rows)
@@ -351,30 +351,24 @@ class Deduction:
 
     def _continued(
         self, node: int, part: Knowledge, gradients: int, reach: int | None
-    ) -> tuple[Relations, Iterable[int]]:
-        """Return the declaration over the required rounds, and the relations to use."""
+    ) -> Knowledge:
+        """Return what the view contains of the required rounds, and the relations to use."""
         first = max(self.view.rounds.start, 1)
         relations = self.base.relations
         if not self._protocol.repeats:
             taken = [part.declared.vectors[g.vector].round for g in self.base.gradients(node)]
             heard = [t for t in taken if t >= first]
             if len(heard) <= gradients + MARGIN:
-                return self.base, part.rows
+                return Knowledge(self.base, self._held, part.rows)
             end = heard[gradients + MARGIN]
-            return self.base, part.within(range(end)).rows
+            return Knowledge(self.base, self._held, part.within(range(end)).rows)
         stop = min(self.view.rounds.stop, first + gradients + MARGIN)
         if reach is not None:
             # The second-last round is the one that is continued.
             rows_a_round = sum(relations[r].round == self.base.round - 1 for r in part.rows)
             stop = min(stop, first + max(DECLARED, ROWS // max(1, rows_a_round)))
         longer = self._protocol.continued(part.rows, range(first, stop))
-        return longer, range(len(longer.relations))
-
-    def _heard(self, declared: Relations, rows: Iterable[int]) -> Knowledge:
-        """Return which of these vectors the view contains."""
-        if declared is self.base:
-            return Knowledge(declared, self._held, tuple(rows))
-        return Knowledge(declared, self._known(declared), tuple(rows))
+        return Knowledge(longer, self._known(longer), tuple(range(len(longer.relations))))
 
     @cached_property
     def _held(self) -> frozenset[int]:

@@ -165,12 +165,8 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
 
 def _sizes(estimated: Estimate, heard: Deduction) -> list[float]:
     squares = torch.zeros(len(estimated.combinations), dtype=torch.float64)
-    for block in estimated.blocks(heard.fetch):
-        mean = block.value.square().mean(1)
-        if block.whole:
-            squares = mean
-            break
-        squares += mean.cpu() * (block.value.shape[1] / block.columns)
+    for _, columns, value in estimated.blocks(heard.fetch):
+        squares += value.square().mean(1).cpu() * (value.shape[1] / columns)
     sizes: list[float] = squares.sqrt().tolist()
     return sizes
 

@@ -62,15 +62,14 @@ def partial_leak(deduction: Deduction, node: int, gradients: int) -> GradientLea
     found, parts = deduction.partial(node, gradients)
     if not parts:
         return None
-    rows = [part.row for part in parts]
-    forms = [part.form for part in parts]
+    rows, forms, masks = zip(*parts, strict=True)
     middle = len(parts) // 2
     exact = explain(found.knowledge, forms[middle])
     text = f"{rows[middle]} = {exact}, on the coordinates that these messages hold"
     if exact is None or len(exact.terms) > SHORT:
         text = f"{rows[middle]}, on the coordinates that the messages hold"
     whole = _leak(deduction, found, rows, forms, text)
-    seen = torch.stack([part.seen for part in parts])
+    seen = torch.stack(masks)
     return replace(whole, value=whole.value * seen, theta=None, seen=seen)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -26,13 +27,9 @@ from leakaudit.theory.relations.estimate import Fetch
 # sent, which is on the safe side.
 
 
-@dataclass(frozen=True)
-class PartialCombination:
-    """A combination of gradients that is determined on some coordinates."""
-
-    row: Expression  # the combination of gradients
-    form: Expression  # the same with omitted parts, which is determined on all coordinates
-    seen: Tensor  # (c,) bool, the coordinates on which these parts are zero
+# A combination of gradients that is determined on some coordinates; the same with omitted parts,
+# which is determined on all; and (c,) bool, the coordinates on which these parts are zero.
+PartialCombination: TypeAlias = tuple[Expression, Expression, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +58,7 @@ def parts(knowledge: Knowledge, node: int, fetch: Fetch, most: int) -> list[Part
     # In a round, the gradient comes before the message.
     order = sorted(targets, key=lambda k: (home[k].round, home[k].kind != "gradient", k))
     rows = determined(knowledge, [targets[k] for k in order], form="echelon")
-    found = []
+    found: list[PartialCombination] = []
     for before, after in _neighbours(omitted, most):
         kept = {part.place for part in (before, after) if part is not None}
         others = {part.place for part in omitted} - kept
@@ -69,7 +66,7 @@ def parts(knowledge: Knowledge, node: int, fetch: Fetch, most: int) -> list[Part
             row = Expression(home, {k: v for k, v in form.terms.items() if k not in kept})
             # Combinations without the later message belong to an earlier pair.
             if row.terms and after.place in form.terms:
-                found.append(PartialCombination(row, form, _between(omitted, before, after)))
+                found.append((row, form, _between(omitted, before, after)))
     return found
 
 

@@ -20,12 +20,15 @@ from leakaudit.core.verdict import Verdict
 from leakaudit.reporting.findings.measured import (
     CERTIFICATE_RANK,
     MaybeColumn,
+    count,
     is_identical,
+    known,
     nearest,
     values,
+    with_missed,
 )
 from leakaudit.reporting.findings.worst_case import worst_case
-from leakaudit.reporting.results.audit_names import TestName
+from leakaudit.reporting.results.audit_names import VIEW
 from leakaudit.reporting.results.model import (
     NO_SCORES,
     AuditRecord,
@@ -89,7 +92,7 @@ VERDICT_ORDER = (
 NO_PROOF = "NOT REFUTED is not a proof of privacy."
 FAILURE_PROVES_NOTHING = "A failed attack is not evidence of privacy."
 # Names of tests that are stored in results files, and what a reader sees instead.
-_TEST_WORDS = {TestName.VIEW.value: "view bound against the claim"}
+_TEST_WORDS = {VIEW: "view bound against the claim"}
 
 
 @dataclass(frozen=True)
@@ -396,7 +399,7 @@ def outcome(finding: Finding) -> str:
         return _set_of_tokens(scores)
     else:
         return "nothing recovered"
-    identical = sum(map(bool, values(scores.exact)))
+    identical = count(scores.exact)
     if identical:
         return f"{identical} of {len(scores.matched)} records recovered bit for bit ({near})"
     return f"reconstructed with {near}"
@@ -528,9 +531,9 @@ def by_reason(entries: Iterable[tuple[int, str]]) -> list[str]:
         if reason:
             nodes.setdefault(clean(reason), {})[node] = None
     said = []
-    for reason, who in nodes.items():
-        plural = "s" * (len(who) > 1)
-        said.append(f"node{plural} {', '.join(map(str, who))}: {reason}")
+    for reason, some in nodes.items():
+        plural = "s" * (len(some) > 1)
+        said.append(f"node{plural} {', '.join(map(str, some))}: {reason}")
     return said
 
 
@@ -694,6 +697,11 @@ def short(value: float) -> str:
     return f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
 
 
+def significant(value: float | None, absent: str = "-") -> str:
+    """Return a number with four digits."""
+    return absent if value is None else f"{value:.4g}"
+
+
 def _cells(finding: Finding) -> dict[str, str]:
     scores = finding.scores or NO_SCORES
     span = span_of(finding)
@@ -731,10 +739,9 @@ def spread(column: MaybeColumn, one: Quantity) -> str:
     """Return a quantity as a table cell."""
     if not isinstance(column, NumberColumn):
         return "-"
-    found = [value for value in column.per_image if value is not None]
-    if not found:
+    if not known(column):
         return "-"
-    found += given(column.missed, ())
+    found = with_missed(column)
     if len(set(map(one.text, found))) == 1:
         return one.text(found[0])
     middle = "-"
@@ -748,7 +755,7 @@ def _share(column: MaybeColumn) -> str:
         return "-"
     found = column.per_image
     if len(found) != 1:
-        return f"{sum(map(bool, found))} of {len(found)}"
+        return f"{count(column)} of {len(found)}"
     return "yes" if found[0] else "no"
 
 

@@ -18,13 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from leakaudit.reporting.figures.plots import Panel, PlotLine, curves, svg
+from leakaudit.reporting.figures.curves import CurveFigure, on_screen
+from leakaudit.reporting.figures.plots import Panel, PlotLine, svg
 
 PROJECT = Path(__file__).resolve().parent.parent
 HISTORY = PROJECT / "bench" / "history.json"
 WORSE = 1.25  # factor between two runs that is named; a choice above the usual spread
 ACROSS = 2  # panels side by side
-WIDE = 260.0  # points per panel
+WIDE = 80.0  # mm per panel
 LEGEND = {"measured": "measured", "target": "target"}
 SAME = ("machine", "python", "torch")  # runs that differ in one of them are not compared
 
@@ -95,7 +96,7 @@ def pictures(runs: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
         groups.setdefault(name.partition("/")[0], []).append(panel)
     for group, panels in groups.items():
         rows = [("", panels[k : k + ACROSS]) for k in range(0, len(panels), ACROSS)]
-        image = svg(curves(rows, LEGEND, wide=WIDE), f"bench-{group}")
+        image = svg(on_screen(CurveFigure(rows, LEGEND, {}), WIDE), f"bench-{group}")
         yield group, image[image.index("<svg") :]
 
 

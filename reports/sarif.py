@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from urllib.parse import quote
 
 from leakaudit.core.registry import renderer
@@ -132,25 +131,13 @@ def _pitfalls(record: RunRecord) -> dict[str, PitfallText]:
     return {}
 
 
-@dataclass(frozen=True)
-class _Place:
+def _location(file: str, line: int = 1) -> dict[str, Json]:
     """A line in the user's repository."""
-
-    file: str
-    line: int = 1
-
-    @property
-    def location(self) -> dict[str, Json]:
-        path = quote(clean(self.file).lstrip("/"), safe="/._-~")
-        return {
-            "physicalLocation": {
-                "artifactLocation": {"uri": path},
-                "region": {"startLine": self.line},
-            }
-        }
+    path = quote(clean(file).lstrip("/"), safe="/._-~")
+    return {"physicalLocation": {"artifactLocation": {"uri": path}, "region": {"startLine": line}}}
 
 
-def _places(shown: DisplayRecord, check: GradedItem) -> list[_Place]:
+def _places(shown: DisplayRecord, check: GradedItem) -> list[dict[str, Json]]:
     """Where the program sends what leaks, then the configuration.
 
     A file that the command line names takes the place of both.
@@ -158,10 +145,10 @@ def _places(shown: DisplayRecord, check: GradedItem) -> list[_Place]:
     record = shown.record
     own = record.location if isinstance(record, CheckRecord) else None
     if shown.location is not None and shown.location != own:
-        return [_Place(shown.location)]
+        return [_location(shown.location)]
     prefix = f"{shown.prefix}/" if shown.prefix else ""
-    found = [_Place(f"{prefix}{one.file}", one.line) for one in _sent(record, check)]
-    return [*found, _Place(f"{prefix}{shown.location or LOCATION}")]
+    found = [_location(f"{prefix}{one.file}", one.line) for one in _sent(record, check)]
+    return [*found, _location(f"{prefix}{shown.location or LOCATION}")]
 
 
 def _sent(record: RunRecord, check: GradedItem) -> Sequence[SentAt]:
@@ -175,7 +162,7 @@ def _sent(record: RunRecord, check: GradedItem) -> Sequence[SentAt]:
 
 
 def _result(
-    check: GradedItem, rule: int, places: Sequence[_Place], state: str | None
+    check: GradedItem, rule: int, places: Sequence[Mapping[str, Json]], state: str | None
 ) -> dict[str, Json]:
     kind = "cell" if check.cell else "node"
     where: Json = {"kind": kind, "name": check.place, "fullyQualifiedName": check.name}
@@ -195,12 +182,12 @@ def _result(
         "kind": outcome,
         "level": level,
         "message": {"text": message},
-        "locations": [{**places[0].location, "logicalLocations": [where]}],
+        "locations": [{**places[0], "logicalLocations": [where]}],
         "partialFingerprints": {"leakaudit/v1": check.id},
     }
     related = []
     for number, place in enumerate(places[1:]):
-        related.append({"id": number, **place.location})
+        related.append({"id": number, **place})
     if related:
         result["relatedLocations"] = related
     if state is not None:

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 
 from leakaudit.core.registry import renderer
 from leakaudit.core.trace import Json
-from leakaudit.reporting.figures import paper, record_figure
+from leakaudit.reporting.figures import record_figure
 
 
 @renderer("svg")
 def render(results: Mapping[str, Json], figure_width: str | float = "page") -> str:
     """Draw the figure of a record."""
-    width = paper.width_of(figure_width)
-    content, title = record_figure.of(results)
-    return paper.drawn(content, "svg", width, title).decode()
+    return record_figure.drawn(results, "svg", figure_width).decode()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 SECONDS = 5.0  # time limit of one call of git; a choice
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
@@ -13,12 +14,16 @@ _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _INERT = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 
 
-@dataclass(frozen=True)
-class Revision:
-    """The state of a work tree."""
+class Revision(Struct, frozen=True, forbid_unknown_fields=True):
+    """The state of a work tree.
 
-    commit: str  # the commit that is checked out, 40 or 64 hexadecimal digits
-    changed: bool  # whether files that git tracks differ from the commit
+    Attributes:
+        commit: The git commit that was checked out, 40 or 64 hexadecimal digits.
+        changed: Whether tracked files differed from the commit.
+    """
+
+    commit: str
+    changed: bool
 
 
 def revision(folder: Path) -> Revision | None:

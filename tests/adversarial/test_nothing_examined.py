@@ -159,7 +159,7 @@ def test_every_table_of_half_a_sweep_says_that_cells_are_missing(
     for name in ("csv", "latex", "text", "markdown"):
         capsys.readouterr()
         assert main(["report", "all", "-f", name]) == 0
-        assert "are missing" in capsys.readouterr().out
+        assert "missing (the sweep is incomplete)" in capsys.readouterr().out
 
 
 def test_a_cell_of_a_sweep_in_which_nothing_was_examined_fails(

@@ -25,7 +25,7 @@ from leakaudit.core.quantities import QUANTITIES
 from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.trace import Truth
 from leakaudit.inversion import attacking
-from leakaudit.judging.auditing import panels
+from leakaudit.judging.auditing import record
 from leakaudit.judging.auditing.canary import Guesses
 from leakaudit.judging.auditing.evidence import Successes
 from leakaudit.judging.auditing.levels import levels
@@ -35,6 +35,7 @@ from leakaudit.judging.auditing.replays import Replays
 from leakaudit.judging.auditing.simulate import SimulationResults, simulate
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.reporting.results import record_file
+from leakaudit.reporting.results.model import statistics
 from leakaudit.runs.sweeping import work
 
 SMALL = Scenario(
@@ -131,12 +132,9 @@ def test_an_attack_that_refuses_everywhere_is_drawn_as_the_blind_guess(
     found = part.values(QUANTITIES["psnr"], 0, Adversary(), "analytic")
     assert found is not None
     assert found.median == pytest.approx(wanted, rel=1e-5)
-    axes = panels.figure(plan, levels(plan), part, []).axes
-    shown = {one.get_title("left"): [line.get_ydata() for line in one.lines] for one in axes}
-    psnr = next(lines for title, lines in shown.items() if "PSNR" in title)
-    assert any(np.allclose(line, [wanted], rtol=1e-5) for line in psnr)
-    identified = next(lines for title, lines in shown.items() if "identified" in title)
-    assert any(np.array_equal(line, [0.0]) for line in identified)
+    (curve,) = record._curves(plan, levels(plan), part)
+    assert statistics(curve, QUANTITIES["psnr"]) == found
+    assert (curve.attacked, curve.refused) == (3, 3)
 
 
 def test_a_seed_that_was_refused_is_a_trial_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -332,6 +332,6 @@ def test_the_papers_simulations_are_plans_with_and_without_noise(
     assert said["grid"][0]["epsilon"] == "no noise"
     assert len(said["grid"]) > 3
     assert all(
-        math.isfinite(level["exact"]["eavesdropper"] or level["node"]["eavesdropper"])
+        math.isfinite(level["record"]["eavesdropper"] or level["node_at_most"]["eavesdropper"])
         for level in said["grid"][1:]
     )

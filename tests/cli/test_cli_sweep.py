@@ -155,7 +155,7 @@ def test_merging_what_is_not_there_is_code_2_and_what_is_not_all_is_code_3(
     assert main(["sweep", str(file), "-o", folder, "--workers", "0", "--shard", "1/2", "-q"]) == 0
     assert capsys.readouterr().out == ""
     assert main(["sweep", "merge", folder, "-o", str(file.parent / "half.json")]) == 3
-    assert "4 are missing" in capsys.readouterr().out
+    assert "4 missing" in capsys.readouterr().out
     assert main(["sweep", "merge", str(file.parent / "nowhere")]) == 2
     assert "expected the folder of a sweep" in capsys.readouterr().err
     assert main(["sweep", "merge"]) == 2

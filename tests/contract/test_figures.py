@@ -12,9 +12,8 @@ from records import RECORDS, Record
 
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
-from leakaudit.judging.auditing import panels as screen
 from leakaudit.reporting.figures import audit_panels, paper, plots, record_figure, sweep_figure
-from leakaudit.reporting.figures.paper_curves import CurveFigure, _Scale
+from leakaudit.reporting.figures.curves import CurveFigure, _Scale, on_screen
 from leakaudit.reporting.figures.paper_strips import StripPanel, Strips
 from leakaudit.reporting.rendering.html import curves
 from leakaudit.reporting.results.model import AuditRecord, SweepPart, fitted
@@ -81,7 +80,7 @@ def lines(panel: plots.Panel) -> Lines:
 
 
 def test_a_protocol_without_the_setting_is_a_level_and_has_no_points() -> None:
-    drawing = sweep_figure.panels(sweep())
+    drawing = sweep_figure.content(sweep())
     ((title, panels),) = drawing.rows
     assert title.startswith("victim=dpsgd")
     found = lines(panels[0])
@@ -93,7 +92,7 @@ def test_a_protocol_without_the_setting_is_a_level_and_has_no_points() -> None:
     assert "analytic, pdmm (has no sigma)" in drawing.legend
     look = plots.looks_of(drawing.legend)["analytic, pdmm (has no sigma)"]
     marked = 0
-    for place in sweep_figure.figure(sweep()).axes:
+    for place in on_screen(sweep_figure.content(sweep())).axes:
         for line in place.lines:
             if line.get_color() == look.colour:
                 assert line.get_marker() in ("", "_")
@@ -116,14 +115,14 @@ def test_an_attack_without_the_setting_is_a_level_too() -> None:
         },
         SweepPart,
     )
-    ((_, panels),) = sweep_figure.panels(part).rows
+    ((_, panels),) = sweep_figure.content(part).rows
     found = lines(panels[0])
     assert list(found["dlg", "median"].values) == [20.0, 20.0]
     assert list(found["inverting (has no steps)", "level"].values) == [30.0, 30.0]
 
 
 def test_intervals_are_those_of_several_seeds_only() -> None:
-    several = sweep_figure.panels(sweep(2))
+    several = sweep_figure.content(sweep(2))
     panels = several.rows[0][1]
     assert lines(panels[0])["analytic", "median"].intervals == [
         (60.0, 60.0),
@@ -135,7 +134,7 @@ def test_intervals_are_those_of_several_seeds_only() -> None:
     assert high == pytest.approx(0.9874, abs=1e-4)
     assert several.styles["median"] == sweep_figure.MEDIANS
     assert "Clopper-Pearson" in several.styles["rate"]
-    one = sweep_figure.panels(sweep(1))
+    one = sweep_figure.content(sweep(1))
     assert not any(any(line.intervals) for panel in one.rows[0][1] for line in panel.lines)
     assert one.styles == sweep_figure.STYLES
 
@@ -145,19 +144,16 @@ def test_intervals_are_those_of_several_seeds_only() -> None:
 
 def test_every_figure_has_the_same_psnr_cap_and_states_it() -> None:
     audit = fitted(RECORDS["audit"], AuditRecord)
-    ((panel, *_),) = [view.panels for view in audit_panels.views(audit)]
+    ((_, (panel, *_)),) = audit_panels.views(audit)
     assert panel.cap == plots.PSNR_SHOWN
-    assert panel.heading == f"PSNR, dB (drawn up to {plots.PSNR_SHOWN:g})"
-    assert sweep_figure.panels(sweep()).rows[0][1][0].heading == panel.heading
+    assert sweep_figure.content(sweep()).rows[0][1][0].cap == panel.cap
     (_, (drawn, *_)), *_ = curves.panels(audit)
-    assert drawn.title.startswith(panel.heading)
+    assert drawn.title.startswith(panel.title)
     text = rendered("svg", RECORDS["attack"])
     assert f"≥{plots.PSNR_SHOWN:g}" in text
 
 
 def test_a_meaning_has_one_colour_everywhere() -> None:
-    assert screen.LOOKS[screen.EXACT] == plots.LIMIT_BY_VIEW
-    assert screen.LOOKS[screen.PAPER] == plots.LIMIT_BY_CLAIM
     of = {**RECORDS["audit"]["audit"]}
     verdicts = []
     for one in of["verdicts"]:
@@ -171,7 +167,7 @@ def test_a_meaning_has_one_colour_everywhere() -> None:
     assert looks["view"] == plots.LIMIT_BY_VIEW
     assert looks["theorem"] == plots.LIMIT_BY_CLAIM
     attack = looks["auto"].colour
-    assert attack == plots.looks_of(["auto"], screen.LOOKS)["auto"].colour == plots.COLOURS[0]
+    assert attack == plots.looks_of(["auto"])["auto"].colour == plots.COLOURS[0]
     colours = set()
     for _, pictures in curves.panels(audit):
         for picture in pictures:
@@ -211,7 +207,7 @@ def test_svg_and_png_are_one_figure_and_always_the_same() -> None:
     assert text == rendered("svg", RECORDS["audit"], figure_width="column")
     image = rendered("png", RECORDS["audit"], figure_width="column")
     wide, _ = struct.unpack(">II", image[16:24])
-    assert wide == int(84 / 25.4 * paper.DOTS)
+    assert wide == int(84 / 25.4 * plots.DOTS)
     assert image == rendered("png", RECORDS["audit"], figure_width="column")
 
 
@@ -252,8 +248,8 @@ def test_zero_and_infinity_are_beside_a_logarithmic_axis_and_not_joined_to_it() 
 
 
 def test_a_value_that_is_the_median_everywhere_is_drawn_once() -> None:
-    audit = fitted(RECORDS["audit"], AuditRecord)
-    content = record_figure.of_audit(audit)
+    content, _ = record_figure.of(RECORDS["audit"])
+    assert isinstance(content, CurveFigure)
     assert set(content.styles) == {"median", "best", "rate"}
-    swept = record_figure._styles(sweep_figure.STYLES, sweep_figure.panels(sweep(1)).rows[0][1])
-    assert swept == {"median": ""}
+    swept = record_figure._without_thin_lines(sweep_figure.content(sweep(1)))
+    assert swept.styles == {"median": ""}

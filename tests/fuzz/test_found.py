@@ -60,6 +60,7 @@ from leakaudit.judging.gate.baseline import BaselineChange
 from leakaudit.protocols import declared
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.reporting.findings import redaction, wording
+from leakaudit.reporting.rendering.audit_text import counted
 from leakaudit.reporting.rendering.gallery import image
 from leakaudit.reporting.results import record_file
 from leakaudit.reporting.results.model import NumberColumn, VerdictEntry
@@ -911,9 +912,9 @@ def test_figures_of_a_verdict_that_lack_some_are_not_shown() -> None:
         p=None,
         level=None,
         needs=None,
-        figures={"exact": 1.0},  # no ratio
+        figures={"exact": 1.0},  # no claimed epsilon
     )
-    assert verdict.read_figures() is None
+    assert counted(verdict) == ""
 
 
 def test_a_description_that_nests_deeply_is_refused(here: Path) -> None:

@@ -35,7 +35,7 @@ from leakaudit.core.trace import Graph
 from leakaudit.inversion.exact import extreme_rays
 from leakaudit.judging.gate import baseline, compare
 from leakaudit.protocols.equations import file as protocol_file
-from leakaudit.reporting.figures import paper_curves, paper_strips, plots
+from leakaudit.reporting.figures import curves, paper_strips, plots
 from leakaudit.reporting.rendering import gallery, passages
 from leakaudit.reporting.results import record_file
 from leakaudit.reporting.viewing import running
@@ -254,9 +254,8 @@ def test_axes_of_any_numbers(number: float, log: bool | None) -> None:
     assert plots.is_drawn(number, log=False) == (abs(number) <= 1e250)
     line = plots.PlotLine("a", "rate", [number, 1.0, number], [(number, 1.0), None, (0.5, number)])
     panel = plots.Panel("title", (line,), low=-abs(number), high=abs(number), log=log)
-    assert "<svg" in plots.svg(plots.curves([("", [panel])], {"a": "a"}), "x")
-    content = paper_curves.CurveFigure([("", [panel])], {"a": "a"}, {"rate": "value"})
-    for figure in paper_curves.draw(content, 174.0, math.inf):
+    content = curves.CurveFigure([("", [panel])], {"a": "a"}, {"rate": "value"})
+    for figure in curves.draw(content, 174.0, math.inf):
         assert "<svg" in plots.svg(figure, "x")
 
 

@@ -11,9 +11,9 @@ import numpy as np
 from scipy.special import ndtr
 
 from leakaudit._util.bisection import crossing, crossing_integer
+from leakaudit._util.plain import Figures
 from leakaudit.core.verdict import MOST_TRIALS
 from leakaudit.judging.auditing.promise import Promise
-from leakaudit.reporting.results.model import CanaryFigures, OneRunFigures, SuccessFigures
 from leakaudit.theory.bounds import empirical, gaussian, one_run
 from leakaudit.theory.bounds.empirical import Counts
 from leakaudit.theory.bounds.joint import LARGEST, Floats, JointTest, joint_test, perfect
@@ -70,12 +70,12 @@ class Successes:
         rate = gaussian.power(self.kappa, mu)
         return empirical.detection(self.trials, self.ceiling(promise), rate, alpha)
 
-    def figures(self, promise: Promise | None) -> SuccessFigures:
+    def figures(self, promise: Promise | None) -> Figures:
         """Return the counts, for programs."""
         ceiling = None
         if promise is not None and not promise.empty:
             ceiling = self.ceiling(promise)
-        return SuccessFigures(**vars(self), ceiling=ceiling)
+        return {**vars(self), "ceiling": ceiling}
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ class Canary:
         """Return the power at the thresholds that pilots choose, averaged over `PILOTS` pilots."""
         return _canary_power(promise, self.counts.positives, self.counts.negatives, alpha, mu)
 
-    def figures(self, promise: Promise | None) -> CanaryFigures:
+    def figures(self, promise: Promise | None) -> Figures:
         """Return the counts, for programs."""
-        return CanaryFigures(**vars(self.counts))
+        return dict(vars(self.counts))
 
     def _limit(self, promise: Promise, alpha: float) -> float:
         """Return the lower limit of mu or epsilon, whichever the guarantee bounds."""
@@ -184,9 +184,9 @@ class OneRun:
         least = _least_right(self.canaries, self.guesses, promise, alpha)
         return float(empirical.at_least(least, self.guesses, float(ndtr(mu / 2))))
 
-    def figures(self, promise: Promise | None) -> OneRunFigures:
+    def figures(self, promise: Promise | None) -> Figures:
         """Return the counts, for programs."""
-        return OneRunFigures(**vars(self))
+        return dict(vars(self))
 
 
 @lru_cache(maxsize=4096)

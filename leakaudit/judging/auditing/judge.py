@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from leakaudit._util import holm
+from leakaudit._util.plain import Figures
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.verdict import MOST_TRIALS, Verdict
 from leakaudit.judging.auditing.promise import POWER, Promise, TrialCounts, checked, detects
-from leakaudit.reporting.results.model import Figures
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from leakaudit._util.jobs import IN_PROCESS, Pool
+from leakaudit._util.plain import Figures
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.progress import step
 from leakaudit.core.verdict import Verdict
@@ -21,8 +22,9 @@ from leakaudit.judging.auditing.promise import Promise, TrialCounts
 from leakaudit.judging.auditing.replays import Replays, Trials, joined, replay
 from leakaudit.judging.auditing.simulate import SimulationResults, near
 from leakaudit.protocols.recording import POOL, Plan
-from leakaudit.reporting.results.audit_names import Guesser, TestName, as_near_as, identified_among
-from leakaudit.reporting.results.model import SensitivityFigures, ViewFigures, encoded
+from leakaudit.reporting.results import audit_names
+from leakaudit.reporting.results.audit_names import as_near_as, identified_among
+from leakaudit.reporting.results.model import encoded
 from leakaudit.theory.bounds.gaussian import epsilon
 from leakaudit.theory.bounds.reconstruction import (
     distances,
@@ -243,13 +245,13 @@ def _replayed(
     rero = one.rero
     candidates = len(rero.scores[0]) if len(rero.scores) else plan.candidates
     hits = Successes(rero.hits, len(rero.drawn), kappa_identification(candidates))
-    yield _OutcomeCounts(TestName.LIKELIHOOD, Guesser.LIKELIHOOD, hits, rero.why)
+    yield _OutcomeCounts(audit_names.BY_LIKELIHOOD, audit_names.LIKELIHOOD, hits, rero.why)
     told_apart = Canary(canary.counted(one.pairs, promise, plan.alpha))
-    yield _OutcomeCounts(TestName.CANARIES, Guesser.RATIO, told_apart, one.pairs.why)
+    yield _OutcomeCounts(audit_names.CANARIES, audit_names.RATIO, told_apart, one.pairs.why)
     if plan.one_run:
         run = one.run
         right = OneRun(run.canaries, run.guesses, run.right)
-        yield _OutcomeCounts(TestName.ONE_RUN, Guesser.RATIO, right, run.why)
+        yield _OutcomeCounts(audit_names.ONE_RUN, audit_names.RATIO, right, run.why)
 
 
 def _attacked(
@@ -292,21 +294,21 @@ def _against_claim(one: ViewMeasurements, worst: Comparison) -> Test:
     claimed = None
     if worst.claim is not None:
         claimed = worst.claim.epsilon
-    figures = ViewFigures(
-        mu=encoded(worst.bound.mu),
-        node_mu=encoded(worst.bound.node_mu),
-        rounds_priced=worst.bound.rounds,
-        exact=encoded(worst.exact),
-        claimed=encoded(claimed),
-        ratio=encoded(worst.ratio),
-        holds=str(worst.holds),
-    )
+    figures: Figures = {
+        "mu": encoded(worst.bound.mu),
+        "node_mu": encoded(worst.bound.node_mu),
+        "rounds_priced": worst.bound.rounds,
+        "exact": encoded(worst.exact),
+        "claimed": encoded(claimed),
+        "ratio": encoded(worst.ratio),
+        "holds": str(worst.holds),
+    }
     return Test(
         one.level,
         one.adversary,
         worst.bound.node,
-        TestName.VIEW,
-        Guesser.NOBODY,
+        audit_names.VIEW,
+        audit_names.NOBODY,
         figures=figures,
         verdict=worst.verdict,
         says=worst.why,
@@ -319,9 +321,9 @@ def _sensitivity(one: ViewMeasurements, assumed: float) -> Test:
         one.level,
         one.adversary,
         one.node,
-        TestName.SENSITIVITY,
-        Guesser.NOBODY,
-        figures=SensitivityFigures(moved=one.moved, assumed=assumed),
+        audit_names.SENSITIVITY,
+        audit_names.NOBODY,
+        figures={"moved": one.moved, "assumed": assumed},
         verdict=Verdict.UNSUPPORTED if over else Verdict.NOT_REFUTED,
         says=(
             f"exchanging a record changed a gradient by {one.moved:.4g}; "

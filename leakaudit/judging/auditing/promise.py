@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Protocol
 
 from leakaudit._util.bisection import crossing
+from leakaudit._util.plain import Figures
 from leakaudit.core.errors import LeakauditError
-from leakaudit.reporting.results.model import Figures
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.bounds.approximate import approximate
 from leakaudit.theory.bounds.gaussian import Gdp

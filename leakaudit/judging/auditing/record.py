@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
@@ -22,7 +22,6 @@ from leakaudit.reporting.results.model import (
     AuditRecord,
     CurvePoint,
     Finding,
-    Free,
     GridPoint,
     PromiseEntry,
     Provenance,
@@ -104,9 +103,6 @@ def _point(level: Level) -> AuditPoint:
 
 
 def _verdict(grid: Sequence[Level], test: Test) -> VerdictEntry:
-    figures: Mapping[str, Free] = {}
-    if test.figures is not None:
-        figures = model.plain(test.figures)
     promise = None
     if test.promise is not None:
         promise = PromiseEntry(**dict(vars(test.promise), epsilon=encoded(test.promise.epsilon)))
@@ -123,7 +119,7 @@ def _verdict(grid: Sequence[Level], test: Test) -> VerdictEntry:
         p=test.p,
         level=test.alpha,
         needs=test.needs,
-        figures=figures,
+        figures=test.figures or {},
     )
 
 

@@ -16,10 +16,9 @@ from leakaudit.judging.auditing import record
 from leakaudit.judging.auditing.judge import judge
 from leakaudit.judging.auditing.levels import Level, RunEnvironment, attacked, levels
 from leakaudit.judging.auditing.measure import ViewMeasurements, cases, measure, static
-from leakaudit.judging.auditing.panels import figure
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.simulate import SimulationResults, simulate
-from leakaudit.reporting.figures import pictures, plots
+from leakaudit.reporting.figures import audit_panels, curves, pictures, plots
 from leakaudit.reporting.results import provenance, record_file
 from leakaudit.reporting.results.model import AuditRecord
 from leakaudit.reporting.results.output_folder import ready as writable
@@ -54,8 +53,6 @@ def audit(
         judged = [*static(grid, measured), *tested]
         made = [o.found for o in simulated.outcomes]
         images = record_file.save_reconstructions(folder / "reconstructions.npz", made)
-        chart = figure(plan, grid, simulated, measured)
-        plots.save(chart, folder / record.FIGURE)
         origin = provenance.collect(
             simulated.trace,
             settings=plan.to_json(),
@@ -66,6 +63,8 @@ def audit(
         )
         _, sentence = lpips_weights.find("off", simulated.trace.task.shape)
         found = record.build(plan, grid, simulated, judged, origin, images, sentence)
+        chart = curves.on_screen(audit_panels.content(found))
+        plots.save(chart, folder / record.FIGURE)
         found = structs.replace(
             found,
             picture=_picture(grid, simulated, folder),

@@ -22,7 +22,7 @@ from leakaudit.inversion import attacking
 from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.protocols import recording
-from leakaudit.reporting.results.model import CurveValues
+from leakaudit.reporting.results.model import Statistics
 from leakaudit.scoring import metrics, scoring
 from leakaudit.scoring.scoring import Score
 from leakaudit.tasks import data
@@ -70,7 +70,7 @@ class SimulationResults:
 
     def values(
         self, one: Quantity, level: int, adversary: Adversary, attack: str
-    ) -> CurveValues | None:
+    ) -> Statistics | None:
         """Return a quantity over all records of a cell; None if none was attacked or it lacks it.
 
         Missed records count as blind guesses, also those of nodes without a reconstruction.
@@ -79,7 +79,7 @@ class SimulationResults:
         values = [value for score in scores for value in score.counted(one.key)]
         if not values:
             return None
-        return CurveValues(
+        return Statistics(
             images=float(sum(len(score.matched) for score in scores)),
             best=one.better(values),
             median=median(values),

@@ -1,21 +1,24 @@
-"""The panels of an audit: quality and success rates with their limits, against epsilon."""
+"""The figure of an audit: quality and success rates with their limits, against epsilon."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from statistics import median
 
 from leakaudit.core.quantities import Quantity
 from leakaudit.reporting.figures import plots
+from leakaudit.reporting.figures.curves import CurveFigure
+from leakaudit.reporting.findings.measured import with_missed
 from leakaudit.reporting.findings.wording import epsilon_name, epsilon_order
 from leakaudit.reporting.results import intervals
+from leakaudit.reporting.results.audit_names import LIKELIHOOD
 from leakaudit.reporting.results.model import (
     AuditPart,
     AuditRecord,
     CurvePoint,
-    CurveValues,
     NumberColumn,
-    SweepStatistics,
+    Statistics,
     VerdictEntry,
     curves_of,
     given,
@@ -24,27 +27,33 @@ from leakaudit.reporting.results.model import (
 
 STYLES = {"median": "median", "best": "best", "mean": "mean"}  # styles and their legend texts
 MEDIANS = "median, with the range of the medians of the runs"
+BLIND = "blind guess: the mean of the other records"
 RATES = "success rate, with its 95 % Clopper-Pearson interval"
 
 
-@dataclass(frozen=True)
-class _AdversaryPanels:
-    """The panels of one adversary."""
+def content(record: AuditRecord) -> CurveFigure:
+    """Return the curves of an audit: a row of panels for each adversary."""
+    rows: list[plots.Row] = []
+    panels: list[plots.Panel] = []
+    for adversary, some in views(record):
+        if some:
+            rows.append((f"adversary {adversary}", some))
+            panels += some
+    if not panels:
+        rows = [("no attack returned a result", [plots.Panel("PSNR, dB", ())])]
+    audit = record.audit
+    return CurveFigure(rows, legend(audit, panels), styles(panels), looks(audit))
 
-    adversary: str
-    panels: tuple[plots.Panel, ...]  # the panels; empty if nothing was measured
 
-
-def views(record: AuditRecord) -> list[_AdversaryPanels]:
-    """Return the panels of every adversary of an audit."""
+def views(record: AuditRecord) -> list[tuple[str, list[plots.Panel]]]:
+    """Return every adversary of an audit with its panels, empty if nothing was measured."""
     audit = record.audit
     points = _points(audit)
     names = tuple(map(epsilon_name, points))
     found = []
     for who in dict.fromkeys(curve.adversary for curve in audit.curves):
         panels = [*_quality(record, points, who), *_success(audit, points, who)]
-        placed = [replace(panel, axis="epsilon", points=names) for panel in panels]
-        found.append(_AdversaryPanels(who, tuple(placed)))
+        found.append((who, [replace(panel, axis="epsilon", points=names) for panel in panels]))
     return found
 
 
@@ -59,9 +68,11 @@ def looks(audit: AuditPart) -> dict[str, plots.LineLook]:
             known[one.promise.name] = limit
     attacks = dict.fromkeys(curve.attack for curve in audit.curves)
     for one in audit.verdicts:
-        if _counted(one, "trials"):
+        if one.number("trials"):
             attacks[one.attack] = None
-    return plots.looks_of(attacks, known)
+    if LIKELIHOOD in attacks:
+        known[LIKELIHOOD] = plots.LIKELIHOOD
+    return {**plots.looks_of(attacks, known), BLIND: plots.BLIND_GUESS}
 
 
 def legend(audit: AuditPart, panels: Sequence[plots.Panel]) -> dict[str, str]:
@@ -95,12 +106,28 @@ def _quality(record: AuditRecord, points: Sequence[float], who: str) -> list[plo
         for attack in dict.fromkeys(curve.attack for curve in mine):
             own = [c for c in mine if c.attack == attack]
             lines += _lines(record, attack, own, one, points)
+        if lines and one.key == "psnr":
+            lines += _blind(record, points, who)
         if lines:
             log = one.is_power
             low = None if log else 0.0
             cap = plots.cap(one.unit)
             panels.append(plots.Panel(one.drawn, tuple(lines), low=low, log=log, cap=cap))
     return panels
+
+
+def _blind(record: AuditRecord, points: Sequence[float], who: str) -> list[plots.PlotLine]:
+    """The PSNR of blind guesses, the mean of all other records: the median over the findings."""
+    guesses: dict[float, list[float]] = {}
+    for one in record.findings:
+        cell = given(one.cell, None)
+        blind = None if one.scores is None else given(one.scores.blind_psnr, None)
+        if one.adversary == who and cell is not None and blind is not None:
+            guesses.setdefault(epsilon_order(cell.epsilon), []).append(blind)
+    if not guesses:
+        return []
+    values = [median(guesses[point]) if point in guesses else None for point in points]
+    return [plots.PlotLine(BLIND, "blind", values)]
 
 
 def _lines(
@@ -110,8 +137,8 @@ def _lines(
     one: Quantity,
     points: Sequence[float],
 ) -> list[plots.PlotLine]:
-    at: dict[float, CurveValues | SweepStatistics] = {}
-    between: dict[float, plots.Interval | None] = {}
+    at: dict[float, Statistics] = {}
+    between: dict[float, intervals.Interval | None] = {}
     for curve in curves:
         found = statistics(curve, one)
         if found is not None:
@@ -123,7 +150,7 @@ def _lines(
     return plots.quality(attack, [at.get(point) for point in points], one, bars)
 
 
-def _range(record: AuditRecord, curve: CurvePoint, quantity: Quantity) -> plots.Interval | None:
+def _range(record: AuditRecord, curve: CurvePoint, quantity: Quantity) -> intervals.Interval | None:
     """The range of the medians of the runs at one point, None for a single run.
 
     There is none either if the attack refused nodes, whose blind guesses are part of the median at
@@ -140,8 +167,7 @@ def _range(record: AuditRecord, curve: CurvePoint, quantity: Quantity) -> plots.
             continue
         column = getattr(one.scores, quantity.key)
         if isinstance(column, NumberColumn):
-            measured = [value for value in column.per_image if value is not None]
-            runs.setdefault(cell.seed, []).extend([*measured, *given(column.missed, ())])
+            runs.setdefault(cell.seed, []).extend(with_missed(column))
     return intervals.of_seeds(runs.values())
 
 
@@ -150,11 +176,11 @@ def _success(audit: AuditPart, points: Sequence[float], who: str) -> list[plots.
 
     There is one panel per test. A test with a single trial at every point has no rate.
     """
-    tests = [one for one in audit.verdicts if one.adversary == who and _counted(one, "trials")]
+    tests = [one for one in audit.verdicts if one.adversary == who and one.number("trials")]
     panels = []
     for test in dict.fromkeys(one.test for one in tests):
         mine = [one for one in tests if one.test == test]
-        if max(_counted(one, "trials") or 0 for one in mine) < 2:
+        if max(one.number("trials") or 0 for one in mine) < 2:
             continue
         lines = []
         for attack in dict.fromkeys(one.attack for one in mine):
@@ -172,8 +198,8 @@ def _rates(attack: str, tests: Sequence[VerdictEntry], points: Sequence[float]) 
     rates = {}
     between = {}
     for one in tests:
-        hits = int(_counted(one, "hits") or 0)
-        trials = int(_counted(one, "trials") or 1)
+        hits = int(one.number("hits") or 0)
+        trials = int(one.number("trials") or 1)
         rates[epsilon_order(one.epsilon)] = hits / trials
         if trials > 1:
             between[epsilon_order(one.epsilon)] = intervals.of_rate(hits, trials)
@@ -184,12 +210,7 @@ def _rates(attack: str, tests: Sequence[VerdictEntry], points: Sequence[float]) 
 def _limits(name: str, tests: Sequence[VerdictEntry], points: Sequence[float]) -> plots.PlotLine:
     at: dict[float, float] = {}
     for one in tests:
-        ceiling = _counted(one, "ceiling")
+        ceiling = one.number("ceiling")
         if ceiling is not None:
             at[epsilon_order(one.epsilon)] = max(ceiling, at.get(epsilon_order(one.epsilon), 0.0))
     return plots.PlotLine(name, "ceiling", [at.get(point) for point in points])
-
-
-def _counted(one: VerdictEntry, name: str) -> float | None:
-    value = one.figures.get(name)
-    return value if isinstance(value, int | float) else None

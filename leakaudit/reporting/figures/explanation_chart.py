@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -11,10 +12,18 @@ from leakaudit.reporting.figures import plots
 from leakaudit.views.extraction.explanation import Explanation
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDEST = 64  # most columns; this and the next are choices
 MANY = 24  # most rows of a node
+# Sizes in mm.
+CELL = 6.6
+FRAME = 25.0  # height of a matrix without its rows
+BESIDE = 42.0  # width of a matrix without its columns
+NARROWEST = 130.0
+POSITIVE = ("#f2c4b8", "#a3200d")  # colours from the smallest to the largest weight
+NEGATIVE = ("#bcd7ea", "#0b5394")
 
 Gradient = tuple[int, int | None]  # round, and index in the round
 
@@ -31,7 +40,14 @@ def combinations(found: Sequence[Explanation]) -> Figure:
             "picture: expected at least one determined combination, got none: there is no leak "
             "to draw for these nodes"
         )
-    return plots.heat(list(map(_matrix, shown)))
+    heights = [len(one.rows[:MANY]) * CELL + FRAME for one in shown]
+    page = max(NARROWEST, BESIDE + CELL * max(len(_columns(one)) for one in shown))
+    with plots.settings():
+        figure = plots.empty(page, sum(heights))
+        places = figure.subplots(len(shown), 1, height_ratios=heights, squeeze=False)[:, 0]
+        for place, one in zip(places, shown, strict=True):
+            _matrix(place, one, letters=int((page - 30) / plots.LETTER))
+    return figure
 
 
 def _columns(one: Explanation) -> list[Gradient]:
@@ -39,14 +55,11 @@ def _columns(one: Explanation) -> list[Gradient]:
     for row in one.rows:
         for t, k, _ in row.weights:
             seen.add((t, k))
-    return sorted(seen, key=lambda gradient: (gradient[0], gradient[1] or 0))
+    return sorted(seen, key=lambda gradient: (gradient[0], gradient[1] or 0))[:WIDEST]
 
 
-def _matrix(one: Explanation) -> plots.HeatMap:
-    columns = _columns(one)[:WIDEST]
-    names = []
-    for t, k in columns:
-        names.append(str(t) if k is None else f"{t}.{k}")
+def _matrix(place: Axes, one: Explanation, letters: int) -> None:
+    columns = _columns(one)
     rows = one.rows[:MANY]
     values = []
     for row in rows:
@@ -57,11 +70,52 @@ def _matrix(one: Explanation) -> plots.HeatMap:
     left_out = len(one.rows) - len(rows)
     if left_out:
         note += f"; {left_out} more rows"
-    return plots.HeatMap(
-        title=one.summary,
-        columns=names,
-        rows=[f"x{row.amplification:.3g}" for row in rows],
-        values=values,
-        across="gradient",
-        note=note,
+    _colour(place, values)
+    place.invert_yaxis()
+    place.grid(visible=False)
+    place.spines[:].set_visible(False)
+    place.set_title(plots.wrapped(one.summary, letters))
+    place.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+    names = []
+    for t, k in columns:
+        names.append(plots.said(str(t) if k is None else f"{t}.{k}", plots.NAMED))
+    step = math.ceil(max(map(len, names)) * plots.LETTER / CELL)
+    across = [k + 0.5 for k in range(len(columns))]
+    place.set_xticks(across[::step], names[::step])
+    down = [k + 0.5 for k in range(len(rows))]
+    place.set_yticks(down, [f"x{row.amplification:.3g}" for row in rows])
+    place.set_xlabel(plots.wrapped(note, letters), loc="left")
+    place.text(
+        -0.01,
+        1.0,
+        "gradient",
+        transform=place.transAxes,
+        ha="right",
+        va="bottom",
+        color=plots.QUIET,
     )
+
+
+def _colour(place: Axes, values: Sequence[Sequence[float]]) -> None:
+    """Draw weights in [-1, 1] by row and column; 0 means no weight."""
+    import numpy as np
+    from matplotlib.colors import LinearSegmentedColormap
+
+    # Each sign has its own scale, so that the smallest weight is distinct from zero.
+    scale = [(0.0, NEGATIVE[1]), (0.5, NEGATIVE[0]), (0.5, POSITIVE[0]), (1.0, POSITIVE[1])]
+    colours = LinearSegmentedColormap.from_list("weights", scale)
+    shown = np.ma.masked_equal(np.asarray(values, dtype=float), 0.0)
+    mesh = place.pcolormesh(
+        shown,
+        cmap=colours.with_extremes(bad=plots.NO_WEIGHT),
+        vmin=-1,
+        vmax=1,
+        edgecolors="white",
+        linewidth=2,
+    )
+    mesh.set_edgecolor("white")
+    bar = place.figure.colorbar(
+        mesh, ax=place, ticks=[-1, 0, 1], pad=0.02, fraction=0.05, aspect=25
+    )
+    bar.set_label("weight")
+    bar.outline.set_visible(False)

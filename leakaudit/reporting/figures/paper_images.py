@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from PIL import Image
 
 from leakaudit.core.quantities import QUANTITIES
 from leakaudit.reporting.figures import plots
-from leakaudit.reporting.figures.paper_sheet import LETTER, LINE, empty, paged
+from leakaudit.reporting.figures.plots import LETTER, LINE, empty, paged
 from leakaudit.reporting.findings.shown import Picture, Section
 
 if TYPE_CHECKING:
@@ -25,26 +24,7 @@ ROW_NAME = 23.0  # width of the names of the rows of images
 BESIDE = 1.6  # between columns of images
 
 
-@dataclass(frozen=True)
-class _Tile:
-    """One image above its reconstruction."""
-
-    above: str  # text above, such as the node
-    below: str  # text below, such as the PSNR
-    original: Image.Image | None  # the true image, None if it is not known
-    found: Image.Image | None  # the same for the reconstruction
-
-    @classmethod
-    def of(cls, picture: Picture) -> _Tile:
-        below = picture.certificate
-        if picture.psnr is not None:
-            below = QUANTITIES["psnr"].caption(picture.psnr)
-            if picture.psnr > plots.PSNR_SHOWN:
-                below = f"> {plots.PSNR_SHOWN:g} dB"
-        return cls(picture.owner, below, _image(picture.original), _image(picture.found))
-
-
-Band: TypeAlias = tuple[str, Sequence[_Tile]]  # title above them, "" for none
+Band: TypeAlias = tuple[str, Sequence[Picture]]  # title above them, "" for none
 
 
 def draw(content: Sequence[Section], width: float, highest: float) -> list[Figure]:
@@ -52,12 +32,12 @@ def draw(content: Sequence[Section], width: float, highest: float) -> list[Figur
     across = max(1, int((width - ROW_NAME) / (TILE + BESIDE)))
     bands: list[Band] = []
     for section in content:
-        tiles = list(map(_Tile.of, section.images))
         title = f"{section.attack}, adversary {section.adversary}"
-        if len(tiles) < section.total:
-            title += f" ({len(tiles)} of {section.total} images)"
-        for start in range(0, len(tiles), across):
-            bands.append((title if start == 0 else "", tiles[start : start + across]))
+        if len(section.images) < section.total:
+            title += f" ({len(section.images)} of {section.total} images)"
+        for start in range(0, len(section.images), across):
+            some = section.images[start : start + across]
+            bands.append((title if start == 0 else "", some))
     figures = []
     for page in paged(bands, _height, highest):
         high = sum(map(_height, page)) + BESIDE
@@ -71,14 +51,20 @@ def draw(content: Sequence[Section], width: float, highest: float) -> list[Figur
     return figures
 
 
-def _image(uri: str | None) -> Image.Image | None:
-    if uri is None:
-        return None
+def _image(uri: str) -> Image.Image:
     with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:
         return image.convert("RGB")
 
 
-def _rows(tiles: Sequence[_Tile]) -> list[str]:
+def _below(tile: Picture) -> str:
+    if tile.psnr is None:
+        return tile.certificate
+    if tile.psnr > plots.PSNR_SHOWN:
+        return f"> {plots.PSNR_SHOWN:g} dB"
+    return QUANTITIES["psnr"].caption(tile.psnr)
+
+
+def _rows(tiles: Sequence[Picture]) -> list[str]:
     rows = []
     if any(tile.original is not None for tile in tiles):
         rows.append("original")
@@ -87,11 +73,12 @@ def _rows(tiles: Sequence[_Tile]) -> list[str]:
     return rows
 
 
-def _tall(tiles: Sequence[_Tile]) -> float:
+def _tall(tiles: Sequence[Picture]) -> float:
     ratios = [1.0]
     for tile in tiles:
-        for image in (tile.original, tile.found):
-            if image is not None:
+        for uri in (tile.original, tile.found):
+            if uri is not None:
+                image = _image(uri)
                 ratios.append(image.height / image.width)
     return TILE * min(2.0, max(ratios))
 
@@ -117,25 +104,25 @@ def _images(figure: Figure, band: Band, width: float, high: float, top: float) -
         left = ROW_NAME + column * (TILE + BESIDE)
         middle = (left + TILE / 2) / width
         letters = int((TILE + BESIDE) / LETTER)
-        above = plots.said(tile.above, letters)
+        above = plots.said(tile.owner, letters)
         figure.text(middle, 1 - top / high, above, va="top", ha="center")
         start = top + LINE
         for row in rows:
-            image = tile.original if row == "original" else tile.found
+            uri = tile.original if row == "original" else tile.found
             box = (left / width, 1 - (start + tall) / high, TILE / width, tall / high)
             place = figure.add_axes(box)
             place.set_xticks([])
             place.set_yticks([])
             place.grid(visible=False)
             place.spines[:].set_visible(False)
-            if image is None:
+            if uri is None:
                 place.set_facecolor(plots.NO_WEIGHT)
                 place.text(0.5, 0.5, "none", transform=place.transAxes, ha="center", va="center")
             else:
-                place.imshow(np.asarray(image), interpolation="none")
+                place.imshow(np.asarray(_image(uri)), interpolation="none")
             if column == 0:
                 centre = 1 - (start + tall / 2) / high
                 figure.text(NEAR / width, centre, row, va="center")
             start += tall + NEAR
-        below = plots.said(tile.below, letters)
+        below = plots.said(_below(tile), letters)
         figure.text(middle, 1 - start / high, below, va="top", ha="center")

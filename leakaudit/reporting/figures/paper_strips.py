@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from leakaudit.reporting.figures import plots
-from leakaudit.reporting.figures.paper_sheet import LETTER, LINE, MARKER, NAME, PANEL, empty, tick
+from leakaudit.reporting.figures.plots import LETTER, LINE, MARKER, NAME, PANEL, empty, tick
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,7 +70,7 @@ def draw(content: Strips, width: float, highest: float) -> list[Figure]:
             for row in rows:
                 _marks(place, strip, start + row, row)
             place.xaxis.set_major_locator(ticker.MaxNLocator(4, steps=plots.ROUND))
-            place.xaxis.set_major_formatter(_numbered(strip.cap))
+            place.xaxis.set_major_formatter(partial(_number, strip.cap))
             if not any(strip.values):
                 plots.say_instead(place, strip.title)
                 continue
@@ -82,12 +83,8 @@ def draw(content: Strips, width: float, highest: float) -> list[Figure]:
     return figures
 
 
-def _numbered(cap: float | None) -> Callable[[float, object], str]:
-
-    def number(value: float, _: object) -> str:
-        return tick(value, cap)
-
-    return number
+def _number(cap: float | None, value: float, _: object) -> str:
+    return tick(value, cap)
 
 
 def _marks(place: Axes, strip: StripPanel, k: int, row: int) -> None:

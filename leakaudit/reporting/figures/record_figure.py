@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 
 from leakaudit.core.quantities import (
     MEASURES,
@@ -13,9 +15,9 @@ from leakaudit.core.quantities import (
 )
 from leakaudit.core.trace import Json
 from leakaudit.reporting.figures import audit_panels, paper, plots, sweep_figure
-from leakaudit.reporting.figures.paper_curves import CurveFigure
+from leakaudit.reporting.figures.curves import CurveFigure
 from leakaudit.reporting.figures.paper_strips import StripPanel, Strips
-from leakaudit.reporting.findings.measured import values
+from leakaudit.reporting.findings.measured import known
 from leakaudit.reporting.findings.shown import DisplayRecord
 from leakaudit.reporting.findings.wording import cell_of
 from leakaudit.reporting.results import model
@@ -26,7 +28,6 @@ from leakaudit.reporting.results.model import (
     GatePart,
     RuleKind,
     RunRecord,
-    SweepRecord,
     decoded,
 )
 
@@ -34,15 +35,22 @@ KEPT = ("median", "best", "rate")  # styles of a paper's figure; CSV also has th
 NOTE = "Dots: one value per seed. Bar: limit of the gate."
 
 
+def drawn(results: Mapping[str, Json], kind: str, width: str | float) -> bytes:
+    """Draw the figure of a record as ``pdf``, ``svg`` or ``png``."""
+    wide = paper.width_of(width)
+    content, title = of(results)
+    return paper.drawn(content, kind, wide, title)
+
+
 def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
     """Return the figure of a record and its title."""
     if results["kind"] == "sweep":
         swept = model.of_sweep(results)
-        return of_sweep(swept), swept.summary
+        return _without_thin_lines(sweep_figure.content(swept.sweep)), swept.summary
     given = DisplayRecord.of(results)
     record = given.record
     if isinstance(record, AuditRecord):
-        return of_audit(record), record.summary
+        return _without_thin_lines(audit_panels.content(record)), record.summary
     if isinstance(record, CheckRecord):
         return _of_gate(record.gate), record.summary
     if given.gallery:
@@ -50,50 +58,27 @@ def of(results: Mapping[str, Json]) -> tuple[paper.Content, str]:
     return _of_findings(record), record.summary
 
 
-def of_sweep(record: SweepRecord) -> CurveFigure:
-    """Return the curves of a sweep."""
-    drawing = sweep_figure.panels(record.sweep)
-    panels: list[plots.Panel] = []
-    for _, some in drawing.rows:
-        panels += some
-    return CurveFigure(drawing.rows, drawing.legend, _styles(drawing.styles, panels))
-
-
-def of_audit(record: AuditRecord) -> CurveFigure:
-    """Return the curves of an audit."""
-    rows: list[plots.Row] = []
-    panels: list[plots.Panel] = []
-    for view in audit_panels.views(record):
-        rows.append((f"adversary {view.adversary}", view.panels))
-        panels += view.panels
-    if not panels:
-        rows = [("no attack returned a result", [plots.Panel("PSNR, dB", ())])]
-    legend = audit_panels.legend(record.audit, panels)
-    styles = _styles(audit_panels.styles(panels), panels)
-    return CurveFigure(rows, legend, styles, audit_panels.looks(record.audit))
-
-
-def _styles(texts: Mapping[str, str], panels: Sequence[plots.Panel]) -> dict[str, str]:
-    """The styles of a paper's figure.
+def _without_thin_lines(content: CurveFigure) -> CurveFigure:
+    """The curves for a paper, without those of the mean.
 
     The best value is omitted if it is the median everywhere, and so is the word median.
     """
     best: list[Sequence[float | None]] = []
     medians: list[Sequence[float | None]] = []
     bars = False
-    for panel in panels:
-        for line in panel.lines:
+    for _, panels in content.rows:
+        for line in chain.from_iterable(panel.lines for panel in panels):
             if line.style == "best":
                 best.append(line.values)
             elif line.style == "median":
                 medians.append(line.values)
                 bars = bars or any(line.intervals)
-    kept = {style: text for style, text in texts.items() if style in KEPT}
+    kept = {style: text for style, text in content.styles.items() if style in KEPT}
     if best == medians:
         kept.pop("best", None)
         if not bars and "median" in kept:
             kept["median"] = ""
-    return kept
+    return replace(content, styles=kept)
 
 
 def _of_gate(gate: GatePart) -> Strips:
@@ -143,5 +128,4 @@ def _name(finding: Finding) -> str:
 def _measured(finding: Finding, one: Quantity) -> list[float]:
     if finding.scores is None:
         return []
-    column = values(getattr(finding.scores, one.key))
-    return [float(value) for value in column if value is not None]
+    return known(getattr(finding.scores, one.key))

@@ -10,10 +10,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from leakaudit.core.quantities import Quantity
 from leakaudit.reporting.figures import plots
+from leakaudit.reporting.figures.curves import CurveFigure
 from leakaudit.reporting.figures.plots import Panel, PlotLine
 from leakaudit.reporting.findings import flat
 from leakaudit.reporting.findings.wording import axis_value
@@ -28,9 +28,6 @@ from leakaudit.reporting.results.model import (
     swept,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 ROWS = 12  # most rows of the figure; results.json has all rows
 STYLES = {  # styles and their legend texts
     "median": "median of all records and seeds",
@@ -41,27 +38,8 @@ MEDIANS = "median of all records, with the range of the medians of the seeds"
 RATES = "share, with its 95 % Clopper-Pearson interval (records counted as independent)"
 
 
-@dataclass(frozen=True)
-class _Drawing:
-    """The panels of a sweep."""
-
-    rows: tuple[plots.Row, ...]  # title and panels of each row
-    legend: Mapping[str, str]  # texts of the lines by name
-    styles: Mapping[str, str]  # texts of the styles of lines
-    left_out: int = 0  # number of rows beyond `ROWS`
-
-
-def figure(sweep: SweepPart) -> Figure:
-    """Draw a row of panels per adversary and point on the axes that are not horizontal."""
-    drawing = panels(sweep)
-    more = ""
-    if drawing.left_out:
-        more = f"{drawing.left_out} more rows are in results.json"
-    return plots.curves(drawing.rows, drawing.legend, drawing.styles, more)
-
-
-def panels(sweep: SweepPart) -> _Drawing:
-    """Return the panels of a sweep."""
+def content(sweep: SweepPart) -> CurveFigure:
+    """Return a row of panels per adversary and point on the axes that are not horizontal."""
     view = _View.of(sweep)
     rows = _rows(sweep.points, view)
     names = list(dict.fromkeys(view.line(point) for point in sweep.points))
@@ -73,7 +51,8 @@ def panels(sweep: SweepPart) -> _Drawing:
     legend = {name: name for name in names[: len(plots.COLOURS)]}
     every = [panel for _, some in drawn for panel in some]
     styles = plots.with_intervals(STYLES, every, MEDIANS, RATES)
-    return _Drawing(tuple(drawn), legend, styles, max(0, len(rows) - ROWS))
+    note = f"{len(rows) - ROWS} more rows are in results.json" if len(rows) > ROWS else ""
+    return CurveFigure(drawn, legend, styles, note=note)
 
 
 @dataclass(frozen=True)
@@ -239,7 +218,7 @@ def _shares(mine: Sequence[SweepPoint], view: _View, name: str) -> list[PlotLine
     if not mine or not view.varies(mine[0]):
         return _level(name, len(at), [_share(point) for point in mine])
     column = []
-    bars: list[plots.Interval | None] = []
+    bars: list[intervals.Interval | None] = []
     for point in at:
         share = None
         between = None

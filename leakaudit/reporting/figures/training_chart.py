@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.protocols.training_curves import Run, names
-from leakaudit.reporting.figures import plots
+from leakaudit.reporting.figures import curves, plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACROSS = 2  # panels in a row
-WIDE = 480  # width of a panel; a run has more rounds than an audit has points
+WIDE = 115.0  # mm, width of a panel; a run has more rounds than an audit has points
 LABEL = 58  # most characters of a run's name; the end of the name distinguishes runs
 
 
@@ -34,7 +34,7 @@ def chart(runs: Mapping[str, Run]) -> Figure:
     for start in range(0, len(panels), across):
         rows.append(("", panels[start : start + across]))
     legend = {label: _shortened(label) for label in runs}
-    return plots.curves(rows, legend, wide=WIDE)
+    return curves.on_screen(curves.CurveFigure(rows, legend, {}), WIDE)
 
 
 def title(name: str) -> str:

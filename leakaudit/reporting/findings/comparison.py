@@ -55,11 +55,15 @@ class ResultsComparison(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def compare(now: Mapping[str, Json], before: Mapping[str, Json]) -> dict[str, Json]:
     """Compare two records."""
     new, old = model.of_run(now), model.of_run(before)
-    return {**now, "against": model.plain(against(new, old, differences(new, old)))}
+    return {**now, "against": model.plain(against(new, old))}
 
 
-def against(now: RunRecord, before: RunRecord, differs: Sequence[str]) -> ResultsComparison:
+def against(
+    now: RunRecord, before: RunRecord, differs: Sequence[str] | None = None
+) -> ResultsComparison:
     """Compare the checks of two records."""
+    if differs is None:
+        differs = differences(now, before)
     new = {check.id: check for check in checks(now)}
     old = {check.id: check for check in checks(before)}
     order = list(MEANS)

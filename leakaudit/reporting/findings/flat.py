@@ -13,6 +13,7 @@ from msgspec import Struct, UnsetType
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import Place, Quantity, shown
+from leakaudit.reporting.findings.measured import best, count
 from leakaudit.reporting.findings.wording import clean, test_words
 from leakaudit.reporting.results import intervals
 from leakaudit.reporting.results.model import (
@@ -21,7 +22,6 @@ from leakaudit.reporting.results.model import (
     AuditRecord,
     CheckRecord,
     ClaimEntry,
-    CurveValues,
     Finding,
     FlagColumn,
     Free,
@@ -29,9 +29,9 @@ from leakaudit.reporting.results.model import (
     NumberColumn,
     Record,
     Scores,
+    Statistics,
     SweepPart,
     SweepRecord,
-    SweepStatistics,
     SweptCell,
     decoded,
     fitted,
@@ -178,9 +178,7 @@ def scored(scores: Scores | None) -> Row:
     held = scores or NO_SCORES
     for one in shown(Place.COLUMN, "Flag"):
         column = getattr(held, one.key)
-        row[one.key] = None
-        if isinstance(column, FlagColumn):
-            row[one.key] = sum(map(bool, column.per_image))
+        row[one.key] = count(column) if isinstance(column, FlagColumn) else None
     row["labels_found"] = held.labels_found
     for one in shown(Place.COLUMN, "Number"):
         row.update(_metric(one, getattr(held, one.key)))
@@ -190,9 +188,8 @@ def scored(scores: Scores | None) -> Row:
 def _metric(one: Quantity, column: NumberColumn | UnsetType) -> Row:
     row: Row = dict.fromkeys(f"{one.key}_{which}" for which in ("best", "median", "mean"))
     if isinstance(column, NumberColumn):
-        found = [value for value in column.per_image if value is not None]
-        best = one.better(found) if found else None
-        row.update(zip(row, (best, column.median, column.mean), strict=True))
+        three = (best(column, one.better), column.median, column.mean)
+        row.update(zip(row, three, strict=True))
     return row
 
 
@@ -219,11 +216,11 @@ def _of_verdicts(audit: AuditPart) -> FlatTable:
         for name, value in _picked(one.promise, "epsilon", "delta", "mu").items():
             row[f"guarantee_{name}"] = value
         row["verdict"] = one.verdict
-        hits = _number(one.figures.get("hits"))
-        trials = _number(one.figures.get("trials"))
+        hits = one.number("hits")
+        trials = one.number("trials")
         row.update({"hits": hits, "trials": trials, **_rate("rate", hits, trials)})
         for name in COUNTS:
-            row[name] = _number(one.figures.get(name))
+            row[name] = one.number(name)
         holds = one.figures.get("holds")
         row["holds"] = holds if isinstance(holds, str) else None
         row.update(_picked(one, "p", "level", "needs"))
@@ -409,11 +406,6 @@ def _plain(value: Free) -> Cell:
     return repr(value)
 
 
-def _number(value: Free) -> Cell:
-    plain = _plain(value)
-    return None if isinstance(plain, str) else plain
-
-
 def _rate(name: str, hits: Cell, trials: Cell) -> Row:
     rate = None
     between = None
@@ -428,7 +420,7 @@ def _ends(name: str, interval: intervals.Interval | None) -> Row:
     return {f"{name}_low": low, f"{name}_high": high}
 
 
-def _statistics(name: str, values: CurveValues | SweepStatistics | None) -> Row:
+def _statistics(name: str, values: Statistics | None) -> Row:
     row: Row = {}
     for which in ("best", "median", "mean"):
         row[f"{name}_{which}"] = None

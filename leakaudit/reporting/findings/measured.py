@@ -8,7 +8,14 @@ from typing import TypeAlias
 from msgspec import UnsetType
 
 from leakaudit.core.quantities import NEAREST, Quantity
-from leakaudit.reporting.results.model import NO_SCORES, Column, Finding, Scores
+from leakaudit.reporting.results.model import (
+    NO_SCORES,
+    Column,
+    Finding,
+    NumberColumn,
+    Scores,
+    given,
+)
 
 MaybeColumn: TypeAlias = Column | UnsetType | None  # None or absent: not measured
 HALF_ENERGY = 3.0  # dB
@@ -30,12 +37,25 @@ def of_record(column: MaybeColumn, record: int) -> float | None:
     return measured[record] if record < len(measured) else None
 
 
+def known(column: MaybeColumn) -> list[float]:
+    """Return the values of the images that were recovered."""
+    return [float(value) for value in values(column) if value is not None]
+
+
+def with_missed(column: NumberColumn) -> list[float]:
+    """Return the values that enter the statistics: also those of missed records."""
+    return [*known(column), *given(column.missed, ())]
+
+
+def count(column: MaybeColumn) -> int:
+    """Return of how many images a yes-or-no metric holds."""
+    return sum(map(bool, values(column)))
+
+
 def best(column: MaybeColumn, pick: Callable[[Sequence[float]], float]) -> float | None:
     """Return the best value of one metric over all images."""
-    measured = [float(value) for value in values(column) if value is not None]
-    if not measured:
-        return None
-    return pick(measured)
+    measured = known(column)
+    return pick(measured) if measured else None
 
 
 def nearest(scores: Scores) -> tuple[Quantity, float] | None:

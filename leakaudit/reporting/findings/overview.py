@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -20,6 +21,7 @@ from leakaudit.reporting.findings.wording import (
     measured,
     point_of,
     rounds_in_words,
+    significant,
     test_words,
     verdict_counts,
     worst_verdict,
@@ -33,19 +35,17 @@ from leakaudit.reporting.findings.worst_case import (
     whom,
     worst_case,
 )
-from leakaudit.reporting.results.audit_names import TestName
+from leakaudit.reporting.results.audit_names import VIEW
 from leakaudit.reporting.results.model import (
     AuditRecord,
     CellEntry,
     CheckRecord,
-    Extended,
     Finding,
     NodeBest,
     RuleEntry,
     RuleStatus,
     RunRecord,
     VerdictEntry,
-    ViewFigures,
     decoded,
     given,
 )
@@ -290,7 +290,7 @@ def _audit(record: AuditRecord) -> Overview:
 
 
 def _audit_certainty(record: AuditRecord, one: VerdictEntry) -> str:
-    if one.test == TestName.VIEW.value and one.verdict in ("REFUTED", "UNSUPPORTED"):
+    if one.test == VIEW and one.verdict in ("REFUTED", "UNSUPPORTED"):
         return "This is certain: it was computed from the protocol's equations, without statistics."
     if one.verdict == "REFUTED":
         return (
@@ -323,20 +323,14 @@ def _claimed_and_bounded(record: AuditRecord, one: VerdictEntry) -> tuple[str, s
             one.adversary,
             one.epsilon,
         )
-        if not same or other.test != TestName.VIEW.value:
+        if not same or other.test != VIEW:
             continue
-        figures = other.read_figures()
-        if isinstance(figures, ViewFigures):
-            bounded = _number(figures.exact)
-            if figures.exact not in (None, "inf"):
-                bounded = Holds.read(figures.holds).says(bounded)
-            return _number(figures.claimed), bounded
+        exact = other.number("exact")
+        bounded = significant(exact, "none")
+        if exact not in (None, math.inf):
+            bounded = Holds.read(other.figures.get("holds")).says(bounded)
+        return significant(other.number("claimed"), "none"), bounded
     return "none", "not computed"
-
-
-def _number(value: Extended) -> str:
-    number = decoded(value)
-    return "none" if number is None else f"{number:.4g}"
 
 
 def _audit_advice(one: VerdictEntry) -> list[Advice]:
@@ -512,8 +506,10 @@ def _gate_facts(
     budget = _epsilon_rule(record)
     if budget is not None:
         holds = [one.holds for one in gate.cells if one.name == budget.cell]
-        value = Holds.read(given(holds[0], None) if holds else None).says(_number(budget.value))
-        facts.append(("epsilon", f"{value}, limit {_number(budget.limit)}"))
+        value = significant(decoded(budget.value), "none")
+        limit = significant(decoded(budget.limit), "none")
+        value = Holds.read(given(holds[0], None) if holds else None).says(value)
+        facts.append(("epsilon", f"{value}, limit {limit}"))
     broken = sum(one.status in (RuleStatus.OVER, RuleStatus.REGRESSION) for one in gate.rules)
     contradicted = sum(one.status is RuleStatus.CONTRADICTED for one in gate.rules)
     counts = f"{broken} of {len(gate.rules)} exceeded"

@@ -42,8 +42,7 @@ from leakaudit.core.trace import Json, TaskSpec
 from leakaudit.core.verdict import Verdict
 from leakaudit.reporting.findings import comparison, findings
 from leakaudit.reporting.findings.wording import headline, reconstructed, rule_outcome, untried
-from leakaudit.reporting.results import model
-from leakaudit.reporting.results.audit_names import Guesser
+from leakaudit.reporting.results import audit_names, model
 from leakaudit.reporting.results.model import (
     AttackAbout,
     AuditPart,
@@ -76,7 +75,7 @@ LARGEST = 200_000  # nodes that are renumbered, which takes about a second; a ch
 ROUNDS = 100_000  # rounds up to which a sentence about the last round attacked is kept: a choice
 LOCATION = "leakaudit.toml"  # in place of the path of a gate's configuration
 LEAKS = ("gradient", "difference")  # kinds of a `leakaudit.core.leak.GradientLeak`
-GUESSERS = ("auto", *Guesser)  # what guesses, besides the attacks
+GUESSERS = ("auto", *audit_names.GUESSERS)  # what guesses, besides the attacks
 LEVELS = (0, 1, 15, 16, 255, 256, 65535)  # data grids for which the definitions are known
 LISTENERS = ("adversary", "adversaries", "undetermined")  # settings that name adversaries
 ATTACKS = ("attack", "attacks")  # settings that name attacks

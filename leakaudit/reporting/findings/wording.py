@@ -20,12 +20,15 @@ from leakaudit.core.verdict import Verdict
 from leakaudit.reporting.findings.measured import (
     CERTIFICATE_RANK,
     MaybeColumn,
+    count,
     is_identical,
+    known,
     nearest,
     values,
+    with_missed,
 )
-from leakaudit.reporting.findings.worst_case import worst_case
-from leakaudit.reporting.results.audit_names import TestName
+from leakaudit.reporting.findings.worst_case import FAILURE, who, whom, worst_case
+from leakaudit.reporting.results.audit_names import VIEW
 from leakaudit.reporting.results.model import (
     NO_SCORES,
     AuditRecord,
@@ -87,9 +90,8 @@ VERDICT_ORDER = (
     Verdict.UNCLAIMED,
 )
 NO_PROOF = "NOT REFUTED is not a proof of privacy."
-FAILURE_PROVES_NOTHING = "A failed attack is not evidence of privacy."
 # Names of tests that are stored in results files, and what a reader sees instead.
-_TEST_WORDS = {TestName.VIEW.value: "view bound against the claim"}
+_TEST_WORDS = {VIEW: "view bound against the claim"}
 
 
 @dataclass(frozen=True)
@@ -299,30 +301,48 @@ def _two(worst: str, count: str) -> str:
 
 
 def sweep_headline(cells: Sequence[SweptCell], points: Sequence[SweepPoint], missing: int) -> str:
-    """Summarise in one sentence what a sweep found, the worst case first."""
-    parts = []
-    worst = max(points, key=_share_recovered, default=None)
-    if worst is not None and worst.recovered:
-        at = "".join(f", {axis}={axis_value(value)}" for axis, value in worst.at.items())
-        parts.append(
-            f"{worst.attack}{at}, adversary {worst.adversary}: "
-            f"{worst.recovered} of {worst.records} records recovered"
-        )
-    elif points:
-        parts.append("No attack of this sweep recovers a record")
+    """Summarise what a sweep found, the worst case first."""
+    said = sweep_says(worst_setting(points))
+    return f"{said} Cells: {sweep_counts(cells, missing)}. {FAILURE}"
+
+
+def worst_setting(points: Sequence[SweepPoint]) -> SweepPoint | None:
+    """Return the first of the settings at which most was recovered, None if there is none."""
+    return max(points, key=_share_recovered, default=None)
+
+
+def sweep_says(worst: SweepPoint | None) -> str:
+    """Describe in one sentence what was recovered at the worst setting of a sweep."""
+    if worst is None:
+        return "No setting has a result."
+    if not worst.recovered:
+        return f"{who(worst.adversary)} recovered no training record at any setting."
+    place = ", ".join(f"{axis} = {axis_value(value)}" for axis, value in worst.at.items())
+    someone = f"With {place}, {whom(worst.adversary)}" if place else who(worst.adversary)
+    share = f"{worst.recovered} of {worst.records}"
+    if worst.recovered == worst.records:
+        share = f"all {worst.records}"
+    how = ""
+    if worst.exact == worst.recovered:
+        how = " exactly"
+    elif worst.exact:
+        how = f", {worst.exact} of them exactly"
+    return f"{someone} recovered {share} training records{how}, by attack {worst.attack}."
+
+
+def sweep_counts(cells: Sequence[SweptCell], missing: int) -> str:
+    """Count the cells of a sweep by how they ended."""
     failed = sum(cell.status != "done" for cell in cells)
-    counts = [f"{len(cells) - failed} cells have a result"]
+    parts = [f"{len(cells) - failed} with a result"]
     if failed:
-        counts.append(f"{failed} failed")
+        parts.append(f"{failed} failed")
     if missing:
-        counts.append(f"{missing} are missing (the sweep is incomplete)")
-    return f"{'; '.join([*parts, ', '.join(counts)])}. {FAILURE_PROVES_NOTHING}"
+        parts.append(f"{missing} missing (the sweep is incomplete)")
+    return ", ".join(parts)
 
 
 def _share_recovered(point: SweepPoint) -> tuple[float, int]:
-    share = 0.0
-    if point.records:
-        share = point.recovered / point.records
+    share = point.recovered / point.records if point.records else 0.0
     return share, point.exact
 
 
@@ -396,7 +416,7 @@ def outcome(finding: Finding) -> str:
         return _set_of_tokens(scores)
     else:
         return "nothing recovered"
-    identical = sum(map(bool, values(scores.exact)))
+    identical = count(scores.exact)
     if identical:
         return f"{identical} of {len(scores.matched)} records recovered bit for bit ({near})"
     return f"reconstructed with {near}"
@@ -528,9 +548,9 @@ def by_reason(entries: Iterable[tuple[int, str]]) -> list[str]:
         if reason:
             nodes.setdefault(clean(reason), {})[node] = None
     said = []
-    for reason, who in nodes.items():
-        plural = "s" * (len(who) > 1)
-        said.append(f"node{plural} {', '.join(map(str, who))}: {reason}")
+    for reason, some in nodes.items():
+        plural = "s" * (len(some) > 1)
+        said.append(f"node{plural} {', '.join(map(str, some))}: {reason}")
     return said
 
 
@@ -694,6 +714,11 @@ def short(value: float) -> str:
     return f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
 
 
+def significant(value: float | None, absent: str = "-") -> str:
+    """Return a number with four digits."""
+    return absent if value is None else f"{value:.4g}"
+
+
 def _cells(finding: Finding) -> dict[str, str]:
     scores = finding.scores or NO_SCORES
     span = span_of(finding)
@@ -731,10 +756,9 @@ def spread(column: MaybeColumn, one: Quantity) -> str:
     """Return a quantity as a table cell."""
     if not isinstance(column, NumberColumn):
         return "-"
-    found = [value for value in column.per_image if value is not None]
-    if not found:
+    if not known(column):
         return "-"
-    found += given(column.missed, ())
+    found = with_missed(column)
     if len(set(map(one.text, found))) == 1:
         return one.text(found[0])
     middle = "-"
@@ -748,7 +772,7 @@ def _share(column: MaybeColumn) -> str:
         return "-"
     found = column.per_image
     if len(found) != 1:
-        return f"{sum(map(bool, found))} of {len(found)}"
+        return f"{count(column)} of {len(found)}"
     return "yes" if found[0] else "no"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TypeAlias
 
@@ -21,18 +22,12 @@ from leakaudit.reporting.findings.wording import (
 )
 from leakaudit.reporting.rendering import markdown as md
 from leakaudit.reporting.rendering.tables import Column, table
-from leakaudit.reporting.results.audit_names import Guesser, TestName
+from leakaudit.reporting.results.audit_names import GUESSERS, VIEW
 from leakaudit.reporting.results.model import (
     AuditPart,
     AuditRecord,
-    CanaryFigures,
     CurvePoint,
-    Figures,
-    OneRunFigures,
-    SuccessFigures,
     VerdictEntry,
-    ViewFigures,
-    decoded,
     given,
     records_at,
     statistics,
@@ -50,6 +45,13 @@ QUALITY = shown(Place.CURVE, data=Data.IMAGES)
 CURVE = ["epsilon", "adversary", "attack", "refused", "images"]
 for _one in QUALITY:
     CURVE += [f"{_one.words} best", "median", "mean"]
+COUNTS = (  # what a test counted, by its figures
+    "{hits} of {trials} (blind chance {kappa:.3g}, at most {ceiling:.3g} allowed)",
+    "{hits} of {trials} (blind chance {kappa:.3g})",
+    "guessed to be present: {true_positives} of {positives} times with it, "
+    "{false_positives} of {negatives} without it",
+    "{right} of {guesses} guesses correct, {canaries} canaries",
+)
 VACUOUS = "it allows almost any success rate: ten million trials would not suffice to refute it"
 SHOWN = 12  # verdicts that a terminal shows; a choice: they and the curves fit on two screens
 SPARE = ("refused", "median", "mean")  # columns of `CURVE` that a narrow terminal omits
@@ -144,7 +146,7 @@ def _rows(audit: AuditPart) -> list[_Row]:
             vacuous[where] += 1
             continue
         test = test_words(one)
-        if one.attack not in list(Guesser):  # a registered attack
+        if one.attack not in GUESSERS:  # a registered attack
             test = f"{one.attack}: {test}"
         rows.append((*where, clean(test), verdict, clean(_measured(one))))
     for where, count in vacuous.items():
@@ -165,7 +167,7 @@ def _is_vacuous(one: VerdictEntry) -> bool:
 def _promised(one: VerdictEntry) -> str:
     promise = one.promise
     if promise is None:
-        if one.test == TestName.VIEW:
+        if one.test == VIEW:
             return "claim"
         return "all"
     source = "view bound"
@@ -175,7 +177,7 @@ def _promised(one: VerdictEntry) -> str:
 
 
 def _measured(one: VerdictEntry) -> str:
-    parts = [counted(one.read_figures())]
+    parts = [counted(one)]
     if one.p is None:
         parts.append(one.says)
     else:
@@ -186,32 +188,22 @@ def _measured(one: VerdictEntry) -> str:
     return "; ".join(filter(None, parts))
 
 
-def counted(figures: Figures | None) -> str:
+def counted(one: VerdictEntry) -> str:
     """Describe what a test counted."""
-    if isinstance(figures, SuccessFigures):
-        ceiling = ""
-        if figures.ceiling is not None:
-            ceiling = f", at most {figures.ceiling:.3g} allowed"
-        hits = f"{figures.hits} of {figures.trials}"
-        return f"{hits} (blind chance {figures.kappa:.3g}{ceiling})"
-    if isinstance(figures, CanaryFigures):
-        right = f"{figures.true_positives} of {figures.positives}"
-        wrong = f"{figures.false_positives} of {figures.negatives}"
-        return f"guessed to be present: {right} times with it, {wrong} without it"
-    if isinstance(figures, OneRunFigures):
-        right = f"{figures.right} of {figures.guesses}"
-        return f"{right} guesses correct, {figures.canaries} canaries"
-    if isinstance(figures, ViewFigures):
-        return _compared(figures)
-    return ""
-
-
-def _compared(figures: ViewFigures) -> str:
-    if figures.exact == "inf":
+    numbers = {}
+    for name in one.figures:
+        number = one.number(name)
+        if number is not None:
+            numbers[name] = number
+    for form in COUNTS:
+        try:
+            return form.format_map(numbers)
+        except KeyError:
+            continue
+    exact = one.number("exact")
+    if exact == math.inf:
         return "epsilon inf"
-    bounded = decoded(figures.exact)
-    claimed = decoded(figures.claimed)
-    if bounded is None or claimed is None:
+    if exact is None or "claimed" not in numbers:
         return ""
-    epsilon = Holds.read(figures.holds).says(f"{bounded:.4g}")
-    return f"epsilon {epsilon}, claimed {claimed:.4g}"
+    epsilon = Holds.read(one.figures.get("holds")).says(f"{exact:.4g}")
+    return f"epsilon {epsilon}, claimed {numbers['claimed']:.4g}"

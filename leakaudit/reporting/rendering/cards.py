@@ -271,7 +271,7 @@ def _measured(scores: Scores | None) -> list[str]:
             cells.append(wording.spread(column, one))
         else:
             known = measured.values(column)
-            cells.append(f"{sum(map(bool, known))} of {len(known)}" if known else "")
+            cells.append(f"{measured.count(column)} of {len(known)}" if known else "")
     return cells
 
 
@@ -298,7 +298,7 @@ def _compared(some: Comparison | Comparisons) -> str:
                 str(one.bound.adversary),
                 one.mu_in_words,
                 one.epsilon_in_words,
-                _number(claimed),
+                wording.significant(claimed),
                 one.verdict.words,
                 reason,
             ]
@@ -313,12 +313,6 @@ def _compared(some: Comparison | Comparisons) -> str:
 def _excess(one: Comparison) -> tuple[float, float]:
     rank = -list(VERDICTS).index(one.verdict)
     return float(rank), one.bound.rank
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}"
 
 
 # ---------------------------------------------------------------------------------------------

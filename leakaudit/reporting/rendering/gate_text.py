@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from leakaudit._util.plural import counted
@@ -24,7 +23,7 @@ from leakaudit.reporting.findings.wording import (
 )
 from leakaudit.reporting.rendering import markdown as md
 from leakaudit.reporting.rendering.console import printed
-from leakaudit.reporting.rendering.tables import Column, table
+from leakaudit.reporting.rendering.tables import Column, indented, table
 from leakaudit.reporting.results.model import (
     CellEntry,
     CheckRecord,
@@ -126,7 +125,7 @@ def _blocks(
         yield _heading(name, cell)
         leak = _leak(rules, cell)
         if leak:
-            yield _paragraph(Text(leak), width)
+            yield indented(Text(leak), width, _INDENT)
         rows = []
         for rule in rules:
             if is_reconstruction(rule) and rule.value is not None:
@@ -179,17 +178,16 @@ def _sentences(rules: Iterable[RuleEntry], width: int | None) -> Iterator[Render
             if rule.status not in _EXPLAINED or key in explained:
                 continue
             explained.add(key)
-        yield _paragraph(_sentence(rule), width)
+        yield indented(_sentence(rule), width, _INDENT)
 
 
 def _listed(rules: Iterable[RuleEntry]) -> Iterator[RenderableType]:
     for rule in rules:
-        sentence = Text(f"{clean(rule.cell)}: ")
-        yield _word(rule).append("  ").append_text(sentence).append_text(_said(rule))
+        yield _sentence(rule, f"{clean(rule.cell)}: ")
 
 
-def _sentence(rule: RuleEntry) -> Text:
-    return _word(rule).append("  ").append_text(_said(rule))
+def _sentence(rule: RuleEntry, cell: str = "") -> Text:
+    return _word(rule).append(f"  {cell}").append_text(_said(rule))
 
 
 def _said(rule: RuleEntry) -> Text:
@@ -220,13 +218,6 @@ def figures(rule: RuleEntry) -> tuple[str, str, str]:
 def _figure(measure: str, value: Extended) -> str:
     number = decoded(value)
     return "" if number is None else figure(measure, number)
-
-
-def _paragraph(sentence: Text, width: int | None) -> RenderableType:
-    """A sentence below a heading; `printed` wraps it at words if there is a width."""
-    if width is None:
-        return Text(" " * _INDENT).append_text(sentence)
-    return Padding(sentence, (0, 0, 0, _INDENT), expand=False)
 
 
 def _shifted(lines: Text) -> Text:

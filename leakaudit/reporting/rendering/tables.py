@@ -72,11 +72,11 @@ def _arranged(
     return rest, texts
 
 
-def indented(text: Text, width: int | None = None) -> RenderableType:
-    """Return a paragraph below a heading."""
+def indented(text: Text, width: int | None = None, by: int = INDENT) -> RenderableType:
+    """Return a paragraph below a heading; `console.printed` wraps it if there is a width."""
     if width is None:
-        return Text(" " * INDENT).append_text(text)
-    return Padding(text, (0, 0, 0, INDENT), expand=False)
+        return Text(" " * by).append_text(text)
+    return Padding(text, (0, 0, 0, by), expand=False)
 
 
 def _cell(cell: str | Text) -> Text:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+# Tests that have the same name in every audit.
+VIEW = "exact view against the claim"
+SENSITIVITY = "sensitivity"
+BY_LIKELIHOOD = "identification by likelihood"
+CANARIES = "canary replays"
+ONE_RUN = "canaries of one run"
 
-
-class TestName(StrEnum):
-    """Tests that have the same name in every audit."""
-
-    __test__ = False  # pytest would collect it
-
-    VIEW = "exact view against the claim"
-    SENSITIVITY = "sensitivity"
-    LIKELIHOOD = "identification by likelihood"
-    CANARIES = "canary replays"
-    ONE_RUN = "canaries of one run"
-
-
-class Guesser(StrEnum):
-    """What guesses in tests that do not involve a registered attack."""
-
-    NOBODY = "none"
-    LIKELIHOOD = "likelihood"
-    RATIO = "likelihood ratio"
+# What guesses in tests that do not involve a registered attack.
+NOBODY = "none"
+LIKELIHOOD = "likelihood"
+RATIO = "likelihood ratio"
+GUESSERS = (NOBODY, LIKELIHOOD, RATIO)
 
 
 def identified_among(total: int) -> str:

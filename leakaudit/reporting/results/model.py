@@ -13,6 +13,7 @@ only `decoded` and `encoded` convert it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
@@ -26,6 +27,7 @@ from leakaudit._util.plain import Extended as Extended
 from leakaudit._util.plain import Number as Number
 from leakaudit._util.plain import decoded as decoded
 from leakaudit._util.plain import encoded as encoded
+from leakaudit._util.revision import Revision
 from leakaudit.core import display
 from leakaudit.core.display import CardDisplay
 from leakaudit.core.errors import LeakauditError
@@ -363,8 +365,6 @@ class Undetermined(_Entry, frozen=True, kw_only=True):
     """A node about which an adversary learns no gradient.
 
     Attributes:
-        node: The node.
-        adversary: The adversary.
         reason: Why no gradient is determined.
         understood: False if the messages are not those that the protocol declares, so that nothing
             is known about what they determine.
@@ -425,18 +425,6 @@ class Rescoring(_Entry, frozen=True, kw_only=True):
     started: Time
 
 
-class ProgramSource(_Entry, frozen=True, kw_only=True):
-    """The version of the program that was audited.
-
-    Attributes:
-        commit: The git commit that was checked out.
-        changed: Whether tracked files differed from the commit.
-    """
-
-    commit: str
-    changed: bool
-
-
 class Provenance(_Entry, frozen=True, kw_only=True):
     """Everything that is needed to reproduce a record; see `reporting.results.provenance.collect`.
 
@@ -472,7 +460,7 @@ class Provenance(_Entry, frozen=True, kw_only=True):
     seconds: Number
     platform: str
     rescored: tuple[Rescoring, ...] | UnsetType = UNSET
-    program: ProgramSource | UnsetType = UNSET
+    program: Revision | UnsetType = UNSET
 
 
 class SentAt(_Entry, frozen=True, kw_only=True):
@@ -494,14 +482,8 @@ class TraceSummary(_Entry, frozen=True, kw_only=True):
 
     Attributes:
         protocol: Name of the victim.
-        data: Name of the data.
-        model: Name of the model.
-        nodes: Number of nodes.
-        edges: Number of edges.
         links: The edges, at most `leakaudit.reporting.findings.findings.DRAWN`.
-        rounds: Number of rounds.
         shape: Shape of one input.
-        classes: Number of classes.
         sent: Where the program sends its messages, if a recorder noted it.
     """
 
@@ -523,7 +505,6 @@ class AttackAbout(_Entry, frozen=True, kw_only=True):
     Attributes:
         paper: Source.
         reads: The leaks that it uses.
-        cost: Its cost.
         exact: Whether it can certify a result as exact.
     """
 
@@ -554,107 +535,12 @@ class PromiseEntry(_Entry, frozen=True, kw_only=True):
     mu: Number | None
 
 
-class SuccessFigures(_Open, frozen=True, kw_only=True):
-    """The counts of a test of reconstruction or identification.
-
-    Attributes:
-        hits: Number of trials that succeeded.
-        trials: Number of all trials.
-        kappa: Upper limit of the probability that a blind guess succeeds.
-        ceiling: Largest success rate that the guarantee allows, None if there is no guarantee.
-    """
-
-    hits: int
-    trials: int
-    kappa: Number
-    ceiling: Number | None
-
-
-class CanaryFigures(_Open, frozen=True, kw_only=True):
-    """The counts of replays with a record and with another one in its place.
-
-    Attributes:
-        true_positives: Guesses that the record was present, among the replays with it.
-        positives: Replays with the record.
-        false_positives: Guesses that the record was present, among the replays without it.
-        negatives: Replays without the record.
-    """
-
-    true_positives: int
-    positives: int
-    false_positives: int
-    negatives: int
-
-
-class OneRunFigures(_Open, frozen=True, kw_only=True):
-    """The counts of the canaries of one run.
-
-    Attributes:
-        canaries: Number of records that were each included or not by the flip of a coin.
-        guesses: Number of canaries that were guessed.
-        right: Number of correct guesses.
-    """
-
-    canaries: int
-    guesses: int
-    right: int
-
-
-class ViewFigures(_Open, frozen=True, kw_only=True):
-    """The view bound of an adversary, with the claim.
-
-    Attributes:
-        mu: mu of one record.
-        node_mu: mu of a whole node.
-        rounds_priced: The number of rounds that these values cover; None in a record of version 1.
-        exact: Epsilon of one record, exact if `holds` says so.
-        claimed: The claimed epsilon.
-        ratio: The former divided by the latter.
-        holds: A `leakaudit.core.verdict.Holds`; None in a record of an earlier version.
-    """
-
-    mu: Extended
-    node_mu: Extended
-    rounds_priced: int | None = None
-    exact: Extended
-    claimed: Extended
-    ratio: Extended
-    holds: str | None = None
-
-
-class SensitivityFigures(_Open, frozen=True, kw_only=True):
-    """How much exchanging a record changed a gradient.
-
-    Attributes:
-        moved: The largest change that was measured.
-        assumed: The sensitivity that every epsilon assumes.
-    """
-
-    moved: Number
-    assumed: Number
-
-
-Figures: TypeAlias = (
-    SuccessFigures | CanaryFigures | OneRunFigures | ViewFigures | SensitivityFigures
-)
-# For each kind, an entry that only its figures have, because records contain no tag for the kind.
-_OWN_ENTRY: dict[str, type[Figures]] = {
-    "hits": SuccessFigures,
-    "positives": CanaryFigures,
-    "canaries": OneRunFigures,
-    "exact": ViewFigures,
-    "moved": SensitivityFigures,
-}
-
-
 class VerdictEntry(_Entry, frozen=True, kw_only=True):
     """The result of one test of an audit.
 
     Attributes:
         epsilon: Point of the grid.
-        adversary: The adversary.
         node: The node that owns the tested records.
-        test: Name of the test.
         attack: The attack or method that guessed.
         promise: The guarantee that was tested, None if there is none.
         verdict: Name of a `leakaudit.core.verdict.Verdict`.
@@ -663,7 +549,7 @@ class VerdictEntry(_Entry, frozen=True, kw_only=True):
         p: The p-value, None if nothing was counted.
         level: Significance level of the test.
         needs: Number of trials that would suffice.
-        figures: The counts; `read_figures` returns them as a type.
+        figures: What was counted or computed; `number` returns one of them.
     """
 
     epsilon: Extended
@@ -687,15 +573,12 @@ class VerdictEntry(_Entry, frozen=True, kw_only=True):
             f" {self.test!r:.60}, {self.verdict})"
         )
 
-    def read_figures(self) -> Figures | None:
-        """Return the figures as a type."""
-        for entry, kind in _OWN_ENTRY.items():
-            if entry in self.figures:
-                try:
-                    return msgspec.convert(self.figures, kind)
-                except msgspec.ValidationError:
-                    return None
-        return None
+    def number(self, name: str) -> float | None:
+        """Return a figure as a number, which may be infinite; None if there is none."""
+        value = self.figures.get(name)
+        if value == "inf":
+            return math.inf
+        return value if isinstance(value, int | float) else None
 
 
 class ClaimEntry(_Open, frozen=True, kw_only=True):
@@ -717,14 +600,12 @@ class ViewEntry(_Open, frozen=True, kw_only=True):
 
     Attributes:
         node: The node that owns the record.
-        adversary: The adversary.
         mu: mu of the Gaussian view.
         epsilon: Epsilon of one record.
         exact: Epsilon of one record at the claim's delta; preferred over `epsilon`.
         holds: A `leakaudit.core.verdict.Holds`; None in a record of an earlier version.
         verdict: Name of a `leakaudit.core.verdict.Verdict`.
         why: The reason.
-        claim: The claim.
     """
 
     node: int | None = None
@@ -762,14 +643,11 @@ class AuditPoint(_Entry, frozen=True, kw_only=True):
             ) from None
 
 
-class CurveValues(_Open, frozen=True, kw_only=True):
-    """One metric at one point of an audit's grid, over all records.
+class Statistics(_Open, frozen=True, kw_only=True):
+    """One metric at one point of an audit's grid or of a sweep, over all records.
 
     Attributes:
-        best: Best value.
-        median: Median.
-        mean: Mean.
-        images: Number of records.
+        images: Number of records; absent in a sweep.
     """
 
     images: Number | UnsetType = UNSET
@@ -783,8 +661,6 @@ class CurvePoint(_Entry, frozen=True, kw_only=True):
 
     Attributes:
         epsilon: The point.
-        adversary: The adversary.
-        attack: Name of the attack.
         attacked: Number of attacked nodes, counted once per run.
         refused: Number of those for which the attack returned nothing.
         {quantities}
@@ -795,7 +671,7 @@ class CurvePoint(_Entry, frozen=True, kw_only=True):
     attack: str
     attacked: int | UnsetType = UNSET
     refused: int | UnsetType = UNSET
-    add_columns(vars(), shown(Place.CURVE), "CurveValues | UnsetType", UNSET)
+    add_columns(vars(), shown(Place.CURVE), "Statistics | UnsetType", UNSET)
 
 
 class AuditPart(_Entry, frozen=True, kw_only=True):
@@ -885,7 +761,6 @@ class SampleColumn(_Entry, frozen=True, kw_only=True):
 
     Attributes:
         samples: One value per seed.
-        mean: Their mean.
         worst: The largest.
     """
 
@@ -899,9 +774,6 @@ class CellEntry(_Entry, frozen=True, kw_only=True):
 
     Attributes:
         name: ``check/adversary/attack``.
-        check: Name of the check.
-        adversary: The adversary.
-        attack: Name of the attack.
         digest: SHA-256 of the measurement's configuration.
         seeds: Seeds of the runs.
         measures: Measures by name.
@@ -998,28 +870,11 @@ class GatePart(_Entry, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------
 
 
-class SweepStatistics(_Entry, frozen=True, kw_only=True):
-    """One metric at one point of a sweep.
-
-    Attributes:
-        best: Best value.
-        median: Median.
-        mean: Mean.
-    """
-
-    best: Number
-    median: Number
-    mean: Number
-
-
 class SweepPoint(_Entry, frozen=True, kw_only=True):
     """The results of one attack at one point of a sweep, over all seeds.
 
     Attributes:
-        attack: Name of the attack.
-        adversary: The adversary.
         at: Value of every axis.
-        cells: Number of cells.
         attacked: Number of attacked nodes, counted once per run.
         refused: Number of those for which the attack returned nothing.
         records: Number of true records.
@@ -1041,14 +896,12 @@ class SweepPoint(_Entry, frozen=True, kw_only=True):
     exact: int
     certified: int
     labels_found: Number | None
-    add_columns(vars(), shown(Place.CURVE), "SweepStatistics | UnsetType", UNSET)
+    add_columns(vars(), shown(Place.CURVE), "Statistics | UnsetType", UNSET)
 
 
-def statistics(
-    point: CurvePoint | SweepPoint, one: Quantity
-) -> CurveValues | SweepStatistics | None:
+def statistics(point: CurvePoint | SweepPoint, one: Quantity) -> Statistics | None:
     """Return the statistics of a quantity at a point, None if it was not measured."""
-    values: CurveValues | SweepStatistics | UnsetType = getattr(point, one.key)
+    values: Statistics | UnsetType = getattr(point, one.key)
     return given(values, None)
 
 
@@ -1056,7 +909,7 @@ def records_at(point: CurvePoint) -> Number | None:
     """Return the number of records at a point, None if it is not known."""
     for one in shown(Place.CURVE):
         values = statistics(point, one)
-        if isinstance(values, CurveValues):
+        if values is not None:
             return given(values.images, None)
     return None
 
@@ -1076,12 +929,12 @@ def curves_of(points: Sequence[CurvePoint] | Sequence[SweepPoint]) -> tuple[Quan
     return tuple(one for one in rows if one.key in measured) or rows
 
 
-def summary(values: Sequence[Number], one: Quantity) -> SweepStatistics | None:
+def summary(values: Sequence[Number], one: Quantity) -> Statistics | None:
     """Return the statistics of a quantity over one value per record, None if there are none."""
     if not values:
         return None
     middle = averages.median(values)
-    return SweepStatistics(best=one.better(values), median=middle, mean=averages.mean(values))
+    return Statistics(best=one.better(values), median=middle, mean=averages.mean(values))
 
 
 class SweptColumns(_Entry, frozen=True, kw_only=True):
@@ -1121,8 +974,6 @@ class SweptCell(_Entry, frozen=True, kw_only=True):
 
     Attributes:
         key: Digest of its definition.
-        attack: Name of the attack.
-        adversary: The adversary.
         at: Value of every axis.
         seed: Seed of the run.
         status: Whether it has a result.
@@ -1151,7 +1002,6 @@ class SweepPart(_Entry, frozen=True, kw_only=True):
 
     Attributes:
         digest: Digest of the plan and the versions.
-        plan: The plan.
         versions: Versions of the packages.
         axes: Values of every axis.
         across: The axis that is drawn horizontally.
@@ -1191,7 +1041,6 @@ class RunRecord(_Record, frozen=True, kw_only=True, tag_field="kind"):
     """The fields that the records of an attack, an audit and a gate share.
 
     Attributes:
-        schema: Name of this schema.
         version: Version of this schema.
         complete: Whether the run was completed.
         summary: One sentence, the worst case first; composed from the other fields.
@@ -1261,7 +1110,6 @@ class SweepRecord(_Record, frozen=True, kw_only=True, tag_field="kind", tag="swe
     """The record of a sweep.
 
     Attributes:
-        schema: Name of this schema.
         version: Version of this schema.
         complete: Whether every cell has been run.
         summary: One sentence, the worst case first.

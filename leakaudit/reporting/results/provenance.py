@@ -19,7 +19,7 @@ from leakaudit._util.revision import is_commit
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.reporting.results import model
-from leakaudit.reporting.results.model import ProgramSource, Provenance, TraceSource, TruthSource
+from leakaudit.reporting.results.model import Provenance, TraceSource, TruthSource
 from leakaudit.tasks import _torchvision
 
 PACKAGES = ("leakaudit", "torch", "torchvision", "numpy", "scipy", "scikit-image", "lpips")
@@ -57,12 +57,12 @@ def collect(
     return model.fitted(model.plain(made), Provenance)
 
 
-def _program(trace: Trace) -> ProgramSource | UnsetType:
+def _program(trace: Trace) -> Revision | UnsetType:
     named = trace.provenance.get("program")
     if not isinstance(named, Mapping) or not is_commit(named.get("commit")):
         return UNSET
     changed = named.get("changed") is not False
-    return ProgramSource(commit=str(named["commit"]), changed=changed)
+    return Revision(str(named["commit"]), changed)
 
 
 def scored_with(sha256: str | None, path: Path | None, recording: str | None) -> TruthSource:

@@ -160,10 +160,9 @@ def _scores(place: str, findings: list[Finding]) -> Values:
         for row in shown(Place.COLUMN):
             column = getattr(one.scores, row.key)
             if row.kind == "Flag":
-                flags[row.key] += sum(map(bool, measured.values(column)))
+                flags[row.key] += measured.count(column)
             if isinstance(column, NumberColumn):
-                known = [value for value in column.per_image if value is not None]
-                columns.setdefault(row.key, []).extend([*known, *given(column.missed, ())])
+                columns.setdefault(row.key, []).extend(measured.with_missed(column))
     if not records:
         return
     yield f"{place}/records", records

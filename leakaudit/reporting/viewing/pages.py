@@ -12,12 +12,12 @@ from pathlib import Path
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from leakaudit.reporting.findings.comparison import ResultsComparison
 from leakaudit.reporting.findings.wording import SEVERITIES, clean
 from leakaudit.reporting.rendering import templates
 from leakaudit.reporting.viewing import compare, filters
 from leakaudit.reporting.viewing.filters import Query
 from leakaudit.reporting.viewing.index import RUNS, FolderListing
-from leakaudit.reporting.viewing.reports import Changes
 from leakaudit.reporting.viewing.running import Progress
 from leakaudit.reporting.viewing.summaries import RunSummary
 
@@ -84,15 +84,18 @@ def listed(
     )
 
 
-def compared(runs: Sequence[RunSummary], changes: Changes | None, why: str) -> str:
+def compared(
+    runs: Sequence[RunSummary], changes: tuple[ResultsComparison, int] | None, why: str
+) -> str:
     """Render a comparison."""
     pair = compare.in_time(runs)
     return _render(
         "compare.html.j2",
         table=compare.table(runs),
         pair=pair,
-        changes=changes,
-        changed=changes.against.changed if changes else [],
+        against=changes[0] if changes else None,
+        changed=changes[0].changed if changes else [],
+        more=changes[1] if changes else 0,
         why=clean(why),
         levels={"worse": "error", "new": "warning"},
     )

@@ -34,9 +34,7 @@ class _Page(Struct, frozen=True):
     policy: str  # content security policy of the page
 
 
-class Changes(Struct, frozen=True):
-    """A comparison of two runs."""
-
+class _Changes(Struct, frozen=True):
     against: ResultsComparison
     more: int  # number of checks that are left out
 
@@ -77,9 +75,10 @@ class Reports:
         self._keep(key, made)
         return made
 
-    def changes(self, now: Path, before: Path) -> Changes:
-        """Compare two runs."""
-        return msgspec.json.decode(self._ask("changes", (now, before)), type=Changes)
+    def changes(self, now: Path, before: Path) -> tuple[ResultsComparison, int]:
+        """Compare two runs; return also the number of checks that are left out."""
+        made = msgspec.json.decode(self._ask("changes", (now, before)), type=_Changes)
+        return made.against, made.more
 
     def _keep(self, key: Key, made: _Page) -> None:
         with self._lock:

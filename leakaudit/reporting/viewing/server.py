@@ -19,10 +19,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leakaudit.core.errors import LeakauditError
+from leakaudit.reporting.findings.comparison import ResultsComparison
 from leakaudit.reporting.viewing import compare, pages, running
 from leakaudit.reporting.viewing.filters import Query
 from leakaudit.reporting.viewing.index import FolderListing, RunIndex
-from leakaudit.reporting.viewing.reports import Changes, Reports
+from leakaudit.reporting.viewing.reports import Reports
 from leakaudit.reporting.viewing.strangers import UntrustedConnections, protocol
 from leakaudit.reporting.viewing.summaries import RunSummary
 
@@ -163,7 +164,7 @@ class _RunSite:
 
     def _changes(
         self, listing: FolderListing, pair: tuple[RunSummary, RunSummary] | None
-    ) -> tuple[Changes | None, str]:
+    ) -> tuple[tuple[ResultsComparison, int] | None, str]:
         """Compare the checks of two runs; return why not, if they cannot be compared."""
         if pair is None:
             return None, ""

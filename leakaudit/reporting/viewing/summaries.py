@@ -235,9 +235,7 @@ def _recovered(findings: Sequence[Finding]) -> dict[str, str]:
     certificates = Counter(finding.certificate.name for finding in findings)
     made["certificates"] = ", ".join(f"{n} {name.lower()}" for name, n in certificates.items())
     scored = [finding.scores for finding in findings if finding.scores is not None]
-    made["identical records"] = str(
-        sum(sum(map(bool, measured.values(one.exact))) for one in scored)
-    )
+    made["identical records"] = str(sum(measured.count(one.exact) for one in scored))
     for row in shown(Place.CURVE):
         best = _best((measured.best(getattr(one, row.key), row.better) for one in scored), row)
         if best is not None:

@@ -108,6 +108,6 @@ def changes(now: Path, before: Path) -> dict[str, object]:
     """Compare two runs, check by check."""
     new = model.of_run(record_file.read(now / RECORD))
     old = model.of_run(record_file.read(before / RECORD))
-    found = comparison.against(new, old, comparison.differences(new, old))
+    found = comparison.against(new, old)
     shown = replace(found, rows=found.rows[:ROWS])
     return {"against": model.plain(shown), "more": len(found.rows) - len(shown.rows)}

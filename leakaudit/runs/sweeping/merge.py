@@ -15,7 +15,7 @@ from leakaudit._util.files import replacing
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import Place, shown
-from leakaudit.reporting.figures import plots, sweep_figure
+from leakaudit.reporting.figures import curves, plots, sweep_figure
 from leakaudit.reporting.findings.wording import sweep_headline
 from leakaudit.reporting.results import model, record_file
 from leakaudit.reporting.results.cell_files import DONE, CellFinding, CellResult
@@ -45,7 +45,7 @@ def write(folders: Sequence[Path], path: Path) -> SweepRecord:
     """Merge the parts of a sweep into a file, with sweep.png and report.md beside it."""
     planned, found = collect(folders)
     record = build(planned, found)
-    plots.save(sweep_figure.figure(record.sweep), path.parent / FIGURE)
+    plots.save(curves.on_screen(sweep_figure.content(record.sweep)), path.parent / FIGURE)
     values = model.plain(record)
     page = registry.get("reports", "markdown")
     with replacing(path.parent / REPORT) as file:

@@ -10,10 +10,9 @@ from leakaudit.core.verdict import Holds, Verdict
 from leakaudit.core.version import VERSION
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.overview import Advice, Overview
-from leakaudit.reporting.findings.wording import LIMITS
+from leakaudit.reporting.findings.wording import LIMITS, significant
 from leakaudit.reporting.findings.worst_case import who, whom
 from leakaudit.reporting.rendering.html import rendered, topology
-from leakaudit.reporting.rendering.html.exhibit import Exhibit
 from leakaudit.reporting.results.model import TraceSummary
 from leakaudit.views.accounting.compare import Comparison
 
@@ -133,20 +132,24 @@ def _first(found: Sequence[Comparison], network: TraceSummary, unclear: Sequence
     )
 
 
-def _exhibit(found: Sequence[Comparison], network: TraceSummary, unclear: bool) -> Exhibit:
+def _exhibit(
+    found: Sequence[Comparison], network: TraceSummary, unclear: bool
+) -> dict[str, object]:
     adversary = str(found[0].bound.adversary)
     steps: dict[int, int] = {}
     words: dict[int, str] = {}
     for one in found:
         if str(one.bound.adversary) == adversary:
             steps[one.bound.node], words[one.bound.node] = _shade(one, unclear)
-    return Exhibit(
-        network=topology.network(network, adversary, steps, words),
-        caption=(
+    return {
+        "pair": None,
+        "texts": None,
+        "network": topology.network(network, adversary, steps, words),
+        "caption": (
             f"Thick lines: observed by {whom(adversary)}. "
             "Shade of a node: red, sent without noise or refuted; light, bounded."
         ),
-    )
+    }
 
 
 def _shade(one: Comparison, unclear: bool) -> tuple[int, str]:
@@ -180,7 +183,7 @@ def _facts(found: Sequence[Comparison], worst: Comparison) -> list[tuple[str, st
         facts.append(("sent without noise", f"gradients of {named(nodes)}"))
     claimed = "none"
     if worst.claim is not None:
-        claimed = f"{_number(worst.claim.epsilon)} ({worst.claim.source})"
+        claimed = f"{significant(worst.claim.epsilon)} ({worst.claim.source})"
     facts.append(("claimed epsilon", claimed))
     exact = bound.epsilon if worst.exact is None else worst.exact
     said = "none per record"
@@ -249,7 +252,3 @@ def _row(one: Comparison, mark: str) -> tuple[grading.Level, Comparison, str]:
     if one.claim is not None:
         level = grading.VERDICTS[one.verdict.name]
     return level, one, f"{says} {mark}".strip()
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

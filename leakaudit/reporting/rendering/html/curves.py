@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from markupsafe import Markup
 
 from leakaudit.reporting.figures import audit_panels, plots
+from leakaudit.reporting.figures.curves import CurveFigure, on_screen
 from leakaudit.reporting.findings.wording import REFUSED, point_of, refusal
 from leakaudit.reporting.rendering.html.inline import inline
 from leakaudit.reporting.results.model import AuditRecord, RunRecord, given
 
-WIDTH = 340.0  # width of a figure in pixels
 
-
-@dataclass(frozen=True)
-class _HeadedFigure:
-    """One figure and its heading."""
-
+class _HeadedFigure(NamedTuple):
     title: str  # what the figure shows
     picture: Markup  # the figure with its legend
 
@@ -31,14 +28,14 @@ def panels(record: RunRecord) -> list[tuple[str, list[_HeadedFigure]]]:
     looks = audit_panels.looks(audit)
     drawn = []
     number = 0  # number of the figure on the page
-    for view in audit_panels.views(record):
+    for adversary, some in audit_panels.views(record):
         pictures = []
-        for panel in view.panels:
-            named = replace(panel, title=f"{panel.heading}, by {view.adversary}", cap=None)
+        for panel in some:
+            named = replace(panel, title=f"{panel.title}, by {adversary}")
             legend = audit_panels.legend(audit, [panel])
             pictures.append(_drawn(named, legend, looks, f"curves{number}"))
             number += 1
-        drawn.append((view.adversary, pictures))
+        drawn.append((adversary, pictures))
     return drawn
 
 
@@ -59,7 +56,7 @@ def _drawn(
 ) -> _HeadedFigure:
     styles = audit_panels.styles([panel])
     rows = [("", [replace(panel, title="")])]
-    figure = plots.curves(rows, legend, styles, wide=WIDTH, looks=looks)
+    figure = on_screen(CurveFigure(rows, legend, styles, looks))
     label = f"{panel.title} at epsilon {', '.join(panel.points)}. {_said(panel.lines)}"
     titles = {}
     for k, line in enumerate(panel.lines):

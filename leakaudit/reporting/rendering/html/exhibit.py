@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -24,37 +23,22 @@ _LEVELS = {"error": len(STEPS) - 1, "warning": 2, "note": 0}
 _UNDECIDED = 2
 
 
-@dataclass(frozen=True)
-class Exhibit:
-    """What the first screen shows of the worst case."""
-
-    pair: Picture | None = None  # the image that shows it, None if there is none
-    texts: Passage | None = None  # the text that shows it, None if there is none
-    # drawing of who leaks to whom, None if the network cannot be drawn
-    network: Markup | None = None
-    caption: str = ""  # what the drawing shows
-
-    @property
-    def found_word(self) -> str:
-        """What the reconstruction in `pair` is called."""
-        if self.pair is None:
-            return ""
-        psnr = self.pair.psnr
-        recognisable = psnr is not None and psnr >= RECOGNISABLE
-        if self.pair.certificate == "exact" or recognisable:
-            return "recovered"
-        return "reconstruction"
-
-
-def exhibit(shown: DisplayRecord, view: Overview) -> Exhibit:
+def exhibit(shown: DisplayRecord, view: Overview) -> dict[str, object]:
     """Choose what shows the worst case of an attack, an audit or a gate."""
     pair = _picture(shown, view.finding)
-    return Exhibit(
-        pair=pair,
-        texts=None if pair is not None else _passage(shown, view.finding),
-        network=_network(shown.record, view),
-        caption=_caption(shown.record, view),
-    )
+    return {
+        "pair": pair,
+        "found_word": "" if pair is None else _found_word(pair),
+        "texts": None if pair is not None else _passage(shown, view.finding),
+        "network": _network(shown.record, view),
+        "caption": _caption(shown.record, view),
+    }
+
+
+def _found_word(pair: Picture) -> str:
+    """What the reconstruction is called."""
+    recognisable = pair.psnr is not None and pair.psnr >= RECOGNISABLE
+    return "recovered" if recognisable or pair.certificate == "exact" else "reconstruction"
 
 
 def _picture(shown: DisplayRecord, finding: Finding | None) -> Picture | None:

@@ -20,6 +20,7 @@ _THEME = {
 }
 for _k, _colour in enumerate(plots.COLOURS):
     _THEME.setdefault(_colour, f"var(--c{_k}, {_colour})")
+ENLARGED = 1.5  # pixels of a point: text of 8 pt is as large as the notes of the page
 _COLOUR = re.compile("|".join(_THEME))
 _FAMILY = re.compile(r"font-family:[^;]*;? ?")  # the page's font is narrower than matplotlib's
 _NUMBER = re.compile(r"-?\d+\.\d+")
@@ -41,7 +42,8 @@ def inline(svg: str, label: str, titles: Mapping[str, Sequence[str]]) -> Markup:
         if element.get("id") in titles:
             _name_points(element, titles[element.attrib["id"]])
     _strip(root)
-    _, _, width, _ = root.attrib["viewBox"].split()
+    _, _, points, _ = root.attrib["viewBox"].split()
+    width = f"{float(points) * ENLARGED:.0f}"
     view = {"viewBox": root.attrib["viewBox"], "width": width, "style": f"max-width:{width}px"}
     root.attrib.clear()
     root.attrib.update({**view, "role": "img", "aria-label": clean(label)})

@@ -8,8 +8,14 @@ from markupsafe import Markup
 
 from leakaudit._util.plural import counted
 from leakaudit.reporting.findings.overview import Advice, Overview
-from leakaudit.reporting.findings.wording import LIMITS, REFUSED, axis_value
-from leakaudit.reporting.findings.worst_case import FAILURE, who, whom
+from leakaudit.reporting.findings.wording import (
+    LIMITS,
+    REFUSED,
+    sweep_counts,
+    sweep_says,
+    worst_setting,
+)
+from leakaudit.reporting.findings.worst_case import FAILURE, whom
 from leakaudit.reporting.rendering import sweep_text
 from leakaudit.reporting.results.model import SweepPart, SweepPoint, SweepRecord
 
@@ -48,19 +54,16 @@ def content(record: SweepRecord, figure: Markup) -> Mapping[str, object]:
 
 def _first(record: SweepRecord) -> Overview:
     sweep = record.sweep
-    worst = max(sweep.points, key=_harm, default=None)
+    worst = worst_setting(sweep.points)
     held = sum(not point.recovered for point in sweep.points)
     seeds = len({cell.seed for cell in sweep.cells})
-    says = "No setting has a result."
-    if worst is not None:
-        says = _says(worst)
     facts = [
         ("settings", f"{held} of {len(sweep.points)} without a recovered record"),
         ("recovered means", f"PSNR of {sweep.psnr:g} dB or more, or bit for bit"),
-        ("cells", _cells(sweep)),
+        ("cells", sweep_counts(sweep.cells, sweep.missing)),
     ]
     if worst is not None:
-        facts.insert(0, ("to whom", f"{whom(worst.adversary)}, by attack {worst.attack}"))
+        facts.insert(0, ("to whom", whom(worst.adversary)))
     partial = ""
     if not record.complete:
         partial = "Some cells have not been run; the results are incomplete."
@@ -68,7 +71,7 @@ def _first(record: SweepRecord) -> Overview:
     exact = worst is not None and worst.exact
     return Overview(
         topic=f"Sweep over {', '.join(sweep.axes) or 'seeds only'}",
-        says=says,
+        says=sweep_says(worst),
         certainty=(
             f"Measured by comparison with the originals, with {counted(seeds, 'seed')} for each "
             f"setting. {FAILURE}"
@@ -79,23 +82,6 @@ def _first(record: SweepRecord) -> Overview:
         facts=facts,
         partial=partial,
     )
-
-
-def _says(worst: SweepPoint) -> str:
-    place = ", ".join(f"{axis} = {axis_value(value)}" for axis, value in worst.at.items())
-    at = f"With {place}, " if place else ""
-    someone = whom(worst.adversary) if at else who(worst.adversary)
-    if not worst.recovered:
-        return f"{who(worst.adversary)} recovered no training record at any setting."
-    share = f"{worst.recovered} of {worst.records}"
-    if worst.recovered == worst.records:
-        share = f"all {worst.records}"
-    how = ""
-    if worst.exact == worst.recovered:
-        how = " exactly"
-    elif worst.exact:
-        how = f", {worst.exact} of them exactly"
-    return f"{at}{someone} recovered {share} training records{how}."
 
 
 def _advice(worst: SweepPoint | None, held: int) -> tuple[Advice, ...]:
@@ -117,21 +103,6 @@ def _advice(worst: SweepPoint | None, held: int) -> tuple[Advice, ...]:
         )
     advice.append(("Test the claimed epsilon at the setting that you choose.", "leakaudit audit"))
     return tuple(advice)
-
-
-def _harm(point: SweepPoint) -> tuple[float, int]:
-    share = point.recovered / point.records if point.records else 0.0
-    return share, point.exact
-
-
-def _cells(sweep: SweepPart) -> str:
-    failed = sum(cell.status != "done" for cell in sweep.cells)
-    parts = [f"{len(sweep.cells) - failed} with a result"]
-    if failed:
-        parts.append(f"{failed} failed")
-    if sweep.missing:
-        parts.append(f"{sweep.missing} missing")
-    return ", ".join(parts)
 
 
 def _provenance(sweep: SweepPart) -> Sequence[tuple[str, str]]:

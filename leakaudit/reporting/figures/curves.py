@@ -1,4 +1,4 @@
-"""Curves of a paper's figure: panels under one legend, on a numeric horizontal axis.
+"""Curves: panels under one legend, on a numeric horizontal axis.
 
 It is logarithmic if the numbers span a wide range, with zero and infinity beside it, not connected.
 """
@@ -12,34 +12,27 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from leakaudit.reporting.figures import plots
-from leakaudit.reporting.figures.paper_sheet import (
-    LETTER,
-    LINE,
-    MARKER,
-    NAME,
-    PANEL,
-    empty,
-    paged,
-    tick,
-)
+from leakaudit.reporting.figures.plots import LETTER, LINE, NAME, PANEL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-ALWAYS = ("ceiling", "level", "rate", "blind")  # styles that are drawn without a text in the legend
+# Styles that are drawn without a text in the legend.
+ALWAYS = ("ceiling", "level", "rate", "blind", "run")
 # Sizes in mm; all of them are choices.
+SCREEN = 80.0  # width of a panel of a figure for a screen
 HIGH = 40.0
 TITLE = 5.0  # height of the title of a row
 HANDLE = 11.0  # width of a sample in the legend and the space around it
 SHORT = 36  # most characters of a text above the panels
 AXIS = 13.0  # width of the numbers and the name of a vertical axis
 GAP = 0.4  # characters between the names of two points
-THIN = 0.65  # lines and markers are thinner than on a screen
 LOGARITHMIC = 8.0  # ratio of the largest to the smallest number from which an axis is logarithmic
 ASIDE = 0.8  # distance of zero and infinity from the scale, relative to that of its points
 DODGE = 0.012  # distance between lines with intervals at one place, relative to the axis
+SPARSE = 8  # approximate number of markers on a long line
 _SUPERSCRIPTS = dict(zip(map(ord, "0123456789-"), map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"), strict=True))
 
 
@@ -49,11 +42,11 @@ class CurveFigure:
 
     rows: Sequence[plots.Row]  # title and panels of each row
     legend: Mapping[str, str]  # texts of the lines by name
-    # texts of the styles of lines, "" for none; other styles are not drawn, except limits, levels
-    # and rates
+    # texts of the styles of lines, "" for none; other styles are not drawn, except `ALWAYS`
     styles: Mapping[str, str]
     # look of each line by name; by default `plots.looks_of` the legend
     looks: Mapping[str, plots.LineLook] | None = None
+    note: str = ""  # below the panels
 
 
 Entry: TypeAlias = "tuple[Line2D, str]"  # of a legend: sample and text
@@ -69,33 +62,44 @@ class _Band:
     first: int  # number of the first panel in the whole figure
 
 
+def on_screen(content: CurveFigure, wide: float = SCREEN) -> Figure:
+    """Draw curves in one figure, with panels of a width in mm."""
+    across = max(len(panels) for _, panels in content.rows)
+    (figure,) = draw(content, across * wide, math.inf)
+    return figure
+
+
 def draw(content: CurveFigure, width: float, highest: float) -> list[Figure]:
-    """Draw curves, on pages of at most `highest` mm; infinite for one figure."""
+    """Draw curves, on pages of at most `highest` mm; infinite for one figure.
+
+    Lines with the same name have the same colour and marker. The artist of the k-th line of a panel
+    has the gid ``line<k>``.
+    """
     looks = content.looks
     if looks is None:
         looks = plots.looks_of(content.legend)
-    names = _names(content, looks)
-    # Long texts stand below the panels, so that the short ones above need few lines.
-    entries = [entry for entry in names if len(entry[1]) <= SHORT]
-    meanings = [entry for entry in names if len(entry[1]) > SHORT] + _meanings(content)
     across = _across(content, width)
     bands: list[_Band] = []
     count = 0
-    several = len(content.rows) > 1
     for title, panels in content.rows:
         for start in range(0, len(panels), across):
-            named = title if several and start == 0 else ""
-            bands.append(_Band(named, panels[start : start + across], count))
-            count += len(panels[start : start + across])
-    head = _room(entries, width) + _room(meanings, width)
+            some = panels[start : start + across]
+            bands.append(_Band(title if start == 0 else "", some, count))
+            count += len(some)
     figures = []
-    for some in paged(bands, lambda _: HIGH + TITLE, highest - head):
-        figure = empty(width, head + len(some) * (HIGH + TITLE))
-        canvas = _Canvas(content, looks, width / across - AXIS)
-        _draw(figure, some, across, canvas, lettered=count > 1)
-        _legend(figure, entries, width, "outside upper left")
-        _legend(figure, meanings, width, "outside lower left")
-        figures.append(figure)
+    with plots.settings():
+        names = _names(content, looks)
+        # Long texts stand below the panels, so that the short ones above need few lines.
+        entries = [entry for entry in names if len(entry[1]) <= SHORT]
+        meanings = [entry for entry in names if len(entry[1]) > SHORT] + _meanings(content)
+        head = _room(entries, width) + _room(meanings, width)
+        for page in plots.paged(bands, lambda _: HIGH + TITLE, highest - head):
+            figure = plots.empty(width, head + len(page) * (HIGH + TITLE))
+            canvas = _Canvas(content, looks, width / across - AXIS)
+            _draw(figure, page, across, canvas, lettered=count > 1)
+            _legend(figure, entries, width, "outside upper left")
+            _legend(figure, meanings, width, "outside lower left")
+            figures.append(figure)
     return figures
 
 
@@ -110,8 +114,9 @@ def _names(content: CurveFigure, looks: Mapping[str, plots.LineLook]) -> list[En
     entries = []
     for name, text in content.legend.items():
         styles = used.get(name, ["median"])
+        # For a name with several styles, the style with markers represents all of them.
         style = "median" if "median" in styles else styles[0]
-        entries.append((plots.artist(style, looks[name], [0.0], [math.nan], THIN, MARKER), text))
+        entries.append((_sample(style, looks[name]), text))
     return entries
 
 
@@ -120,9 +125,14 @@ def _meanings(content: CurveFigure) -> list[Entry]:
     entries = []
     for style, text in content.styles.items():
         if text and any(style in styles for styles in used.values()):
-            look = plots.LineLook(plots.QUIET)
-            entries.append((plots.artist(style, look, [0.0], [math.nan], THIN, MARKER), text))
+            entries.append((_sample(style, plots.LineLook(plots.QUIET)), text))
+    if content.note:
+        entries.append((_sample("best", plots.LineLook("none")), content.note))
     return entries
+
+
+def _sample(style: str, look: plots.LineLook) -> Line2D:
+    return plots.artist(style, look, [0.0], [math.nan])
 
 
 def _texts(entries: Sequence[Entry], width: float) -> tuple[int, list[str]]:
@@ -172,13 +182,15 @@ def _draw(
     figure: Figure, bands: Sequence[_Band], across: int, canvas: _Canvas, lettered: bool
 ) -> None:
     cells = figure.add_gridspec(len(bands), across)
+    letters = int(across * canvas.wide / LETTER)
     for row, band in enumerate(bands):
         for column, panel in enumerate(band.panels):
             place = figure.add_subplot(cells[row, column])
+            place.patch.set_visible(False)
             title = band.title if column == 0 else ""
             if lettered:
                 title = f"({_letter(band.first + column)}) {title}"
-            place.set_title(plots.wrapped(title, 200))
+            place.set_title(plots.said(title, letters))
             _panel(place, panel, canvas)
 
 
@@ -192,40 +204,44 @@ def _letter(place: int) -> str:
 def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
     title = panel.title.replace(">=", "≥")
     place.set_ylabel(plots.wrapped(title, NAME, most=3))
-    lines = []
-    for line in panel.lines:
+    shown = {}
+    for k, line in enumerate(panel.lines):
         # Styles without a text are left out: a paper's figure needs no thin line for the mean.
         if line.style in canvas.content.styles or line.style in ALWAYS:
-            lines.append(line)
-    values = plots.values_of(lines)
+            shown[f"line{k}"] = line
+    values = plots.values_of(shown.values())
     log = panel.log
     if log is None:
         log = bool(values) and plots.logarithmic(values)
     drawable = [value for value in values if plots.is_drawn(value, log)]
     if not drawable:
-        plots.say_instead(place, panel.empty)
+        plots.say_instead(place, ": ".join(filter(None, (title, panel.empty))))
         return
-    scale = _Scale.of(panel.points, max((len(line.values) for line in lines), default=0))
-    dodged = [line.name for line in lines if any(line.intervals)]
-    for line in lines:
+    count = max(len(line.values) for line in shown.values())
+    scale = _Scale.of(panel.points, count)
+    dodged = [line.name for line in shown.values() if any(line.intervals)]
+    for gid, line in shown.items():
         look = canvas.looks.get(line.name, plots.LineLook(plots.QUIET))
         shift = 0.0
         if line.name in dodged:
             shift = (dodged.index(line.name) - (len(dodged) - 1) / 2) * DODGE * scale.length
-        _line(place, line, look, scale, shift, log)
-    if log:
-        plots.number_powers(place, drawable, _power)
-    else:
-        _linear(place, panel, drawable)
-    place.tick_params(axis="y", length=0)
-    place.set_xlabel(_axis_name(panel.axis))
+        _line(place, line, look, scale, shift, log, gid)
+    _vertical(place, panel, drawable, log)
+    axis = _axis_name(panel.axis)
+    if log and min(values) <= 0:
+        axis = f"{axis} (zeros are not shown)"
+    place.set_xlabel(axis)
     place.set_xlim(*scale.limits)
-    _ticks(place, scale, canvas.wide)
+    _horizontal(place, panel, scale, canvas.wide)
 
 
-def _linear(place: Axes, panel: plots.Panel, values: Sequence[float]) -> None:
+def _vertical(place: Axes, panel: plots.Panel, values: Sequence[float], log: bool) -> None:
     from matplotlib import ticker
 
+    place.tick_params(axis="y", length=0)
+    if log:
+        _number_powers(place, values)
+        return
     reached = [
         value for value in (*values, panel.low, panel.high) if plots.is_drawn(value, log=False)
     ]
@@ -234,7 +250,21 @@ def _linear(place: Axes, panel: plots.Panel, values: Sequence[float]) -> None:
     margin = 0.05 * (high - low or 1.0)
     place.set_ylim(low - margin, high + margin)
     place.yaxis.set_major_locator(ticker.MaxNLocator(plots.TICKS, steps=plots.ROUND))
-    place.yaxis.set_major_formatter(lambda v, _: tick(v, panel.cap))
+    place.yaxis.set_major_formatter(lambda v, _: plots.tick(v, panel.cap))
+
+
+def _number_powers(place: Axes, values: Sequence[float]) -> None:
+    """Make the vertical axis logarithmic, and name powers of ten."""
+    from matplotlib import ticker
+
+    first = math.floor(math.log10(min(values)))
+    last = max(math.ceil(math.log10(max(values))), first + 1)
+    place.set_yscale("log")
+    place.set_ylim(10.0**first, 10.0**last)
+    powers = range(first, last + 1, math.ceil((last - first) / plots.TICKS))
+    place.yaxis.set_major_locator(ticker.FixedLocator([10.0**k for k in powers]))
+    place.yaxis.set_major_formatter(lambda v, _: _power(round(math.log10(v))))
+    place.yaxis.set_minor_locator(ticker.NullLocator())
 
 
 def _axis_name(name: str) -> str:
@@ -252,15 +282,14 @@ class _Scale:
     """Where the points of a horizontal axis lie."""
 
     at: tuple[float, ...]  # position of each point
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # empty for integers
     joined: tuple[bool, ...]  # for each point, whether a line may join it to the next one
 
     @classmethod
     def of(cls, points: Sequence[str], count: int) -> _Scale:
         """Choose the scale of some points; without names, they are the integers from 0."""
         if not points:
-            integers = tuple(map(float, range(count)))
-            return cls(integers, tuple(map(str, range(count))), (True,) * count)
+            return cls(tuple(map(float, range(count))), (), (True,) * count)
         numbers = list(map(_parsed, points))
         inside = [v for v in numbers if 0 < v < math.inf]
         ordered = all(a < b for a, b in pairwise(numbers))
@@ -319,7 +348,14 @@ def _point(point: str) -> str:
     return plots.said(point, plots.NAMED)
 
 
-def _ticks(place: Axes, scale: _Scale, wide: float) -> None:
+def _horizontal(place: Axes, panel: plots.Panel, scale: _Scale, wide: float) -> None:
+    from matplotlib import ticker
+
+    if not panel.points:
+        place.xaxis.set_major_locator(
+            ticker.MaxNLocator(plots.TICKS, steps=plots.ROUND, integer=True)
+        )
+        return
     left, right = scale.limits
     letter = LETTER / wide * (right - left)  # width of a character
     kept: list[int] = []
@@ -331,6 +367,7 @@ def _ticks(place: Axes, scale: _Scale, wide: float) -> None:
             free = free and abs(scale.at[k] - scale.at[other]) >= room * letter
         if free:
             kept.append(k)
+    kept.sort()
     place.set_xticks([scale.at[k] for k in kept], [scale.names[k] for k in kept])
     place.set_xticks(scale.at, minor=True)
     place.tick_params(axis="x", which="minor", length=1.5, width=0.6)
@@ -342,24 +379,31 @@ def _letters(name: str) -> float:
 
 
 def _line(
-    place: Axes, line: plots.PlotLine, look: plots.LineLook, scale: _Scale, shift: float, log: bool
+    place: Axes,
+    line: plots.PlotLine,
+    look: plots.LineLook,
+    scale: _Scale,
+    shift: float,
+    log: bool,
+    gid: str,
 ) -> None:
     """Draw one line with its intervals; it has a gap before zero, infinity and missing values."""
     if line.style == "level":
         levels = [value for value in line.values if plots.is_drawn(value, log)]
         if levels:
-            place.add_line(
-                plots.artist("level", look, scale.limits, [levels[0], levels[0]], THIN, MARKER)
-            )
+            place.add_line(plots.artist("level", look, scale.limits, [levels[0], levels[0]]))
         return
     at: list[float] = []
     heights: list[float] = []
+    drawn: list[int] = []
     single: list[int] = []  # points that no line makes visible
     for k, value in enumerate(line.values):
         shown = plots.is_drawn(value, log)
         before = k > 0 and scale.joined[k - 1] and plots.is_drawn(line.values[k - 1], log)
         last = k + 1 == len(line.values)
         after = not last and scale.joined[k] and plots.is_drawn(line.values[k + 1], log)
+        if shown:
+            drawn.append(len(at))
         if shown and not before and not after:
             single.append(len(at))
         at.append(scale.at[k] + shift)
@@ -367,13 +411,20 @@ def _line(
         if not scale.joined[k]:
             at.append(scale.at[k] + shift)
             heights.append(math.nan)
-    artist = plots.artist(line.style, look, at, heights, THIN, MARKER)
-    if not plots.STYLES[line.style].marked and single:
+    artist = plots.artist(line.style, look, at, heights)
+    artist.set_gid(gid)
+    style = plots.STYLES[line.style]
+    if style.sparse:
+        # Runs are marked at different rounds, so that markers do not overlap.
+        step = max(1, len(drawn) // SPARSE)
+        start = look.place * step // len(plots.COLOURS)
+        artist.set_markevery(sorted({*single, *drawn[start::step]}))
+    elif not style.marked and single:
         artist.set_marker("_")
         artist.set_markevery(single)
         artist.set_markersize(8)
         artist.set_markeredgewidth(artist.get_linewidth())
     place.add_line(artist)
     places = [x + shift for x in scale.at]
-    for whisker in plots.whiskers(line, look, places, log, 0.7, MARKER):
+    for whisker in plots.whiskers(line, look, places, log):
         place.add_line(whisker)

@@ -39,7 +39,7 @@ from leakaudit.reporting.results.model import (
     NodeBest,
     NotTried,
     PitfallText,
-    ProgramSource,
+    Revision,
     Provenance,
     RuleEntry,
     RuleKind,
@@ -210,7 +210,7 @@ def _origin(judged: GateResults, trace: Trace) -> Provenance:
     state = revision(Path(judged.gate.source).absolute().parent)
     if state is None:
         return origin
-    return replace(origin, program=ProgramSource(commit=state.commit, changed=state.changed))
+    return replace(origin, program=Revision(commit=state.commit, changed=state.changed))
 
 
 # --- configuration --------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The list of cases that the quick suite leaves out names tests, and is chosen as tests/quick.py says."""
+"""The list of cases that the quick suite leaves out names tests, and is chosen by planted bugs."""
 
 from __future__ import annotations
 

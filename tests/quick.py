@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if COSTS not in os.environ:
         return
     costs, _ = _costs(Path(os.environ[COSTS]))
-    files: Counter[str] = Counter()
+    files: defaultdict[str, float] = defaultdict(float)
     for case, seconds in costs.items():
         files[_file(case)] += seconds
     items.sort(key=lambda one: (files[_file(one.nodeid)], costs.get(one.nodeid, 0.0)))
@@ -212,7 +212,7 @@ def _file(case: str) -> str:
 
 def _costs(folder: Path) -> tuple[dict[str, float], float]:
     """Return the seconds of each case, and of all fixtures that cases share."""
-    costs: Counter[str] = Counter()
+    costs: defaultdict[str, float] = defaultdict(float)
     for case, seconds, _ in _rows(folder.glob("*.times")):
         costs[case] += seconds
     shared = costs.pop(FIXTURES, 0.0)

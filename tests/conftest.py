@@ -48,8 +48,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the cases that the quick suite leaves to the full run; see tests/quick.py."""
-    if "LEAKAUDIT_QUICK_TIMES" in os.environ:  # they are being measured
-        return
     left_out = quick.left_out()
     for item in items:
         if item.nodeid in left_out:

@@ -20,7 +20,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,26 +76,32 @@ def installed(folder: Path) -> Path:
     return package
 
 
-def caught(bug: Bug, package: Path) -> bool:
-    """Plant a bug in an installed package, run its tests, and take it out again."""
+def caught(
+    bug: Bug, package: Path, options: Sequence[str] = (), more: Mapping[str, str] | None = None
+) -> bool:
+    """Plant a bug in an installed package, run its tests, and take it out again.
+
+    Pytest gets the options, and `more` in its environment.
+    """
     leaf = Path(bug.file).parts[0] in LEAVES
     file = package / bug.file if leaf else package.parent / bug.file
     sound = file.read_text(encoding="utf-8")
     file.write_text(bug.planted(), encoding="utf-8")
     try:
-        return _fails(bug.tests, package.parent)
+        paths = os.pathsep.join([str(package.parent), str(PROJECT / "tests")])
+        environment = {**os.environ, "PYTHONPATH": paths, **(more or {})}
+        return _fails([*options, *bug.tests], environment)
     finally:
         file.write_text(sound, encoding="utf-8")
 
 
-def _fails(tests: Sequence[str], site: Path) -> bool:
+def _fails(given: Sequence[str], environment: Mapping[str, str]) -> bool:
     command = ["-P", "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", CHOSEN]
-    environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
-            [sys.executable, *command, *tests],
+            [sys.executable, *command, *given],
             cwd=PROJECT,
-            env=environment,
+            env={**environment, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             timeout=TIMEOUT,
@@ -106,7 +112,7 @@ def _fails(tests: Sequence[str], site: Path) -> bool:
     if done.returncode not in (PASSED, FAILED):
         if "ImportError" in done.stdout or "Error" in done.stdout:
             return True  # the bug breaks the import of its tests
-        raise RuntimeError(f"pytest {' '.join(tests)}: {done.stdout[-500:]}{done.stderr[-500:]}")
+        raise RuntimeError(f"pytest {' '.join(given)}: {done.stdout[-500:]}{done.stderr[-500:]}")
     return done.returncode == FAILED
 
 

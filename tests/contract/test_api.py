@@ -114,7 +114,7 @@ def test_an_audit_writes_what_it_returns(place: Path) -> None:
         la.report("out", "docx")
 
 
-def test_a_gate_and_a_claim_and_a_sweep_run(place: Path) -> None:
+def test_a_gate_runs(place: Path) -> None:
     assert main(["init", "--no-baseline", "-q"]) == 0
     text = (place / "leakaudit.toml").read_text().replace("seeds = 16", "seeds = 2")
     (place / "leakaudit.toml").write_text(
@@ -124,8 +124,14 @@ def test_a_gate_and_a_claim_and_a_sweep_run(place: Path) -> None:
     assert judged.code in (0, 1, 3)
     assert [cell.check.name for cell in judged.cells] == ["main"]
     assert "Privacy gate" in judged._repr_html_()
+
+
+def test_a_claim_is_reproduced() -> None:
     (claim,) = la.claims(rows=[1])
     assert claim.row.number == 1
+
+
+def test_a_sweep_runs(place: Path) -> None:
     plan = f"[scenario]\n{SCENARIO.to_toml()}".replace("[set]", "[scenario.set]")
     (place / "sweep.toml").write_text(f'{plan}\n[sweep]\nattacks = ["analytic"]\nseeds = 2\n')
     swept = la.sweep("sweep.toml", "swept", executor=la.Executor())

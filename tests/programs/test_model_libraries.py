@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from leakaudit.core.trace import TaskSpec
 from leakaudit.tasks import _torchvision, remarks
 from leakaudit.tasks.task import Task
 
-with suppress(LeakauditError):
-    _torchvision.torchvision()  # transformers imports it, if it is installed
+if find_spec("transformers"):  # which imports torchvision, if it is installed
+    with suppress(LeakauditError):
+        _torchvision.torchvision()
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("default")  # of transformers itself
 

@@ -205,17 +205,18 @@ def test_rounds_end_after_three_failures() -> None:
     assert len(seen) == 1 + round_by_round.PATIENCE
 
 
-def test_a_batch_that_is_larger_than_said_is_not_certified() -> None:
+@pytest.mark.parametrize("attack", ["exact", "cone", "analytic"])
+@pytest.mark.parametrize("node", range(3))
+def test_a_batch_that_is_larger_than_said_is_not_certified(attack: str, node: int) -> None:
     """The rows hold three images, the trace says two."""
     plan = recording.plan(scenario("dpsgd", 6, 2, 3))
     recorder = recording.record(plan, None)
-    for leak in la.leaks(recorder.trace):
-        task = la.Task.build(la.leaks(recorder.trace).task)
-        for attack in ("exact", "cone", "analytic"):
-            wrong = replace(leak, batch=1 if attack == "analytic" else 2)
-            found = attack_one(wrong, task, attack, Generator().manual_seed(0))
-            truth = recorder.truth_record.of(leak.node)[0]
-            assert lookalikes.claimed(found, truth, attack).false == 0
+    leaks = la.leaks(recorder.trace)
+    (leak,) = (one for one in leaks if one.node == node)
+    wrong = replace(leak, batch=1 if attack == "analytic" else 2)
+    found = attack_one(wrong, la.Task.build(leaks.task), attack, Generator().manual_seed(0))
+    truth = recorder.truth_record.of(node)[0]
+    assert lookalikes.claimed(found, truth, attack).false == 0
 
 
 @pytest.mark.parametrize(("family", "dtype"), FAMILIES)

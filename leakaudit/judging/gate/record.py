@@ -39,7 +39,6 @@ from leakaudit.reporting.results.model import (
     NodeBest,
     NotTried,
     PitfallText,
-    Revision,
     Provenance,
     RuleEntry,
     RuleKind,
@@ -208,9 +207,7 @@ def _origin(judged: GateResults, trace: Trace) -> Provenance:
         seconds=judged.seconds,
     )
     state = revision(Path(judged.gate.source).absolute().parent)
-    if state is None:
-        return origin
-    return replace(origin, program=Revision(commit=state.commit, changed=state.changed))
+    return origin if state is None else replace(origin, program=state)
 
 
 # --- configuration --------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from msgspec import UNSET, UnsetType
 
-from leakaudit._util.revision import is_commit
+from leakaudit._util.revision import Revision, is_commit
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.reporting.results import model

@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 
 from leakaudit._util.own_code import Trust
 from leakaudit._util.seeds import generators as generators
+from leakaudit._util.seeds import nth_generator
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.payload import StoredColumns
@@ -22,6 +23,7 @@ from leakaudit.core.progress import watching
 from leakaudit.core.trace import Graph
 from leakaudit.protocols import premises
 from leakaudit.protocols import topology as graphs
+from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.premises import Contradiction
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import data, models
@@ -29,7 +31,8 @@ from leakaudit.tasks.shared import SharedData
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import layers
-from leakaudit.traces.recorder import Recorder, human, plan_size
+from leakaudit.traces._storage.sizes import estimate, plan_size, refuse_above
+from leakaudit.traces.recorder import Recorder
 
 if TYPE_CHECKING:
     from leakaudit.protocols.victim import Victim
@@ -56,50 +59,34 @@ class Plan:
     @cached_property
     def messages(self) -> int:
         """Number of messages in the recording, or the maximum if it depends on a schedule."""
-        return self.count(self.scenario.rounds, self.wires)
-
-    def count(self, rounds: int, wires: list[tuple[int, int]]) -> int:
-        """Return the number of messages in a recording of other rounds or channels."""
         with outline():
-            return self.victim.messages(self.graph, rounds, wires)
+            return self.victim.messages(self.graph, self.scenario.rounds, self.wires)
 
-    def size(
-        self,
-        rounds: int | None = None,
-        wires: list[tuple[int, int]] | None = None,
-        kept: StoredColumns | None = None,
-    ) -> int:
-        """Return the size of the recording in bytes, or of a smaller recording.
-
-        Args:
-            rounds: Length of the run; None for the scenario's.
-            wires: Undirected edges that are recorded; None for the plan's.
-            kept: What is recorded of each message; None for the plan's.
-        """
-        width = (kept or self.kept).width
-        messages = self.messages
-        if rounds is not None or wires is not None:
-            asked = self.wires if wires is None else wires
-            messages = self.count(rounds or self.scenario.rounds, asked)
-        return plan_size(messages, width, self.task.dtype)
+    @property
+    def size(self) -> int:
+        """Size of the recording in bytes."""
+        return plan_size(self.messages, self.kept.width, self.task.dtype)
 
     def fit(self, limit: int) -> None:
         """Check that the recording is not too large."""
-        needed = self.size()
-        if needed <= limit:
-            return
-        # Slightly below the proportional number, because part of the file does not shrink.
-        fewer = max(1, int(self.scenario.rounds * limit / needed * 0.99))
-        options = {
-            f"--rounds {fewer}": self.size(rounds=fewer),
-            "--wires node:0": self.size(wires=[e for e in self.graph.edges if 0 in e]),
-            "--layers first": self.size(kept=_kept("first", self.task)),
-        }
-        sizes = ", ".join(f"{flag} {human(n)}" for flag, n in options.items())
-        raise LeakauditError(
-            f"the recording needs {human(needed)}, but --max-bytes allows {human(limit)}; "
-            f"smaller recordings: {sizes}"
+        sizes = estimate(
+            self.messages,
+            self.kept.width,
+            self.task.dtype,
+            graph=self.graph,
+            layout=self.task.layout,
+            rounds=self.scenario.rounds,
+            max_bytes=limit,
         )
+        refuse_above(limit, sizes)
+
+    @property
+    def declared(self) -> Protocol:
+        """The protocol with its schedule, which leaves the plan's generators unused."""
+        rounds = self.scenario.rounds
+        random = nth_generator(self.scenario.seed, STREAMS.index("schedule"))
+        public = self.victim.schedule(self.graph, rounds, random)
+        return Protocol(self.victim, self.graph, rounds, public, records=self.scenario.samples)
 
 
 def plan(

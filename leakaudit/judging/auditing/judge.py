@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from leakaudit._util import holm
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.verdict import MOST_TRIALS, Verdict
-from leakaudit.judging.auditing.promise import POWER, Promise, TrialCounts, checked, detects
+from leakaudit.judging.auditing.evidence import POWER, TrialCounts, checked, detects
+from leakaudit.judging.auditing.promise import Promise
 from leakaudit.reporting.results.model import Figures
 
 

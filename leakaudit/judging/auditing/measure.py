@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.progress import step
 from leakaudit.core.verdict import Verdict
 from leakaudit.judging.auditing import canary
-from leakaudit.judging.auditing.canary import Guesses
-from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes
+from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes, TrialCounts
 from leakaudit.judging.auditing.judge import Test
 from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.judging.auditing.promise import Promise, TrialCounts
+from leakaudit.judging.auditing.promise import Promise
 from leakaudit.judging.auditing.replays import Replays, joined, replay
 from leakaudit.judging.auditing.simulate import SimulationResults, near
 from leakaudit.protocols.recording import POOL, Plan
@@ -54,7 +53,8 @@ class ViewMeasurements:
     node: int
     rero: Replays  # replays among all candidates
     pairs: Replays  # replays with one of two records
-    run: Guesses
+    run: OneRun
+    why: str  # why no guesses were made in one run, otherwise empty
     moved: float  # the largest change of a gradient between two candidates
 
 
@@ -68,6 +68,9 @@ def promises(entry: Comparison, delta: float) -> list[Promise]:
     if claim is not None and claim.epsilon is not None and claim.delta is not None:
         found.append(Promise(claim.source, claim.epsilon, claim.delta))
     return found
+
+
+_Replayed: TypeAlias = Replays | tuple[OneRun, str]
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class _ReplayJob:
     def node(self, adversary: Adversary) -> int:
         return next(n for n in self.nodes if n not in adversary.corrupt)
 
-    def __call__(self, part: _ReplayPart) -> Replays | Guesses:
+    def __call__(self, part: _ReplayPart) -> _Replayed:
         plan = self.plan
         level = self.grid[part.level]
         ready = level.ready
@@ -128,7 +131,7 @@ def measure(
     views = [(k, adversary) for k in range(len(grid)) for adversary in plan.parsed]
     parts = [part for view in views for part in _parts(plan, *view, together)]
     job = _ReplayJob(plan, grid, nodes)
-    found: dict[_ReplayPart, Replays | Guesses] = {}
+    found: dict[_ReplayPart, _Replayed] = {}
     for part, made in zip(parts, executor.map(job, parts), strict=True):
         found[part] = made
         if not executor.inside:
@@ -138,15 +141,15 @@ def measure(
         mine = [part for part in parts if (part.level, part.adversary) == (k, adversary)]
         rero = _joined(found, mine, RERO)
         pairs = _joined(found, mine, PAIRS)
-        once = Guesses(0, 0, 0, "not requested (one_run = false)")
+        once = OneRun(0, 0, 0)
+        why = "not requested (one_run = false)"
         for part in mine:
             run = found[part]
-            if isinstance(run, Guesses):
-                once = run
+            if not isinstance(run, Replays):
+                once, why = run
         moved = max(rero.moved, pairs.moved)
-        measured.append(
-            ViewMeasurements(k, adversary, job.node(adversary), rero, pairs, once, moved)
-        )
+        node = job.node(adversary)
+        measured.append(ViewMeasurements(k, adversary, node, rero, pairs, once, why, moved))
     return measured
 
 
@@ -162,7 +165,7 @@ def _parts(
 
 
 def _joined(
-    found: Mapping[_ReplayPart, Replays | Guesses], mine: Sequence[_ReplayPart], kind: str
+    found: Mapping[_ReplayPart, _Replayed], mine: Sequence[_ReplayPart], kind: str
 ) -> Replays:
     made: list[Replays] = []
     counts: list[int] = []
@@ -250,9 +253,7 @@ def _replayed(
     told_apart = Canary(canary.counted(one.pairs, promise, plan.alpha))
     yield _OutcomeCounts(TestName.CANARIES, Guesser.RATIO, told_apart, one.pairs.why)
     if plan.one_run:
-        run = one.run
-        right = OneRun(run.canaries, run.guesses, run.right)
-        yield _OutcomeCounts(TestName.ONE_RUN, Guesser.RATIO, right, run.why)
+        yield _OutcomeCounts(TestName.ONE_RUN, Guesser.RATIO, one.run, one.why)
 
 
 def _attacked(

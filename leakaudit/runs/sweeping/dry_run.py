@@ -40,7 +40,7 @@ def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> dict[str, Json]
         "seeds": plan.seeds,
         "grid": rows,
         "parameters": sized.task.layout.size,
-        "recording": human(sized.size()),
+        "recording": human(sized.size),
         "workers": workers,
         "hours left": hours,
     }

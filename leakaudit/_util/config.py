@@ -167,6 +167,13 @@ def read(path: Path, name: str = "") -> ConfigTable:
         raise LeakauditError(f"{name}: not valid TOML: {error}") from None
 
 
+def read_if_any(path: Path) -> ConfigTable:
+    """Read a TOML file of a folder; an empty table if it does not exist."""
+    if not path.is_file():
+        return ConfigTable({}, path.name, path.name)
+    return read(path, path.name)
+
+
 def parsed(text: str) -> dict[str, Any]:
     """Parse TOML; raises ValueError if it is not TOML, is too long or nests too deeply."""
     if len(text) > LARGEST:

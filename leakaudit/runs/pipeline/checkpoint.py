@@ -32,9 +32,6 @@ VERSION = 1
 # Fields of a reconstruction that are stored as JSON, beside its tensors and its certificate.
 VALUES = ("node", "attack", "residual", "seconds", "note", "certified", "others", "rounds")
 
-# Packages with versions that a reconstruction depends on.
-DEPEND = ("leakaudit", "torch", "numpy", "scipy")
-
 
 class _Entry(Struct, frozen=True, kw_only=True):
     node: int
@@ -123,8 +120,7 @@ class Checkpoint:
 
 def key(about: Mapping[str, Json]) -> str:
     """Return a digest of all that reconstructions depend on, with package versions."""
-    installed = provenance.versions()
-    versions = {name: installed[name] for name in DEPEND}
+    versions = provenance.decisive_versions()
     return provenance.digest({"run": dict(about), "versions": versions})
 
 

@@ -20,7 +20,6 @@ from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.tasks import models
 from leakaudit.tasks.build_task import SETTINGS
 
-DEPEND = ("leakaudit", "torch", "numpy", "scipy")  # results depend on the versions of these
 MOST_CELLS = 50_000  # of one sweep, a choice: even a dry run takes some seconds for as many
 FIELDS = tuple(f.name for f in fields(Scenario) if f.name != "set")
 
@@ -81,12 +80,6 @@ class PlannedCell:
         """Its name for readers."""
         places = [f"{axis}={value}" for axis, value in self.at.items()]
         return ", ".join([*places, self.attack, f"seed {self.scenario.seed}", self.adversary])
-
-
-def versions() -> dict[str, str | None]:
-    """Return the versions that results depend on."""
-    known = provenance.versions()
-    return {name: known[name] for name in DEPEND}
 
 
 def expand(plan: SweepPlan) -> list[PlannedCell]:

@@ -15,7 +15,7 @@ from leakaudit.protocols import recording
 from leakaudit.reporting.results.cell_files import DONE, FAILED, Status, Timing
 from leakaudit.reporting.results.model import SweepRecord
 from leakaudit.reporting.results.output_folder import ready
-from leakaudit.runs.sweeping import cells, merge
+from leakaudit.runs.sweeping import merge
 from leakaudit.runs.sweeping.cells import PlannedCell
 from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.store import Store, StoredPlan
@@ -102,7 +102,7 @@ def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> SweepOutcome:
     One of several parts only writes its cells. Ctrl-C and the time limit of `progress.watching` end
     the work, and the same call resumes it.
     """
-    planned = StoredPlan(plan, cells.versions())
+    planned = StoredPlan(plan)
     store = Store(folder)
     store.refuse_links()
     mine = part(planned.keyed, options.shard)

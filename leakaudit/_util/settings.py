@@ -101,10 +101,6 @@ def resolve(
     """Return (value, source) of every setting.
 
     The source is "flag", "environment", a file or "default".
-
-    Args:
-        folder: Folder of leakaudit.toml and pyproject.toml; the current one if None.
-        environ: Environment variables; those of the process if None.
     """
     folder = folder or Path.cwd()
     environ = os.environ if environ is None else environ

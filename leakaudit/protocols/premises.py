@@ -104,14 +104,7 @@ class _WatchedTask(Task):
         chunk: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Compute `Task.gradients`, and note the extremes of single records.
-
-        Args:
-            thetas: (N, d) Models.
-            x: (N, b, *shape) Inputs.
-            y: (N, b) Labels.
-            out: (N, d) Memory for the gradients; None allocates it.
-        """
+        """Compute `Task.gradients`, and note the extremes of single records."""
         if self.found.numbers >= NUMBERS or self.found.models >= MODELS:
             self.found.sampled = True
             raise _BudgetSpent

@@ -96,10 +96,9 @@ class Simulation:
     def _observe(self, t: int, w: Tensor, vectors: dict[str, Tensor]) -> None:
         """Record the curves of a round.
 
-        ``loss`` and ``accuracy`` are those of the mean model on all nodes' data. ``consensus`` is
-        the root mean square over nodes of |w_i - mean|. ``norm_w`` and ``norm_NAME`` of each
-        vector are the root mean square over nodes of the Euclidean norm. ``seconds`` is the time
-        since the previous round.
+        ``loss`` and ``accuracy`` are those of the mean model on all nodes' data; ``consensus`` is
+        the root mean square over nodes of |w_i - mean|, ``norm_w`` and ``norm_NAME`` of the
+        Euclidean norm.
         """
         passed = time.perf_counter() - self._started
         task = self.problem.task

@@ -58,8 +58,8 @@ def _spare(ready: Plan) -> list[int]:
 def counted(found: Replays, promise: Promise | None, alpha: float) -> Counts:
     """Return guesses by a threshold on the likelihood ratio, the difference of the two scores.
 
-    A pilot, the first quarter of the replays, chooses the threshold that is best against the
-    promise; only the rest is counted, so that the test is fixed before its data.
+    The first quarter of the replays chooses the threshold, and only the rest is counted, so that
+    the test is fixed before its data.
     """
     ratio = torch.zeros(0)
     if len(found.scores):
@@ -79,9 +79,8 @@ def _threshold(
 ) -> float:
     """Return the threshold of greatest power for scores with the pilot's means and deviation.
 
-    Under Gaussian noise, the log-likelihood ratio is normal, with one deviation and two means.
-    Error rates of the pilot itself could not distinguish thresholds with less than one false
-    positive. With too few finite scores, it is 0, the middle of a likelihood ratio.
+    Under Gaussian noise, the log-likelihood ratio is normal, with one deviation and two means. With
+    too few finite scores, it is 0, the middle of a likelihood ratio.
     """
     finite = ratio.isfinite()
     sides = [ratio[finite & side].double() for side in (there, ~there)]
@@ -111,9 +110,7 @@ def _counts(ratio: Tensor, there: Tensor, threshold: float) -> Counts:
 def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> tuple[OneRun, str]:
     """Run once with a fair coin between two records at every place, and guess the coins.
 
-    Return why no guesses were made as well, otherwise "".
-
-    Adjacency: one record is replaced. The adversary's own nodes hold no canary.
+    Adjacency: one record is replaced. Return why no guesses were made as well, otherwise "".
     """
     nodes, k = ready.rows.shape
     needed = nodes * k

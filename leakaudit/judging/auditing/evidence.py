@@ -237,8 +237,7 @@ def _canary_power(
     """Return the power of canaries, which depends on the numbers of trials only.
 
     The score of a replay is normal with deviation 1 and mean mu / 2 with the record, -mu / 2
-    without it. `PILOTS` times, the sample means and deviation of a pilot as large as an audit's
-    choose a threshold, which is evaluated under the true model.
+    without it. `PILOTS` pilots choose thresholds, which are evaluated under the true model.
     """
     if promise.empty or not 0 < min(positives, negatives) <= max(positives, negatives) <= LARGEST:
         return 0.0

@@ -206,11 +206,10 @@ def _with(plan: AuditPlan, base: recording.Plan, noise: float) -> Protocol:
 
 
 def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]) -> float:
-    """Return the noise at which the worst view has this epsilon.
+    """Return the noise at which the worst view has this epsilon, of a record or else of the node.
 
     Mu is inversely proportional to the noise if the constant scales all noise, so one view yields
-    it; another one at that noise checks that it does. The epsilon is that of a record, else that of
-    the node, which guarantees nothing about records.
+    it; another one at that noise checks that it does.
     """
     first = float(plan.scenario.set.get(plan.constant, 0)) or 1.0
     delta, moved = _assumed(plan, _with(plan, base, first))

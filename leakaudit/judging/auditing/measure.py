@@ -261,8 +261,8 @@ def _attacked(
 ) -> Iterator[_OutcomeCounts]:
     """Yield the counts of the attacks on a view: its node's first record, once per seed.
 
-    Each image of a batch that could be the record counts as a guess. A seed without a result is a
-    failed trial: otherwise the rate would describe only the easy seeds.
+    Each image of a batch that could be the record counts as a guess, a seed without a result as a
+    failed trial.
     """
     for name in plan.attacks:
         made = simulated.made(one.level, one.adversary, name)

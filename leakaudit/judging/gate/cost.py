@@ -13,11 +13,7 @@ from leakaudit.judging.gate.runs import ready
 
 
 def estimate(gate: Gate, seed: int) -> list[dict[str, Any]]:
-    """Run one seed of each check, and multiply by the number of seeds.
-
-    For each check, return the seconds to record all seeds, to attack them, for the lint and the
-    controls (``once``, for one seed only), and in total.
-    """
+    """Run one seed of each check, and multiply by the number of seeds; return seconds by part."""
     judge.validate(gate)
     costs = []
     for check in gate.checks:

@@ -46,11 +46,10 @@ def reached(
 ) -> float:
     """Return an epsilon that subsampled releases reach, by the best threshold on their sum.
 
-    This record has a linear loss and all others constant ones, so a release is N(0, noise^2), moved
-    by ``moves[0]`` in one data set and ``moves[1]`` in the other if the batch contains it, with
-    probability `rate`. The sum is ``move * B + noise sqrt(steps) Z`` with B binomial and Z standard
-    normal; every event E bounds epsilon by log((P(E) - delta) / Q(E)) from below. `noise` is in
-    units of the clipped gradient's share G / B.
+    With a linear loss of this record and constant ones of all others, a release is N(0, noise^2),
+    moved by ``moves[0]`` in one data set and ``moves[1]`` in the other with probability `rate`.
+    Every event E bounds epsilon by log((P(E) - delta) / Q(E)) from below. `noise` is in units of
+    the clipped gradient's share G / B.
     """
     from scipy.stats import binom  # slow to import
 

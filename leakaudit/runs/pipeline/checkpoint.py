@@ -1,7 +1,6 @@
 """The finished part of an attack run, so that an interrupted run can be resumed.
 
-Each file has reconstructions that were settled together, and the key of its run: a digest of all
-that they depend on. A file from a stranger is read as safely as a trace.
+Each file has reconstructions that were settled together, and the key of its run.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ class SweepOutcome:
 def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> SweepOutcome:
     """Run the cells that have no result yet, then write results.json, sweep.png and report.md.
 
-    One of several parts only writes its cells. Ctrl-C and the time limit of `progress.watching` end
-    the work, and the same call resumes it.
+    One of several parts only writes its cells. After Ctrl-C or the time limit, the same call
+    resumes.
     """
     planned = StoredPlan(plan)
     store = Store(folder)

@@ -1,7 +1,6 @@
-"""A sweep's folder: plan.json, one file per cell, and timings.
+"""A sweep's folder: plan.json, one file per cell, and timings, on which no result depends.
 
-Timings are apart, so that results do not depend on when they were computed. They have a line per
-cell, and incomplete lines are ignored; all other files are written atomically.
+Timings have a line per cell; incomplete ones are ignored. All other files are written atomically.
 """
 
 from __future__ import annotations

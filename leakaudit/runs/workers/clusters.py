@@ -1,7 +1,4 @@
-"""Jobs on joblib's backends, on a cluster of dask.distributed and on a cluster of ray.
-
-The user starts the clusters; both schedulers repeat a job whose worker died.
-"""
+"""Jobs on joblib's backends, and on running clusters of dask.distributed and ray."""
 
 from __future__ import annotations
 

@@ -98,8 +98,7 @@ def _unpacked(shipped: ShippedFunction) -> Callable[[Any], Any]:
 def _mark(path: Path) -> str:
     """Return what distinguishes a recording from others, without reading all of it.
 
-    A file ends with the checksums of all its parts. Of a folder, the names and sizes of its files
-    count, and the files beside its shards.
+    A file ends with the checksums of all its parts; of a folder, names and sizes count, too.
     """
     try:
         if not path.is_dir():

@@ -1,8 +1,7 @@
 """A .pt file that is laid out with holes of zeros, and then filled in place through a memory map.
 
-`torch.save` stores records uncompressed, so the bytes of a tensor are the same in the file. A
-process that is killed loses nothing, and the file can be read at any time. The large tensor comes
-last, so that it can be truncated to the part that was used.
+`torch.save` stores records uncompressed, as in memory, so a process that is killed loses nothing.
+The large tensor comes last, so that it can be truncated to the part that was used.
 """
 
 from __future__ import annotations
@@ -186,11 +185,10 @@ class MapFile(MemoryFile):
     def finish(self, rows: int) -> None:
         """Truncate the last leaf in place, write everything to the disk, and close.
 
-        An archive is read from the directory at its end. So a second directory, for the shorter
-        tensor, is written into the unused part of that tensor, then headers of the same size for
-        it, and the file is truncated after the new directory: a reader finds a valid file at every
-        moment. If that does not fit, the file keeps its length; `written` states how much of it is
-        valid.
+        An archive is read from the directory at its end. So one for the shorter tensor is written
+        into the unused part of that tensor, then headers of the same size, and the file is
+        truncated after it: a reader finds a valid file at every moment. If that does not fit, the
+        file keeps its length.
         """
         last = _last_leaf(self._plan)
         cut = hole(rows, *last.shape[1:], dtype=last.dtype)

@@ -1,7 +1,6 @@
 """One growing table of messages, in a file or in memory.
 
-Rows are written first, then the counter that makes them valid, so a reader, or a crash, finds only
-the messages of complete rounds.
+Rows are written before the counter that makes them valid, so a reader finds complete rounds.
 """
 
 from __future__ import annotations

@@ -196,9 +196,8 @@ class Protocol:
         found = []
         for name in self.defaulted:
             value = getattr(self.victim, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
             neutral = value == 0 or (isinstance(value, int) and value == 1)
-            if is_number and not neutral:
+            if is_number(value) and not neutral:
                 found.append(name)
         return tuple(found)
 

@@ -27,6 +27,7 @@ from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.premises import Contradiction
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import data, models
+from leakaudit.tasks.build_task import SETTINGS
 from leakaudit.tasks.shared import SharedData
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations.declare import outline
@@ -106,7 +107,7 @@ def plan(
     """
     shared = shared or SharedData()
     victim, args = scenario.parts()
-    _known(scenario, args)
+    check_settings(scenario, args)
     random = generators(scenario.seed, *STREAMS)
     source = shared.source(scenario.data, data_root, download, random["data"])
     rows = data.split(source, scenario.nodes, scenario.samples, scenario.split, random["split"])
@@ -164,7 +165,7 @@ def contradictions(plan: Plan, known: Mapping[str, Tensor]) -> list[Contradictio
     """Return what claims and bounds assume of the data of a plan, and these do not keep."""
     scenario = plan.scenario
     wanted = premises.premises(plan.victim, plan.graph, scenario.rounds, known)
-    extremes = premises.GradientExtremes()
+    extremes = None
     if any(premise.subject != "records" for premise in wanted):
         silent = replace(plan, scenario=replace(scenario, states=False, curves=False), wires=[])
         random = Generator().set_state(plan.random["run"].get_state())
@@ -241,17 +242,17 @@ def opened(
     return recorder
 
 
-def _known(scenario: Scenario, args: Mapping[str, Any]) -> None:
-    """Reject a setting that neither the victim nor the model has, and suggest the nearest."""
+def check_settings(scenario: Scenario, args: Mapping[str, Any], advice: str = "") -> None:
+    """Reject a setting that neither the victim nor a built-in model has; suggest the nearest."""
     if scenario.model not in models.MODELS:
         return
-    known = [*registry.parameters(models.MODELS[scenario.model]), "l2", "bn"]
+    known = [*registry.parameters(models.MODELS[scenario.model]), *SETTINGS]
     for key in args:
         if key not in known:
             both = [*registry.parameters(registry.get("victims", scenario.victim)), *known]
             raise LeakauditError(
                 f"neither {scenario.victim} nor {scenario.model} has a parameter {key!r}"
-                f"{suggest(key, both)}"
+                f"{suggest(key, both)}{advice}"
             )
 
 

@@ -292,13 +292,13 @@ def _dry(gate: Gate, seed: int, as_json: bool) -> int:
 
     found = cost.estimate(gate, seed)
     if as_json:
-        show_json(found)
+        show_json([{"check": name, **seconds} for name, seconds in found])
         return 0
-    for one in found:
+    for name, one in found:
         show(
-            f"{one['check']}: {gate.seeds} seeds, {one['recording']:.1f} s to record, "
+            f"{name}: {gate.seeds} seeds, {one['recording']:.1f} s to record, "
             f"{one['attacks']:.1f} s to attack, {one['once']:.1f} s for lint and controls\n"
         )
-    total = sum(one["total"] for one in found)
+    total = sum(one["total"] for _, one in found)
     show(f"about {total:.0f} s in total, estimated from one seed; nothing was judged or written\n")
     return 0

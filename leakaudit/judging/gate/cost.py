@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from typing import Any
 
 from leakaudit.judging.gate import controls, judge, linted
 from leakaudit.judging.gate.cells import attack_all, empty, held
@@ -12,8 +11,8 @@ from leakaudit.judging.gate.config import Gate
 from leakaudit.judging.gate.runs import ready
 
 
-def estimate(gate: Gate, seed: int) -> list[dict[str, Any]]:
-    """Run one seed of each check, and multiply by the number of seeds; return seconds by part."""
+def estimate(gate: Gate, seed: int) -> list[tuple[str, dict[str, float]]]:
+    """Run one seed of each check; return the seconds of all seeds by part, with the name."""
     judge.validate(gate)
     costs = []
     for check in gate.checks:
@@ -33,5 +32,5 @@ def estimate(gate: Gate, seed: int) -> list[dict[str, Any]]:
             "attacks": gate.seeds * (attacked - recorded),
             "once": end - attacked,
         }
-        costs.append({"check": check.name, **cost, "total": sum(cost.values())})
+        costs.append((check.name, {**cost, "total": sum(cost.values())}))
     return costs

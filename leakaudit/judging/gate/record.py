@@ -155,9 +155,10 @@ def settings(gate: Gate, seed: int) -> dict[str, object]:
 
 
 def _check(check: Check) -> dict[str, object]:
-    plain = {**vars(check), "set": {attack: dict(held) for attack, held in check.set.items()}}
+    plain: dict[str, object] = dict(vars(check))
     del plain["run"], plain["scenario"]
-    return plain | values(check)
+    plain["set"] = {attack: dict(held) for attack, held in check.set.items()}
+    return {**plain, **values(check)}
 
 
 def _acceptance(acceptance: Acceptance) -> dict[str, object]:

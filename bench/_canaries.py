@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import argparse
 
-from leakaudit.judging.auditing.evidence import PILOT, Canary
-from leakaudit.judging.auditing.promise import Promise, detects
+from leakaudit.judging.auditing.evidence import PILOT, Canary, detects
+from leakaudit.judging.auditing.promise import Promise
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.bounds.empirical import Counts
 

@@ -102,7 +102,7 @@ def main() -> None:
                     "range": [round(min(ratios), 3), round(max(ratios), 3)],
                     "cpu_s": round(statistics.median(taken), 2),
                     "alone_s": round(statistics.median(alone), 2),
-                    "trace": human(runs[text].size()),
+                    "trace": human(runs[text].size),
                     "parameters": base.task.layout.size,
                 }
             ),

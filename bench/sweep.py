@@ -87,7 +87,7 @@ def bare_cpu(plan: Path) -> float:
     from leakaudit.core.adversary import Adversary
     from leakaudit.inversion import attacking
     from leakaudit.protocols import recording
-    from leakaudit.runs.sweeping import cells, tables
+    from leakaudit.runs.sweeping import tables
     from leakaudit.runs.sweeping.store import StoredPlan
     from leakaudit.scoring.scoring import score
     from leakaudit.tasks.task import Task
@@ -95,7 +95,7 @@ def bare_cpu(plan: Path) -> float:
     from leakaudit.views.extraction.deduction import Deduction
 
     torch.set_num_threads(1)
-    planned = list(StoredPlan(tables.load(plan), cells.versions()).keyed.values())
+    planned = list(StoredPlan(tables.load(plan)).keyed.values())
     readies = [recording.plan(cell.scenario) for cell in planned]
     task = Task.build(readies[0].task.spec)
     begin = 0.0

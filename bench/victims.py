@@ -84,7 +84,7 @@ def run(
 ) -> Kind:
     """Run the protocol with the package, recorded in memory."""
     task, wires = plan.task, list(wires)
-    messages = plan.count(0 if kind is Warm else rounds, wires)
+    messages = plan.victim.messages(plan.graph, 0 if kind is Warm else rounds, wires)
     public = {"w0": start(task), **_schedule(plan)}
     size = max(messages, 0)
     recorder = kind(

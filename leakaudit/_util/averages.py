@@ -1,7 +1,4 @@
-"""Mean and median of numbers near the largest float, as a file of a stranger may contain.
-
-`statistics.fmean` fails, and `statistics.median` returns infinity, if a sum is beyond all floats.
-"""
+"""Mean and median of numbers near the largest float, of which a sum is beyond all floats."""
 
 from __future__ import annotations
 

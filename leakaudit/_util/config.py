@@ -1,7 +1,4 @@
-"""Reading of TOML files written by people: typed values, or an error with file, key and line.
-
-msgspec is imported only when a table is read: every command reads settings, few users have any.
-"""
+"""Reading of TOML files written by people: typed values, or an error with file, key and line."""
 
 from __future__ import annotations
 
@@ -167,6 +164,13 @@ def read(path: Path, name: str = "") -> ConfigTable:
         raise LeakauditError(f"{name}: not valid TOML: {error}") from None
 
 
+def read_if_any(path: Path) -> ConfigTable:
+    """Read a TOML file of a folder; an empty table if it does not exist."""
+    if not path.is_file():
+        return ConfigTable({}, path.name, path.name)
+    return read(path, path.name)
+
+
 def parsed(text: str) -> dict[str, Any]:
     """Parse TOML; raises ValueError if it is not TOML, is too long or nests too deeply."""
     if len(text) > LARGEST:
@@ -220,10 +224,7 @@ def written(values: Mapping[str, object]) -> str:
 
 
 def inline(value: object) -> str:
-    """Write one value as TOML on a single line: the text after ``key =``.
-
-    tomli-w puts every entry of a list on its own line, and a table under a heading.
-    """
+    """Write one value as TOML on a single line, the text after ``key =``; tomli-w does not."""
     if isinstance(value, Mapping):
         entries = [f"{_key(key)} = {inline(held)}" for key, held in value.items()]
         if not entries:

@@ -1,8 +1,6 @@
-"""Read declarations from the source of our own files, without importing them.
+"""Read literals from the source of our own files, whose import takes ten times as long.
 
-Tables need a few literals in the body of a class, but importing it imports torch, which takes ten
-times as long as all else. For a value that is not a literal, and every plug-in, the class is
-imported.
+For a value that is not a literal, and every plug-in, the class is imported.
 """
 
 from __future__ import annotations

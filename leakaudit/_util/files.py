@@ -1,7 +1,4 @@
-"""Writing of files: completely or not at all, and readable by their owner only.
-
-Most of them contain personal data or what was computed from them.
-"""
+"""Writing of files: completely or not at all, and readable by their owner only."""
 
 from __future__ import annotations
 

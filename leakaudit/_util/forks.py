@@ -20,9 +20,7 @@ ISOLATED = "LEAKAUDIT_ISOLATED"  # environment variable of a process that cannot
 def context(preloaded: Sequence[str] = PRELOADED) -> ForkServerContext | SpawnContext:
     """Return the context with which to start children, and start its fork server without waiting.
 
-    It and its children ignore Ctrl-C; it ends when the process that started it and all of its
-    children have ended. If the system has no fork server, or denies its socket, every child is a
-    new process.
+    Both ignore Ctrl-C. Without a fork server, or its socket, every child is a new process.
     """
     if "forkserver" not in get_all_start_methods() or ISOLATED in os.environ:
         return get_context("spawn")

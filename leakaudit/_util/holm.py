@@ -1,8 +1,7 @@
 """Holm's step-down procedure: several tests share one false-positive probability (Holm 1979).
 
-The smallest of m p-values is compared with alpha / m, the next with alpha / (m - 1), and so on up
-to the first one that is not rejected. The probability of any false rejection is at most alpha,
-however the tests depend on each other.
+The smallest of m p-values is compared with alpha / m, the next with alpha / (m - 1), up to the
+first that is not rejected, however the tests depend on each other.
 """
 
 from __future__ import annotations

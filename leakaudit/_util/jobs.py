@@ -1,8 +1,4 @@
-"""Independent jobs, and where they are computed.
-
-The value of a job depends on its item only, from which random numbers are seeded, so that the
-results are the same with every pool.
-"""
+"""Independent jobs, and where they are computed, which does not change their values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Marks in files that contain personal data, by which `leakaudit purge` recognises them.
-
-A file without a mark is somebody else's, unless its own format identifies it.
-"""
+"""Marks in files that contain personal data, by which `leakaudit purge` recognises them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Code outside leakaudit: which factories may be called, and where their modules are searched.
-
-A file of a stranger can name a factory, but only the user can allow it.
-"""
+"""Code outside leakaudit, which a file can name and only the user can allow."""
 
 from __future__ import annotations
 

@@ -101,18 +101,14 @@ def resolve(
     """Return (value, source) of every setting.
 
     The source is "flag", "environment", a file or "default".
-
-    Args:
-        folder: Folder of leakaudit.toml and pyproject.toml; the current one if None.
-        environ: Environment variables; those of the process if None.
     """
     folder = folder or Path.cwd()
     environ = os.environ if environ is None else environ
     variables = {name: environ.get(f"LEAKAUDIT_{name.upper()}") for name in SETTINGS}
-    project = _table(folder / "pyproject.toml").table("tool", "leakaudit")
+    project = config.read_if_any(folder / "pyproject.toml").table("tool", "leakaudit")
     layers = [
         ("pyproject.toml", _given(project, folder)),
-        ("leakaudit.toml", _given(_table(folder / "leakaudit.toml"), folder)),
+        ("leakaudit.toml", _given(config.read_if_any(folder / "leakaudit.toml"), folder)),
         ("environment", _read(variables, "environment")),
         ("flag", _read({name: flags.get(name) for name in SETTINGS}, "flag")),
     ]
@@ -129,12 +125,6 @@ def resolve(
             "default; remove the link, or pass --output"
         )
     return found
-
-
-def _table(path: Path) -> config.ConfigTable:
-    if not path.is_file():
-        return config.ConfigTable({}, path.name, path.name)
-    return config.read(path, path.name)
 
 
 def _given(table: config.ConfigTable, folder: Path) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """How commands are declared: the words and the options of each, once.
 
-A command is a function of one argument, a value of a class of `Options`, whose fields are an
-`option`, a positional `argument`, or another such class. Parser, help, completion and the page of
-the documentation follow from them.
+A command is a function of a value of a class of `Options`, whose fields are an `option`, an
+`argument`, or another such class.
 """
 
 from __future__ import annotations

@@ -100,8 +100,7 @@ def parser(only: str | None = None, bare: bool = False) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb with the arguments, those of the process if None, and return its exit code.
 
-    0 to 3 are verdicts, and 2 is also invalid input. 4 stands for a run that failed: a program
-    under test left no recording, or leakaudit itself failed. 130 is an interruption.
+    0 to 3 are verdicts, 2 is also invalid input, 4 a run that failed, 130 an interruption.
     """
     given = _renamed(list(sys.argv[1:] if argv is None else argv))
     first = given[0] if given else ""

@@ -79,11 +79,7 @@ class _Options(SharedOptions):
     "leakaudit attack trace.pt --as node:3 --node 2 --attack exact -o out/",
 )
 def run(args: _Options) -> int:
-    """Attack, write the results and print them.
-
-    Returns 3 if the recording is not what it declares, nothing is certified or scored, the truth
-    refutes every certificate, or no node was examined.
-    """
+    """Attack, write the results and print them; return 3 if they are not conclusive."""
     from leakaudit.reporting.findings import worst_case
     from leakaudit.reporting.rendering import console, passages
     from leakaudit.reporting.results import model

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import baseline
 from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
-from leakaudit.cli._options import INTERRUPTED, expect_text, say, settings, show, show_json
-from leakaudit.cli.baseline import BaselineOptions
-from leakaudit.core.errors import LeakauditError
+from leakaudit.cli._options import (
+    INTERRUPTED,
+    expect_text,
+    say,
+    settings,
+    show,
+    show_json,
+    show_table,
+)
+from leakaudit.core.errors import LeakauditError, one_line
 
 if TYPE_CHECKING:
+    from leakaudit.judging.gate.baseline import Baseline, BaselineChange
     from leakaudit.judging.gate.config import Gate
 
 
@@ -30,6 +36,25 @@ class _GateOptions(Options):
     )
 
 
+class _BaselineOptions(Options):
+    """What is done with the baseline, in place of a check."""
+
+    update: bool = option(
+        "run the checks and accept the leakage that they measure as the new baseline"
+    )
+    reason: str | None = option(
+        "with --update: why the new values are acceptable; stored in the baseline", metavar="TEXT"
+    )
+    diff: str | None = option(
+        "print which measures of a later run differ from the baseline: of the results.json of a "
+        "check, or of another baseline (default: results.json in --output)",
+        nargs="?",
+        const="",
+        metavar="RESULTS",
+    )
+    show: bool = option("print the mean of every measure in the baseline")
+
+
 class _Options(SharedOptions):
     settings = ("seed", "threads", "output", "max_seconds")
 
@@ -37,7 +62,7 @@ class _Options(SharedOptions):
         "name of a check in leakaudit.toml (default: all checks)", nargs="*", metavar="CHECK"
     )
     gate: _GateOptions
-    baseline: BaselineOptions
+    baseline: _BaselineOptions
     format: list[str] | None = option(
         "format of the output, see 'leakaudit list reports'; FORMAT=FILE writes a file; "
         "repeatable (default text)",
@@ -97,7 +122,71 @@ def _baseline(args: _Options) -> int:
         raise LeakauditError("-f: expected text or json with --update, --diff or --show")
     if args.check and not args.baseline.update:
         raise LeakauditError(f"{' '.join(args.check)}: names of checks are only for --update")
-    return baseline.run(args.baseline, args.check, forms[0], args)
+    return _of_baseline(args, forms[0])
+
+
+def _of_baseline(args: _Options, form: str) -> int:
+    """Update, compare or show the baseline."""
+    from leakaudit.judging.gate import baseline, files, judge
+    from leakaudit.reporting.rendering import console
+
+    asked = args.baseline
+    chosen = settings(args)
+    gate, path = _configured()
+    if asked.update:
+        if not asked.reason:
+            raise LeakauditError(
+                "--update: expected --reason TEXT, why the new values are acceptable"
+            )
+        with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
+            _, before, after = files.update(
+                gate.only(args.check), judge.GateOptions(chosen.seed), asked.reason
+            )
+        _write(baseline.changes(before, after), form, "no sample changed")
+        say(f"{path}: written", args)
+    elif asked.diff is not None:
+        other = files.from_results(Path(asked.diff or Path(chosen.output) / "results.json"))
+        _write(baseline.changes(baseline.read(path), other), form, "no difference")
+    elif form == "json":
+        show_json(baseline.means(baseline.read(path)))
+    else:
+        _table(baseline.read(path))
+    return 0
+
+
+def _configured() -> tuple[Gate, Path]:
+    from leakaudit.judging.gate import files
+
+    gate = files.configured(Path())
+    if gate.baseline_path is None:
+        raise LeakauditError(f"{gate.source}: gate.baseline is empty; set it to the name of a file")
+    return gate, gate.baseline_path
+
+
+def _table(base: Baseline) -> None:
+    from leakaudit._util import averages
+    from leakaudit.reporting.findings import wording
+    from leakaudit.reporting.rendering.tables import Column
+
+    show(f"{wording.clean(f'updated {base.updated}: {base.reason}')}\n")
+    rows = []
+    for name, cell in sorted(base.cells.items()):
+        means = []
+        for measure, samples in sorted(cell.samples.items()):
+            means.append(f"{measure} {wording.figure(measure, averages.mean(samples))}")
+        rows.append((name, str(len(cell.seeds)), ", ".join(means)))
+    columns = (Column("cell"), Column("seeds", right=True), Column("means", text=True))
+    show_table(columns, rows)
+
+
+def _write(found: Sequence[BaselineChange], form: str, nothing: str) -> None:
+    if form == "json":
+        show_json([one.to_json() for one in found])
+        return
+    for one in found:
+        show(f"{one_line(one)}\n")
+    if not found:
+        show(f"{nothing}\n")
 
 
 def _untrusted(args: _Options) -> int:
@@ -203,15 +292,13 @@ def _dry(gate: Gate, seed: int, as_json: bool) -> int:
 
     found = cost.estimate(gate, seed)
     if as_json:
-        show_json([{**asdict(one), "total": one.total} for one in found])
+        show_json([{"check": name, **seconds} for name, seconds in found])
         return 0
-    for one in found:
+    for name, one in found:
         show(
-            f"{one.check}: {gate.seeds} seeds, {one.recording:.1f} s to record, "
-            f"{one.attacks:.1f} s to attack, {one.once:.1f} s for lint and controls\n"
+            f"{name}: {gate.seeds} seeds, {one['recording']:.1f} s to record, "
+            f"{one['attacks']:.1f} s to attack, {one['once']:.1f} s for lint and controls\n"
         )
-    show(
-        f"about {sum(one.total for one in found):.0f} s in total, estimated from one seed; nothing "
-        "was judged or written\n"
-    )
+    total = sum(one["total"] for _, one in found)
+    show(f"about {total:.0f} s in total, estimated from one seed; nothing was judged or written\n")
     return 0

@@ -137,7 +137,7 @@ def parameters(known: Mapping[str, Parameter]) -> list[str]:
 def short(source: str) -> str:
     """Return authors and year of a source such as "Lian et al. 2017, Algorithm 1 (D-PSGD)".
 
-    Of three or more authors, the first; without a year, what is before a comma, colon or bracket.
+    Without a year, return what is before a comma, colon or bracket.
     """
     dated = re.match(r"(.*?\b(?:19|20)\d\d)\b", source)
     if dated is None:

@@ -190,7 +190,7 @@ def run(args: _Options) -> int:
     spread = _spread(args, ready)
     if args.dry_run:
         show(
-            f"{scenario.to_toml()}\n# {human(ready.size())}, {len(ready.wires)} channels, "
+            f"{scenario.to_toml()}\n# {human(ready.size)}, {len(ready.wires)} channels, "
             f"{ready.task.layout.size} parameters\n"
         )
         return 0

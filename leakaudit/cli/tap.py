@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from leakaudit.cli import tapped
 from leakaudit.cli._commands import SharedOptions, argument, command, option
-from leakaudit.cli._options import INCONCLUSIVE, say, settings, trusting
+from leakaudit.cli._options import INCONCLUSIVE, say, settings, trusting, window
 from leakaudit.cli.tapped import TraceOptions
 from leakaudit.core.errors import LeakauditError, NotUnderstood
 
@@ -93,13 +93,13 @@ def run(args: _Options) -> int:
     if args.describe:
         described = description.read(args.describe, args.trust_model)
     folder = tapped.log(args.written.output)
-    window = _rounds(args.rounds)
+    rounds = window(args.rounds)
     ranks = _ranks(args.ranks)
     layers = _layers(args.layers)
     limit, why = _limit(chosen.max_bytes, folder)
     listening = {
         "ranks": ranks,
-        "rounds": window,
+        "rounds": None if rounds is None else (rounds.start, rounds.stop),
         "max_bytes": limit,
         "receive": args.receive,
         "layers": layers,
@@ -257,19 +257,6 @@ def _need(limit: int, described: MessageDescription, layers: list[str] | None) -
         f"{choice.described(selection, whole)}; a message takes {human(size)} on the disk "
         f"(float32); {human(limit)} hold {int(limit // size)} of all processes together"
     )
-
-
-def _rounds(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    first, _, stop = text.partition(":")
-    try:
-        found = int(first or 0), int(stop or 1 << 31)
-    except ValueError:
-        found = 0, 0
-    if ":" not in text or not 0 <= found[0] < found[1]:
-        raise LeakauditError(f"--rounds: expected A:B with 0 <= A < B, got {text!r}")
-    return found
 
 
 def _ranks(text: str | None) -> list[int] | None:

@@ -1,11 +1,8 @@
 """Mapped files: their memory does not grow, and a file that is truncated is noticed.
 
-A page that was read stays in memory until the operating system needs it, so a program that reads
-200 GB in pieces appears to use all of it.
-
-What is gone of a truncated file reads as zeros, so whoever uses what was read checks that it was
-there: `release` after every block, `verify` before results are written. Linux, which would end the
-process (SIGBUS), is made to do the same.
+What is gone of a truncated file reads as zeros, also on Linux, which would end the process
+(SIGBUS), so whoever uses what was read checks that it was there: `release` after every block,
+`verify` before results are written.
 """
 
 from __future__ import annotations
@@ -76,8 +73,8 @@ def register(data: mmap.mmap, path: str | os.PathLike[str]) -> None:
 def use(*read: Tensor) -> None:
     """Note the contiguous tensors that a program needs: `verify` fails if a file loses them.
 
-    A recording may be read while it is made, and its file becomes smaller when the recording ends.
-    When nobody has a tensor any more, its file is checked once more.
+    The file of a recording becomes smaller when it ends, so only these count; it is checked once
+    more when nobody has a tensor of it any more.
     """
     for tensor in read:
         if tensor.numel() and tensor.device.type == "cpu":

@@ -1,7 +1,4 @@
-"""Progress reporting and cooperative deadlines: one callback and one deadline, both optional.
-
-A notebook shows progress in one line, unless it is reported in another way with `watching`.
-"""
+"""Progress reporting and cooperative deadlines: one callback and one deadline, both optional."""
 
 from __future__ import annotations
 

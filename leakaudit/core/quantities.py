@@ -1,6 +1,6 @@
 """The table of quantities: what is measured of a recovered record, and how it is shown.
 
-A new quantity is one row here, and one function of its name in `leakaudit.scoring.metrics`.
+A new quantity is one row here, and one function in `leakaudit.scoring.metrics`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Victims, attacks and report formats by name; the core refers to none of them directly.
 
 A leaf is one file, which decorates a class or function with `@victim`, `@attack` or `@renderer` and
-the name of the file. Others register through entry points of the same group names, or are named in
-LEAKAUDIT_PLUGINS or with `--plugin`, as protocol files are. A configuration file cannot name one,
-because importing it executes code.
+the name of the file. Others register through entry points, LEAKAUDIT_PLUGINS or `--plugin`, never
+through a configuration file: importing one executes code.
 """
 
 from __future__ import annotations

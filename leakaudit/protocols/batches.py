@@ -38,12 +38,7 @@ def batches(problem: Problem, size: int, steps: int, generator: Generator) -> It
 def turns(size: int, steps: int, rounds: int, samples: int) -> Turns | None:
     """Return which gradients a record can enter if `batches` is called once per round.
 
-    Args:
-        samples: Records per node; 0 if unknown.
-
-    Returns:
-        The result of `Victim.turns`; None if every step uses all records, or if their number is
-        unknown.
+    As `Victim.turns`; None if every step uses all records, or if their number is 0 (unknown).
     """
     if not 0 < size < samples:
         return None

@@ -1,12 +1,10 @@
 """Averaging with neighbours, for protocols that alternate local steps with pure averaging.
 
-Muffliato and gossip share one run: every few rounds, nodes take local gradient steps and add noise
-to the result; in every round they exchange models. With y^0 the model after the steps and the
-noise, y^{-1} = y^0 and the averaging matrix W, the exchanges are
+Every few rounds, nodes take local gradient steps and add noise to the result; in every round they
+exchange models. With y^0 the model after the steps and the noise, y^{-1} = y^0 and the averaging
+matrix W, the exchanges are
 
     y^{s+1} = speed W y^s + (1 - speed) y^{s-1}
-
-which is plain averaging for speed = 1, and accelerated by the previous iterate for speed > 1.
 """
 
 from __future__ import annotations

@@ -77,9 +77,8 @@ class _ClippedSensitivity:
 def clipped(clip: float, samples: int, batch: int) -> _ClippedSensitivity:
     """Return the largest change of a gradient by replacing one record.
 
-    A gradient is the mean over b records of their gradients, each clipped to Euclidean norm C.
-    Replacing a record turns one of these into another vector of norm at most C, so the mean changes
-    by at most 2 C / b, and the smallest mini-batch gives the largest change.
+    A gradient is the mean over b records of their gradients, each clipped to Euclidean norm C, so
+    the mean changes by at most 2 C / b. The smallest mini-batch gives the largest change.
 
     Args:
         samples: Records per node, 0 if not declared; b then counts as 1.
@@ -196,9 +195,8 @@ class Protocol:
         found = []
         for name in self.defaulted:
             value = getattr(self.victim, name)
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
             neutral = value == 0 or (isinstance(value, int) and value == 1)
-            if is_number and not neutral:
+            if is_number(value) and not neutral:
                 found.append(name)
         return tuple(found)
 
@@ -212,10 +210,9 @@ class Protocol:
 
     @cached_property
     def forward(self) -> ForwardModel | None:
-        """The forward model of the whole network over all rounds.
+        """The forward model of the whole network over all rounds, for all views.
 
-        None if there is none, if it would be too large, or if a run in which messages were lost
-        differs from it. The views of an adversary then share no work.
+        None if there is none, if it would be too large, or if messages were lost.
         """
         if self.missing or self.rounds > MODELLED_ROUNDS or self.relations_count > MODELLED:
             return None
@@ -433,8 +430,7 @@ def constant(trace: Trace, name: str) -> float:
 def played(trace: Trace) -> Protocol:
     """Return the protocol named in a trace over all rounds in which any message was sent.
 
-    Lost messages count as sent. A trace contains only complete rounds. A run that ended early may
-    have sent any message of the following round, so that round counts as well unless the file
+    Lost messages count as sent, and so does the round after the last complete one, unless the file
     shows that it did not begin.
     """
     missing = gaps.lost(trace)
@@ -528,8 +524,7 @@ def everything(trace: Trace) -> View:
 def private_vector(truth: Truth, vector: Vector, size: int) -> Tensor | None:
     """Return a private vector by name (``g.2`` for index 2) and round; None if it was not stored.
 
-    A vector that belongs to no particular node is stored once for all nodes. What has another shape
-    is no vector of this model.
+    A vector of no particular node is stored once. What has another shape is none of this model.
     """
     name = vector.name if vector.index is None else f"{vector.name}.{vector.index}"
     kept = truth.states.get(name)

@@ -19,8 +19,7 @@ def growth(graph: Graph, alpha: float, rho: float, theta: float, inner: int, l2:
     """Return the factor per round by which PDMM grows on the losses l2/2 |w|^2 of all nodes.
 
     Data can only increase it. It is the spectral radius of the linear map of (w, S, T), by power
-    iteration. On regular graphs with l2 = 0 it exceeds 1 for alpha rho d > 1 if theta = 1, and
-    for about alpha rho d > 4/3 if theta = 1/2.
+    iteration.
     """
     degrees = [float(graph.degree(i)) for i in range(graph.nodes)]
     degree = torch.tensor(degrees, dtype=torch.float64)

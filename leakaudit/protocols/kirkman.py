@@ -25,8 +25,7 @@ RESTARTS = 4000
 def partitions(nodes: int, size: int, count: int, generator: Generator) -> list[Partition]:
     """Return partitions of the nodes into groups such that no two nodes share a group twice.
 
-    A group removes its edges from the complete graph. They are put back if a partition cannot be
-    completed; the paper does not specify this case.
+    Edges of a partition that cannot be completed are put back, which the paper does not specify.
     """
     if not 2 <= size <= nodes or nodes % size:
         raise LeakauditError(

@@ -49,15 +49,10 @@ class Steps:
         return vector if self.count == 1 else f"{vector}.{k}"
 
     def turns(self, rounds: int, samples: int) -> Turns | None:
-        """Return the gradients of `LocalSteps` that one record of a node can enter.
+        """Return the gradients of `LocalSteps` that one record can enter, as `Victim.turns`.
 
-        Args:
-            samples: Records per node; 0 if unknown.
-
-        Returns:
-            The result of `Victim.turns`. None if every step uses all records, if their number is
-            unknown, or if the last mini-batch of an order is smaller, because its mean then changes
-            by more than the others.
+        None if that is all or unknown (`samples` is 0), or if the last mini-batch of an order is
+        smaller, because its mean then changes by more than the others.
         """
         if not 0 < self.batch < samples or samples % self.batch:
             return None

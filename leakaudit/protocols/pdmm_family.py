@@ -1,9 +1,8 @@
 """The dual variables z of PDMM, in two implementations.
 
-`Sums` trains with two sums per node, at a cost that does not depend on the number of channels, and
-stores z only for the recorded channels. `EdgeDuals` stores z for every channel and updates it with
-the messages received: a quantizer acts on each channel separately, and of nodes in other processes
-only the received messages are known.
+`Sums` trains with two sums per node, and stores z only for the recorded channels. `EdgeDuals`
+stores z for every channel and updates it with the messages received, as quantizers and nodes in
+other processes require.
 """
 
 from __future__ import annotations

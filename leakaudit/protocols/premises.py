@@ -51,7 +51,7 @@ class _Premise:
 
 
 @dataclass
-class GradientExtremes:
+class _GradientExtremes:
     """The largest gradients of single records in the first rounds of a run."""
 
     # largest norm of the gradient of a record, as it is used: after clipping, and without the l2
@@ -76,7 +76,7 @@ class _WatchedTask(Task):
     others: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
     clip: float = 0.0  # norm to which the gradient of each record is clipped; 0 for none
     batch: int = 1  # number of records in a mean
-    found: GradientExtremes = field(default_factory=GradientExtremes)  # the extremes so far
+    found: _GradientExtremes = field(default_factory=_GradientExtremes)  # the extremes so far
 
     @classmethod
     def of(cls, problem: Problem, victim: Victim) -> _WatchedTask:
@@ -104,14 +104,7 @@ class _WatchedTask(Task):
         chunk: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Compute `Task.gradients`, and note the extremes of single records.
-
-        Args:
-            thetas: (N, d) Models.
-            x: (N, b, *shape) Inputs.
-            y: (N, b) Labels.
-            out: (N, d) Memory for the gradients; None allocates it.
-        """
+        """Compute `Task.gradients`, and note the extremes of single records."""
         if self.found.numbers >= NUMBERS or self.found.models >= MODELS:
             self.found.sampled = True
             raise _BudgetSpent
@@ -209,9 +202,10 @@ class Contradiction:
 
 
 def contradicted(
-    wanted: Sequence[_Premise], extremes: GradientExtremes, samples: int
+    wanted: Sequence[_Premise], extremes: _GradientExtremes | None, samples: int
 ) -> list[Contradiction]:
-    """Return the premises that the data do not keep."""
+    """Return the premises that the data do not keep; without extremes, only `records` is one."""
+    extremes = extremes or _GradientExtremes()
     where = f" (at {extremes.models} models of the run)"
     if extremes.sampled:
         where = f" (sampled: at {extremes.models} models of the run)"
@@ -246,7 +240,7 @@ def sentences(truth: Truth) -> list[str]:
     return [str(one) for one in said] if isinstance(said, list) else []
 
 
-def measured(victim: Victim, problem: Problem, run: Callable[[Problem], None]) -> GradientExtremes:
+def measured(victim: Victim, problem: Problem, run: Callable[[Problem], None]) -> _GradientExtremes:
     """Return the largest gradients of single records in the first rounds of a run."""
     task = _WatchedTask.of(problem, victim)
     with suppress(_BudgetSpent, LeakauditError):  # the recording itself says what goes wrong

@@ -15,6 +15,7 @@ from torch import Generator, Tensor
 
 from leakaudit._util.own_code import Trust
 from leakaudit._util.seeds import generators as generators
+from leakaudit._util.seeds import nth_generator
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.payload import StoredColumns
@@ -22,14 +23,17 @@ from leakaudit.core.progress import watching
 from leakaudit.core.trace import Graph
 from leakaudit.protocols import premises
 from leakaudit.protocols import topology as graphs
+from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.premises import Contradiction
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import data, models
+from leakaudit.tasks.build_task import SETTINGS
 from leakaudit.tasks.shared import SharedData
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.theory.relations.declare import outline
 from leakaudit.traces import layers
-from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage, human, plan_size
+from leakaudit.traces._storage.sizes import estimate, plan_size, refuse_above
+from leakaudit.traces.recorder import Recorder, RecorderOptions, Storage
 
 if TYPE_CHECKING:
     from leakaudit.protocols.victim import Victim
@@ -56,50 +60,34 @@ class Plan:
     @cached_property
     def messages(self) -> int:
         """Number of messages in the recording, or the maximum if it depends on a schedule."""
-        return self.count(self.scenario.rounds, self.wires)
-
-    def count(self, rounds: int, wires: list[tuple[int, int]]) -> int:
-        """Return the number of messages in a recording of other rounds or channels."""
         with outline():
-            return self.victim.messages(self.graph, rounds, wires)
+            return self.victim.messages(self.graph, self.scenario.rounds, self.wires)
 
-    def size(
-        self,
-        rounds: int | None = None,
-        wires: list[tuple[int, int]] | None = None,
-        kept: StoredColumns | None = None,
-    ) -> int:
-        """Return the size of the recording in bytes, or of a smaller recording.
-
-        Args:
-            rounds: Length of the run; None for the scenario's.
-            wires: Undirected edges that are recorded; None for the plan's.
-            kept: What is recorded of each message; None for the plan's.
-        """
-        width = (kept or self.kept).width
-        messages = self.messages
-        if rounds is not None or wires is not None:
-            asked = self.wires if wires is None else wires
-            messages = self.count(rounds or self.scenario.rounds, asked)
-        return plan_size(messages, width, self.task.dtype)
+    @property
+    def size(self) -> int:
+        """Size of the recording in bytes."""
+        return plan_size(self.messages, self.kept.width, self.task.dtype)
 
     def fit(self, limit: int) -> None:
         """Check that the recording is not too large."""
-        needed = self.size()
-        if needed <= limit:
-            return
-        # Slightly below the proportional number, because part of the file does not shrink.
-        fewer = max(1, int(self.scenario.rounds * limit / needed * 0.99))
-        options = {
-            f"--rounds {fewer}": self.size(rounds=fewer),
-            "--wires node:0": self.size(wires=[e for e in self.graph.edges if 0 in e]),
-            "--layers first": self.size(kept=_kept("first", self.task)),
-        }
-        sizes = ", ".join(f"{flag} {human(n)}" for flag, n in options.items())
-        raise LeakauditError(
-            f"the recording needs {human(needed)}, but --max-bytes allows {human(limit)}; "
-            f"smaller recordings: {sizes}"
+        sizes = estimate(
+            self.messages,
+            self.kept.width,
+            self.task.dtype,
+            graph=self.graph,
+            layout=self.task.layout,
+            rounds=self.scenario.rounds,
+            max_bytes=limit,
         )
+        refuse_above(limit, sizes)
+
+    @property
+    def declared(self) -> Protocol:
+        """The protocol with its schedule, which leaves the plan's generators unused."""
+        rounds = self.scenario.rounds
+        random = nth_generator(self.scenario.seed, STREAMS.index("schedule"))
+        public = self.victim.schedule(self.graph, rounds, random)
+        return Protocol(self.victim, self.graph, rounds, public, records=self.scenario.samples)
 
 
 def plan(
@@ -119,7 +107,7 @@ def plan(
     """
     shared = shared or SharedData()
     victim, args = scenario.parts()
-    _known(scenario, args)
+    check_settings(scenario, args)
     random = generators(scenario.seed, *STREAMS)
     source = shared.source(scenario.data, data_root, download, random["data"])
     rows = data.split(source, scenario.nodes, scenario.samples, scenario.split, random["split"])
@@ -177,7 +165,7 @@ def contradictions(plan: Plan, known: Mapping[str, Tensor]) -> list[Contradictio
     """Return what claims and bounds assume of the data of a plan, and these do not keep."""
     scenario = plan.scenario
     wanted = premises.premises(plan.victim, plan.graph, scenario.rounds, known)
-    extremes = premises.GradientExtremes()
+    extremes = None
     if any(premise.subject != "records" for premise in wanted):
         silent = replace(plan, scenario=replace(scenario, states=False, curves=False), wires=[])
         random = Generator().set_state(plan.random["run"].get_state())
@@ -253,17 +241,17 @@ def opened(
     return recorder
 
 
-def _known(scenario: Scenario, args: Mapping[str, Any]) -> None:
-    """Reject a setting that neither the victim nor the model has, and suggest the nearest."""
+def check_settings(scenario: Scenario, args: Mapping[str, Any], advice: str = "") -> None:
+    """Reject a setting that neither the victim nor a built-in model has; suggest the nearest."""
     if scenario.model not in models.MODELS:
         return
-    known = [*registry.parameters(models.MODELS[scenario.model]), "l2", "bn"]
+    known = [*registry.parameters(models.MODELS[scenario.model]), *SETTINGS]
     for key in args:
         if key not in known:
             both = [*registry.parameters(registry.get("victims", scenario.victim)), *known]
             raise LeakauditError(
                 f"neither {scenario.victim} nor {scenario.model} has a parameter {key!r}"
-                f"{suggest(key, both)}"
+                f"{suggest(key, both)}{advice}"
             )
 
 

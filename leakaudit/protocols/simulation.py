@@ -12,9 +12,9 @@ from torch import Generator, Tensor
 
 from leakaudit.core.progress import step
 from leakaudit.core.trace import Graph
-from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.local import stable
 from leakaudit.protocols.victim import Victim
+from leakaudit.traces.arcs import broadcast
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
@@ -59,7 +59,6 @@ class Simulation:
     Attributes:
         rounds: The rounds, from 1 on.
         w0: The common initial model, (d,).
-        send: Sends every node's row (N, d) to all its neighbours (`Broadcast.send`).
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Simulation:
         self.wires = list(wires)
         self.rounds = range(1, rounds + 1)
         self.w0 = recorder.public["w0"].to(problem.x.device)
-        self.send = Broadcast(recorder, self.wires).send
+        self._arcs = broadcast(recorder, self.wires)
         self._clients = torch.tensor([client for client, _ in self.wires], dtype=torch.long)
         self._started = time.perf_counter()
 
@@ -110,10 +109,9 @@ class Simulation:
     def _observe(self, t: int, w: Tensor, vectors: dict[str, Tensor]) -> None:
         """Record the curves of a round.
 
-        ``loss`` and ``accuracy`` are those of the mean model on all nodes' data. ``consensus`` is
-        the root mean square over nodes of |w_i - mean|. ``norm_w`` and ``norm_NAME`` of each
-        vector are the root mean square over nodes of the Euclidean norm. ``seconds`` is the time
-        since the previous round.
+        ``loss`` and ``accuracy`` are those of the mean model on all nodes' data; ``consensus`` is
+        the root mean square over nodes of |w_i - mean|, ``norm_w`` and ``norm_NAME`` of the
+        Euclidean norm.
         """
         passed = time.perf_counter() - self._started
         task = self.problem.task
@@ -129,6 +127,27 @@ class Simulation:
             keep(f"norm_{name}", t, float(value.flatten(1).norm(dim=1).square().mean().sqrt()))
         keep("seconds", t, passed)
         self._started = time.perf_counter()
+
+    def send(
+        self,
+        t: int,
+        kind: str,
+        values: Tensor,
+        secure: bool = False,
+        before: Tensor | None = None,
+    ) -> Tensor:
+        """Send every node's row of values (N, d) to all its neighbours.
+
+        Each payload is stored once, for any number of recorded channels.
+
+        Args:
+            before: The neighbours' previous copy, (N, d), if they have one.
+
+        Returns:
+            The neighbours' new copy, (N, d).
+        """
+        instead = None if before is None else lambda: before
+        return self.recorder.exchange(t, kind, values, self._arcs, secure, instead)
 
     # --- between clients and a server, the last node ----------------------------------------------
 

@@ -41,9 +41,7 @@ def compared(
 ) -> tuple[tuple[Channel, ...], int | None]:
     """Compare a recording with the declared vectors; rounds after the last are like that one.
 
-    Returns:
-        Channels with messages in rounds in which the protocol sends none there, and the first round
-        of which a message was not recorded; None if all were.
+    Return the channels with undeclared messages, and the first round that lacks one, if any does.
     """
     ids: dict[Post, int] = {}
     early: list[int] = []

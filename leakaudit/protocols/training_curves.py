@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,24 +59,14 @@ def rounds(run: Run) -> list[int]:
     return sorted(known)
 
 
-def rows(runs: Mapping[str, Run]) -> list[list[str]]:
-    """Return a header row, then one row per run and round; an unknown value is empty."""
+def to_csv(runs: Mapping[str, Run]) -> str:
+    """Return a row per run and round as comma-separated values; an unknown value is empty."""
     columns = names(runs)
-    table = [["run", "round", *columns]]
+    rows: list[list[separated.Cell]] = []
     for label, run in runs.items():
         for t in rounds(run):
-            cells = [_cell(run.get(n), t, repr) for n in columns]
-            table.append([label, str(t), *cells])
-    return table
-
-
-def to_csv(runs: Mapping[str, Run]) -> str:
-    """Return all rounds of all runs as comma-separated values."""
-    text = io.StringIO()
-    head, *below = rows(runs)
-    shown = [[separated.inert(label), *cells] for label, *cells in below]
-    csv.writer(text, lineterminator="\n").writerows([head, *shown])
-    return text.getvalue()
+            rows.append([label, t, *(_number(run.get(n), t) for n in columns)])
+    return separated.text(["run", "round", *columns], rows)
 
 
 def to_json(runs: Mapping[str, Run]) -> str:
@@ -102,7 +90,7 @@ def to_text(runs: Mapping[str, Run]) -> str:
             left = f"; {len(some)} of {len(at)} rounds shown"
         table = [["round", *run]]
         for t in some:
-            table.append([str(t), *(_cell(v, t, "{:.6g}".format) for v in run.values())])
+            table.append([str(t), *(_shown(v, t) for v in run.values())])
         parts.append(f"{label}{left}\n{_aligned(table)}")
     return "\n".join(parts)
 
@@ -122,6 +110,6 @@ def _number(values: Tensor | None, t: int) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _cell(values: Tensor | None, t: int, form: Callable[[float], str]) -> str:
+def _shown(values: Tensor, t: int) -> str:
     value = _number(values, t)
-    return "" if value is None else form(value)
+    return "" if value is None else f"{value:.6g}"

@@ -1,7 +1,6 @@
 """Where a program sends its messages: a file below the current folder, and a line.
 
-The first call for each kind is noted in the truth, which stays with its owner. Other paths are not,
-because they would name a folder of the machine.
+The first call for each kind is noted in the truth. Other paths would name a folder of the machine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""What is missing from a recording, as determined by the engine that made it.
+"""What is missing from a recording, as its engine noted in the provenance.
 
-An engine writes this to the provenance of a trace, which may come from elsewhere, so nothing here
-relies on its form.
+A trace may come from elsewhere, so nothing here relies on the form of these notes.
 """
 
 from __future__ import annotations

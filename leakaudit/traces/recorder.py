@@ -551,7 +551,7 @@ def _provenance(
     """Return the provenance of the trace.
 
     A gate relies on `created`, `checked`, `planned` and the recording's number, so a recorder that
-    checks writes them itself; a copy keeps those of the original.
+    checks writes them itself.
     """
     created = datetime.now(UTC).isoformat(timespec="seconds")
     made = {"leakaudit": VERSION, "torch": torch.__version__, "created": created}

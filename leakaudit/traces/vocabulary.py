@@ -1,6 +1,6 @@
 """Names and values allowed in a recording: kinds and channels of its protocol, data of its task.
 
-An unknown name would later only cause leaks to be missed, so it is rejected, with a suggestion.
+An unknown name would later only cause leaks to be missed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The files of one recording, and the order in which data reach the disk.
-
-A run may be killed at any moment, so the truth that is known when the first message arrives is
-written before that message.
-"""
+"""The files of one recording; the truth that is known before a message is written before it."""
 
 from __future__ import annotations
 

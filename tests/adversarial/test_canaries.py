@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
 from leakaudit.judging.auditing.canary import counted
-from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes
-from leakaudit.judging.auditing.promise import Promise, detects
+from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes, detects
+from leakaudit.judging.auditing.promise import Promise
 from leakaudit.judging.auditing.replays import Replays
 from leakaudit.judging.selfcheck.estimators import ESTIMATORS
 from leakaudit.theory.bounds import gaussian

@@ -26,8 +26,7 @@ from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.trace import Truth
 from leakaudit.inversion import attacking
 from leakaudit.judging.auditing import record
-from leakaudit.judging.auditing.canary import Guesses
-from leakaudit.judging.auditing.evidence import Successes
+from leakaudit.judging.auditing.evidence import OneRun, Successes
 from leakaudit.judging.auditing.levels import levels
 from leakaudit.judging.auditing.measure import ViewMeasurements, _attacked, _Blind
 from leakaudit.judging.auditing.plan import AuditPlan
@@ -143,7 +142,7 @@ def test_a_seed_that_was_refused_is_a_trial_that_failed(monkeypatch: pytest.Monk
     refusing(monkeypatch, lambda before, _: before % 2 == 0)
     part = made(plan)
     none = Replays(torch.empty(0), torch.empty(0, 0))
-    view = ViewMeasurements(0, Adversary(), 0, none, none, Guesses(0, 0, 0, ""), 0.0)
+    view = ViewMeasurements(0, Adversary(), 0, none, none, OneRun(0, 0, 0), "", 0.0)
     counted = [
         evidence for _, _, evidence, _ in _attacked(plan, _Blind(97, 1, 0.01, 0.01, ""), view, part)
     ]

@@ -193,7 +193,7 @@ def test_what_arrives_is_what_was_sent_and_stands_in_where_a_sender_is_not_heard
         ([], "expected a program after --"),
         (["--"], "expected a program after --"),
         (["--", "/no/such/program"], "cannot run '/no/such/program': No such file or directory"),
-        (["--rounds", "5", "--", "true"], "--rounds: expected A:B with 0 <= A < B, got '5'"),
+        (["--rounds", "5", "--", "true"], "--rounds: expected A:B, such as 0:11, got '5'"),
         (["--rounds", "4:2", "--", "true"], "--rounds: expected A:B"),
         (
             ["--ranks", "0;1", "--", "true"],

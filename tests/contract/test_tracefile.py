@@ -22,7 +22,7 @@ from leakaudit.core import progress
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph, Layout, TaskSpec, Trace, Truth
-from leakaudit.traces._storage.mapped_file import MapFile, ZeroTensor
+from leakaudit.traces._storage.mapped_file import MapFile, hole
 from leakaudit.traces._storage.tree import truth_tree
 from leakaudit.traces._storage.wellformed import INDEX
 from leakaudit.traces.convert import convert
@@ -258,7 +258,7 @@ def sparse(path: Path, gigabytes: int) -> int:
             "p", {}, TaskSpec("softmax", shape=(1,)), graph, layout, (0, width), 0, (), id="sparse"
         )
     )
-    index = {name: ZeroTensor((rows,), torch.int32) for name in INDEX}
+    index = {name: hole(rows, dtype=torch.int32) for name in INDEX}
     counters = {
         "written": torch.tensor([rows, rows, rows // 2 - 1, 1]),
         "kinds": torch.tensor([*b"w\n\0"], dtype=torch.uint8),
@@ -270,8 +270,8 @@ def sparse(path: Path, gigabytes: int) -> int:
             "messages": {
                 **counters,
                 **index,
-                "secure": ZeroTensor((rows,), torch.bool),
-                "payload": ZeroTensor((rows, width), torch.float32),
+                "secure": hole(rows, dtype=torch.bool),
+                "payload": hole(rows, width, dtype=torch.float32),
             },
         },
     )

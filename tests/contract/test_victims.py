@@ -78,7 +78,7 @@ def test_it_sends_as_many_messages_as_it_announced(name: str) -> None:
     plan = recording.plan(scenario(name))
     trace = recording.record(plan, None).trace
     # A plan counts them in outline, the victim by its whole declaration.
-    assert len(trace) == plan.count(5, plan.wires)
+    assert len(trace) == plan.messages
     assert len(trace) == plan.victim.messages(plan.graph, 5, plan.wires)
     assert trace.rounds == 5
     used = {

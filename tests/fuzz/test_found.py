@@ -44,7 +44,7 @@ from leakaudit._util.untrusted.npz import Npz
 from leakaudit.capture.tap.log.reading import number, read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.cli import main
-from leakaudit.cli.baseline import _write
+from leakaudit.cli.check import _write
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LONGEST, AttackError, LeakauditError, brief, one_line

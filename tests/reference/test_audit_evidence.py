@@ -10,9 +10,9 @@ from scipy.stats import binom, binomtest, norm
 
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.verdict import Verdict
-from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes
+from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes, TrialCounts, detects
 from leakaudit.judging.auditing.judge import Test, judge
-from leakaudit.judging.auditing.promise import Promise, TrialCounts, detects
+from leakaudit.judging.auditing.promise import Promise
 from leakaudit.theory.bounds import empirical, gaussian, one_run
 from leakaudit.theory.bounds.empirical import Counts
 

@@ -16,9 +16,9 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.verdict import Verdict
 from leakaudit.judging.auditing import canary
-from leakaudit.judging.auditing.evidence import Canary, Successes
+from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes
 from leakaudit.judging.auditing.judge import judge
-from leakaudit.judging.auditing.levels import attacked, declared, levels
+from leakaudit.judging.auditing.levels import attacked, levels
 from leakaudit.judging.auditing.measure import _Blind, cases, measure, static
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.replays import (
@@ -112,7 +112,7 @@ def test_the_exact_view_has_the_epsilon_that_was_asked_for(
             nodes=(0, 2),
         )
     ):
-        made, worst = declared(level.ready), 0.0
+        made, worst = level.ready.declared, 0.0
         for who in (Adversary(), Adversary.parse("node:1")):
             found = view_bounds(made, who, [0, 2], 1.5, 1e-4)
             worst = max(
@@ -139,7 +139,7 @@ def test_the_papers_formula_says_the_epsilon_that_was_asked_for(
     victim: str, constants: dict[str, Any]
 ) -> None:
     (level,) = levels(plan(victim, constants, epsilon=(2.0,), noise="claim"))
-    made = declared(level.ready)
+    made = level.ready.declared
     claims = [
         c.epsilon
         for c in made.victim.claims(made.graph, made.rounds, made.public)
@@ -229,8 +229,7 @@ def test_without_noise_every_record_is_identified() -> None:
     once = canary.one_run(
         levels(plan(constants={"clip": 0.0}, samples=3))[0].ready, Adversary(), 8, 1
     )
-    assert once[:2] == (9, 5)
-    assert once[2] == 5
+    assert once == (OneRun(9, 5, 5), "")
 
 
 def test_a_count_takes_no_replay_that_chose_its_threshold() -> None:

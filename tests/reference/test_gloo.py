@@ -207,17 +207,17 @@ def test_a_value_that_never_came_over_a_wire_is_nan(monkeypatch: pytest.MonkeyPa
     """D-PSGD that reads its neighbours' models off the common table, without an exchange, sends
     NaN.
     """
-    from leakaudit.protocols.broadcast import Broadcast
+    from leakaudit.protocols.simulation import Simulation
 
-    honest = Broadcast.send
+    honest = Simulation.send
 
     def cheating(
-        self: Broadcast, round: int, kind: str, values: Tensor, *rest: Any, **named: Any
+        self: Simulation, round: int, kind: str, values: Tensor, *rest: Any, **named: Any
     ) -> Tensor:
         honest(self, round, kind, values, *rest, **named)
         return values
 
-    monkeypatch.setattr(Broadcast, "send", cheating)
+    monkeypatch.setattr(Simulation, "send", cheating)
     found = messages(apart(scenario("dpsgd"), 4).trace)
     assert all(bool(v.isfinite().all()) for (t, *_), v in found.items() if t == 1)
     assert all(bool(v.isnan().all()) for (t, *_), v in found.items() if t > 1)

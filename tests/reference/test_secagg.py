@@ -17,7 +17,6 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import Trace, Truth
 from leakaudit.inversion.attacking import attack_one
-from leakaudit.judging.auditing.levels import declared
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.scenario import Scenario
@@ -67,7 +66,7 @@ def adversary(who: str) -> la.Adversary:
 
 
 def protocol(**constants: Any) -> Protocol:
-    return declared(recording.plan(scenario(rounds=5, **constants)))
+    return recording.plan(scenario(rounds=5, **constants)).declared
 
 
 @pytest.mark.parametrize(

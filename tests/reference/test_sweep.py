@@ -32,8 +32,9 @@ from leakaudit.reporting.results.model import (
     given,
     plain,
 )
+from leakaudit.reporting.results.provenance import decisive_versions
 from leakaudit.runs.sweeping import merge, tables
-from leakaudit.runs.sweeping.cells import PlannedCell, expand, versions
+from leakaudit.runs.sweeping.cells import PlannedCell, expand
 from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.run import SweepOptions, part, sweep
 from leakaudit.runs.sweeping.store import Store, StoredPlan
@@ -78,7 +79,7 @@ def result(store: Store, key: str) -> CellResult:
 
 
 def keys(p: SweepPlan) -> list[str]:
-    return [cell.key(versions()) for cell in expand(p)]
+    return [cell.key(decisive_versions()) for cell in expand(p)]
 
 
 # --- the grid ---------------------------------------------------------------------------------------------------------
@@ -130,8 +131,8 @@ def test_whatever_a_result_depends_on_changes_its_name(change: dict[str, Any]) -
 def test_a_name_depends_on_versions_and_not_on_how_results_are_counted_or_drawn() -> None:
     assert keys(plan(psnr=30.0, figure="sigma")) == keys(plan())
     cell = expand(plan())[0]
-    assert cell.key({**versions(), "torch": "1.0"}) != cell.key(versions())
-    assert cell.key(dict(reversed([*versions().items()]))) == cell.key(versions())
+    assert cell.key({**decisive_versions(), "torch": "1.0"}) != cell.key(decisive_versions())
+    assert cell.key(dict(reversed([*decisive_versions().items()]))) == cell.key(decisive_versions())
 
 
 def test_more_values_keep_the_names_of_the_cells_that_were_there() -> None:
@@ -238,7 +239,7 @@ def test_two_values_of_an_axis_have_two_words() -> None:
 def test_parts_in_several_folders_give_the_same_file_as_one_run(tmp_path: Path) -> None:
     p = plan()
     sweep(p, tmp_path / "one", HERE)
-    keyed = StoredPlan(p, versions()).keyed
+    keyed = StoredPlan(p).keyed
     shares = [{*part(keyed, (i, 3))} for i in (1, 2, 3)]
     assert {*keyed} == set.union(*shares)
     assert sum(map(len, shares)) == len(keyed)

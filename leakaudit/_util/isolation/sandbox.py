@@ -1,8 +1,7 @@
 """Isolation of the current process, for code of strangers, as far as the platform allows.
 
-On Linux, it gets no new privileges, namespaces without a network and without the processes of
-others, a limit on files by Landlock, and a filter of system calls, independently of each other.
-None of them can be undone, and all processes that are started later inherit them.
+On Linux: no new privileges, namespaces, Landlock and a filter of system calls, independently of
+each other, irrevocably, and for all later processes.
 """
 
 from __future__ import annotations
@@ -191,8 +190,7 @@ def _unshared(libc: ctypes.CDLL) -> bool:
 def _mounts(libc: ctypes.CDLL, allowed: Permissions) -> list[str]:
     """Make all file systems read-only, but for what may be written; return what did not work.
 
-    Landlock does not deny a change of permissions, owners and times. The namespace gets shared
-    memory and a list of processes of its own.
+    Landlock does not deny a change of permissions, owners and times.
     """
     folders = [path for path in allowed.written if path.is_dir() and path != SHARED_MEMORY]
     alone = _attributes(libc, Path("/"), propagation=PRIVATE)

@@ -32,8 +32,7 @@ def folder() -> Iterator[Path]:
 def remove(place: Path) -> None:
     """Remove a folder. No link is followed, and what cannot be removed stays.
 
-    The folders inside are moved to the top and emptied there, so that neither the length of a path
-    nor the number of open folders grows with the depth.
+    Inner folders are moved to the top first: no depth exhausts paths or open folders.
     """
     with suppress(OSError):
         top = _opened(None, str(place))

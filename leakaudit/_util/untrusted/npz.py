@@ -1,7 +1,4 @@
-"""Reading of .npz files of strangers: nothing is unpickled, and sizes are checked beforehand.
-
-An archive of a few megabytes can unpack to gigabytes, and an array can declare any shape.
-"""
+"""Reading of .npz files of strangers: nothing is unpickled, and sizes are checked beforehand."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Safe reading of a .pt file from an untrusted source: all of it is checked, none of it executed.
 
-`torch.load(weights_only=True)` rejects code, but not an archive or an index that exhausts the
-memory. So torch never receives the file: its index is accepted only if it consists of what
-`torch.save` writes for dictionaries of tensors, which become views of the mapped file. `outline`
-does without torch, whose import takes longer than everything else.
+`torch.load(weights_only=True)` does not reject an archive or an index that exhausts the memory, so
+torch never receives the file. `outline` does without torch, which is slow to import.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from leakaudit._util.seeds import child
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.leak import GradientLeak
-from leakaudit.judging.auditing.evidence import LEAST, PILOT, best_thresholds
+from leakaudit.judging.auditing.evidence import LEAST, PILOT, OneRun, best_thresholds
 from leakaudit.judging.auditing.promise import Promise
 from leakaudit.judging.auditing.replays import (
     Replays,
@@ -59,8 +58,8 @@ def _spare(ready: Plan) -> list[int]:
 def counted(found: Replays, promise: Promise | None, alpha: float) -> Counts:
     """Return guesses by a threshold on the likelihood ratio, the difference of the two scores.
 
-    A pilot, the first quarter of the replays, chooses the threshold that is best against the
-    promise; only the rest is counted, so that the test is fixed before its data.
+    The first quarter of the replays chooses the threshold, and only the rest is counted, so that
+    the test is fixed before its data.
     """
     ratio = torch.zeros(0)
     if len(found.scores):
@@ -80,9 +79,8 @@ def _threshold(
 ) -> float:
     """Return the threshold of greatest power for scores with the pilot's means and deviation.
 
-    Under Gaussian noise, the log-likelihood ratio is normal, with one deviation and two means.
-    Error rates of the pilot itself could not distinguish thresholds with less than one false
-    positive. With too few finite scores, it is 0, the middle of a likelihood ratio.
+    Under Gaussian noise, the log-likelihood ratio is normal, with one deviation and two means. With
+    too few finite scores, it is 0, the middle of a likelihood ratio.
     """
     finite = ratio.isfinite()
     sides = [ratio[finite & side].double() for side in (there, ~there)]
@@ -109,19 +107,10 @@ def _counts(ratio: Tensor, there: Tensor, threshold: float) -> Counts:
     )
 
 
-class Guesses(NamedTuple):
-    """The results of the canaries of one run."""
-
-    canaries: int  # number of places with a coin flip
-    guesses: int  # number of canaries that were guessed
-    right: int  # number of correct guesses
-    why: str  # why no guesses were made, otherwise empty
-
-
-def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> Guesses:
+def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> tuple[OneRun, str]:
     """Run once with a fair coin between two records at every place, and guess the coins.
 
-    Adjacency: one record is replaced. The adversary's own nodes hold no canary.
+    Adjacency: one record is replaced. Return why no guesses were made as well, otherwise "".
     """
     nodes, k = ready.rows.shape
     needed = nodes * k
@@ -131,7 +120,7 @@ def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> Gue
             f"one run with {needed} canaries needs {needed} records that no node holds, "
             f"but the data set has {len(spare)}"
         )
-        return Guesses(0, 0, 0, why)
+        return OneRun(0, 0, 0), why
     both = torch.stack([ready.rows, torch.tensor(spare[:needed]).reshape(nodes, k)])
     random = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 4))
     coins = torch.randint(2, (nodes, k), generator=random)
@@ -141,7 +130,7 @@ def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> Gue
     leaks = hearing.deduce(Deduction(trace, adversary), targets, gradients)
     reasons = [*leaks.undetermined.values(), *filter(None, map(unusable, leaks))]
     if reasons:
-        return Guesses(0, 0, 0, reasons[0])
+        return OneRun(0, 0, 0), reasons[0]
     task = Task.build(ready.task.spec, dtype=torch.float64)
     ratios = [_ratios(leak, task, ready, both[:, leak.node]) for leak in leaks]
     ratio = torch.cat(ratios).nan_to_num(0.0)
@@ -149,7 +138,7 @@ def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> Gue
     guesses = math.ceil(GUESSED * len(ratio))
     surest = ratio.abs().argsort(descending=True)[:guesses]
     right = int(((ratio > 0).long() == truth)[surest].sum())
-    return Guesses(len(ratio), guesses, right, "")
+    return OneRun(len(ratio), guesses, right), ""
 
 
 def _ratios(leak: GradientLeak, task: Task, ready: Plan, both: Tensor) -> Tensor:

@@ -1,4 +1,9 @@
-"""The three kinds of counts, and how each tests a guarantee, valid for every sample size."""
+"""The three kinds of counts, and how each tests a guarantee, valid for every sample size.
+
+All have the same methods. `p_value` is an upper limit of the probability of these or more extreme
+counts, `best` that of a perfect attack, `needs` the number of trials with which a perfect attack
+refutes the guarantee, `power` the probability that the best attack does.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from scipy.special import ndtr
 
 from leakaudit._util.bisection import crossing, crossing_integer
 from leakaudit._util.plain import Figures
+from leakaudit.core.errors import LeakauditError
 from leakaudit.core.verdict import MOST_TRIALS
 from leakaudit.judging.auditing.promise import Promise
 from leakaudit.theory.bounds import empirical, gaussian, one_run
@@ -26,6 +33,9 @@ TRIED = 48  # thresholds of the grid: a choice
 FAR = 3.0  # the grid extends this many deviations beyond both means
 PILOTS = 64  # number of pilots over which the power is averaged: a choice
 MOST_CANARIES = 1 << 20  # most canaries that are recommended
+POWER = 0.8  # the usual choice in statistics for a worthwhile test
+# mu beyond which nothing changes: Phi(-40 / 2) < 1e-88, so the best test makes no errors.
+WIDEST = 40.0
 
 
 @dataclass(frozen=True)
@@ -189,6 +199,37 @@ class OneRun:
         return dict(vars(self))
 
 
+TrialCounts: TypeAlias = Successes | Canary | OneRun
+
+
+def detects(evidence: TrialCounts, promise: Promise, alpha: float) -> float | None:
+    """Return the smallest epsilon that is detected with probability `POWER`, if any."""
+    if (
+        promise.empty
+        or evidence.best(promise) > alpha
+        or evidence.power(promise, alpha, WIDEST) < POWER
+    ):
+        return None
+
+    def detected(mu: float) -> bool:
+        return evidence.power(promise, alpha, mu) >= POWER
+
+    least_mu = crossing(detected, 0.0, WIDEST, side="above", halvings=30)
+    return gaussian.epsilon(promise.delta, least_mu)
+
+
+@lru_cache(maxsize=4096)
+def checked(evidence: TrialCounts, promise: Promise) -> float:
+    """Return the p-value of a test."""
+    p = evidence.p_value(promise)
+    if not 0 <= p <= 1:
+        raise LeakauditError(
+            f"audit: expected a p-value between 0 and 1, got {p} for {evidence} against {promise}; "
+            "this is a bug of leakaudit, please report it"
+        )
+    return p
+
+
 @lru_cache(maxsize=4096)
 def _canary_power(
     promise: Promise, positives: int, negatives: int, alpha: float, mu: float
@@ -196,8 +237,7 @@ def _canary_power(
     """Return the power of canaries, which depends on the numbers of trials only.
 
     The score of a replay is normal with deviation 1 and mean mu / 2 with the record, -mu / 2
-    without it. `PILOTS` times, the sample means and deviation of a pilot as large as an audit's
-    choose a threshold, which is evaluated under the true model.
+    without it. `PILOTS` pilots choose thresholds, which are evaluated under the true model.
     """
     if promise.empty or not 0 < min(positives, negatives) <= max(positives, negatives) <= LARGEST:
         return 0.0

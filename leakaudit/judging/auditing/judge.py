@@ -10,7 +10,8 @@ from leakaudit._util import holm
 from leakaudit._util.plain import Figures
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.verdict import MOST_TRIALS, Verdict
-from leakaudit.judging.auditing.promise import POWER, Promise, TrialCounts, checked, detects
+from leakaudit.judging.auditing.evidence import POWER, TrialCounts, checked, detects
+from leakaudit.judging.auditing.promise import Promise
 
 
 @dataclass(frozen=True)

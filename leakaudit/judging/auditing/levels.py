@@ -115,7 +115,7 @@ def levels(
         kept = {k: v for k, v in plan.scenario.set.items() if k not in replaced}
         scenario = replace(plan.scenario, set={**kept, **constants})
         points.append((epsilon, constants, where.plan(scenario, shared)))
-    protocols = [declared(point) for _, _, point in points]
+    protocols = [point.declared for _, _, point in points]
     # The whole grid uses the delta and the sensitivity of the first point that has a claim.
     claiming = next((protocol for protocol in protocols if _claims(protocol)), protocols[0])
     delta, moved = _assumed(plan, claiming)
@@ -160,16 +160,6 @@ def attacked(plan: AuditPlan, ready: recording.Plan) -> Sequence[int]:
     return nodes
 
 
-def declared(ready: recording.Plan) -> Protocol:
-    """Return the protocol of a run with its schedule."""
-    random = recording.generators(
-        ready.scenario.seed, "data", "split", "graph", "model", "run", "schedule"
-    )
-    public = ready.victim.schedule(ready.graph, ready.scenario.rounds, random["schedule"])
-    scenario = ready.scenario
-    return Protocol(ready.victim, ready.graph, scenario.rounds, public, records=scenario.samples)
-
-
 def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, AssumedSensitivity]:
     """Return delta and sensitivity: of the plan, else of the first claim.
 
@@ -212,15 +202,14 @@ def _constants(
 def _with(plan: AuditPlan, base: recording.Plan, noise: float) -> Protocol:
     rest = {k: v for k, v in plan.scenario.set.items() if k != "epsilon"}
     scenario = replace(plan.scenario, set={**rest, plan.constant: noise})
-    return declared(replace(base, scenario=scenario, victim=scenario.parts()[0]))
+    return replace(base, scenario=scenario, victim=scenario.parts()[0]).declared
 
 
 def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]) -> float:
-    """Return the noise at which the worst view has this epsilon.
+    """Return the noise at which the worst view has this epsilon, of a record or else of the node.
 
     Mu is inversely proportional to the noise if the constant scales all noise, so one view yields
-    it; another one at that noise checks that it does. The epsilon is that of a record, else that of
-    the node, which guarantees nothing about records.
+    it; another one at that noise checks that it does.
     """
     first = float(plan.scenario.set.get(plan.constant, 0)) or 1.0
     delta, moved = _assumed(plan, _with(plan, base, first))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit._util.plain import Figures
@@ -13,12 +13,11 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.progress import step
 from leakaudit.core.verdict import Verdict
 from leakaudit.judging.auditing import canary
-from leakaudit.judging.auditing.canary import Guesses
-from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes
+from leakaudit.judging.auditing.evidence import Canary, OneRun, Successes, TrialCounts
 from leakaudit.judging.auditing.judge import Test
 from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
-from leakaudit.judging.auditing.promise import Promise, TrialCounts
+from leakaudit.judging.auditing.promise import Promise
 from leakaudit.judging.auditing.replays import Replays, Trials, joined, replay
 from leakaudit.judging.auditing.simulate import SimulationResults, near
 from leakaudit.protocols.recording import POOL, Plan
@@ -56,7 +55,8 @@ class ViewMeasurements:
     node: int
     rero: Replays  # replays among all candidates
     pairs: Replays  # replays with one of two records
-    run: Guesses
+    run: OneRun
+    why: str  # why no guesses were made in one run, otherwise empty
     moved: float  # the largest change of a gradient between two candidates
 
 
@@ -70,6 +70,9 @@ def promises(entry: Comparison, delta: float) -> list[Promise]:
     if claim is not None and claim.epsilon is not None and claim.delta is not None:
         found.append(Promise(claim.source, claim.epsilon, claim.delta))
     return found
+
+
+_Replayed: TypeAlias = Replays | tuple[OneRun, str]
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class _ReplayJob:
     def node(self, adversary: Adversary) -> int:
         return next(n for n in self.nodes if n not in adversary.corrupt)
 
-    def __call__(self, part: _ReplayPart) -> Replays | Guesses:
+    def __call__(self, part: _ReplayPart) -> _Replayed:
         plan = self.plan
         level = self.grid[part.level]
         ready = level.ready
@@ -127,7 +130,7 @@ def measure(
     views = [(k, adversary) for k in range(len(grid)) for adversary in plan.parsed]
     parts = [part for view in views for part in _parts(plan, *view, together)]
     job = _ReplayJob(plan, grid, nodes)
-    found: dict[_ReplayPart, Replays | Guesses] = {}
+    found: dict[_ReplayPart, _Replayed] = {}
     for part, made in zip(parts, executor.map(job, parts), strict=True):
         found[part] = made
         if not executor.inside:
@@ -137,15 +140,15 @@ def measure(
         mine = [part for part in parts if (part.level, part.adversary) == (k, adversary)]
         rero = _joined(found, mine, RERO)
         pairs = _joined(found, mine, PAIRS)
-        once = Guesses(0, 0, 0, "not requested (one_run = false)")
+        once = OneRun(0, 0, 0)
+        why = "not requested (one_run = false)"
         for part in mine:
             run = found[part]
-            if isinstance(run, Guesses):
-                once = run
+            if not isinstance(run, Replays):
+                once, why = run
         moved = max(rero.moved, pairs.moved)
-        measured.append(
-            ViewMeasurements(k, adversary, job.node(adversary), rero, pairs, once, moved)
-        )
+        node = job.node(adversary)
+        measured.append(ViewMeasurements(k, adversary, node, rero, pairs, once, why, moved))
     return measured
 
 
@@ -161,7 +164,7 @@ def _parts(
 
 
 def _joined(
-    found: Mapping[_ReplayPart, Replays | Guesses], mine: Sequence[_ReplayPart], kind: str
+    found: Mapping[_ReplayPart, _Replayed], mine: Sequence[_ReplayPart], kind: str
 ) -> Replays:
     made: list[Replays] = []
     counts: list[int] = []
@@ -249,9 +252,7 @@ def _replayed(
     told_apart = Canary(canary.counted(one.pairs, promise, plan.alpha))
     yield _OutcomeCounts(audit_names.CANARIES, audit_names.RATIO, told_apart, one.pairs.why)
     if plan.one_run:
-        run = one.run
-        right = OneRun(run.canaries, run.guesses, run.right)
-        yield _OutcomeCounts(audit_names.ONE_RUN, audit_names.RATIO, right, run.why)
+        yield _OutcomeCounts(audit_names.ONE_RUN, audit_names.RATIO, one.run, one.why)
 
 
 def _attacked(
@@ -259,8 +260,8 @@ def _attacked(
 ) -> Iterator[_OutcomeCounts]:
     """Yield the counts of the attacks on a view: its node's first record, once per seed.
 
-    Each image of a batch that could be the record counts as a guess. A seed without a result is a
-    failed trial: otherwise the rate would describe only the easy seeds.
+    Each image of a batch that could be the record counts as a guess, a seed without a result as a
+    failed trial.
     """
     for name in plan.attacks:
         made = simulated.made(one.level, one.adversary, name)

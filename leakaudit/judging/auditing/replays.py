@@ -1,8 +1,7 @@
 """Many replays of one run, in each of which the target is drawn from known candidates.
 
-The adversary of the bounds knows every other record, the start, the schedule and the candidates,
-but neither the target nor the noise. It judges a candidate by the likelihood of the noise that
-would remain of a leak ``combination @ gradients = value`` if it were the target.
+The adversary knows all but the target and the noise. It judges a candidate by the likelihood of the
+noise that would remain of a leak ``combination @ gradients = value``.
 """
 
 from __future__ import annotations
@@ -200,8 +199,8 @@ def clipped_at(ready: Plan) -> float:
 def whitening(leak: GradientLeak) -> Tensor:
     """Return the matrix (r, r) that makes the errors of a leak's rows independent with deviation 1.
 
-    It is the inverse Cholesky factor of their covariance, to which rounding of the value is added,
-    because rows without noise would make it singular.
+    It is the inverse Cholesky factor of their covariance; rounding of the value is added, because
+    rows without noise would make it singular.
     """
     noise = (leak.noise if leak.noise is not None else leak.std.diag()).double()
     rounding = torch.finfo(leak.value.dtype).eps * leak.value.double().square().mean().sqrt()

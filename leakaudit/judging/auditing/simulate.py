@@ -226,9 +226,8 @@ def _attacks(
 def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
     """Return whether the node's first record is identified by its image, and among how many.
 
-    It is if it is the closest of all records that no other node holds. The images of a batch are
-    matched to its records, which counts as guesses. None with fewer than two candidates, which are
-    then not drawn uniformly.
+    The image must be closest to it of all records that no other node holds. None with fewer than
+    two candidates, which are then not drawn uniformly.
     """
     x, _ = truth.of(*found.nodes)
     records = torch.cat([x, truth.pool.to(x)])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from leakaudit._util import averages
 from leakaudit._util.decoding import Sha256, TypeMismatch, decoded
@@ -18,10 +19,11 @@ from leakaudit._util.uncollected import read_json
 from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.findings import wording
 
-FORMAT = "leakaudit.baseline"
-VERSION = 1
+FORMAT: Literal["leakaudit.baseline"] = "leakaudit.baseline"
+VERSION: Literal[1] = 1
 DIGITS = 6  # significant digits of a sample
 LARGEST = 1e300  # a sample; sums of larger ones are beyond all floats
+_NUMBERS = re.compile(r"\[\n([^\]]*)\]")
 SEEDS = 10_000  # most seeds of a cell; a choice, a comparison of so many takes seconds
 
 
@@ -69,43 +71,17 @@ class Baseline:
 
     def text(self) -> str:
         """Return the file's text, sorted and with one line per measure, for readable diffs."""
-        entries = {
-            "format": _json(FORMAT),
-            "version": _json(VERSION),
-            "updated": _json(self.updated),
-            "reason": _json(self.reason),
-            "versions": _json(dict(self.versions)),
-            "cells": self._cells_text(),
-        }
-        lines = [f'  "{key}": {value}' for key, value in sorted(entries.items())]
-        return "{\n" + ",\n".join(lines) + "\n}\n"
-
-    def _cells_text(self) -> str:
-        if not self.cells:
-            return "{}"
-        blocks = [
-            f"    {json.dumps(name)}: {_block_text(block)}"
-            for name, block in sorted(self.cells.items())
-        ]
-        return "{\n" + ",\n".join(blocks) + "\n  }"
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, sort_keys=True, allow_nan=False)
-
-
-def _block_text(cell: CellMeasurements) -> str:
-    samples = [
-        f"        {json.dumps(measure)}: {_json(list(values))}"
-        for measure, values in sorted(cell.samples.items())
-    ]
-    lines = [
-        f'      "check": {json.dumps(cell.check)}',
-        f'      "digest": {json.dumps(cell.digest)}',
-        '      "samples": {\n' + ",\n".join(samples) + "\n      }",
-        f'      "seeds": {json.dumps(list(cell.seeds))}',
-    ]
-    return "{\n" + ",\n".join(lines) + "\n    }"
+        stored = _Stored(
+            format=FORMAT,
+            version=VERSION,
+            updated=self.updated,
+            reason=self.reason,
+            versions=dict(self.versions),
+            cells=dict(self.cells),
+        )
+        text = json.dumps(to_builtins(stored), sort_keys=True, indent=2, allow_nan=False)
+        # Only lists of numbers begin with a line break: those in text are escaped.
+        return _NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def read(path: Path) -> Baseline:

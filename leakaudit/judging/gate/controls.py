@@ -52,8 +52,8 @@ MOST = 10
 def positive(cell: GateCell, run: SeedResults, nodes: tuple[int, ...]) -> Rule:
     """Plant noise-free gradients of known records, and test whether the attack recovers each.
 
-    An attack on inputs gets two records, one on labels so many that guessing succeeds with a
-    probability of at most `GUESSED`. ``cell.planted`` keeps the reconstructions for `negative`.
+    An attack on inputs gets two, one on labels so many that guessing succeeds with a probability of
+    at most `GUESSED`. ``cell.planted`` keeps the reconstructions for `negative`.
     """
     says = ""
     for number in range(MOST):
@@ -81,9 +81,8 @@ def batched(
 ) -> Iterator[Rule]:
     """Plant a gradient of as many records as the run's own, which the attack must come close to.
 
-    There is no control for one record, which `positive` plants, a small data set, or an attack on
-    labels only. If noise is declared (`hidden`), which the recording and the lint verify, a weak
-    attack is reported but does not affect the result; without noise, everything depends on it.
+    There is no such control for one record, a small data set, or an attack on labels only. If noise
+    is declared (`hidden`), which the recording and the lint verify, a weak attack is only reported.
     """
     size = _records(cell.leak, run, nodes[0])
     inputs = any(len(found.x) for found, _ in cell.planted)

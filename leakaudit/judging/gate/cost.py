@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass
 
 from leakaudit.judging.gate import controls, judge, linted
 from leakaudit.judging.gate.cells import attack_all, empty, held
@@ -12,22 +11,8 @@ from leakaudit.judging.gate.config import Gate
 from leakaudit.judging.gate.runs import ready
 
 
-@dataclass(frozen=True)
-class _CheckDuration:
-    """Estimated duration of one check, in seconds."""
-
-    check: str
-    recording: float  # time to record all seeds
-    attacks: float  # time to attack all seeds
-    once: float  # time for the lint and the controls, which run for one seed only
-
-    @property
-    def total(self) -> float:
-        return self.recording + self.attacks + self.once
-
-
-def estimate(gate: Gate, seed: int) -> list[_CheckDuration]:
-    """Run one seed of each check, and multiply by the number of seeds."""
+def estimate(gate: Gate, seed: int) -> list[tuple[str, dict[str, float]]]:
+    """Run one seed of each check; return the seconds of all seeds by part, with the name."""
     judge.validate(gate)
     costs = []
     for check in gate.checks:
@@ -42,12 +27,10 @@ def estimate(gate: Gate, seed: int) -> list[_CheckDuration]:
         for cell in cells:
             controls.positive(cell, made, held(cell, made))
         end = time.perf_counter()
-        costs.append(
-            _CheckDuration(
-                check=check.name,
-                recording=gate.seeds * (recorded - start),
-                attacks=gate.seeds * (attacked - recorded),
-                once=end - attacked,
-            )
-        )
+        cost = {
+            "recording": gate.seeds * (recorded - start),
+            "attacks": gate.seeds * (attacked - recorded),
+            "once": end - attacked,
+        }
+        costs.append((check.name, {**cost, "total": sum(cost.values())}))
     return costs

@@ -69,8 +69,7 @@ def run(gate: Gate, options: GateOptions, base: Baseline | None) -> GateResults:
 def _run(check: Check, out: GateResults, before: int) -> None:
     """Record one program with every seed and attack it, until the time limit is reached.
 
-    The first seed of a gate is always run, so that there is a record of what was tried. `before` is
-    the number of runs of earlier checks.
+    The first seed of a gate is always run. `before` is the number of runs of earlier checks.
     """
     cells = empty(check)
     shown = Fidelity(check)
@@ -164,8 +163,7 @@ def _is_own(check: Check, made: SeedResults | None) -> bool:
 def _more(shown: Fidelity, record: Runner, seeds: range, seconds: float) -> None:
     """Record more seeds while the gradients of the truth cannot be distinguished from others.
 
-    The program may not support these seeds; then the previous recordings are used. At most half of
-    the remaining time is, so that the measurements are not interrupted.
+    If the program fails, the previous recordings are used; at most half of the remaining time is.
     """
     shown.settles = True
     until = time.monotonic() + min(seconds, remaining() / 2)

@@ -1,8 +1,7 @@
 """The program under test, in a process of its own, so that no way in which it ends is a verdict.
 
-A run counts only if the function returns and leaves a complete recording; anything else (an
-exception, sys.exit, a signal, a timeout) is a `ProgramError`, which ends the gate with code 4.
-Other user code (a model's factory, a plugin) is rehearsed in such a process.
+A run counts only if the function returns and leaves a complete recording; anything else is a
+`ProgramError`, which ends the gate with code 4.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ class _Place:
 class CheckedProgram:
     """The function of a check in its own process, called with one seed after another.
 
-    A function that is named, ``module:function``, is imported by a process that inherits only torch
-    from this one. A function object, which only a test can provide, runs in a fork.
+    One that is named, ``module:function``, is imported by a process that inherits only torch; a
+    function object, which only a test can provide, runs in a fork.
     """
 
     def __init__(self, check: Check, folder: Path) -> None:

@@ -229,22 +229,10 @@ def settings(gate: Gate, seed: int) -> dict[str, object]:
 
 
 def _check(check: Check) -> dict[str, object]:
-    return {
-        "name": check.name,
-        "gradients": check.gradients,
-        "sensitivity": check.sensitivity,
-        "delta": check.delta,
-        "smoothness": check.smoothness,
-        "lint": check.lint,
-        "timeout": check.timeout,
-        "adversaries": list(check.adversaries),
-        "attacks": list(check.attacks),
-        "secure": list(check.secure),
-        "undetermined": list(check.undetermined),
-        "nodes": None if check.nodes is None else list(check.nodes),
-        "set": {attack: dict(settings) for attack, settings in check.set.items()},
-        **values(check),
-    }
+    plain: dict[str, object] = dict(vars(check))
+    del plain["run"], plain["scenario"]
+    plain["set"] = {attack: dict(held) for attack, held in check.set.items()}
+    return {**plain, **values(check)}
 
 
 def _acceptance(acceptance: Acceptance) -> dict[str, object]:

@@ -319,8 +319,8 @@ def _not_comparable(cell: GateCell, measure: str, says: str) -> Rule:
 def attacked(cells: Iterable[GateCell]) -> list[Rule]:
     """Return a rule for every cell in which a node was not attacked.
 
-    A cell in which none was stays within every limit only because nothing was examined. It is
-    excused if the check expects that nothing is determined, unless messages are not understood.
+    If none was, nothing was examined. That is excused if the check expects that nothing is
+    determined, unless messages are not understood.
     """
     found = []
     for cell in cells:

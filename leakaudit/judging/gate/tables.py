@@ -75,9 +75,7 @@ def parse(file: config.ConfigTable, folder: Path) -> Gate:
 
 
 def _tables(path: Path) -> config.ConfigTable:
-    if not path.is_file():
-        return config.ConfigTable({}, path.name, path.name)
-    file = config.read(path, path.name)
+    file = config.read_if_any(path)
     if path.name == "pyproject.toml":
         file = file.table("tool", "leakaudit")
     return file.only(*TABLES)

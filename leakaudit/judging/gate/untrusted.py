@@ -1,7 +1,7 @@
 """The gate for code of strangers, in a process without network, secrets and files of others.
 
-It can contain any code, so `check` takes over nothing but the record and its pictures, and believes
-an exit code only if the record states it. A program can still falsify what is measured of itself.
+`check` takes over nothing but the record and its pictures, and believes an exit code only if the
+record states it. A program can still falsify what is measured of itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Compare truncated noise with the claim of its release.
 
-Noise on an interval is bounded: with another record, the release may take values that the original
-data cannot produce. The exact delta is computed for a change of one coordinate, and for a change
-that is spread over all coordinates.
+With another record, a release may take values that the original data cannot produce. The exact
+delta is computed for a change of one coordinate, and for one spread over all.
 """
 
 from __future__ import annotations

@@ -54,11 +54,7 @@ class Lint:
 
     @property
     def examined(self) -> bool:
-        """Whether anything was compared with what is declared or claimed.
-
-        Without a truth, a training loop of a user may contain nothing to compare, and so may a
-        protocol file whose equations fit any messages.
-        """
+        """Whether anything was compared with what is declared or claimed."""
         case = self._case
         if case.truth is not None or case.claims or (case.laws and estimates(case)):
             return True

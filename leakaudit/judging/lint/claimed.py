@@ -1,7 +1,4 @@
-"""Compare claims with the recorded constants and the exact bound of the view.
-
-The checks concern rounds, adjacency, the unit of privacy, delta and the classical calibration.
-"""
+"""Compare claims with the recorded constants and the exact bound of the view."""
 
 from __future__ import annotations
 

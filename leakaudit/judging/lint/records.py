@@ -1,7 +1,6 @@
 """Do the gradients show more records than declared, or other ones in every round?
 
-The number of records behind a gradient enters sensitivities, bounds and certificates. The rank of
-determined gradients is a lower bound on it, whatever the truth is (`inversion.inputs_shown`).
+The rank of determined gradients is a lower bound on their number (`inversion.inputs_shown`).
 """
 
 from __future__ import annotations

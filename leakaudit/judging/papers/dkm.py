@@ -246,11 +246,9 @@ def bound(epsilon: float, delta: float, agents: int, loss: float) -> float:
 def memorised(delta: float, loss: float, items: int, records: int) -> float:
     """Return the exact generalisation gap of an algorithm that is (0, delta)-private.
 
-    With probability delta it memorises: of records that are uniform on `items` values, it returns
-    an x that is 1 for those in its data; otherwise x = 0. The loss R (1 - x_value) is linear in x
-    and lies in [0, R]. The output depends on the data only with probability delta, and then the
-    empirical loss is 0 and the true one R times the share of values not in the data, on average (1
-    - 1/items)^records.
+    With probability delta it returns an x that is 1 for the values in its data, of `items` equally
+    likely ones; otherwise x = 0. The loss R (1 - x_value) is linear in x, and the gap is delta R
+    times the share of values not in the data, on average (1 - 1/items)^records.
     """
     return delta * loss * math.exp(records * math.log1p(-1 / items))
 
@@ -325,10 +323,9 @@ def _finite_sample() -> Iterator[Judgement]:
 def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float, float]:
     """Return the weakest guarantee that Theorem 4 can give for several agents.
 
-    It has epsilon_1, the sum of the epsilons, and the largest delta' over all allowed a_m: delta' =
-    1 - prod(1 - e^(-a_m) q_m) + 1 - prod(1 - q_m) with q_m = delta_m / (1 + e^epsilon_m), which
-    decreases in every a_m, so a_m = 0 gives an upper bound, whatever the tilde over delta meant
-    that our copy has lost.
+    It has the sum of the epsilons and the largest delta' = 1 - prod(1 - e^(-a_m) q_m) + 1 - prod(1
+    - q_m) with q_m = delta_m / (1 + e^epsilon_m): a_m = 0 gives an upper bound, whatever the tilde
+    over delta meant that our copy has lost.
     """
     logarithms = []
     for epsilon, delta in zip(epsilons, deltas, strict=True):

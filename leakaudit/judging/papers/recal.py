@@ -15,7 +15,7 @@ from leakaudit._util.plain import Figures, encoded
 from leakaudit.core.adversary import Adversary
 from leakaudit.core.verdict import Verdict, against
 from leakaudit.judging.papers.row import Judgement, judges
-from leakaudit.judging.papers.runs import attained_mu, declared, optimum, planned, protocol, run
+from leakaudit.judging.papers.runs import attained_mu, optimum, planned, protocol, run
 from leakaudit.protocols.declared import Protocol
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.relations import know
@@ -293,7 +293,7 @@ def _orders() -> Iterator[Judgement]:
 @judges(26)
 def _communications() -> Iterator[Judgement]:
     plan = planned(victim="recal", nodes=NODES, rounds=8 * PLF, graph="ring")
-    made = declared(plan)
+    made = plan.declared
     active = made.public["active"][:-1]
     counts = torch.nn.functional.one_hot(active, NODES).cumsum(0)
     busiest = counts.amax(1)

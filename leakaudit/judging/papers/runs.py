@@ -50,18 +50,7 @@ def planned(**changes: Any) -> Plan:
 
 def protocol(**changes: Any) -> Protocol:
     """Return the protocol of a scenario with its schedule, without running it."""
-    return declared(planned(**changes))
-
-
-def declared(plan: Plan) -> Protocol:
-    """Return the protocol of a plan with its schedule."""
-    rounds = plan.scenario.rounds
-    return Protocol(
-        plan.victim,
-        plan.graph,
-        rounds,
-        plan.victim.schedule(plan.graph, rounds, plan.random["schedule"]),
-    )
+    return planned(**changes).declared
 
 
 def attained_mu(

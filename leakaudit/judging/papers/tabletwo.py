@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,11 +46,10 @@ def reached(
 ) -> float:
     """Return an epsilon that subsampled releases reach, by the best threshold on their sum.
 
-    This record has a linear loss and all others constant ones, so a release is N(0, noise^2), moved
-    by ``moves[0]`` in one data set and ``moves[1]`` in the other if the batch contains it, with
-    probability `rate`. The sum is ``move * B + noise sqrt(steps) Z`` with B binomial and Z standard
-    normal; every event E bounds epsilon by log((P(E) - delta) / Q(E)) from below. `noise` is in
-    units of the clipped gradient's share G / B.
+    With a linear loss of this record and constant ones of all others, a release is N(0, noise^2),
+    moved by ``moves[0]`` in one data set and ``moves[1]`` in the other with probability `rate`.
+    Every event E bounds epsilon by log((P(E) - delta) / Q(E)) from below. `noise` is in units of
+    the clipped gradient's share G / B.
     """
     from scipy.stats import binom  # slow to import
 
@@ -79,43 +78,20 @@ def reached(
     return best
 
 
+def _victim(name: str, **others: object) -> Any:
+    """Return a victim at (1, .001) in the paper's setting."""
+    constants = {"steps": LOCAL, "epsilon": NOMINAL, "delta": DELTA, "horizon": ROUNDS}
+    return registry.configure(registry.get("victims", name), {**constants, **others})
+
+
 def _sgd_noise() -> float:
-    """Return Table II's sigma of DP-SGD at (1, .001) in the paper's setting."""
-    victim = cast(
-        Any,
-        registry.configure(
-            registry.get("victims", "dpsgd"),
-            {
-                "alpha": STEP,
-                "steps": LOCAL,
-                "noise": "step",
-                "epsilon": NOMINAL,
-                "delta": DELTA,
-                "horizon": ROUNDS,
-            },
-        ),
-    )
-    return float(victim.std(RECORDS))
+    """Return Table II's sigma of DP-SGD."""
+    return float(_victim("dpsgd", alpha=STEP, noise="step").std(RECORDS))
 
 
 def _admm_noise() -> float:
-    """Return Table II's sigma of DP-ADMM at (1, .001), in units of the gradient."""
-    victim = cast(
-        Any,
-        registry.configure(
-            registry.get("victims", "dpadmm"),
-            {
-                "rho": PENALTY,
-                "eta": 1 / STEP,
-                "steps": LOCAL,
-                "epsilon": NOMINAL,
-                "delta": DELTA,
-                "horizon": ROUNDS,
-                "records": RECORDS,
-            },
-        ),
-    )
-    return float(victim.noise)
+    """Return Table II's sigma of DP-ADMM, in units of the gradient."""
+    return float(_victim("dpadmm", rho=PENALTY, eta=1 / STEP, records=RECORDS).noise)
 
 
 def _public_batches() -> dict[str, float]:

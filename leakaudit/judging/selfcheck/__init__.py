@@ -2,8 +2,7 @@
 
 A true claim must be refuted in at most a fraction alpha of the runs, and one that a planted mistake
 makes false in nine of ten. A rate is "ok" if the worse of its Clopper-Pearson limits is within its
-own, with some slack, and "outside" if the better one is not, which befalls a right estimator in
-less than one check of 1,000.
+own, with some slack, and "outside" if the better one is not.
 """
 
 from __future__ import annotations

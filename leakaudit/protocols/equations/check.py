@@ -19,7 +19,6 @@ from leakaudit.protocols.equations.syntax import (
     Expr,
     FunctionCall,
     IndexedVector,
-    Negation,
     NodeIndex,
     NodeSet,
     ReceivedMessage,
@@ -180,8 +179,6 @@ class _Checker:
             return self._indexed(expression, scope)
         if isinstance(expression, ReceivedMessage):
             return self._heard(expression, scope)
-        if isinstance(expression, Negation):
-            return self._sort(expression.of, scope)
         if isinstance(expression, Binary):
             return self._binary(expression, scope)
         if isinstance(expression, Total):

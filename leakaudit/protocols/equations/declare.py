@@ -24,7 +24,6 @@ from leakaudit.protocols.equations.syntax import (
     Expr,
     FunctionCall,
     IndexedVector,
-    Negation,
     NodeIndex,
     NodeSet,
     PlacedError,
@@ -393,8 +392,6 @@ class _Declaration:
             return self._indexed(expression, frame)
         if isinstance(expression, ReceivedMessage):
             return self._message(expression, frame)
-        if isinstance(expression, Negation):
-            return -self._value(expression.of, frame, name)
         if isinstance(expression, Total):
             return self._total(expression, frame, name)
         if isinstance(expression, FunctionCall):

@@ -16,6 +16,7 @@ from msgspec import Meta, Struct
 
 from leakaudit._util import config
 from leakaudit._util.forms import Words
+from leakaudit._util.plain import is_number
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.protocols.equations.check import check
 from leakaudit.protocols.equations.definition import RULES, Definition, Rows, Rule
@@ -107,8 +108,7 @@ def read(text: str) -> Definition:
     constants: dict[str, float] = {}
     for name, value in given.constants.items():
         _check_name(table, "constants", name)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not abs(value) < LARGEST_CONSTANT:
+        if not is_number(value) or not abs(value) < LARGEST_CONSTANT:
             says = f"constants.{name}: expected a finite number, got {value!r:.40}"
             raise table.error(says, "constants", name)
         constants[name] = value

@@ -17,12 +17,12 @@ from leakaudit.protocols.equations.syntax import (
     Expr,
     FunctionCall,
     IndexedVector,
-    Negation,
     NodeIndex,
     NodeSet,
     ReceivedMessage,
     Repeat,
     Send,
+    SourcePosition,
     Statement,
     Symbol,
     Total,
@@ -176,7 +176,7 @@ class _Parser:
             value = self.signed()
             self.depth -= 1
             if sign.text == "-":
-                return Negation(value, sign.place)
+                return _negative(value, sign.place)
             return value
         base = self.atom()
         if self.next.text != "^":
@@ -187,7 +187,7 @@ class _Parser:
     def exponent(self) -> Expr:
         if self.next.text == "-":
             sign = self.take()
-            return Negation(self.atom(), sign.place)
+            return _negative(self.atom(), sign.place)
         return self.atom()
 
     def atom(self) -> Expr:
@@ -321,6 +321,10 @@ class _Parser:
         body = self.sum()
         self.need(")", " at the end of the sum")
         return Total(name.text == "mean", letter, over, body, name.place)
+
+
+def _negative(value: Expr, place: SourcePosition) -> Expr:
+    return Binary("-", Constant(Fraction(0), place), value, place)
 
 
 def _channel(value: Expr) -> tuple[Expr, Expr | None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from leakaudit.protocols.equations.syntax import EquationLine, SourcePosition
@@ -39,74 +38,55 @@ class Sentence:
     tokens: tuple[Token, ...]  # its words and signs, ending with `end`
 
 
-@dataclass(frozen=True)
-class _Raw:
-    kind: str
-    text: str
-    line: int
-    column: int
-
-
 def sentences(text: str, first: int) -> list[Sentence]:
-    """Split a block of equations.
-
-    Args:
-        text: The block; ``#`` begins a comment.
-    """
+    """Split a block of equations, which begins on line `first`; ``#`` begins a comment."""
     found: list[Sentence] = []
-    held: list[_Raw] = []
-    words: list[str] = []
-    indent = 0
+    held: list[tuple[int, str]] = []  # the lines of an equation, with their numbers
+    depth = 0
 
     def close() -> None:
         if held:
-            found.append(_sentence(held, words, indent))
+            found.append(_sentence(held))
         held.clear()
-        words.clear()
 
     for number, written in enumerate(text.split("\n"), first):
         content = written.partition("#")[0].rstrip().expandtabs(4)
         if not content:
             continue
-        scanned = list(_scan(content, number))
-        if any(raw.text == "=" for raw in scanned):
+        if "=" in content:
             # No equation contains another one, so parentheses that are open were not closed.
             close()
         if not held:
-            indent = len(content) - len(content.lstrip())
-        words.append(" ".join(content.split()))
-        held += scanned
-        depth = sum((raw.text in OPEN) - (raw.text in CLOSED) for raw in held)
-        if depth <= 0 or len(held) > LONGEST:
+            depth = 0
+        held.append((number, content))
+        depth += sum(map(content.count, OPEN)) - sum(map(content.count, CLOSED))
+        if depth <= 0:
             close()
     close()
     return found
 
 
-def _scan(content: str, number: int) -> Iterator[_Raw]:
-    for match in _TOKEN.finditer(content):
-        if match.lastgroup != "space":
-            yield _Raw(str(match.lastgroup), match.group(), number, match.start() + 1)
-
-
-def _sentence(held: list[_Raw], words: list[str], indent: int) -> Sentence:
-    line = EquationLine(held[0].line, " ".join(words))
+def _sentence(held: list[tuple[int, str]]) -> Sentence:
+    first, opening = held[0]
+    line = EquationLine(first, " ".join(" ".join(content.split()) for _, content in held))
     tokens: list[Token] = []
-    for raw in held:
-        place = SourcePosition(line, raw.line, raw.column)
-        if raw.kind == "other":
-            place.error(f"the character {raw.text!r} is not part of the notation")
-        if raw.kind == "number" and len(raw.text) > LARGEST_NUMBER:
-            place.error(f"expected a number of at most {LARGEST_NUMBER} characters")
-        sign = raw.text
-        if sign == "**":
-            sign = "^"
-        tokens.append(Token(raw.kind, sign, place))
+    for number, content in held:
+        for match in _TOKEN.finditer(content):
+            kind = str(match.lastgroup)
+            text = match.group()
+            place = SourcePosition(line, number, match.start() + 1)
+            if kind == "other":
+                place.error(f"the character {text!r} is not part of the notation")
+            if kind == "number" and len(text) > LARGEST_NUMBER:
+                place.error(f"expected a number of at most {LARGEST_NUMBER} characters")
+            if kind != "space":
+                tokens.append(Token(kind, "^" if text == "**" else text, place))
     if len(tokens) > LONGEST:
         tokens[0].place.error(
             f"expected an equation of at most {LONGEST} words and signs, got {len(tokens)}; "
             "split it"
         )
-    last = held[-1]
-    end = SourcePosition(line, last.line, last.column + len(last.text))
+    number, content = held[-1]
+    end = SourcePosition(line, number, len(content) + 1)
+    indent = len(opening) - len(opening.lstrip())
     return Sentence(line, indent, (*tokens, Token("end", "the end of the equation", end)))

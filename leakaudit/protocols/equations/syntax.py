@@ -111,16 +111,8 @@ class ReceivedMessage:
 
 
 @dataclass(frozen=True)
-class Negation:
-    """The negative of an expression."""
-
-    of: Expr
-    place: SourcePosition  # where the sign is written
-
-
-@dataclass(frozen=True)
 class Binary:
-    """Two expressions with ``+``, ``-``, ``*``, ``/`` or ``^`` between them."""
+    """Two expressions with ``+ - * /`` or ``^`` between them; ``-x`` is ``0 - x``."""
 
     sign: str
     left: Expr  # the first operand
@@ -163,7 +155,7 @@ FUNCTIONS = {
 }
 
 Expr: TypeAlias = (
-    Constant | Symbol | IndexedVector | ReceivedMessage | Negation | Binary | Total | FunctionCall
+    Constant | Symbol | IndexedVector | ReceivedMessage | Binary | Total | FunctionCall
 )
 
 
@@ -204,9 +196,7 @@ def parts(expression: Expr) -> Iterator[Expr]:
     """Yield an expression and all expressions in it."""
     yield expression
     inner: tuple[Expr, ...] = ()
-    if isinstance(expression, Negation):
-        inner = (expression.of,)
-    elif isinstance(expression, Binary):
+    if isinstance(expression, Binary):
         inner = (expression.left, expression.right)
     elif isinstance(expression, Total):
         inner = (expression.body,)

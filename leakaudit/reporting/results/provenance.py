@@ -22,6 +22,7 @@ from leakaudit.reporting.results import model
 from leakaudit.reporting.results.model import Provenance, TraceSource, TruthSource
 from leakaudit.tasks import _torchvision
 
+DECISIVE = ("leakaudit", "torch", "numpy", "scipy")
 PACKAGES = ("leakaudit", "torch", "torchvision", "numpy", "scipy", "scikit-image", "lpips")
 
 
@@ -90,6 +91,11 @@ def versions() -> dict[str, str | None]:
     for name in PACKAGES:
         found[name] = _version(name)
     return found
+
+
+def decisive_versions() -> dict[str, str | None]:
+    """Return the versions of the packages that numbers depend on."""
+    return {name: _version(name) for name in DECISIVE}
 
 
 def digest(settings: Mapping[str, object]) -> str:

@@ -50,7 +50,7 @@ def attack_file(
 ) -> _AttackOutcome:
     """Attack a trace and write results.json, pictures, arrays and report.md into a folder.
 
-    Nothing is written if something cannot be used. Ctrl-C keeps what was found, as not complete.
+    Nothing is written if an input is invalid. Ctrl-C keeps what was found, as not complete.
     """
     started = datetime.now(UTC)
     clock = time.perf_counter()

@@ -1,7 +1,6 @@
 """The finished part of an attack run, so that an interrupted run can be resumed.
 
-Each file has reconstructions that were settled together, and the key of its run: a digest of all
-that they depend on. A file from a stranger is read as safely as a trace.
+Each file has reconstructions that were settled together, and the key of its run.
 """
 
 from __future__ import annotations
@@ -31,9 +30,6 @@ VERSION = 1
 
 # Fields of a reconstruction that are stored as JSON, beside its tensors and its certificate.
 VALUES = ("node", "attack", "residual", "seconds", "note", "certified", "others", "rounds")
-
-# Packages with versions that a reconstruction depends on.
-DEPEND = ("leakaudit", "torch", "numpy", "scipy")
 
 
 class _Entry(Struct, frozen=True, kw_only=True):
@@ -123,8 +119,7 @@ class Checkpoint:
 
 def key(about: Mapping[str, Json]) -> str:
     """Return a digest of all that reconstructions depend on, with package versions."""
-    installed = provenance.versions()
-    versions = {name: installed[name] for name in DEPEND}
+    versions = provenance.decisive_versions()
     return provenance.digest({"run": dict(about), "versions": versions})
 
 

@@ -1,8 +1,7 @@
 """The nodes of a trace in groups, whose leaks are searched together in the time left.
 
-Other processes read the trace themselves. Which nodes an earlier group covers by a sum of
-gradients is only known once it is finished, so they attack all groups as if nothing was covered,
-and repeat those for which that was wrong, which is rare.
+Which nodes an earlier group covers by a sum of gradients is known once it is finished: other
+processes attack all groups as if nothing was covered, and repeat the few for which that was wrong.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ def attack(
 ) -> GroupResults:
     """Attack all nodes of a run; after Ctrl-C, return the results so far.
 
-    Groups do not depend on what was finished before, so a resumed run gives what a run without a
-    break gives.
+    Groups do not depend on what was finished before, so a resumed run gives the same results.
     """
     if options.nodes is None:
         order = list(hearing.targets(trace, options.adversary))

@@ -1,8 +1,7 @@
 """Deletion of personal data from a folder of results: images and truths go, figures stay.
 
-A record from a stranger could name any file, so only content identifies what leakaudit wrote:
-formats, and the mark of `leakaudit._util.marks`. Temporary files of killed writes are recognised by
-name. Links are neither followed nor deleted.
+A record could name any file, so only content identifies what leakaudit wrote: formats, and the mark
+of `leakaudit._util.marks`. Links are neither followed nor deleted.
 """
 
 from __future__ import annotations

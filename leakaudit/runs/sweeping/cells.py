@@ -10,18 +10,17 @@ from msgspec import UNSET, UnsetType
 
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
-from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Setting
+from leakaudit.protocols.recording import check_settings
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.reporting.results import provenance
 from leakaudit.reporting.results.cell_files import CellConfig, NoiseConfig
 from leakaudit.reporting.results.model import encoded, plain
 from leakaudit.runs.sweeping.plan import SweepPlan
-from leakaudit.tasks import models
-from leakaudit.tasks.build_task import SETTINGS
 
-DEPEND = ("leakaudit", "torch", "numpy", "scipy")  # results depend on the versions of these
 MOST_CELLS = 50_000  # of one sweep, a choice: even a dry run takes some seconds for as many
+ADVICE = "; put a constant of a single victim into [sweep.set.VICTIM] or [sweep.over.VICTIM]"
 FIELDS = tuple(f.name for f in fields(Scenario) if f.name != "set")
 
 
@@ -83,12 +82,6 @@ class PlannedCell:
         return ", ".join([*places, self.attack, f"seed {self.scenario.seed}", self.adversary])
 
 
-def versions() -> dict[str, str | None]:
-    """Return the versions that results depend on."""
-    known = provenance.versions()
-    return {name: known[name] for name in DEPEND}
-
-
 def expand(plan: SweepPlan) -> list[PlannedCell]:
     """Return all cells, seed by seed: an interrupted sweep has covered the whole grid."""
     made: list[PlannedCell] = []
@@ -135,7 +128,7 @@ def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Setting]) 
     # A value of an axis may be of any type; the scenario checks it.
     scenario = Scenario(**{**asdict(plan.scenario), **named, "set": constants})
     _, args = scenario.parts()
-    _refuse(scenario, args)
+    check_settings(scenario, args, ADVICE)
     _attackable(plan, scenario, who)
 
     settings = _settings_of(attack, plan, point)
@@ -175,19 +168,4 @@ def _refuse_beyond(name: str, chosen: Iterable[int], limit: int, scenario: Scena
             raise LeakauditError(
                 f"sweep: {name}: node {node} does not exist "
                 f"(a scenario of the sweep has nodes 0 to {scenario.nodes - 1})"
-            )
-
-
-def _refuse(scenario: Scenario, args: Mapping[str, Setting]) -> None:
-    """Reject a constant that neither the victim nor a built-in model has."""
-    if scenario.model not in models.MODELS:
-        return
-    known = [*registry.parameters(models.MODELS[scenario.model]), *SETTINGS]
-    both = [*registry.parameters(registry.get("victims", scenario.victim)), *known]
-    for key in args:
-        if key not in known:
-            raise LeakauditError(
-                f"sweep: neither {scenario.victim} nor {scenario.model} has a parameter "
-                f"{key!r}{suggest(key, both)}; put a constant of a single victim into "
-                "[sweep.set.VICTIM] or [sweep.over.VICTIM]"
             )

@@ -10,7 +10,6 @@ from leakaudit._util import averages
 from leakaudit.core import registry
 from leakaudit.core.trace import Json
 from leakaudit.reporting.results.cell_files import DONE
-from leakaudit.runs.sweeping import cells
 from leakaudit.runs.sweeping.cells import PlannedCell
 from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.run import SweepOptions, part, plan_of_first, remaining
@@ -20,7 +19,7 @@ from leakaudit.traces.recorder import human
 
 def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> dict[str, Json]:
     """Return the cells, and the cost of those left, by the timings of this folder."""
-    planned = StoredPlan(plan, cells.versions())
+    planned = StoredPlan(plan)
     store = Store(folder)
     mine = part(planned.keyed, options.shard)
     known = store.statuses(mine)
@@ -40,7 +39,7 @@ def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> dict[str, Json]
         "seeds": plan.seeds,
         "grid": rows,
         "parameters": sized.task.layout.size,
-        "recording": human(sized.size()),
+        "recording": human(sized.size),
         "workers": workers,
         "hours left": hours,
     }

@@ -142,9 +142,8 @@ def columns(
 ) -> SweptColumns:
     """Return the metrics of a cell's reconstructions, and the number of recovered records.
 
-    A record is recovered at `psnr` dB or more, or without images at that signal-to-noise ratio, -20
-    log10 of the relative error. All records of `refused` nodes are missed, and count with a blind
-    guess, the mean of all others.
+    A record is recovered at `psnr` dB or more, or without images at -20 log10 of the relative
+    error. All records of `refused` nodes are missed, and count with a blind guess.
     """
     scores = [one.scores for one in findings if one.scores is not None]
     both = [*scores, *refused]
@@ -196,8 +195,7 @@ def _missed(measured: Iterable[Column | UnsetType]) -> list[Number]:
 def points(cells: Sequence[SweptCell]) -> list[SweepPoint]:
     """Return one entry per point of the grid, attack and adversary, over its seeds.
 
-    In every mean, nodes without a reconstruction count with a blind guess and no label; there is
-    none if all lack one.
+    Nodes without a reconstruction count with a blind guess and no label; a mean of none is absent.
     """
     groups: dict[str, list[SweptCell]] = {}
     for cell in cells:

@@ -15,7 +15,7 @@ from leakaudit.protocols import recording
 from leakaudit.reporting.results.cell_files import DONE, FAILED, Status, Timing
 from leakaudit.reporting.results.model import SweepRecord
 from leakaudit.reporting.results.output_folder import ready
-from leakaudit.runs.sweeping import cells, merge
+from leakaudit.runs.sweeping import merge
 from leakaudit.runs.sweeping.cells import PlannedCell
 from leakaudit.runs.sweeping.plan import SweepPlan
 from leakaudit.runs.sweeping.store import Store, StoredPlan
@@ -95,10 +95,10 @@ class SweepOutcome:
 def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> SweepOutcome:
     """Run the cells that have no result yet, then write results.json, sweep.png and report.md.
 
-    One of several parts only writes its cells. Ctrl-C and the time limit of `progress.watching` end
-    the work, and the same call resumes it.
+    One of several parts only writes its cells. After Ctrl-C or the time limit, the same call
+    resumes.
     """
-    planned = StoredPlan(plan, cells.versions())
+    planned = StoredPlan(plan)
     store = Store(folder)
     store.refuse_links()
     mine = part(planned.keyed, options.shard)

@@ -1,7 +1,6 @@
-"""A sweep's folder: plan.json, one file per cell, and timings.
+"""A sweep's folder: plan.json, one file per cell, and timings, on which no result depends.
 
-Timings are apart, so that results do not depend on when they were computed. They have a line per
-cell, and incomplete lines are ignored; all other files are written atomically.
+Timings have a line per cell; incomplete ones are ignored. All other files are written atomically.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +20,7 @@ from leakaudit._util.decoding import TypeMismatch, decoded
 from leakaudit._util.files import PRIVATE, replacing, unfinished
 from leakaudit._util.uncollected import read_json
 from leakaudit.core.errors import LeakauditError
-from leakaudit.reporting.results import model
+from leakaudit.reporting.results import model, provenance
 from leakaudit.reporting.results.cell_files import (
     FORMAT,
     VERSION,
@@ -30,7 +29,6 @@ from leakaudit.reporting.results.cell_files import (
     Status,
     Timing,
 )
-from leakaudit.reporting.results.provenance import digest
 from leakaudit.runs.sweeping import cells, tables
 from leakaudit.runs.sweeping.plan import SweepPlan
 
@@ -49,12 +47,15 @@ class StoredPlan:
     """The plan of a folder, and the versions that name its cells."""
 
     plan: SweepPlan
-    versions: Mapping[str, str | None]  # versions of the packages that results depend on
+    # versions of the packages that results depend on
+    versions: Mapping[str, str | None] = field(default_factory=provenance.decisive_versions)
 
     @property
     def digest(self) -> str:
         """Digest of both: folders with the same digest can be merged."""
-        return digest({"plan": tables.to_json(self.plan), "versions": dict(self.versions)})
+        return provenance.digest(
+            {"plan": tables.to_json(self.plan), "versions": dict(self.versions)}
+        )
 
     @cached_property
     def keyed(self) -> dict[str, cells.PlannedCell]:
@@ -177,7 +178,9 @@ def _refuse_place(path: Path, expected: str) -> None:
 
 def _digest(key: str, result: CellResult) -> str:
     """Return the digest of a result and its name, without which two could be exchanged."""
-    return digest({"cell": key, "result": model.plain(structs.replace(result, sha256=""))})
+    return provenance.digest(
+        {"cell": key, "result": model.plain(structs.replace(result, sha256=""))}
+    )
 
 
 def _write(path: Path, content: msgspec.Struct, durable: bool = True) -> None:

@@ -12,16 +12,14 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from leakaudit._util.jobs import PROCESS, JobOutcome
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import watching
+from leakaudit.reporting.results import provenance
 
-# Results depend on the versions of these packages.
-DEPEND = ("torch", "numpy", "scipy")
 ENDS = 1 << 20  # bytes at either end of a file that are compared
 PLUGINS = "LEAKAUDIT_PLUGINS"  # names of modules that child processes import, see the registry
 
@@ -33,7 +31,7 @@ class ShippedFunction:
     job: bytes  # the function, pickled
     backend: str  # name of the backend, for messages
     plugins: str  # the plug-ins in use
-    versions: tuple[tuple[str, str], ...]  # versions of the packages that results depend on
+    versions: tuple[tuple[str, str | None], ...]  # versions of the packages that results depend on
     until: float  # end of the available time, in seconds since 1970
     files: tuple[tuple[str, str], ...]  # files that it reads, each with its `_mark`
 
@@ -46,7 +44,7 @@ def pack(
         pickle.dumps(job),
         backend,
         os.environ.get(PLUGINS, ""),
-        _versions(),
+        tuple(provenance.decisive_versions().items()),
         until,
         tuple((os.path.abspath(path), _mark(path)) for path in files),
     )
@@ -70,10 +68,12 @@ def _unpacked(shipped: ShippedFunction) -> Callable[[Any], Any]:
     """Return the function, once per process; raise LeakauditError if this process differs."""
     if shipped.backend != PROCESS:
         where = f"the {shipped.backend} worker on {socket.gethostname()}"
-        for (name, wanted), (_, own) in zip(shipped.versions, _versions(), strict=True):
-            if own != wanted:
+        own_versions = provenance.decisive_versions()
+        for name, wanted in shipped.versions:
+            held = own_versions[name]
+            if held != wanted:
                 raise LeakauditError(
-                    f"{where} has {name} {own or 'not installed'}, but this process has {wanted}; "
+                    f"{where} has {name} {held or 'not installed'}, but this process has {wanted}; "
                     "install the same versions everywhere"
                 )
         os.environ[PLUGINS] = shipped.plugins
@@ -98,8 +98,7 @@ def _unpacked(shipped: ShippedFunction) -> Callable[[Any], Any]:
 def _mark(path: Path) -> str:
     """Return what distinguishes a recording from others, without reading all of it.
 
-    A file ends with the checksums of all its parts. Of a folder, the names and sizes of its files
-    count, and the files beside its shards.
+    A file ends with the checksums of all its parts; of a folder, names and sizes count, too.
     """
     try:
         if not path.is_dir():
@@ -122,19 +121,6 @@ def _ends(path: Path) -> bytes:
         first = file.read(ENDS)
         file.seek(max(0, size - ENDS))
         return b"%d " % size + first + file.read(ENDS)
-
-
-@lru_cache
-def _versions() -> tuple[tuple[str, str], ...]:
-    from leakaudit.core.version import VERSION
-
-    found = [("leakaudit", VERSION)]
-    for name in DEPEND:
-        try:
-            found.append((name, version(name)))
-        except PackageNotFoundError:
-            found.append((name, ""))
-    return tuple(found)
 
 
 def _portable(error: Exception) -> Exception:

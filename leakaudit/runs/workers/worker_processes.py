@@ -1,7 +1,4 @@
-"""Worker processes that compute jobs one after another until all are done.
-
-A process works on one job at a time, so that it is known which job was lost if it dies.
-"""
+"""Worker processes, each with one job at a time, so that it is known which one died with it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A .pt file that is laid out with holes of zeros, and then filled in place through a memory map.
 
-`torch.save` stores records uncompressed, so the bytes of a tensor are the same in the file. A
-process that is killed loses nothing, and the file can be read at any time. The large tensor comes
-last, so that it can be truncated to the part that was used.
+`torch.save` stores records uncompressed, as in memory, so a process that is killed loses nothing.
+The large tensor comes last, so that it can be truncated to the part that was used.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import sys
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -43,17 +41,9 @@ _REBUILD: Callable[..., Tensor] = torch._utils._rebuild_tensor_v2
 Tree = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class ZeroTensor:
-    """A tensor of zeros that takes no space before it is written."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype  # type of its numbers
-
-    @property
-    def nbytes(self) -> int:
-        """Number of bytes when it is full."""
-        return math.prod(self.shape) * self.dtype.itemsize
+def hole(*shape: int, dtype: torch.dtype) -> Tensor:
+    """Return a tensor that stands for zeros, which take no space before they are written."""
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 class MemoryFile:
@@ -88,13 +78,13 @@ class MapFile(MemoryFile):
     """The tensors of a new .pt file, which has a temporary name until `publish`.
 
     Args:
-        tree: Dictionaries of plain values, tensors (copied) and `ZeroTensor`s, the last of which
+        tree: Dictionaries of plain values, tensors (copied) and holes, the last of which
             is the large one.
     """
 
     def __init__(self, path: Path, tree: Tree) -> None:
         self.path = path
-        self._plan = _replace(tree, lambda leaf: ZeroTensor(tuple(leaf.shape), leaf.dtype))
+        self._plan = _replace(tree, lambda leaf: hole(*leaf.shape, dtype=leaf.dtype))
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
         laid = _lay_out(self._plan)
         self._index_size = laid.index_size
@@ -123,13 +113,13 @@ class MapFile(MemoryFile):
         self._ready = 0
         self._released = 0
 
-    def _view(self, leaf: Tensor | ZeroTensor, start: int) -> Tensor:
+    def _view(self, leaf: Tensor, start: int) -> Tensor:
         count = math.prod(leaf.shape)
         if not count:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
         flat = torch.frombuffer(self._map, dtype=leaf.dtype, count=count, offset=start)
         view = flat.view(leaf.shape)
-        return view.copy_(leaf) if isinstance(leaf, Tensor) else view
+        return view if leaf.is_meta else view.copy_(leaf)
 
     def publish(self) -> None:
         """Replace whatever exists at `path`."""
@@ -195,15 +185,14 @@ class MapFile(MemoryFile):
     def finish(self, rows: int) -> None:
         """Truncate the last leaf in place, write everything to the disk, and close.
 
-        An archive is read from the directory at its end. So a second directory, for the shorter
-        tensor, is written into the unused part of that tensor, then headers of the same size for
-        it, and the file is truncated after the new directory: a reader finds a valid file at every
-        moment. If that does not fit, the file keeps its length; `written` states how much of it is
-        valid.
+        An archive is read from the directory at its end. So one for the shorter tensor is written
+        into the unused part of that tensor, then headers of the same size, and the file is
+        truncated after it: a reader finds a valid file at every moment. If that does not fit, the
+        file keeps its length.
         """
         last = _last_leaf(self._plan)
-        cut = ZeroTensor((rows, *last.shape[1:]), last.dtype)
-        shorter = _replace(self._plan, lambda hole: cut if hole is last else hole)
+        cut = hole(rows, *last.shape[1:], dtype=last.dtype)
+        shorter = _replace(self._plan, lambda leaf: cut if leaf is last else leaf)
         laid = _lay_out(shorter, self._index_size)
         size = laid.writer.at + len(laid.tail)
         room = self._last.start + self._last.size
@@ -237,7 +226,7 @@ class _Store(NamedTuple):
     """A record of the archive, pickled as torch pickles its storages."""
 
     key: str
-    hole: ZeroTensor
+    leaf: Tensor
 
 
 class _Pickler(pickle.Pickler):
@@ -250,14 +239,14 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
         if not isinstance(obj, _Store):
             return None
-        return ("storage", _STORAGE[obj.hole.dtype], obj.key, "cpu", math.prod(obj.hole.shape))
+        return ("storage", _STORAGE[obj.leaf.dtype], obj.key, "cpu", obj.leaf.numel())
 
     def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, ZeroTensor):
+        if not isinstance(obj, Tensor):
             return NotImplemented
         self.stores.append(_Store(str(len(self.stores)), obj))
-        strides = tuple(math.prod(obj.shape[k + 1 :]) for k in range(len(obj.shape)))
-        return _REBUILD, (self.stores[-1], 0, obj.shape, strides, False, OrderedDict())
+        shape = tuple(obj.shape)
+        return _REBUILD, (self.stores[-1], 0, shape, obj.stride(), False, OrderedDict())
 
 
 class _Laid(NamedTuple):
@@ -283,15 +272,13 @@ def _lay_out(plan: Tree, index_size: int = 0) -> _Laid:
     writer = ArchiveWriter()
     for name, data in small.items():
         writer.add(name, len(data), data)
-    tensors = [writer.add(f"data/{key}", hole.nbytes) for key, hole in pickler.stores]
+    tensors = [writer.add(f"data/{key}", leaf.nbytes) for key, leaf in pickler.stores]
     checksums = {name: zlib.crc32(data) for name, data in small.items()}
     return _Laid(writer, writer.directory(checksums), len(small["data.pkl"]), tensors)
 
 
-def _allocated(leaf: Tensor | ZeroTensor) -> Tensor:
-    if isinstance(leaf, ZeroTensor):
-        return torch.zeros(leaf.shape, dtype=leaf.dtype)
-    return leaf.clone()
+def _allocated(leaf: Tensor) -> Tensor:
+    return torch.zeros(leaf.shape, dtype=leaf.dtype) if leaf.is_meta else leaf.clone()
 
 
 def _replace(tree: Tree, new: Callable[[Any], Any]) -> dict[str, Any]:
@@ -300,7 +287,7 @@ def _replace(tree: Tree, new: Callable[[Any], Any]) -> dict[str, Any]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
             copy[key] = _replace(value, new)
-        elif isinstance(value, Tensor | ZeroTensor):
+        elif isinstance(value, Tensor):
             copy[key] = new(value)
         else:
             copy[key] = value
@@ -311,7 +298,7 @@ def _leaves(tree: Tree) -> Iterator[Any]:
     for value in tree.values():
         if isinstance(value, Mapping):
             yield from _leaves(value)
-        elif isinstance(value, Tensor | ZeroTensor):
+        elif isinstance(value, Tensor):
             yield value
 
 

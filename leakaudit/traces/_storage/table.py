@@ -1,7 +1,6 @@
 """One growing table of messages, in a file or in memory.
 
-Rows are written first, then the counter that makes them valid, so a reader, or a crash, finds only
-the messages of complete rounds.
+Rows are written before the counter that makes them valid, so a reader finds complete rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.traces._storage import sizes
-from leakaudit.traces._storage.mapped_file import MapFile, MemoryFile, ZeroTensor
+from leakaudit.traces._storage.mapped_file import MapFile, MemoryFile, hole
 from leakaudit.traces._storage.sizes import human, plan_size
 from leakaudit.traces._storage.wellformed import INDEX, KINDS
 
@@ -92,11 +91,11 @@ class MessageTable:
 
     def _new(self, messages: int, rows: int) -> MemoryFile:
         table = {
-            "written": ZeroTensor((4,), torch.int64),
-            "kinds": ZeroTensor((KINDS,), torch.uint8),
-            **{name: ZeroTensor((messages,), torch.int32) for name in INDEX},
-            "secure": ZeroTensor((messages,), torch.bool),
-            "payload": ZeroTensor((rows, self._format.width), self._format.dtype),
+            "written": hole(4, dtype=torch.int64),
+            "kinds": hole(KINDS, dtype=torch.uint8),
+            **{name: hole(messages, dtype=torch.int32) for name in INDEX},
+            "secure": hole(messages, dtype=torch.bool),
+            "payload": hole(rows, self._format.width, dtype=self._format.dtype),
         }
         tree = {**self._format.head, "messages": table}
         if self._path is None:

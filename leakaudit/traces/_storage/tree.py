@@ -19,18 +19,17 @@ increments the version.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from leakaudit._util.untrusted import safe_reader
-from leakaudit._util.untrusted.archive import FileFault, refuse
+from leakaudit._util.untrusted.archive import FileFault
 from leakaudit.core import mapping
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.sketch import ROWS, WIDTH
-from leakaudit.core.trace import LARGEST_RECORD, Json, Messages, Trace, Truth
+from leakaudit.core.trace import Messages, Trace, Truth
 from leakaudit.traces._storage import wellformed
 from leakaudit.traces._storage.wellformed import INDEX, CommittedTable
 
@@ -110,7 +109,7 @@ def head(trace: Trace) -> dict[str, Any]:
         "public": dict(trace.public),
     }
     try:
-        _without_messages(tree)
+        wellformed.without_messages(tree)
         wellformed.tensors(tree, "public")
     except FileFault as why:
         raise LeakauditError(f"this cannot be recorded: {why}") from None
@@ -142,7 +141,7 @@ def decode(tree: Mapping[str, Any], where: str) -> Trace:
 def _outlined(tree: Mapping[str, Any], where: str) -> tuple[Trace, CommittedTable]:
     """Check the contents of a trace file; its public tensors remain as they are in it."""
     try:
-        trace = _without_messages(tree)
+        trace = wellformed.without_messages(tree)
         table = tree.get("messages")
         if not isinstance(table, dict):
             table = {}
@@ -151,32 +150,6 @@ def _outlined(tree: Mapping[str, Any], where: str) -> tuple[Trace, CommittedTabl
     except FileFault as why:
         raise LeakauditError(f"{where} is rejected: {why}") from None
     return replace(trace, rounds=found.last, complete=found.closed, public=public), found
-
-
-def _plain(values: Mapping[str, object]) -> Mapping[str, Json]:
-    return cast("Mapping[str, Json]", values)
-
-
-def _without_messages(tree: Mapping[str, Any]) -> Trace:
-    """Return the description as a trace without messages and tensors; raises `FileFault`."""
-    about = wellformed.meta(tree, wellformed.TraceEntry)
-    layout = wellformed.layout(about.layout)
-    task = wellformed.spec(about.task)
-    edges = wellformed.tensor(tree, "topology", ("int32", "int64"), 2)
-    columns = wellformed.columns(about.columns, layout.size)
-    return Trace(
-        protocol=about.protocol,
-        params=_plain(about.params),
-        task=task,
-        graph=wellformed.graph(about.nodes, edges),
-        layout=layout,
-        columns=columns,
-        rounds=0,
-        messages=(),
-        id=about.id,
-        provenance=_plain(about.provenance),
-        kept=wellformed.kept(about.kept, columns, layout.size),
-    )
 
 
 def truth_tree(truth: Truth) -> dict[str, Any]:
@@ -207,55 +180,9 @@ def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
     """Convert the contents of a truth file into a `Truth`."""
-    numbers = (*wellformed.FLOATS, "int64")
     try:
-        about = wellformed.meta(tree, wellformed.TruthEntry)
-        truth = Truth(
-            id=about.id,
-            task=wellformed.spec(about.task),
-            x=wellformed.tensor(tree, "x", wellformed.FLOATS),
-            y=wellformed.tensor(tree, "y", numbers),
-            node=wellformed.tensor(tree, "node", ("int64",), 1),
-            index=wellformed.tensor(tree, "index", ("int64",), 1),
-            pool=wellformed.tensor(tree, "pool", wellformed.FLOATS),
-            states=wellformed.tensors(tree, "states"),
-            provenance=_plain(about.provenance),
-        )
-        _check_records(truth)
+        truth = wellformed.truth(tree)
     except FileFault as why:
         raise LeakauditError(f"{where} is rejected: {why}") from None
     mapping.use(truth.x, truth.y, truth.node, truth.index, truth.pool, *truth.states.values())
     return truth
-
-
-def _check_records(truth: Truth) -> None:
-    lengths = {t.shape[:1] for t in (truth.x, truth.y, truth.node, truth.index)}
-    shapes = {tuple(t.shape[1:]) for t in (truth.x, truth.pool)}
-    if len(lengths) != 1 or shapes != {tuple(truth.task.shape)}:
-        came = ", ".join(
-            f"{name} {tuple(t.shape)}"
-            for name, t in (("x", truth.x), ("y", truth.y), ("pool", truth.pool))
-        )
-        refuse(f"its records are inconsistent: {came}, inputs of shape {truth.task.shape}")
-    if bool((truth.node < 0).any()):
-        refuse(f"node {int(truth.node.min())} of its records does not exist")
-    for name, values in (("x", truth.x), ("y", truth.y), ("pool", truth.pool)):
-        # The smallest and the largest number are NaN if any is.
-        ends = (float(values.min()), float(values.max())) if values.numel() else ()
-        if not all(map(math.isfinite, ends)):
-            refuse(f"{name!r} should contain finite numbers, but has NaN or infinity")
-        if any(abs(end) > LARGEST_RECORD for end in ends):
-            refuse(f"{name!r} has numbers beyond {LARGEST_RECORD:g} in size")
-    _check_values(truth)
-
-
-def _check_values(truth: Truth) -> None:
-    from leakaudit.traces import vocabulary  # it needs torch, which outlines are read without
-
-    try:
-        vocabulary.shape_of_labels(truth.y, truth.task, "y")
-        if truth.task.is_text:
-            vocabulary.inputs(truth.x, truth.task, "x")
-            vocabulary.inputs(truth.pool, truth.task, "pool")
-    except LeakauditError as why:
-        refuse(str(why))

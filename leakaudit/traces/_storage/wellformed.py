@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Annotated, Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -21,7 +21,7 @@ from leakaudit._util.untrusted.archive import refuse
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.sketch import ROWS, WIDTH
-from leakaudit.core.trace import Graph, Layout, TaskSpec
+from leakaudit.core.trace import LARGEST_RECORD, Graph, Json, Layout, TaskSpec, Trace, Truth
 
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class _KeptEntry(_Open, frozen=True, kw_only=True):
     sketch: _SketchEntry | None  # the sketch; then the norm of each message is stored as well
 
 
-class TraceEntry(_Open, frozen=True, kw_only=True):
+class _TraceEntry(_Open, frozen=True, kw_only=True):
     """The description of a trace."""
 
     protocol: _Name  # name of the victim
@@ -140,7 +140,7 @@ class TraceEntry(_Open, frozen=True, kw_only=True):
     provenance: dict[str, _Free]  # how it was made
 
 
-class TruthEntry(_Open, frozen=True, kw_only=True):
+class _TruthEntry(_Open, frozen=True, kw_only=True):
     """The description of a truth."""
 
     id: str  # identifier of the recording
@@ -148,7 +148,85 @@ class TruthEntry(_Open, frozen=True, kw_only=True):
     provenance: dict[str, _Free] = {}  # how it was made
 
 
-def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
+def _plain(values: Mapping[str, object]) -> Mapping[str, Json]:
+    return cast("Mapping[str, Json]", values)
+
+
+def without_messages(tree: Mapping[str, Any]) -> Trace:
+    """Return the description as a trace without messages and tensors; raises `FileFault`."""
+    about = _meta(tree, _TraceEntry)
+    layout = _layout(about.layout)
+    task = _spec(about.task)
+    edges = tensor(tree, "topology", ("int32", "int64"), 2)
+    columns = _columns(about.columns, layout.size)
+    return Trace(
+        protocol=about.protocol,
+        params=_plain(about.params),
+        task=task,
+        graph=graph(about.nodes, edges),
+        layout=layout,
+        columns=columns,
+        rounds=0,
+        messages=(),
+        id=about.id,
+        provenance=_plain(about.provenance),
+        kept=_kept(about.kept, columns, layout.size),
+    )
+
+
+def truth(tree: Mapping[str, Any]) -> Truth:
+    """Return a truth; raises `FileFault`."""
+    numbers = (*FLOATS, "int64")
+    about = _meta(tree, _TruthEntry)
+    found = Truth(
+        id=about.id,
+        task=_spec(about.task),
+        x=tensor(tree, "x", FLOATS),
+        y=tensor(tree, "y", numbers),
+        node=tensor(tree, "node", ("int64",), 1),
+        index=tensor(tree, "index", ("int64",), 1),
+        pool=tensor(tree, "pool", FLOATS),
+        states=tensors(tree, "states"),
+        provenance=_plain(about.provenance),
+    )
+    _check_records(found)
+    return found
+
+
+def _check_records(truth: Truth) -> None:
+    lengths = {t.shape[:1] for t in (truth.x, truth.y, truth.node, truth.index)}
+    shapes = {tuple(t.shape[1:]) for t in (truth.x, truth.pool)}
+    if len(lengths) != 1 or shapes != {tuple(truth.task.shape)}:
+        came = ", ".join(
+            f"{name} {tuple(t.shape)}"
+            for name, t in (("x", truth.x), ("y", truth.y), ("pool", truth.pool))
+        )
+        refuse(f"its records are inconsistent: {came}, inputs of shape {truth.task.shape}")
+    if bool((truth.node < 0).any()):
+        refuse(f"node {int(truth.node.min())} of its records does not exist")
+    for name, values in (("x", truth.x), ("y", truth.y), ("pool", truth.pool)):
+        # The smallest and the largest number are NaN if any is.
+        ends = (float(values.min()), float(values.max())) if values.numel() else ()
+        if not all(map(math.isfinite, ends)):
+            refuse(f"{name!r} should contain finite numbers, but has NaN or infinity")
+        if any(abs(end) > LARGEST_RECORD for end in ends):
+            refuse(f"{name!r} has numbers beyond {LARGEST_RECORD:g} in size")
+    _check_values(truth)
+
+
+def _check_values(truth: Truth) -> None:
+    from leakaudit.traces import vocabulary  # it needs torch, which outlines are read without
+
+    try:
+        vocabulary.shape_of_labels(truth.y, truth.task, "y")
+        if truth.task.is_text:
+            vocabulary.inputs(truth.x, truth.task, "x")
+            vocabulary.inputs(truth.pool, truth.task, "pool")
+    except LeakauditError as why:
+        refuse(str(why))
+
+
+def _meta(tree: Mapping[str, Any], kind: type[T]) -> T:
     """Return the description, without entries that this version does not know.
 
     json.loads reads it, not msgspec, because it accepts half of a surrogate pair, which occurs in
@@ -169,7 +247,7 @@ def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
         refuse(f"in its description, {ascii(str(why))[1:-1]}")
 
 
-def spec(value: _TaskEntry) -> TaskSpec:
+def _spec(value: _TaskEntry) -> TaskSpec:
     """Return the task."""
     task = TaskSpec(**present(value))
     if task.is_program and Path(task.model).name != task.model:
@@ -187,7 +265,7 @@ def spec(value: _TaskEntry) -> TaskSpec:
     return task
 
 
-def layout(value: _LayoutEntry) -> Layout:
+def _layout(value: _LayoutEntry) -> Layout:
     """Return the position of each parameter."""
     names = value.names
     shapes = value.shapes
@@ -200,14 +278,14 @@ def layout(value: _LayoutEntry) -> Layout:
     return found
 
 
-def columns(value: tuple[int, ...], size: int) -> tuple[int, int]:
+def _columns(value: tuple[int, ...], size: int) -> tuple[int, int]:
     """Return the recorded columns of the flat vector."""
     if len(value) != 2 or not 0 <= value[0] < value[1] <= size:
         refuse(f"its columns {str(list(value))[:60]} are outside a model of {size} parameters")
     return value[0], value[1]
 
 
-def kept(
+def _kept(
     value: _KeptEntry | UnsetType, columns: tuple[int, int], size: int
 ) -> StoredColumns | None:
     """Return what is stored of every message, if that is more than one span of columns."""

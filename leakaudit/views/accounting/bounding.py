@@ -73,7 +73,4 @@ def protocol_of(
     from leakaudit.protocols import recording  # data sets and models, not needed for a trace
 
     plan = recording.plan(source, data_root=data_root, download=download)
-    rounds = plan.scenario.rounds
-    public = plan.victim.schedule(plan.graph, rounds, plan.random["schedule"])
-    made = Protocol(plan.victim, plan.graph, rounds, public, records=plan.scenario.samples)
-    return made, plan.scenario.nodes
+    return plan.declared, plan.scenario.nodes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from leakaudit.capture.equations.streams import SenderStreams, Term
 from leakaudit.capture.fitting import min_rank
-from leakaudit.capture.fitting.min_rank import Blocks, Combination
+from leakaudit.capture.fitting.min_rank import Blocks
 from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks.task import Task
 
@@ -20,10 +21,26 @@ FITTED = 4  # rounds to which coefficients are fitted, at most: a choice that bo
 HELD = 2  # rounds that are held back, at least
 COMPARED = 16  # rounds that are compared: also a choice
 
+Form: TypeAlias = Literal["single", "momentum", "difference"]
+
 
 @dataclass(frozen=True)
-class LinearEquation:
-    """An equation whose coefficients are the same in all rounds."""
+class Step:
+    """What the equation of every node leaves."""
+
+    # `single`: R_t = a g_t. `momentum`: R_t = b R_{t-1} + a g_t. `difference`: R_t = a (g_t -
+    # g_{t-1}), so that b = -a.
+    form: Form
+    point: Term | None  # the model at which g_t is evaluated; None for the combination itself
+    rate: Fraction
+    other: Fraction  # the coefficient b; 0 for a single gradient
+    records: Mapping[int, tuple[Tensor, Tensor]]  # node -> records (b, *shape) and labels (b,)
+    miss: float  # largest difference from a recomputed gradient, relative to what is left
+
+
+@dataclass(frozen=True)
+class Equation:
+    """The equation of one kind of messages, with coefficients that are the same in all rounds."""
 
     kind: str  # kind of the messages that it defines
     rank: int  # rank of what it leaves: 0 for nothing, otherwise the number of records of gradients
@@ -31,7 +48,7 @@ class LinearEquation:
     # (term, node, sender) -> coefficient. The sender of a sum over clients is -1.
     weights: dict[tuple[Term, int, int], Fraction]
     rounds: tuple[int, ...]
-    miss: float  # largest norm beyond the rank, in units of rounding
+    step: Step | None = None  # what it leaves; None for nothing, or if that is not proved
 
     def of(self, streams: SenderStreams, node: int, t: int) -> Tensor | None:
         """Return the combination of earlier messages (d,) in the equation of one node, or None."""
@@ -83,7 +100,7 @@ def column_value(
     return total
 
 
-def search(streams: SenderStreams, task: Task, kind: str, rank: int) -> LinearEquation | None:
+def search(streams: SenderStreams, task: Task, kind: str, rank: int) -> Equation | None:
     """Return the equation with the fewest terms that leaves blocks of a rank, 0 for nothing."""
     for terms in candidates(streams, kind):
         if rank == 0 and not terms:
@@ -132,10 +149,9 @@ def _of_star(
 
 def _for_all(
     streams: SenderStreams, task: Task, kind: str, rank: int, terms: tuple[Term, ...]
-) -> LinearEquation | None:
+) -> Equation | None:
     weights: dict[tuple[Term, int, int], Fraction] = {}
     tested: set[int] = set()
-    worst = 0.0
     for node in streams.senders(kind):
         rounds = _rounds(streams, kind, terms, node)
         if len(rounds) < 1 + HELD:
@@ -144,12 +160,10 @@ def _for_all(
         exact = _exact(blocks, rank, starts(streams, terms, node))
         if exact is None:
             return None
-        values, miss = exact
-        worst = max(worst, miss)
         tested.update(rounds)
-        for column, value in zip(columns(streams, terms, node), values, strict=True):
+        for column, value in zip(columns(streams, terms, node), exact, strict=True):
             weights[column[0], node, column[1]] = value
-    return LinearEquation(kind, rank, terms, weights, tuple(sorted(tested)), worst)
+    return Equation(kind, rank, terms, weights, tuple(sorted(tested)))
 
 
 def _rounds(streams: SenderStreams, kind: str, terms: tuple[Term, ...], node: int) -> list[int]:
@@ -210,22 +224,18 @@ def starts(streams: SenderStreams, terms: tuple[Term, ...], node: int) -> list[n
     return found
 
 
-def _exact(
-    blocks: Blocks, rank: int, begin: list[np.ndarray]
-) -> tuple[list[Fraction], float] | None:
-    """Return exact coefficients that hold in the rounds held back as well, and their miss."""
+def _exact(blocks: Blocks, rank: int, begin: list[np.ndarray]) -> list[Fraction] | None:
+    """Return exact coefficients that hold in the rounds held back as well."""
     many = min(FITTED, len(blocks.target) - HELD)
-    found: Combination | None = min_rank.fit(blocks.rounds(slice(0, many)), rank, begin)
+    found = min_rank.fit(blocks.rounds(slice(0, many)), rank, begin)
     if found is None:
         return None
     values: list[Fraction] = []
-    for value, width in zip(found.values, found.width, strict=True):
+    for value, width in zip(*found, strict=True):
         simple = min_rank.simplest(float(value), float(width))
         if simple is None:
             return None
         values.append(simple)
     c = np.array([float(value) for value in values])
-    miss = min_rank.miss(blocks, c, rank)
-    if miss > min_rank.FLOORS or not min_rank.is_clear(blocks, c, rank):
-        return None
-    return values, miss
+    holds = min_rank.miss(blocks, c, rank) <= min_rank.FLOORS
+    return values if holds and min_rank.is_clear(blocks, c, rank) else None

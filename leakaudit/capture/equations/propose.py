@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from leakaudit.capture.equations import linear, steps
+from leakaudit.capture.equations.linear import Equation
 from leakaudit.capture.equations.streams import SenderStreams
-from leakaudit.capture.equations.written import Equation, protocol_file
+from leakaudit.capture.equations.written import protocol_file
 from leakaudit.capture.fitting.stepping import obstacle
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
@@ -69,7 +70,7 @@ def _equation(streams: SenderStreams, task: Task, kind: str) -> tuple[Equation |
         return None, f"{kind}: not known: no messages of nodes {', '.join(map(str, silent))}"
     found = linear.search(streams, task, kind, 0)
     if found is not None:
-        return Equation(found, None), f"{kind}: a combination of earlier messages{_tested(found)}"
+        return found, f"{kind}: a combination of earlier messages{_tested(found)}"
     for rank in range(1, RECORDS + 1):
         found = linear.search(streams, task, kind, rank)
         if found is None:
@@ -80,7 +81,7 @@ def _equation(streams: SenderStreams, task: Task, kind: str) -> tuple[Equation |
             line = (
                 f"{kind}: recomputed gradients of {what} explain what remains up to {step.miss:.1g}"
             )
-            return Equation(found, step), line + _tested(found)
+            return replace(found, step=step), line + _tested(found)
         weights = ", ".join(_weights(found, streams.senders(kind)[0]))
         return None, (
             f"{kind}: not known: with the coefficients {weights or 'none'}, what remains has rank "
@@ -102,23 +103,23 @@ def _silent(streams: SenderStreams, kind: str) -> list[int]:
 
 
 def _of_nodes(streams: SenderStreams, one: Equation) -> Iterator[str]:
-    kind = one.linear.kind
+    kind = one.kind
     for node in streams.senders(kind):
-        terms = list(_weights(one.linear, node))
+        terms = list(_weights(one, node))
         if one.step is not None:
             terms.append(f"{one.step.rate} g[t]")
         if one.step is not None and one.step.other:
             before = {"momentum": "of what remained in round t-1", "difference": "g[t-1]"}
             terms.append(f"{one.step.other} {before[one.step.form]}")
-        first, last = one.linear.rounds[0], one.linear.rounds[-1]
+        first, last = one.rounds[0], one.rounds[-1]
         yield f"node {node}, rounds {first} to {last}: {kind}[t] = {' + '.join(terms)}"
 
 
-def _tested(found: linear.LinearEquation) -> str:
+def _tested(found: Equation) -> str:
     return f" in rounds {found.rounds[0]} to {found.rounds[-1]}"
 
 
-def _weights(found: linear.LinearEquation, node: int) -> Iterator[str]:
+def _weights(found: Equation, node: int) -> Iterator[str]:
     for (term, owner, sender), weight in found.weights.items():
         if owner != node or not weight:
             continue

@@ -13,13 +13,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.capture.equations.linear import FITTED, HELD, LinearEquation, block
+from leakaudit.capture.equations.linear import FITTED, HELD, Equation, Form, Step, block
 from leakaudit.capture.equations.streams import SenderStreams, Term
 from leakaudit.capture.fitting import min_rank
 from leakaudit.capture.fitting.fit import recomputed
@@ -28,7 +27,6 @@ from leakaudit.core.leak import GradientLeak
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.tasks.task import Task
 
-Form: TypeAlias = Literal["single", "momentum", "difference"]
 FORMS: tuple[Form, ...] = ("single", "momentum", "difference")
 LABELS = 100  # classes that are tried, at most: a choice that bounds the time
 # The record is read from the same rounded numbers as the step, so that the recomputed gradient is a
@@ -44,20 +42,6 @@ COARSE = 0.01  # miss above which nothing is proved, however coarse the rounding
 
 
 @dataclass(frozen=True)
-class Step:
-    """What the equation of every node leaves."""
-
-    # `single`: R_t = a g_t. `momentum`: R_t = b R_{t-1} + a g_t. `difference`: R_t = a (g_t -
-    # g_{t-1}), so that b = -a.
-    form: Form
-    point: Term | None  # the model at which g_t is evaluated; None for the combination itself
-    rate: Fraction
-    other: Fraction  # the coefficient b; 0 for a single gradient
-    records: Mapping[int, tuple[Tensor, Tensor]]  # node -> records (b, *shape) and labels (b,)
-    miss: float  # largest difference from a recomputed gradient, relative to what is left
-
-
-@dataclass(frozen=True)
 class _EquationRemainder:
     """What an equation leaves of the messages of one node."""
 
@@ -68,14 +52,14 @@ class _EquationRemainder:
 
 
 def left(
-    streams: SenderStreams, linear: LinearEquation, node: int, rounds: tuple[int, ...]
+    streams: SenderStreams, equation: Equation, node: int, rounds: tuple[int, ...]
 ) -> _EquationRemainder:
     """Return what an equation leaves in some rounds."""
     values: dict[int, Tensor] = {}
     noise: dict[int, float] = {}
     for t in rounds:
-        message = streams.sent[linear.kind, node].get(t)
-        combined = linear.of(streams, node, t)
+        message = streams.sent[equation.kind, node].get(t)
+        combined = equation.of(streams, node, t)
         if message is None or combined is None:
             continue
         rest = message - combined
@@ -87,14 +71,14 @@ def left(
     return _EquationRemainder(values, noise)
 
 
-def prove(streams: SenderStreams, task: Task, linear: LinearEquation) -> Step | None:
+def prove(streams: SenderStreams, task: Task, equation: Equation) -> Step | None:
     """Return the step that recomputed gradients prove for every node, at one point only."""
-    if not linear.rank or task.spec.loss not in ("cross_entropy", "binary"):
+    if not equation.rank or task.spec.loss not in ("cross_entropy", "binary"):
         return None
     rests: dict[int, _EquationRemainder] = {}
-    for node in streams.senders(linear.kind):
-        rest = left(streams, linear, node, linear.rounds)
-        inputs = _inputs(task, rest, linear.rank, streams.eps)
+    for node in streams.senders(equation.kind):
+        rest = left(streams, equation, node, equation.rounds)
+        inputs = _inputs(task, rest, equation.rank, streams.eps)
         if not inputs:
             return None
         rests[node] = replace(rest, inputs=inputs)
@@ -102,8 +86,8 @@ def prove(streams: SenderStreams, task: Task, linear: LinearEquation) -> Step | 
         return None
     for form in FORMS:
         found: list[Step] = []
-        for point in points(streams, linear):
-            step = _at(streams, task, linear, rests, form, point)
+        for point in points(streams, equation):
+            step = _at(streams, task, equation, rests, form, point)
             if step is not None:
                 found.append(step)
         found.sort(key=lambda one: one.miss)
@@ -114,9 +98,9 @@ def prove(streams: SenderStreams, task: Task, linear: LinearEquation) -> Step | 
     return None
 
 
-def points(streams: SenderStreams, linear: LinearEquation) -> Iterator[Term | None]:
+def points(streams: SenderStreams, equation: Equation) -> Iterator[Term | None]:
     """Yield the models at which gradients may have been computed."""
-    if len(linear.terms) > 1:
+    if len(equation.terms) > 1:
         yield None
     if streams.server is not None:
         for kind in streams.kinds:
@@ -125,16 +109,16 @@ def points(streams: SenderStreams, linear: LinearEquation) -> Iterator[Term | No
         return
     for kind in streams.kinds:
         yield Term(kind, 1, "own")
-        if kind != linear.kind:
+        if kind != equation.kind:
             yield Term(kind, 0, "own")
 
 
 def model(
-    streams: SenderStreams, linear: LinearEquation, point: Term | None, node: int, t: int
+    streams: SenderStreams, equation: Equation, point: Term | None, node: int, t: int
 ) -> Tensor | None:
     """Return the model (d,) at which a gradient may have been computed."""
     if point is None:
-        return linear.of(streams, node, t)
+        return equation.of(streams, node, t)
     (sender,) = streams.nodes_of(point, node)
     return streams.value(point.kind, sender, t - point.lag)
 
@@ -142,7 +126,7 @@ def model(
 def _at(
     streams: SenderStreams,
     task: Task,
-    linear: LinearEquation,
+    equation: Equation,
     rests: Mapping[int, _EquationRemainder],
     form: Form,
     point: Term | None,
@@ -151,7 +135,7 @@ def _at(
     records: dict[int, tuple[Tensor, Tensor]] = {}
     rows: dict[int, list[_Row]] = {}
     for node, rest in rests.items():
-        thetas = _models(streams, linear, point, node, rest)
+        thetas = _models(streams, equation, point, node, rest)
         y = _labels(task, form, rest, thetas, streams.eps)
         best = 1.0  # largest miss in units of what is allowed
         for x in rest.inputs:
@@ -233,14 +217,14 @@ def _shared(rests: Mapping[int, _EquationRemainder]) -> bool:
 
 def _models(
     streams: SenderStreams,
-    linear: LinearEquation,
+    equation: Equation,
     point: Term | None,
     node: int,
     rest: _EquationRemainder,
 ) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
     for t in sorted({*rest.values, *(t - 1 for t in rest.values)}):
-        theta = model(streams, linear, point, node, t)
+        theta = model(streams, equation, point, node, t)
         if theta is not None:
             found[t] = theta
     return found

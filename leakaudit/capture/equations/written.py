@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from leakaudit.capture.equations import steps
-from leakaudit.capture.equations.linear import LinearEquation
-from leakaudit.capture.equations.steps import Step
+from leakaudit.capture.equations.linear import Equation, Step
 from leakaudit.capture.equations.streams import SenderStreams, Term
 from leakaudit.capture.fitting import min_rank
 from leakaudit.capture.fitting.fit import recomputed
@@ -23,14 +21,6 @@ from leakaudit.tasks.task import Task
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 MATRICES = "ABCDEFGH"
-
-
-@dataclass(frozen=True)
-class Equation:
-    """The equation of one kind of messages, with its proof."""
-
-    linear: LinearEquation  # the combination of earlier messages
-    step: Step | None  # what it leaves; None if it leaves nothing
 
 
 def protocol_file(
@@ -45,7 +35,7 @@ class _EquationWriter:
         self.streams = streams
         self.task = task
         self.equations = _ordered(streams, equations)
-        self.kinds = [one.linear.kind for one in self.equations]
+        self.kinds = [one.kind for one in self.equations]
         for kind in self.kinds:
             taken = kind in WORDS or kind in FUNCTIONS or kind in GROUPS or kind in MATRICES
             if taken or not NAME.fullmatch(kind):
@@ -95,16 +85,16 @@ class _EquationWriter:
         return "\n".join(lines) + "\n"
 
     def _is_server(self, one: Equation) -> bool:
-        return self.streams.senders(one.linear.kind) == (self.streams.server,)
+        return self.streams.senders(one.kind) == (self.streams.server,)
 
     # --- one round ---
 
     def _body(self, one: Equation) -> tuple[list[str], list[str]]:
         """Return the equations of a round, and the initial values of what they add."""
-        kind = one.linear.kind
+        kind = one.kind
         lines: list[str] = []
         state: list[str] = []
-        combined = self._combination(one.linear)
+        combined = self._combination(one)
         step = one.step
         if step is not None:
             if step.point is None:
@@ -160,9 +150,9 @@ class _EquationWriter:
             return term if factor > 0 else f"-{term}"
         return f"{before} {sign} {term}"
 
-    def _combination(self, linear: LinearEquation) -> str:
+    def _combination(self, one: Equation) -> str:
         groups: dict[tuple[str, int, bool], dict[tuple[int, int], Fraction]] = {}
-        for (term, node, sender), weight in linear.weights.items():
+        for (term, node, sender), weight in one.weights.items():
             key = (term.kind, term.lag, term.who == "server")
             groups.setdefault(key, {})[node, sender] = weight
         said = ""
@@ -203,9 +193,9 @@ class _EquationWriter:
 
     def _of_server(self, one: Equation) -> tuple[str, str]:
         """Return what the server sends in a round, and what it does at its end."""
-        kind = one.linear.kind
+        kind = one.kind
         said = ""
-        for (term, _, sender), weight in one.linear.weights.items():
+        for (term, _, sender), weight in one.weights.items():
             if weight == 0:
                 continue
             if sender == -1:
@@ -219,13 +209,13 @@ class _EquationWriter:
         return f"{kind}[server -> clients] = {kind}[server]", f"{kind}[server] = {said}"
 
     def _start_of_server(self, one: Equation) -> str:
-        history = self.streams.sent[one.linear.kind, self._server]
+        history = self.streams.sent[one.kind, self._server]
         value = "secret()"
         if self.streams.start is not None and torch.equal(
             history[min(history)], self.streams.start
         ):
             value = "w0"
-        return f"{one.linear.kind}[server] = {value}"
+        return f"{one.kind}[server] = {value}"
 
     @property
     def _server(self) -> int:
@@ -237,10 +227,10 @@ class _EquationWriter:
         self, one: Equation, body: list[str], state: list[str]
     ) -> tuple[list[str], list[str] | None]:
         """Return the equations of the start, and those of the first round if they differ."""
-        kind = one.linear.kind
+        kind = one.kind
         senders = self.streams.senders(kind)
         sends_at_start = any(0 in self.streams.sent[kind, node] for node in senders)
-        oldest = max((term.lag for term in one.linear.terms), default=0)
+        oldest = max((term.lag for term in one.terms), default=0)
         difference = one.step is not None and one.step.form == "difference"
         if oldest == 0 and not difference:
             return state, None
@@ -265,7 +255,7 @@ class _EquationWriter:
         return [], [f"{kind}[i] = secret()", self._send(kind)]
 
     def _sent_at_start(self, one: Equation, state: list[str]) -> list[str]:
-        kind = one.linear.kind
+        kind = one.kind
         if one.step is not None and one.step.form == "difference":
             if not self._first_is_gradient(one):
                 raise LeakauditError(f"the first messages of kind {kind!r} are not gradients")
@@ -288,9 +278,8 @@ class _EquationWriter:
         return _confirmed(self._starts_at_model(one, node) for node in self._senders(one))
 
     def _starts_at_model(self, one: Equation, node: int) -> bool | None:
-        linear = one.linear
-        combined = linear.of(self.streams, node, 1)
-        message = self.streams.value(linear.kind, node, 1)
+        combined = one.of(self.streams, node, 1)
+        message = self.streams.value(one.kind, node, 1)
         if combined is None or message is None:
             return None
         if one.step is None:
@@ -299,11 +288,11 @@ class _EquationWriter:
             return away <= min_rank.FLOORS * self.streams.eps * size
         if one.step.form == "difference":
             return False
-        theta = steps.model(self.streams, linear, one.step.point, node, 1)
+        theta = steps.model(self.streams, one, one.step.point, node, 1)
         return self._is_step(one.step, node, message, combined, theta)
 
     def _senders(self, one: Equation) -> tuple[int, ...]:
-        return self.streams.senders(one.linear.kind)
+        return self.streams.senders(one.kind)
 
     def _first_step(self, one: Equation) -> bool:
         """Return whether the first message is the public model and a step from it.
@@ -311,14 +300,14 @@ class _EquationWriter:
         The rounds after it, whose older messages are that model, have to follow the equation.
         """
         start = self.streams.start
-        if one.step is None or one.step.point != Term(one.linear.kind, 1, "own") or start is None:
+        if one.step is None or one.step.point != Term(one.kind, 1, "own") or start is None:
             return False
-        for t in range(2, one.linear.rounds[0]):
+        for t in range(2, one.rounds[0]):
             if not _confirmed(self._follows(one, node, t) for node in self._senders(one)):
                 return False
         moved: list[bool | None] = []
         for node in self._senders(one):
-            message = self.streams.value(one.linear.kind, node, 1)
+            message = self.streams.value(one.kind, node, 1)
             moved.append(self._is_step(one.step, node, message, start, start))
         return _confirmed(moved)
 
@@ -330,10 +319,10 @@ class _EquationWriter:
         step = one.step
         if step is None:
             return False
-        rest = steps.left(self.streams, one.linear, node, (t,))
+        rest = steps.left(self.streams, one, node, (t,))
         gradients: dict[int, Tensor] = {}
         for moment in (t - 1, t):
-            theta = steps.model(self.streams, one.linear, step.point, node, moment)
+            theta = steps.model(self.streams, one, step.point, node, moment)
             if theta is None:
                 continue
             gradient = recomputed(self.task, *step.records[node], theta)
@@ -356,7 +345,7 @@ class _EquationWriter:
         nothing = torch.zeros_like(start)
         gradients: list[bool | None] = []
         for node in self._senders(one):
-            message = self.streams.sent[one.linear.kind, node].get(0)
+            message = self.streams.sent[one.kind, node].get(0)
             gradients.append(self._is_step(one.step, node, message, nothing, start))
         return _confirmed(gradients)
 
@@ -401,11 +390,11 @@ def _ordered(streams: SenderStreams, equations: Sequence[Equation]) -> list[Equa
 
 
 def _needs(one: Equation, waiting: Sequence[Equation]) -> bool:
-    used = {term.kind for term in one.linear.terms if term.lag == 0 and term.who != "server"}
+    used = {term.kind for term in one.terms if term.lag == 0 and term.who != "server"}
     point = None if one.step is None else one.step.point
     if point is not None and point.lag == 0 and point.who != "server":
         used.add(point.kind)
-    return any(other.linear.kind in used for other in waiting if other is not one)
+    return any(other.kind in used for other in waiting if other is not one)
 
 
 def _common(weights: dict[tuple[int, int], Fraction]) -> Fraction | None:

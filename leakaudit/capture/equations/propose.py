@@ -52,7 +52,7 @@ def propose(trace: Trace, task: Task, name: str) -> Proposal:
         return Proposal(None, (*said, f"not known: {error}"))
     nodes: list[str] = []
     for one in found:
-        nodes.extend(_of_nodes(streams, one))
+        nodes.extend(_of_nodes(one))
     return Proposal(text, tuple(said), tuple(nodes))
 
 
@@ -75,14 +75,14 @@ def _equation(streams: SenderStreams, task: Task, kind: str) -> tuple[Equation |
         found = linear.search(streams, task, kind, rank)
         if found is None:
             continue
-        step = steps.prove(streams, task, found)
+        step = steps.prove(found, task)
         if step is not None:
             what = "one record" if rank == 1 else f"{rank} records"
             line = (
                 f"{kind}: recomputed gradients of {what} explain what remains up to {step.miss:.1g}"
             )
             return replace(found, step=step), line + _tested(found)
-        weights = ", ".join(_weights(found, streams.senders(kind)[0]))
+        weights = ", ".join(_weights(found, found.senders[0]))
         return None, (
             f"{kind}: not known: with the coefficients {weights or 'none'}, what remains has rank "
             f"{rank} in the first layer, but no recomputed gradient of {rank} records explains it"
@@ -102,9 +102,9 @@ def _silent(streams: SenderStreams, kind: str) -> list[int]:
     return sorted(others - set(senders))
 
 
-def _of_nodes(streams: SenderStreams, one: Equation) -> Iterator[str]:
+def _of_nodes(one: Equation) -> Iterator[str]:
     kind = one.kind
-    for node in streams.senders(kind):
+    for node in one.senders:
         terms = list(_weights(one, node))
         if one.step is not None:
             terms.append(f"{one.step.rate} g[t]")

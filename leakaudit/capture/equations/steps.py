@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.capture.equations.linear import FITTED, HELD, Equation, Form, Step, block
-from leakaudit.capture.equations.streams import SenderStreams, Term
+from leakaudit.capture.equations.streams import Term
 from leakaudit.capture.fitting import min_rank
 from leakaudit.capture.fitting.fit import recomputed
 from leakaudit.core import registry
@@ -51,15 +51,14 @@ class _EquationRemainder:
     inputs: tuple[Tensor, ...] = ()
 
 
-def left(
-    streams: SenderStreams, equation: Equation, node: int, rounds: tuple[int, ...]
-) -> _EquationRemainder:
-    """Return what an equation leaves in some rounds."""
+def _left(equation: Equation, node: int) -> _EquationRemainder:
+    """Return what an equation leaves."""
+    streams = equation.streams
     values: dict[int, Tensor] = {}
     noise: dict[int, float] = {}
-    for t in rounds:
+    for t in equation.rounds:
         message = streams.sent[equation.kind, node].get(t)
-        combined = equation.of(streams, node, t)
+        combined = equation.of(node, t)
         if message is None or combined is None:
             continue
         rest = message - combined
@@ -71,14 +70,14 @@ def left(
     return _EquationRemainder(values, noise)
 
 
-def prove(streams: SenderStreams, task: Task, equation: Equation) -> Step | None:
+def prove(equation: Equation, task: Task) -> Step | None:
     """Return the step that recomputed gradients prove for every node, at one point only."""
     if not equation.rank or task.spec.loss not in ("cross_entropy", "binary"):
         return None
     rests: dict[int, _EquationRemainder] = {}
-    for node in streams.senders(equation.kind):
-        rest = left(streams, equation, node, equation.rounds)
-        inputs = _inputs(task, rest, equation.rank, streams.eps)
+    for node in equation.senders:
+        rest = _left(equation, node)
+        inputs = _inputs(task, rest, equation.rank, equation.streams.eps)
         if not inputs:
             return None
         rests[node] = replace(rest, inputs=inputs)
@@ -86,8 +85,8 @@ def prove(streams: SenderStreams, task: Task, equation: Equation) -> Step | None
         return None
     for form in FORMS:
         found: list[Step] = []
-        for point in points(streams, equation):
-            step = _at(streams, task, equation, rests, form, point)
+        for point in _points(equation):
+            step = _at(equation, task, rests, form, point)
             if step is not None:
                 found.append(step)
         found.sort(key=lambda one: one.miss)
@@ -98,8 +97,9 @@ def prove(streams: SenderStreams, task: Task, equation: Equation) -> Step | None
     return None
 
 
-def points(streams: SenderStreams, equation: Equation) -> Iterator[Term | None]:
+def _points(equation: Equation) -> Iterator[Term | None]:
     """Yield the models at which gradients may have been computed."""
+    streams = equation.streams
     if len(equation.terms) > 1:
         yield None
     if streams.server is not None:
@@ -113,33 +113,31 @@ def points(streams: SenderStreams, equation: Equation) -> Iterator[Term | None]:
             yield Term(kind, 0, "own")
 
 
-def model(
-    streams: SenderStreams, equation: Equation, point: Term | None, node: int, t: int
-) -> Tensor | None:
+def model(equation: Equation, point: Term | None, node: int, t: int) -> Tensor | None:
     """Return the model (d,) at which a gradient may have been computed."""
     if point is None:
-        return equation.of(streams, node, t)
-    (sender,) = streams.nodes_of(point, node)
-    return streams.value(point.kind, sender, t - point.lag)
+        return equation.of(node, t)
+    (sender,) = equation.streams.nodes_of(point, node)
+    return equation.streams.value(point.kind, sender, t - point.lag)
 
 
 def _at(
-    streams: SenderStreams,
-    task: Task,
     equation: Equation,
+    task: Task,
     rests: Mapping[int, _EquationRemainder],
     form: Form,
     point: Term | None,
 ) -> Step | None:
     """Return the step with gradients at one point if it holds for all nodes with equal factors."""
+    eps = equation.streams.eps
     records: dict[int, tuple[Tensor, Tensor]] = {}
     rows: dict[int, list[_Row]] = {}
     for node, rest in rests.items():
-        thetas = _models(streams, equation, point, node, rest)
-        y = _labels(task, form, rest, thetas, streams.eps)
+        thetas = _models(equation, point, node, rest)
+        y = _labels(task, form, rest, thetas, eps)
         best = 1.0  # largest miss in units of what is allowed
         for x in rest.inputs:
-            some = _rows(form, rest, _gradients(task, x, y, thetas), streams.eps)
+            some = _rows(form, rest, _gradients(task, x, y, thetas), eps)
             away = _away(some)
             if len(some) > HELD and away < best:
                 best = away
@@ -216,15 +214,11 @@ def _shared(rests: Mapping[int, _EquationRemainder]) -> bool:
 
 
 def _models(
-    streams: SenderStreams,
-    equation: Equation,
-    point: Term | None,
-    node: int,
-    rest: _EquationRemainder,
+    equation: Equation, point: Term | None, node: int, rest: _EquationRemainder
 ) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
     for t in sorted({*rest.values, *(t - 1 for t in rest.values)}):
-        theta = model(streams, equation, point, node, t)
+        theta = model(equation, point, node, t)
         if theta is not None:
             found[t] = theta
     return found
@@ -237,7 +231,7 @@ def _labels(
     x = rest.inputs[0]
     inverse = torch.linalg.pinv(PixelGrid.of(task).rows(x.flatten(1).double()))
     deltas = {t: torch.from_numpy(block(task, v)) @ inverse for t, v in rest.values.items()}
-    rounds = [t for t in rest.values if parts(form, t, deltas, thetas) is not None][:FITTED]
+    rounds = [t for t in rest.values if _parts(form, t, deltas, thetas) is not None][:FITTED]
     needed = {t: thetas[t] for t in {*rounds, *(t - 1 for t in rounds)} if t in thetas}
     labels: list[int] = []
     for k in range(len(x)):
@@ -260,7 +254,7 @@ def _gradients(task: Task, x: Tensor, y: Tensor, thetas: Mapping[int, Tensor]) -
     return found
 
 
-def parts(
+def _parts(
     form: Form, t: int, values: Mapping[int, Tensor], gradients: Mapping[int, Tensor]
 ) -> list[Tensor] | None:
     """Return what a form adds up in a round; None if a part of it is not known."""
@@ -297,7 +291,7 @@ def _rows(
 ) -> list[_Row]:
     found: list[_Row] = []
     for t, value in rest.values.items():
-        some = parts(form, t, rest.values, gradients)
+        some = _parts(form, t, rest.values, gradients)
         size = value.norm()
         if some is None or not float(size):
             continue

@@ -85,7 +85,7 @@ class _EquationWriter:
         return "\n".join(lines) + "\n"
 
     def _is_server(self, one: Equation) -> bool:
-        return self.streams.senders(one.kind) == (self.streams.server,)
+        return one.senders == (self.streams.server,)
 
     # --- one round ---
 
@@ -228,8 +228,7 @@ class _EquationWriter:
     ) -> tuple[list[str], list[str] | None]:
         """Return the equations of the start, and those of the first round if they differ."""
         kind = one.kind
-        senders = self.streams.senders(kind)
-        sends_at_start = any(0 in self.streams.sent[kind, node] for node in senders)
+        sends_at_start = any(0 in self.streams.sent[kind, node] for node in one.senders)
         oldest = max((term.lag for term in one.terms), default=0)
         difference = one.step is not None and one.step.form == "difference"
         if oldest == 0 and not difference:
@@ -257,7 +256,7 @@ class _EquationWriter:
     def _sent_at_start(self, one: Equation, state: list[str]) -> list[str]:
         kind = one.kind
         if one.step is not None and one.step.form == "difference":
-            if not self._first_is_gradient(one):
+            if not self._begins(one, 0, torch.zeros(())):
                 raise LeakauditError(f"the first messages of kind {kind!r} are not gradients")
             gradient = f"gradient_{kind}[i]"
             said = self._plus("", one.step.rate, "alpha", gradient)
@@ -275,24 +274,9 @@ class _EquationWriter:
 
     def _holds_from_start(self, one: Equation) -> bool:
         """Return whether the first round follows the equation if all nodes start at the model."""
-        return _confirmed(self._starts_at_model(one, node) for node in self._senders(one))
-
-    def _starts_at_model(self, one: Equation, node: int) -> bool | None:
-        combined = one.of(self.streams, node, 1)
-        message = self.streams.value(one.kind, node, 1)
-        if combined is None or message is None:
-            return None
-        if one.step is None:
-            size = float(message.norm() + combined.norm())
-            away = float((message - combined).norm())
-            return away <= min_rank.FLOORS * self.streams.eps * size
-        if one.step.form == "difference":
+        if one.step is not None and one.step.form == "difference":
             return False
-        theta = steps.model(self.streams, one, one.step.point, node, 1)
-        return self._is_step(one.step, node, message, combined, theta)
-
-    def _senders(self, one: Equation) -> tuple[int, ...]:
-        return self.streams.senders(one.kind)
+        return _confirmed(self._follows(one, node, 1) for node in one.senders)
 
     def _first_step(self, one: Equation) -> bool:
         """Return whether the first message is the public model and a step from it.
@@ -303,72 +287,60 @@ class _EquationWriter:
         if one.step is None or one.step.point != Term(one.kind, 1, "own") or start is None:
             return False
         for t in range(2, one.rounds[0]):
-            if not _confirmed(self._follows(one, node, t) for node in self._senders(one)):
+            if not _confirmed(self._follows(one, node, t) for node in one.senders):
                 return False
-        moved: list[bool | None] = []
-        for node in self._senders(one):
-            message = self.streams.value(one.kind, node, 1)
-            moved.append(self._is_step(one.step, node, message, start, start))
-        return _confirmed(moved)
+        return self._begins(one, 1, start)
 
     def _follows(self, one: Equation, node: int, t: int) -> bool | None:
         """Return whether a round follows an equation with the public model.
 
         None if messages are lost.
         """
-        step = one.step
-        if step is None:
-            return False
-        rest = steps.left(self.streams, one, node, (t,))
-        gradients: dict[int, Tensor] = {}
-        for moment in (t - 1, t):
-            theta = steps.model(self.streams, one, step.point, node, moment)
-            if theta is None:
-                continue
-            gradient = recomputed(self.task, *step.records[node], theta)
-            if gradient is not None:
-                gradients[moment] = gradient
-        some = steps.parts(step.form, t, rest.values, gradients)
-        if some is None or t not in rest.values:
+        combined = one.of(node, t)
+        message = self.streams.value(one.kind, node, t)
+        if combined is None or message is None:
             return None
-        expected = float(step.rate) * some[0]
-        if step.form == "momentum":
-            expected = expected + float(step.other) * some[1]
-        away = float((rest.values[t] - expected).norm() / rest.values[t].norm())
-        return away <= steps.allowed(rest.noise[t], self.streams.eps)
+        if one.step is None:
+            size = float(message.norm() + combined.norm())
+            away = float((message - combined).norm())
+            return away <= min_rank.FLOORS * self.streams.eps * size
+        models: list[Tensor] = []
+        for moment in (t, t - 1) if one.step.form == "difference" else (t,):
+            theta = steps.model(one, one.step.point, node, moment)
+            if theta is None:
+                return None
+            models.append(theta)
+        return self._is_step(one.step, node, message - combined, models, message)
 
-    def _first_is_gradient(self, one: Equation) -> bool:
-        """Return whether the message before the first round is a gradient at the public model."""
+    def _begins(self, one: Equation, t: int, base: Tensor) -> bool:
+        """Return whether the first messages are a vector and a step at the public model."""
         start = self.streams.start
         if one.step is None or start is None:
             return False
-        nothing = torch.zeros_like(start)
-        gradients: list[bool | None] = []
-        for node in self._senders(one):
-            message = self.streams.sent[one.kind, node].get(0)
-            gradients.append(self._is_step(one.step, node, message, nothing, start))
-        return _confirmed(gradients)
+        begun: list[bool] = []
+        for node in one.senders:
+            message = self.streams.sent[one.kind, node].get(t)
+            if message is not None:
+                begun.append(self._is_step(one.step, node, message - base, [start], message))
+        return _confirmed(begun)
 
     def _is_step(
-        self, step: Step, node: int, message: Tensor | None, base: Tensor, theta: Tensor | None
-    ) -> bool | None:
-        """Return whether a message is a vector and a gradient times the rate.
+        self, step: Step, node: int, rest: Tensor, models: Sequence[Tensor], message: Tensor
+    ) -> bool:
+        """Return whether the rest of a message is the gradient at a model times the rate.
 
-        None if it is lost.
+        models: that one, and another whose gradient is subtracted.
         """
-        if message is None:
-            return None
-        gradient = None
-        if theta is not None:
+        expected = torch.zeros_like(rest)
+        for sign, theta in zip((1, -1), models, strict=False):
             gradient = recomputed(self.task, *step.records[node], theta)
-        if gradient is None:
-            return False
-        rest = message - base
+            if gradient is None:
+                return False
+            expected = expected + sign * float(step.rate) * gradient
         size = float(rest.norm())
         eps = self.streams.eps
         noise = eps * float(message.norm()) / max(size, 1e-300)
-        away = float((rest - float(step.rate) * gradient).norm())
-        return away < steps.allowed(2 * noise, eps) * size
+        return float((rest - expected).norm()) < steps.allowed(2 * noise, eps) * size
 
 
 def _confirmed(nodes: Iterable[bool | None]) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 from leakaudit.capture.fitting.sketch import FactorDeviation, RecordedPart
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import TaskSpec
+from leakaudit.protocols.optimiser import Optimiser
 from leakaudit.tasks.models import ACTIVATIONS
 from leakaudit.tasks.task import Task
 
@@ -52,6 +53,9 @@ FORMATS = ((16, 2.0**-7), (13, 2.0**-10))  # low bits of float32 that bfloat16 a
 OUTSIDE = 0.01  # distance by which noise may move an input out of [0, 1]
 
 
+PLAIN = Optimiser()
+
+
 @dataclass(frozen=True)
 class GradientSample:
     """A vector that should be a gradient up to a factor: step * g(theta) = value."""
@@ -65,16 +69,32 @@ class GradientSample:
     rounding: float = 0.0  # distance from 1 to the next number in the number format of the messages
     part: RecordedPart | None = None  # what is recorded of the vector; None if all of it is
 
+    @property
+    def point(self) -> str:
+        """Name of the model, if there is only one."""
+        return next(iter(self.thetas))
+
+    @property
+    def theta(self) -> Tensor:
+        """The model (d,), if there is only one."""
+        return self.thetas[self.point]
+
+    def at(self, point: str) -> GradientSample:
+        """Return the sample with one of its models."""
+        return replace(self, thetas={point: self.thetas[point]})
+
 
 @dataclass(frozen=True)
 class ModelFit:
-    """A model that explains the samples."""
+    """A model, and steps with its gradients, that explain the samples."""
 
     task: Task
     point: str  # name of the theta at which the gradients were computed
-    step: float  # the factor, median over the better half of the samples
+    step: float  # the factor, median over the better half of the samples; or the step size
     spread: float  # largest relative distance of a sample's factor from it
-    miss: float  # relative residual of the samples after subtracting the gradients, median
+    miss: float  # relative residual of the samples: median, or largest of those that prove it
+    steps: int = 1  # number of steps between two messages
+    optimiser: Optimiser = PLAIN
 
 
 def layers(value: Tensor, sizes: Sequence[int] = ()) -> Iterator[tuple[int, ...]]:
@@ -299,12 +319,11 @@ def deviation(value: Tensor, g: Tensor, part: RecordedPart | None) -> FactorDevi
     return FactorDeviation(step, float((value - step * g).norm() / value.norm()), 0.0)
 
 
-def misses(task: Task, sample: GradientSample, point: str) -> FactorDeviation | None:
+def misses(task: Task, sample: GradientSample) -> FactorDeviation | None:
     """Compare a partly recorded vector with the gradient at the record that it reveals, if any."""
-    if sample.part is None:
+    if sample.part is None or not sample.thetas:
         return None
-    theta = sample.thetas[point]
-    tried = [_at_record(task, sample.value, theta, sample.part, sign) for sign in (1, -1)]
+    tried = [_at_record(task, sample.value, sample.theta, sample.part, sign) for sign in (1, -1)]
     return min((one for one in tried if one is not None), key=lambda one: one.kept, default=None)
 
 

@@ -71,10 +71,7 @@ def record(
         prepared = setup.prepare(folder, plan, known, options, trusted)
         cut = _threads(prepared) if threads else _run(prepared)
         failed = merge.last_word(folder) or _unwritten(folder)
-        try:
-            logs = merge.Logs.read(folder, prepared.place)
-        except LeakauditError:
-            logs = merge.Logs({}, {}, prepared.place)
+        logs = merge.read(prepared)
         if not logs.begun:
             _stop(cut)
             raise LeakauditError(
@@ -89,7 +86,7 @@ def record(
             "timeout": options.timeout,
         }
         happened = [str(fault) for fault in options.faults if str(fault) in logs.faults]
-        missing = logs.about(plan.scenario.rounds, cut)
+        missing = logs.about(cut)
         about = {"engine": engine, "faults": happened, **missing, **premises.provenance(void)}
         recorder = opened(plan, path, known, max_bytes, private, about, void)
         complete = not (missing["missing"] or missing["ended"])

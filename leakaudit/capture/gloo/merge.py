@@ -13,7 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.reading import Event, RankLog, read_logs
+from leakaudit.capture.tap.messages.wires import absent
+from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Json
 from leakaudit.traces.recorder import Recorder
 
@@ -21,26 +24,17 @@ ERROR = "error"  # prefix of the file in which a process leaves its error; its n
 
 
 @dataclass(frozen=True)
-class Logs:
+class _Logs:
     """The logs that all processes of a run wrote."""
 
+    setup: Setup
     ranks: dict[int, RankLog]  # log by process; a process that was killed immediately has none
     codes: dict[int, int]  # exit code by process, negative for a signal
-    place: Sequence[int]  # the process of every node
-
-    @classmethod
-    def read(cls, folder: Path, place: Sequence[int]) -> Logs:
-        """Read the logs and the exit codes."""
-        return cls({log.rank: log for log in read_logs(folder)}, exit_codes(folder), place)
 
     @property
     def begun(self) -> bool:
         """Whether any process sent a message or completed a round."""
         return self.rounds >= 0 or any(self.events("send"))
-
-    def nodes(self, rank: int) -> list[int]:
-        """Return the nodes of a process."""
-        return [i for i, p in enumerate(self.place) if p == rank]
 
     def events(self, op: str) -> Iterator[tuple[RankLog, Event]]:
         """Yield all events of one kind, with the logs that contain them."""
@@ -64,17 +58,18 @@ class Logs:
     @property
     def rounds(self) -> int:
         """The last round that at least one process completed."""
-        return max(map(self.last, self.place))
+        return max(map(self.last, self.setup.place))
 
-    def about(self, planned: int, cut: str = "") -> dict[str, Json]:
+    def about(self, cut: str = "") -> dict[str, Json]:
         """Return the provenance of the run, with what is missing."""
+        planned = self.setup.scenario.rounds
         missed = [event for _, event in self.events("missed")]
         ended: list[Json] = []
-        for rank in sorted(set(self.place)):
+        for rank in sorted(set(self.setup.place)):
             last = self.last(rank)
             if last < planned:
                 why = self._why(rank, cut)
-                ended.append({"nodes": self.nodes(rank), "round": last, "why": why})
+                ended.append({"nodes": self.setup.here(rank), "round": last, "why": why})
         found: dict[str, Json] = {"planned": planned, "missing": _missing(missed), "ended": ended}
         if missed:
             found["holds_until"] = min(event.notes["round"] for event in missed) - 1
@@ -90,6 +85,14 @@ class Logs:
         return cut or "its process failed"
 
 
+def read(setup: Setup) -> _Logs:
+    """Read the logs and the exit codes."""
+    with suppress(LeakauditError):  # no process wrote a log
+        ranks = {log.rank: log for log in read_logs(setup.folder)}
+        return _Logs(setup, ranks, exit_codes(setup.folder))
+    return _Logs(setup, {}, {})
+
+
 def _missing(events: Iterable[Event]) -> list[dict[str, Json]]:
     """Return an entry for the messages of one channel that are missing in consecutive rounds."""
     rounds: dict[tuple[int, int, str, str], list[int]] = {}
@@ -100,24 +103,12 @@ def _missing(events: Iterable[Event]) -> list[dict[str, Json]]:
     found: list[dict[str, Json]] = []
     for message, some in sorted(rounds.items(), key=lambda item: (min(item[1]), item[0])):
         src, dst, kind, why = message
-        for span in _runs(some):
-            found.append({"src": src, "dst": dst, "kind": kind, "rounds": [*span], "why": why})
+        for run in absent(src, dst, kind, sorted(set(some))):
+            found.append({**run, "why": why})
     return found
 
 
-def _runs(rounds: Iterable[int]) -> Iterator[tuple[int, int]]:
-    ordered = sorted(set(rounds))
-    first = ordered[0]
-    last = first
-    for this in ordered[1:]:
-        if this != last + 1:
-            yield first, last
-            first = this
-        last = this
-    yield first, last
-
-
-def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
+def fill(recorder: Recorder, logs: _Logs, complete: bool) -> None:
     """Write all messages and private states into the recorder.
 
     An incomplete run ends with its last message in a round that at least one process completed.
@@ -136,7 +127,7 @@ def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
         key = (int(event.notes["round"]), str(event.notes["kind"]))
         if key not in states:
             states[key] = own.new_full((nodes, *own.shape[1:]), torch.nan)
-        states[key][torch.tensor(logs.nodes(log.rank))] = own
+        states[key][torch.tensor(logs.setup.here(log.rank))] = own
     for (round, name), value in sorted(states.items()):
         recorder.state(name, round, value)
 

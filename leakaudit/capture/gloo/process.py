@@ -110,13 +110,11 @@ class _Connections:
 
     def _listen(self, peer: int) -> None:
         head = torch.empty(3, dtype=torch.int64)
+        number = 0
         try:
-            while True:
+            while number != GOODBYE:
                 dist.recv(head, peer)
                 number, *shape = head.tolist()
-                if number == GOODBYE:
-                    self.inbox.end(peer, GOODBYE, reached=shape[0])
-                    return
                 rows = torch.empty(shape, dtype=self._dtype)
                 if rows.numel():
                     dist.recv(rows, peer)

@@ -138,7 +138,7 @@ def _example(description: MessageDescription, shapes: Sequence[tuple[int, ...]])
     layout = description.task.layout
     found = layouts.arrangements(shapes)
     if len(found) == 1 and len(shapes) == len(layout.names):
-        order = found[0].order(layout.names)
+        order = layouts.renamed(found[0][1], layout.names)
         with_axes = layouts.places(order, layout)
         if [place.shape for place in with_axes] == list(shapes):
             entries = ", ".join(f'"{entry}"' for entry in order)

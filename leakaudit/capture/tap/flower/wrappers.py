@@ -25,18 +25,16 @@ from typing import Any, TypeVar
 from leakaudit.capture.tap.exchanges import (
     SERVER,
     TRAIN,
-    ArrayList,
     ExchangePlace,
     capture_of,
     wrap,
-    write_lists,
 )
 from leakaudit.capture.tap.flower.messages import (
     FlowerServerTap,
     kind_of,
     round_in,
-    unpacked,
     write,
+    write_fits,
 )
 
 Strategy = TypeVar("Strategy")
@@ -106,12 +104,12 @@ def _record_fits(strategy: Any, tap: FlowerServerTap) -> None:
     """Record a strategy of the older generation, which makes instructions to fit."""
 
     def log(op: str, server_round: int, pairs: Iterable[Any]) -> None:
-        lists: list[ArrayList] = []
+        fits: list[tuple[ExchangePlace, Any]] = []
         for client, fit in sorted(pairs, key=lambda pair: str(pair[0].cid)):
             node = getattr(client, "node_id", None) or hash(client.cid)
             place = ExchangePlace(TRAIN, server_round, tap.talk.rank(node), str(client.cid))
-            lists.append(unpacked(place, fit.parameters, getattr(fit, "num_examples", None)))
-        write_lists(tap.capture, op, lists)
+            fits.append((place, fit))
+        write_fits(tap.capture, op, fits)
 
     def configured(
         configure: Callable[..., Any], server_round: int, *args: Any, **named: Any

@@ -16,7 +16,7 @@ from leakaudit.capture.tap.guessing.duals import DualSolution
 from leakaudit.capture.tap.guessing.explanation import GuessedModel, MessageExplanation
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.messages.description import ASK, USUAL
-from leakaudit.capture.tap.messages.layouts import Arrangement
+from leakaudit.capture.tap.messages.layouts import renamed
 from leakaudit.capture.tap.messages.private import PrivateGradients
 from leakaudit.protocols.optimiser import Optimiser
 
@@ -299,7 +299,7 @@ def _add_server(draft: Draft, explained: MessageExplanation, is_mean: bool | Non
     # Recomputed gradients prove SGD on one record, and no other training.
     if found is not None:
         comment = f"accurate to {found.spread:.0e}"
-        if model.steps == 1:
+        if found.steps == 1:
             comment += "; one step with Nesterov momentum would be one of lr / (1 + momentum)"
         draft.put("params.lr", _rounded(found.step, found.spread), comment)
     else:
@@ -308,17 +308,18 @@ def _add_server(draft: Draft, explained: MessageExplanation, is_mean: bool | Non
         draft.put("params.optimiser", "adam", "adam, adamw or adagrad", known=False)
         draft.ask("params.lr", f"{model.moved:.3g} for one step of Adam, half of it for two")
     new = model.records is not None and model.records.single and model.records.differ
-    if proved and new and model.steps == 1:
+    if found is not None and new and found.steps == 1:
         draft.put("params.steps", 1, "steps in a round; later ones use new records")
         draft.put("params.batch", 1, "records per step")
     else:
         passes = "passes over a client's records in a round"
-        draft.put("params.epochs", model.steps, passes, proved)
+        draft.put("params.epochs", 1 if found is None else found.steps, passes, proved)
         every = "records per step; 0: all of them"
         if model.records is not None and model.records.differ:
             every = "a step uses all records of its round; how a round draws them is not known"
         draft.put("params.batch", 0, every, proved)
-    _add_memory(draft, model.optimiser)
+    if found is not None:
+        _add_memory(draft, found.optimiser)
     said = {
         True: "the server's next model is the mean of all answers",
         False: "the next model is not the plain mean of all clients' answers",
@@ -418,7 +419,7 @@ def _add_model(draft: Draft, model: GuessedModel) -> None:
         draft.note("model.name", "of the right size, but not proved")
 
 
-def add_order(draft: Draft, model: GuessedModel, arrangement: Arrangement, possible: int) -> None:
+def add_order(draft: Draft, model: GuessedModel, order: Sequence[str], possible: int) -> None:
     """Add the order of the parameters that explains the messages best, of some possible ones."""
     if model.task is None:
         return
@@ -431,7 +432,7 @@ def add_order(draft: Draft, model: GuessedModel, arrangement: Arrangement, possi
     else:
         text = "the parameters in a message, with .T if stored as (in, out): shapes fit both"
         known = False
-    draft.put("messages.order", arrangement.order(model.task.layout.names), text, known)
+    draft.put("messages.order", renamed(order, model.task.layout.names), text, known)
 
 
 def _rounded(value: float, spread: float) -> float:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from leakaudit.capture.fitting import factors, fit
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
-from leakaudit.capture.tap.guessing.payloads import Payload
 from leakaudit.capture.tap.messages.arranged import round_of
+from leakaudit.capture.tap.messages.description import Payload
 from leakaudit.capture.tap.messages.streams import LogChannel, LoggedMessage
 from leakaudit.protocols.mixing import metropolis
 
@@ -70,7 +70,7 @@ def compared(
     clipped: bool = False,
 ) -> factors.Factors:
     """Compare the gradients of a run with those recomputed at the model that explains the first."""
-    return factors.compare(found.task, found.point, run, len(seen.own), _rounds(seen), clipped)
+    return factors.compare(found.task, run, len(seen.own), _rounds(seen), clipped)
 
 
 def steps(seen: ChannelVectors) -> list[fit.GradientSample]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages import answers, description
 from leakaudit.capture.tap.messages.description import ASK, MessageDescription
-from leakaudit.capture.tap.messages.layouts import Arrangement, arrangements
+from leakaudit.capture.tap.messages.layouts import arrangements, places
 from leakaudit.capture.tap.messages.wires import latest
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import TaskSpec
@@ -80,15 +79,16 @@ def guess(
     readings = list(_readings(latest(logs), task))
     explanations = [explain(seen, task) for seen, _ in readings]
     possible = best([one.model for one in explanations])
-    _, arrangement = readings[possible[0]]
+    _, order = readings[possible[0]]
     explained = explanations[possible[0]]
     evidence = tuple(_evidence(explained, logs, task))
 
     if task is None and _fits_both(explained.model):
         assumed = "binary or squared: one output fits both"
     draft = drafted(explained, changed, assumed)
-    if arrangement is not None and (named or len(possible) > 1 or not arrangement.usual):
-        add_order(draft, explained.model, arrangement, len(possible))
+    usual = list(order) == [str(k) for k in range(len(order))]
+    if order and (named or len(possible) > 1 or not usual):
+        add_order(draft, explained.model, order, len(possible))
     values = draft.values
     gaps = draft.gaps
     if gaps:
@@ -139,18 +139,17 @@ def unknown(why: str, rounds: int) -> Guess:
 
 def _readings(
     logs: Sequence[RankLog], task: Task | None
-) -> Iterator[tuple[ChannelVectors, Arrangement | None]]:
+) -> Iterator[tuple[ChannelVectors, Sequence[str]]]:
     """Yield the messages in each order and with the axes in which they may hold the parameters."""
     shapes = observed.shapes(logs, task)
     found = arrangements(shapes)
     if task is not None:
-        sizes = observed.sizes_of(task)
-        lengths = [math.prod(shape) for shape in shapes]
-        found = [one for one in found if one.sizes(lengths) == sizes]
+        sizes = observed.sizes_of(task.layout)
+        found = [one for one in found if observed.sizes_of(one[0]) == sizes]
     if not found:
-        yield observed.collect(logs, task), None
-    for one in found:
-        yield observed.collect(logs, task, one.places(shapes)), one
+        yield observed.collect(logs, task), ()
+    for layout, order in found:
+        yield observed.collect(logs, task, places(order, layout)), order
 
 
 def _headline(draft: Draft, explained: MessageExplanation) -> str:
@@ -198,7 +197,7 @@ def _of_model(model: GuessedModel, given: bool, size: int, sent: str) -> str:
     if found is not None and model.factors is not None:
         return _of_factors(model.factors, sent or "what was sent")
     if found is not None:
-        what = "a gradient" if model.steps == 1 else f"{model.steps} local steps"
+        what = "a gradient" if found.steps == 1 else f"{found.steps} local steps"
         return (
             f"{what} recomputed at the record that a message reveals matches "
             f"{sent or 'the message'} up to {found.miss:.1g}: model, loss and step are correct"

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from leakaudit.capture.fitting import factors, fit
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
-from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess, cosine
+from leakaudit.capture.tap.guessing.payloads import PayloadGuess, cosine
 from leakaudit.capture.tap.messages.arranged import round_of
+from leakaudit.capture.tap.messages.description import Payload
 from leakaudit.capture.tap.messages.server_step import MEAN, mean_miss
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 

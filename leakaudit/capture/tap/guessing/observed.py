@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from leakaudit.capture.tap.messages.streams import (
     operations,
 )
 from leakaudit.core.errors import NotUnderstood
-from leakaudit.core.trace import Graph
+from leakaudit.core.trace import Graph, Layout
 from leakaudit.tasks.task import Task
 
 HOOKS = {  # operation in a log -> whose hook records it
@@ -155,7 +156,7 @@ def collect(
     """
     logs, notes = sort_out(logs, task)
     if not places:
-        places = _usual(sizes_of(task) if task is not None else _sizes(logs))
+        places = _usual(sizes_of(task.layout) if task is not None else _sizes(logs))
     sent = [place.stop - place.start for place in places]
     sizes = (*sent, sum(sent))
     streams: dict[LogChannel, list[LoggedMessage]] = {}
@@ -185,10 +186,9 @@ def collect(
     )
 
 
-def sizes_of(task: Task) -> tuple[int, ...]:
+def sizes_of(layout: Layout) -> tuple[int, ...]:
     """Return the lengths of a model's parameters, followed by its own length."""
-    slices = task.layout.slices.values()
-    return (*(part.stop - part.start for part in slices), task.layout.size)
+    return (*map(math.prod, layout.shapes), layout.size)
 
 
 def _position(message: LoggedMessage) -> int:

@@ -6,16 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
+from leakaudit.capture.tap.messages.description import Payload
 from leakaudit.capture.tap.messages.streams import LogChannel, LoggedMessage
-
-Payload: TypeAlias = Literal["weights", "gradients", "duals"]
 
 # Models of ranks that train together have a cosine near 1 and move by a small fraction of their
 # length. Gradients of different ranks have a small cosine and change completely from round to
@@ -55,7 +54,7 @@ PAIRS = 60  # pairs of messages to compare: also a choice
 class PayloadGuess:
     """The payload of the messages."""
 
-    payload: Payload  # weights, gradients or duals
+    payload: Payload
     # the certainty, in one word; the payload means nothing if it is unknown
     sure: Literal["sure", "likely", "unsure", "unknown"]
     why: str  # the evidence, in one line

@@ -228,7 +228,6 @@ class _PayloadFile:
         self._room = 0  # end of the reserved part of the file
         self._last = (0, 0)  # offset and bytes of the last payload
         self._prefix = b""  # its first bytes
-        self._buffer = bytearray(CHUNK)
         self._early: bool | None = None  # whether to write back early; None if not yet measured
         self._cost = 0.0  # CPU seconds of writing since _measured_from
         self._measured_from = 0
@@ -260,17 +259,10 @@ class _PayloadFile:
         offset, count = self._last
         if count == 0 or len(data) != count or data[:PREFIX].tobytes() != self._prefix:
             return None
-        buffer = (ctypes.c_char * CHUNK).from_buffer(self._buffer)
-        done = 0
-        while done < count:
-            room = memoryview(self._buffer)[: count - done]
-            got = os.preadv(self._fd, [room], offset + done)
-            if not got:
+        for start in range(0, count, CHUNK):
+            part = data[start : start + CHUNK].tobytes()
+            if os.pread(self._fd, len(part), offset + start) != part:
                 return None
-            here = ctypes.c_void_p(data.ctypes.data + done)
-            if _libc.memcmp(buffer, here, ctypes.c_size_t(got)):
-                return None
-            done += got
         return self._last
 
     def close(self, keep_room: bool = False) -> None:

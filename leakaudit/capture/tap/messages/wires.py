@@ -277,7 +277,7 @@ def _missing(plan: ArrangedLog, last: int) -> Iterator[dict[str, Json]]:
         if dst not in senders:
             rounds[dst, src, kind] = set()
     for wire, there in sorted(rounds.items()):
-        yield from _absent(*wire, [t for t in range(1, last + 1) if t not in there])
+        yield from absent(*wire, [t for t in range(1, last + 1) if t not in there])
 
 
 def _unanswered(plan: ArrangedLog) -> Iterator[dict[str, Json]]:
@@ -291,10 +291,10 @@ def _unanswered(plan: ArrangedLog) -> Iterator[dict[str, Json]]:
             if sent.src == hub and (dst, sent.round) not in answered:
                 absent[dst].append(sent.round)
     for src, rounds in sorted(absent.items()):
-        yield from _absent(src, hub, kind, sorted(rounds))
+        yield from absent(src, hub, kind, sorted(rounds))
 
 
-def _absent(src: int, dst: int, kind: str, rounds: Sequence[int]) -> Iterator[dict[str, Json]]:
+def absent(src: int, dst: int, kind: str, rounds: Sequence[int]) -> Iterator[dict[str, Json]]:
     """Yield the messages of a channel in each run of consecutive rounds."""
     for _, run in groupby(enumerate(rounds), key=lambda pair: pair[1] - pair[0]):
         held = [number for _, number in run]

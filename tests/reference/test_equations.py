@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit.capture.equations.propose import Proposal, propose
+from leakaudit.capture.equations.propose import _Proposal, propose
 from leakaudit.capture.fitting import min_rank
 from leakaudit.cli import main
 from leakaudit.core import registry
@@ -34,7 +34,7 @@ def unlabelled(trace: Trace) -> Trace:
     return replace(trace, protocol=NAME, params={})
 
 
-def proposed(trace: Trace) -> Proposal:
+def proposed(trace: Trace) -> _Proposal:
     return propose(unlabelled(trace), Task.build(trace.task), NAME)
 
 

@@ -180,7 +180,6 @@ def _of_star(
 
 
 def _for_all(equation: Equation, task: Task) -> Equation | None:
-    """Return an equation with the coefficients of all nodes."""
     weights: dict[tuple[Term, int, int], Fraction] = {}
     tested: set[int] = set()
     for node in equation.senders:

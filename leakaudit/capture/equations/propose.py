@@ -18,7 +18,7 @@ RECORDS = 6  # records of a batch whose rank is looked for, at most: a choice
 
 
 @dataclass(frozen=True)
-class Proposal:
+class _Proposal:
     """What was found."""
 
     text: str | None  # the protocol file; None if an equation is not known
@@ -26,17 +26,17 @@ class Proposal:
     nodes: tuple[str, ...] = ()  # the equation of every node, with its rounds: one line each
 
 
-def propose(trace: Trace, task: Task, name: str) -> Proposal:
+def propose(trace: Trace, task: Task, name: str) -> _Proposal:
     """Propose the equations of a protocol."""
     why = obstacle(task, trace.dtype) or _incomplete(trace)
     if why:
-        return Proposal(None, (why,))
+        return _Proposal(None, (why,))
     try:
         streams = SenderStreams.of(trace)
     except LeakauditError as error:
-        return Proposal(None, (str(error),))
+        return _Proposal(None, (str(error),))
     if not streams.kinds:
-        return Proposal(None, ("the trace contains no messages",))
+        return _Proposal(None, ("the trace contains no messages",))
     found: list[Equation] = []
     said: list[str] = []
     for kind in streams.kinds:
@@ -45,15 +45,15 @@ def propose(trace: Trace, task: Task, name: str) -> Proposal:
         if equation is not None:
             found.append(equation)
     if len(found) < len(streams.kinds):
-        return Proposal(None, tuple(said))
+        return _Proposal(None, tuple(said))
     try:
         text = protocol_file(streams, task, found, name)
     except LeakauditError as error:
-        return Proposal(None, (*said, f"not known: {error}"))
+        return _Proposal(None, (*said, f"not known: {error}"))
     nodes: list[str] = []
     for one in found:
         nodes.extend(_of_nodes(one))
-    return Proposal(text, tuple(said), tuple(nodes))
+    return _Proposal(text, tuple(said), tuple(nodes))
 
 
 def _incomplete(trace: Trace) -> str:

@@ -282,7 +282,6 @@ class _Row:
     allowed: float  # how far from each other they may be
 
     def miss(self, factors: Tensor) -> float:
-        """Return how far the parts, times their factors, are from the value."""
         return float((self.value - self.parts @ factors).norm())
 
 

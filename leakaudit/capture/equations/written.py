@@ -90,7 +90,6 @@ class _EquationWriter:
     # --- one round ---
 
     def _body(self, one: Equation) -> tuple[list[str], list[str]]:
-        """Return the equations of a round, and the initial values of what they add."""
         kind = one.kind
         lines: list[str] = []
         state: list[str] = []
@@ -192,7 +191,6 @@ class _EquationWriter:
     # --- the server ---
 
     def _of_server(self, one: Equation) -> tuple[str, str]:
-        """Return what the server sends in a round, and what it does at its end."""
         kind = one.kind
         said = ""
         for (term, _, sender), weight in one.weights.items():
@@ -226,7 +224,6 @@ class _EquationWriter:
     def _beginning(
         self, one: Equation, body: list[str], state: list[str]
     ) -> tuple[list[str], list[str] | None]:
-        """Return the equations of the start, and those of the first round if they differ."""
         kind = one.kind
         sends_at_start = any(0 in self.streams.sent[kind, node] for node in one.senders)
         oldest = max((term.lag for term in one.terms), default=0)
@@ -377,7 +374,6 @@ def _common(weights: dict[tuple[int, int], Fraction]) -> Fraction | None:
 
 
 def _number(value: Fraction) -> str:
-    """Return a constant as TOML. A reader converts it to the nearest simple fraction."""
     if value.denominator == 1:
         return str(value.numerator)
     return repr(float(value))

@@ -41,8 +41,6 @@ REASONS = (
 
 @dataclass(frozen=True)
 class _GradientComparison:
-    """A gradient of one record beside the recomputed one."""
-
     index: int
     factor: float  # by least squares
     miss: float  # relative residual
@@ -269,7 +267,6 @@ def compare(
 
 
 def _compared(task: Task, sample: fit.GradientSample) -> _GradientComparison | None:
-    """Compare a vector with the gradient at the record that it reveals, for the better sign."""
     value = sample.value.double()
     if not sample.thetas or not bool(value.isfinite().all()):
         return None
@@ -295,7 +292,6 @@ def _at(
     shown: tuple[Tensor, Tensor],
     rounding: float,
 ) -> _GradientComparison | None:
-    """Compare a vector with the gradient of one record; None if its slopes are mere rounding."""
     value = sample.value.double()
     g = fit.recomputed(task, *shown, sample.theta)
     slope = None if g is None else fit.last_bias(task, g)
@@ -317,7 +313,6 @@ def _at(
 
 
 def _allowed(rounding: float, slope: Tensor) -> float:
-    """Return the residual that rounding explains at a slope of the outputs."""
     # A slope is a difference of probabilities, which are rounded like 1.
     return min(rounding * (1 + 1 / float(slope.norm().clamp_min(1e-300))), CEILING)
 

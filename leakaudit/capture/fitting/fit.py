@@ -188,7 +188,6 @@ def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> ModelFit | 
 
 
 def _at(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | None:
-    """Return how well a model explains the samples; None if its layers or loss do not allow it."""
     tried: list[FactorDeviation] = []
     for sample in samples:
         found = explained(task, sample.value, sample.thetas[point], sample.part)
@@ -301,7 +300,6 @@ def explained(
 def _at_record(
     task: Task, value: Tensor, theta: Tensor, part: RecordedPart | None, sign: int
 ) -> FactorDeviation | None:
-    """Compare a vector with the gradient at the record that a multiple of it reveals."""
     shown = labelled(task, sign * value)
     if shown is None or not _shows(part, task):
         return None
@@ -328,7 +326,6 @@ def misses(task: Task, sample: GradientSample) -> FactorDeviation | None:
 
 
 def _shows(part: RecordedPart | None, task: Task) -> bool:
-    """Return whether the recorded columns contain the layers that show a record and its label."""
     if part is None:
         return True
     needed = [*(task.first_linear or ()), (task.last_linear or (None, None))[1]]

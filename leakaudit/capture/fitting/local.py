@@ -53,7 +53,6 @@ def tolerance(sample: fit.GradientSample) -> float:
 
 
 def _rounding(sample: fit.GradientSample) -> float:
-    """Return the rounding of the models, relative to the move between them."""
     # Models travel in float32; what travels in float64 is more accurate still.
     rounding = torch.finfo(torch.float32).eps * sample.theta.norm()
     return float(ROUNDINGS * rounding / sample.value.norm().clamp_min(1e-300))
@@ -182,8 +181,6 @@ def _fits(
 
 @dataclass(frozen=True)
 class _Training:
-    """Training on the record that an answer reveals."""
-
     task: Task
     point: str  # name of the server's model
     value: Tensor  # (d,) what the client subtracted from it
@@ -193,7 +190,6 @@ class _Training:
 
     @classmethod
     def of(cls, task: Task, sample: fit.GradientSample, decayed: bool) -> _Training | None:
-        """Return the training behind a sample; None if the model does not reveal the record."""
         value = sample.value.double()
         theta = sample.theta.double()
         shown = undecayed(task, value, theta) if decayed else value
@@ -259,7 +255,6 @@ class _Training:
     def _simplest(
         self, family: OptimiserFamily, values: Sequence[float], steps: int
     ) -> ModelFit | None:
-        """Return a fit with the fewest digits that explain the answer as well as all digits do."""
         best = self._at(family, values, steps)
         if best is None:
             return None
@@ -281,7 +276,6 @@ class _Training:
         return np.array([lr, *constants])
 
     def _at(self, family: OptimiserFamily, values: Sequence[float], steps: int) -> ModelFit | None:
-        """Return the fit with a step size and constants; None if they are out of range."""
         optimiser = family.at(values[1:])
         return None if optimiser is None else self._fit(optimiser, values[0], steps)
 
@@ -291,7 +285,6 @@ class _Training:
         return float(self.value.norm() / first.norm().clamp_min(1e-300)) / steps
 
     def _fit(self, optimiser: Optimiser, lr: float, steps: int) -> ModelFit | None:
-        """Return a fit; None if its steps do not end anywhere, or lead uphill."""
         miss = self.miss(optimiser, lr, steps)
         if not (math.isfinite(miss) and lr > 0):
             return None

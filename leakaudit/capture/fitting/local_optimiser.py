@@ -113,7 +113,6 @@ def _gradients(
     samples: Sequence[GradientSample],
     records: Sequence[tuple[Tensor, Tensor] | None],
 ) -> Iterator[Tensor]:
-    """Yield the gradients (d,) at some records; none where a record is not known."""
     for found, sample in zip(records, samples, strict=True):
         if found is None:
             continue

@@ -131,7 +131,6 @@ def check(plan: Plan, options: ProcessLayout) -> None:
 
 
 def _threads(prepared: Setup) -> _Termination:
-    """Run all processes as threads, with the same result as `_run`."""
     try:
         run_threads(prepared)
     except KeyboardInterrupt:
@@ -140,7 +139,6 @@ def _threads(prepared: Setup) -> _Termination:
 
 
 def _run(prepared: Setup) -> _Termination:
-    """Start the processes, wait until they have ended, and return why they were stopped."""
     folder = prepared.folder
     options = prepared.options
     command = [sys.executable, "-P", "-m", "leakaudit.capture.gloo.supervisor", str(folder)]
@@ -178,7 +176,6 @@ def _run(prepared: Setup) -> _Termination:
 
 
 def _unwritten(folder: Path) -> str:
-    """Return the error of a process that could not write it to its file, or empty."""
     for rank, code in sorted(merge.exit_codes(folder).items()):
         if code > 0:
             return f"process {rank}: {_said(folder)}"

@@ -25,19 +25,15 @@ ERROR = "error"  # prefix of the file in which a process leaves its error; its n
 
 @dataclass(frozen=True)
 class _Logs:
-    """The logs that all processes of a run wrote."""
-
     setup: Setup
     ranks: dict[int, RankLog]  # log by process; a process that was killed immediately has none
     codes: dict[int, int]  # exit code by process, negative for a signal
 
     @property
     def begun(self) -> bool:
-        """Whether any process sent a message or completed a round."""
         return self.rounds >= 0 or any(self.events("send"))
 
     def events(self, op: str) -> Iterator[tuple[RankLog, Event]]:
-        """Yield all events of one kind, with the logs that contain them."""
         for log in self.ranks.values():
             for event in log.events:
                 if event.op == op:
@@ -52,16 +48,13 @@ class _Logs:
 
     @property
     def faults(self) -> set[str]:
-        """The faults that occurred, as written on the command line."""
         return {str(e.notes["what"]) for _, e in self.events("fault")}
 
     @property
     def rounds(self) -> int:
-        """The last round that at least one process completed."""
         return max(map(self.last, self.setup.place))
 
     def about(self, cut: str = "") -> dict[str, Json]:
-        """Return the provenance of the run, with what is missing."""
         planned = self.setup.scenario.rounds
         missed = [event for _, event in self.events("missed")]
         ended: list[Json] = []

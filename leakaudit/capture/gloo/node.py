@@ -115,8 +115,6 @@ Parts = dict[int, tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class _Route:
-    """The part of an exchange that one process has to do."""
-
     out: Parts  # arcs and rows that it sends, by the other process
     into: Parts  # arcs and rows that it receives, by the other process
     foreign: Tensor  # rows that are sent only on arcs which start in other processes
@@ -125,7 +123,6 @@ class _Route:
 
     @classmethod
     def of(cls, arcs: Arcs, place: Sequence[int], rank: int) -> _Route:
-        """Determine the part of one process."""
         where = torch.tensor(place)
         start = where[arcs.src]
         end = where[arcs.dst]
@@ -242,7 +239,6 @@ class _NodeRecorder:
         return received
 
     def state(self, name: str, round: int, value: Tensor) -> None:
-        """Log the private vectors (N, ...) of this process's nodes, if the run records states."""
         if self.setup.scenario.states:
             self.log.write("state", value[self._own], round=round, kind=name)
 
@@ -277,7 +273,6 @@ class _NodeRecorder:
     def _tell(
         self, round: int, kind: str, values: Tensor, arcs: Arcs, which: Tensor, secure: bool
     ) -> None:
-        """Log the messages; `at` gives the payload of each message."""
         if not len(which):
             return
         for some in which.split(TOGETHER):

@@ -41,7 +41,6 @@ def run(setup: Setup, rank: int) -> int:
 
 
 def _die() -> None:
-    """End this process like a crash."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -94,7 +94,6 @@ def clear(folder: Path) -> None:
 
 
 def _is_log(path: Path) -> bool:
-    """Return whether a file has the name of one of the files of a log."""
     if path.name in finder.FILES:
         return True
     return NAME.fullmatch(path.with_suffix(".jsonl").name) is not None

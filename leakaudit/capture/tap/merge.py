@@ -35,8 +35,6 @@ NAMELESS = re.compile(r"[^\w.-]+")  # characters of a layer's name that a file's
 
 
 class _TapFacts(msgspec.Struct, frozen=True):
-    """Facts about a tapped run, in the provenance of its trace."""
-
     processes: int  # number of tapped processes
     exit: int  # exit code of the program
     share: float  # fraction of the processes' time that the tap used

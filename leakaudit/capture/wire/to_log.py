@@ -57,7 +57,6 @@ def _is_used(description: MessageDescription, message: FolderMessage) -> bool:
 
 
 def _log(log: Log, message: FolderMessage, held: Sequence[int], position: int) -> None:
-    """Log one message, as one event for each of its tensors and receivers."""
     try:
         tensors = message.payload.read()
     except LeakauditError as error:

@@ -46,7 +46,6 @@ def _tap(capture: Capture) -> FlowerServerTap:
 
 
 def _tap_grids(module: ModuleType, tap: FlowerServerTap) -> None:
-    """Tap every kind of grid, through which a server sends and receives, when it is defined."""
     base = module.Grid
 
     def tapped(cls: type, /, **named: Any) -> None:
@@ -122,8 +121,6 @@ def _free_port() -> int:
 
 
 def _start_own_superlink(module: ModuleType) -> None:
-    """Keep the state of the SuperLink in memory, and end it with the tap."""
-
     def start(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
         os.environ[ENDS] = os.environ.get(LAUNCHER, str(os.getpid()))
         try:

@@ -98,7 +98,6 @@ def write_fits(capture: Capture, op: str, fits: Iterable[tuple[ExchangePlace, An
 
 
 def _examples(message: Any) -> dict[str, int]:
-    """Return the note of the number of examples that a client reports, if it does."""
     for record in message.content.metric_records.values():
         for key in EXAMPLES:
             if isinstance(record.get(key), int | float):
@@ -183,7 +182,6 @@ class FlowerServerTap:
             self._nested.inside = False
 
     def _known(self, grid: Any, messages: Iterable[Any]) -> list[int]:
-        """Return the numbers of all clients, if one of the receivers is new."""
         talk = self.talk
         receivers = {message.metadata.dst_node_id for message in messages}
         if receivers <= talk.ranks.keys() | talk.partitions.keys():

@@ -84,8 +84,6 @@ def server_strategy(strategy: Strategy, folder: str) -> Strategy:
 
 
 def _record_messages(strategy: Any, tap: FlowerServerTap) -> None:
-    """Record a strategy that makes messages."""
-
     def configured(configure: Callable[..., Any], *args: Any, **named: Any) -> Any:
         messages = list(configure(*args, **named))
         tap.capture.safely(tap.instruct, messages)
@@ -101,8 +99,6 @@ def _record_messages(strategy: Any, tap: FlowerServerTap) -> None:
 
 
 def _record_fits(strategy: Any, tap: FlowerServerTap) -> None:
-    """Record a strategy of the older generation, which makes instructions to fit."""
-
     def log(op: str, server_round: int, pairs: Iterable[Any]) -> None:
         fits: list[tuple[ExchangePlace, Any]] = []
         for client, fit in sorted(pairs, key=lambda pair: str(pair[0].cid)):

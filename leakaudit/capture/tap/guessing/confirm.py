@@ -71,7 +71,6 @@ def verified(described: MessageDescription, logs: Sequence[RankLog]) -> list[str
 def _misses(
     described: MessageDescription, seen: observed.ChannelVectors
 ) -> Iterator[FactorDeviation]:
-    """Yield how gradients recomputed from a part of the parameters differ from what was sent."""
     for sample in gradients.samples(seen, described.payload):
         found = fit.misses(described.task, sample)
         if found is not None:
@@ -79,7 +78,6 @@ def _misses(
 
 
 def _of_rest(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
-    """Yield a line if a gradient fits the recorded parameters, but not the sketch of the others."""
     for one in _misses(described, seen):
         if one.kept < PROVED <= one.rest:
             yield (
@@ -100,7 +98,6 @@ def _is_proved(described: MessageDescription, explained: MessageExplanation) -> 
 
 
 def _of_axes(described: MessageDescription, logs: Sequence[RankLog]) -> Iterator[str]:
-    """Yield a line if the messages prove other axes of the parameters than those described."""
     for order in layouts.toggled(described.order, described.task.layout):
         if is_proved(replace(described, order=order), logs):
             given = described.order or described.task.layout.names
@@ -153,7 +150,6 @@ def _agree(declared: Any, shown: Any, near: float) -> bool:
 
 
 def _of_constants(described: MessageDescription, explained: MessageExplanation) -> Iterator[str]:
-    """Yield a line for each constant that is not the one that the messages prove."""
     declared = described.constants
     server = explained.server
     stated = described.protocol == "fedavg" and declared["server"] == "mean"
@@ -170,7 +166,6 @@ def _of_constants(described: MessageDescription, explained: MessageExplanation) 
 
 
 def _proved(described: MessageDescription, explained: MessageExplanation) -> dict[str, Any]:
-    """Return the constants of a description that the messages prove."""
     model = explained.model
     found = model.found
     if model.solved is not None:

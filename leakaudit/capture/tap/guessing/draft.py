@@ -152,7 +152,6 @@ def blank() -> Draft:
 
 
 def _add_head(draft: Draft, explained: MessageExplanation) -> None:
-    """Add payload and protocol, and leave open what the channels do not show."""
     sent = explained.sent
     seen = explained.seen
     draft.put("payload", sent.payload, sent.sure)
@@ -173,7 +172,6 @@ def _add_head(draft: Draft, explained: MessageExplanation) -> None:
 
 
 def _add_start(draft: Draft, seen: ChannelVectors) -> None:
-    """Add what models without a server start from, and leave open what the channels do not show."""
     if seen.same_start:
         draft.put("first", "start", "the ranks' first messages are equal")
     else:
@@ -194,7 +192,6 @@ def _add_start(draft: Draft, seen: ChannelVectors) -> None:
 
 
 def _add_params(draft: Draft, explained: MessageExplanation) -> None:
-    """Add the protocol's constants; what a hook recorded are gradients, whatever they show."""
     payload = explained.sent.payload
     model = explained.model
     if payload == "weights" and "protocol" in draft.comments:
@@ -213,7 +210,6 @@ def _add_params(draft: Draft, explained: MessageExplanation) -> None:
 
 
 def _add_records(draft: Draft, model: GuessedModel) -> None:
-    """Add how many records a gradient uses, and a rank has, as far as the messages show it."""
     shown = model.records
     if model.reused:
         draft.put("params.samples", 1, f"records per rank: {model.reused}")
@@ -226,7 +222,6 @@ def _add_records(draft: Draft, model: GuessedModel) -> None:
 
 
 def _add_private(draft: Draft, stated: PrivateGradients) -> None:
-    """Add the constants that Opacus states; no other protocol describes its messages."""
     draft.note("payload", f"sums over a rank's records: {stated.words}")
     if stated.why:
         draft.ask("protocol", stated.why)
@@ -277,7 +272,6 @@ def _add_scale(draft: Draft, factors: Factors | None) -> None:
 
 
 def _add_samples(draft: Draft, model: GuessedModel, examples: set[int]) -> None:
-    """Add the number of records per client, if it is proved or all clients report the same."""
     shown = model.records
     if model.reused:
         draft.put("params.samples", 1, f"records per client: {model.reused}")
@@ -329,7 +323,6 @@ def _add_server(draft: Draft, explained: MessageExplanation, is_mean: bool | Non
 
 
 def _add_memory(draft: Draft, optimiser: Optimiser) -> None:
-    """Add the constants of an optimiser that are not 0."""
     for name in ("momentum", "nesterov", "decay"):
         if getattr(optimiser, name):
             draft.put(f"params.{name}", getattr(optimiser, name))

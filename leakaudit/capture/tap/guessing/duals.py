@@ -43,8 +43,6 @@ CEILING = 0.01  # no larger miss proves anything: a choice
 
 @dataclass(frozen=True)
 class _Move:
-    """The move of one node in one round."""
-
     u: Tensor  # (d,) 2 rho times its model
     r: Tensor  # (d,) change of u in the round, a (g + v)
     v: Tensor  # (d,) pull of its neighbours
@@ -53,11 +51,9 @@ class _Move:
     rounding: float  # norm of the rounding error of u, relative to u
 
     def gradient(self, inverse: float) -> Tensor:
-        """Return g for a value of 1 / a."""
         return inverse * self.r - self.v
 
     def error(self, inverse: float) -> float:
-        """Return the rounding error of g, relative to g, for a value of 1 / a."""
         size = inverse * float(self.u.norm()) + float(self.v.norm())
         return self.rounding * size / float(self.gradient(inverse).norm())
 
@@ -102,7 +98,6 @@ def solve(seen: ChannelVectors, tasks: Iterable[Task]) -> DualSolution | None:
 
 
 def _sample(move: _Move, inverse: float, sign: int, rho: float) -> GradientSample:
-    """Return the gradient of a move, at the model that these constants give."""
     model = sign * move.u / (2 * rho)
     return GradientSample(sign * move.gradient(inverse), {"": model}, None, move.node, move.round)
 

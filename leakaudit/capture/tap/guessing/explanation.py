@@ -107,14 +107,12 @@ def _explained(
 
 
 def _stated(sent: PayloadGuess, payload: Payload | None) -> PayloadGuess:
-    """Return what is sent, as the user states it."""
     return sent if payload is None else replace(sent, payload=payload, sure="sure")
 
 
 def _between_ranks(
     seen: ChannelVectors, task: Task | None, payload: Payload | None
 ) -> tuple[PayloadGuess, GuessedModel]:
-    """Explain messages without a server: what a comparison leaves open, a gradient may prove."""
     sent = _stated(payloads.payload(seen), payload)
     tried = [sent]
     if sent.sure == "unknown":
@@ -235,7 +233,6 @@ def _model_behind(
 def _of_steps(
     seen: ChannelVectors, found: fit.ModelFit, samples: Sequence[fit.GradientSample]
 ) -> GuessedModel:
-    """Find the optimiser of nodes that send models, which proves the model as well."""
     # A log with a single step per node does not tell optimisers apart: it proves only the model.
     task, levels = fit.normalised(found.task, samples)
     several = any(sample.index for sample in samples)

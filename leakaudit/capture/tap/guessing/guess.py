@@ -111,7 +111,6 @@ def guess(
 
 
 def _advice(draft: Draft, explained: MessageExplanation) -> str:
-    """Return that equations can be fitted, if the protocol is not known and they could be found."""
     open_ = [gap for gap in draft.gaps if gap in ("payload", "protocol") or "params." in gap]
     if not open_ or explained.stated is not None or explained.seen.missing:
         return ""
@@ -229,7 +228,6 @@ def _of_model(model: GuessedModel, given: bool, size: int, sent: str) -> str:
 
 
 def _of_factors(found: Factors, sent: str) -> str:
-    """Return the evidence of gradients that were recomputed over the whole run."""
     said = f"{found.which} recomputed at single records match {sent} up to {found.miss:.1g}"
     if found.coarse:
         return (
@@ -249,7 +247,6 @@ def _fits_both(model: GuessedModel) -> bool:
 
 
 def _partial(seen: ChannelVectors) -> list[str]:
-    """Return remarks about parameters and streams that the messages do not contain."""
     found: list[str] = []
     missing = seen.missing
     if missing:

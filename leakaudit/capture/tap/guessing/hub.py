@@ -30,8 +30,6 @@ BUDGET = 50_000_000  # numbers of all gradients that are recomputed: also a choi
 
 @dataclass(frozen=True)
 class _Exchange:
-    """What a client received and answered in one round."""
-
     round: int
     client: int
     down: Tensor  # (d,) the server's model
@@ -62,7 +60,6 @@ def server(seen: ChannelVectors) -> int | None:
 
 
 def _exchanges(seen: ChannelVectors, hub: int, most: int | None = None) -> Iterator[_Exchange]:
-    """Yield what clients received and answered, or so many exchanges from the whole run."""
     downs = _by_round(seen, hub, from_server=True)
     ups = _by_round(seen, hub, from_server=False)
     keys = sorted(downs.keys() & ups.keys())

@@ -196,7 +196,6 @@ def _position(message: LoggedMessage) -> int:
 
 
 def _usual(sizes: Sequence[int]) -> list[ParameterPlace]:
-    """Return the places of parameters that messages hold in the model's order and axes."""
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
     return [ParameterPlace(begin, end) for begin, end in pairwise(starts)]
 

@@ -132,7 +132,6 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 
 def _pairs(seen: ChannelVectors) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield messages that two ranks send at the same position on their channels."""
     own = list(seen.own.values())
     pairs: list[tuple[LoggedMessage, LoggedMessage]] = []
     for one in own:

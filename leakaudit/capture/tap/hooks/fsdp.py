@@ -103,8 +103,6 @@ def _own(root: Any, number: int, capture: Capture) -> None:
 
 
 class _Model(HookedModel):
-    """One model that is sharded with FSDP2."""
-
     begun = False  # whether gradients were sent in this step
 
     @cached_property

@@ -23,9 +23,8 @@ from leakaudit.capture.tap.log.environment import ENDS, VARIABLE
 
 POLL = 0.5  # seconds between two looks at another process: a choice
 HOOKS = {  # module of ours -> the modules that its `listen` taps; not every version has all of them
-    "hooks.group": ("torch.distributed",),
+    "hooks.group": ("torch.distributed", "torch.distributed._functional_collectives"),
     "hooks.ddp": ("torch.nn.parallel.distributed",),
-    "hooks.functional": ("torch.distributed._functional_collectives",),
     "hooks.fsdp": ("torch.distributed.fsdp._fully_shard._fsdp_state",),
     "hooks.opacus": (  # modules in which optimisers are defined
         "opacus.optimizers.optimizer",

@@ -114,7 +114,6 @@ class _Sums(HookedModel):
         self.step += 1
 
     def _facts(self, parameter: Any, gradient: Tensor) -> Notes:
-        """Return what the optimiser states about a vector, and the noise that is in it."""
         optimiser = self.optimiser
         divisor = 1.0
         if optimiser.loss_reduction == "mean":

@@ -326,8 +326,6 @@ def _input(call: _ModuleCall) -> tuple[str, list[str]]:
 
 
 def _with_one_input(kind: Any, name: str, plain: Mapping[str, Any]) -> Any:
-    """Return a subclass whose forward takes the input only and returns the logits."""
-
     def forward(self: Any, x: Any) -> Any:
         out = kind.forward(self, **{name: x}, **plain)
         if isinstance(out, Mapping) and LOGITS in out:

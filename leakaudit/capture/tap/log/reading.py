@@ -260,7 +260,6 @@ def _first(line: bytes, rank: int, path: Path) -> dict[str, Any]:
 
 
 def _event(value: dict[str, Any], rank: int, path: Path, line: int) -> Event:
-    """Check the values of a line, counted from 0, and return its event."""
     held = {key: value[key] for key in FIELDS & value.keys()}
     try:
         event = msgspec.convert({**held, "time": number(value.get("time"))}, Event)

@@ -176,7 +176,6 @@ class Log:
 
 
 def _fresh(folder: Path, rank: int) -> tuple[int, int]:
-    """Open the first pair of files that no earlier process of this rank has used."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     for attempt in range(ATTEMPTS):
         try:
@@ -234,7 +233,6 @@ class _PayloadFile:
         self._written_back = 0
 
     def append(self, data: Bytes) -> tuple[int, int]:
-        """Append a payload (n,); return its offset and bytes."""
         begun = time.thread_time()
         offset = self.size
         self._reserve(offset + len(data))
@@ -266,7 +264,6 @@ class _PayloadFile:
         return self._last
 
     def close(self, keep_room: bool = False) -> None:
-        """Close the file and release the reserved space."""
         if 0 < self._room < UNAVAILABLE and not keep_room:
             with suppress(OSError):
                 os.ftruncate(self._fd, self.size)

@@ -299,7 +299,6 @@ def _roles(
     ranks: int,
     partitions: Mapping[str, int],
 ) -> _Roles:
-    """Return the roles from the description, or inferred from messages with one receiver."""
     server = description.server
     noted = {m.note("server") for m in found} - {None}
     if noted:
@@ -355,7 +354,6 @@ def _noted_roles(
 
 
 def _directions(description: MessageDescription, graph: Graph) -> tuple[str, str]:
-    """Return the kinds of the server's messages and of the clients' messages."""
     down: list[str] = []
     up: list[str] = []
     for vector in description.victim.relations(graph, 2, {}).vectors:

@@ -34,8 +34,6 @@ TOP = ("payload", "protocol", "first", "params", "model", "messages")
 
 
 class _Head(Struct, frozen=True, kw_only=True):
-    """The keys that determine the protocol."""
-
     payload: Annotated[Payload, Meta(description="weights, gradients or duals")]
     protocol: (
         Annotated[str, Meta(description="the name of a victim or of a protocol file")] | None
@@ -239,7 +237,6 @@ def _scales(messages: _Messages, payload: str, file: config.ConfigTable) -> dict
 
 
 def _check_protocol(protocol: str, file: config.ConfigTable) -> None:
-    """Check the protocol's name and constants; an undeclared one may have any."""
     if protocol.startswith(registry.OWN):
         return
     known = registry.parameters(registry.get("victims", protocol))

@@ -49,8 +49,6 @@ class PrivateGradients:
 
 @dataclass(frozen=True)
 class _Stated:
-    """What an optimiser stated about a message."""
-
     multiplier: float
     clip: float  # the norm to which each record's gradient is clipped
     divisor: float  # what the rank divides the sum of clipped gradients by
@@ -87,7 +85,6 @@ def private(
 
 
 def _stated(message: LoggedMessage) -> _Stated | None:
-    """Return what the optimiser stated about a message; None if the log is damaged."""
     values = [message.note(name) for name in ("noise_multiplier", "max_grad_norm", "divisor")]
     numbers: list[float] = []
     for value in values:

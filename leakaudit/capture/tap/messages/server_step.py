@@ -96,7 +96,6 @@ def _observed(
     gradients: Sequence[Sequence[LoggedMessage]],
     most: int = stepping.MOST,
 ) -> stepping.ModelMoves:
-    """Return the models of some rounds, their moves, and the mean gradients between them."""
     values = [m.value(plan.slices) for m in models]
     moves = [before.double() - after.double() for before, after in itertools.pairwise(values)]
     rounding = torch.finfo(values[0].dtype).eps
@@ -124,7 +123,6 @@ def _why_not(plan: ArrangedLog, observed: stepping.ModelMoves, steps: int) -> st
 
 
 def _with_mean(plan: ArrangedLog) -> ArrangedLog:
-    """State whether the models of a server are the means of what all clients sent."""
     miss = _mean_miss(plan)
     if miss is None:
         why = "no round shows how the server combines models"
@@ -139,7 +137,6 @@ def _with_mean(plan: ArrangedLog) -> ArrangedLog:
 
 
 def _mean_miss(plan: ArrangedLog) -> float | None:
-    """Return the largest `mean_miss` of several rounds; None if no round shows it."""
     hub = _hub(plan)
     models = {s.round for s in plan.sent if s.src == hub and s.message.kept}
     answers = Counter(s.round for s in plan.sent if s.src != hub)
@@ -172,7 +169,6 @@ def _with_params(plan: ArrangedLog, params: Mapping[str, Any]) -> ArrangedLog:
 
 
 def _constants(found: stepping.Stepping) -> dict[str, Any] | None:
-    """Return an optimiser as constants of FedSGD; None if these do not describe it."""
     if found.rate is None or found.scaled:
         return None
     constants: dict[str, Any] = {"lr": found.rate}
@@ -186,7 +182,6 @@ def _constants(found: stepping.Stepping) -> dict[str, Any] | None:
 
 
 def _contradicts(params: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
-    """Return whether a description states other constants of the step than the messages show."""
     for name in ("lr", "momentum", "nesterov", "decay"):
         found = constants.get(name, 0)
         described = params.get(name, found)

@@ -120,7 +120,6 @@ class LoggedMessage:
         return total, notes[SEED], tuple(notes["parameters"])
 
     def _filled(self, pieces: Sequence[Event], slices: Sequence[ParameterPlace]) -> Tensor:
-        """Return the vector (d,) with the parameters in some pieces."""
         tensors = [_restored(self.log.tensor(piece), piece) for piece in pieces]
         noted = "parameters" in pieces[0].notes
         if len(tensors) == 1 and not noted and _in_order(slices):
@@ -177,8 +176,6 @@ def _in_order(slices: Sequence[ParameterPlace]) -> bool:
 
 @dataclass(frozen=True)
 class _LogStreams:
-    """All messages of a log."""
-
     messages: dict[
         LogChannel, list[LoggedMessage]
     ]  # by channel, in the order in which they were sent

@@ -136,7 +136,6 @@ def plan(description: MessageDescription, logs: Sequence[RankLog]) -> ArrangedLo
 
 
 def _processes(logs: Iterable[RankLog], found: Iterable[LoggedMessage]) -> int:
-    """Return the number of processes of the program, as far as its logs show it."""
     nodes = 0
     for log in logs:
         if log.rank != UNRANKED:
@@ -188,7 +187,6 @@ def _apart(
 
 
 def _content(plan: ArrangedLog) -> Iterator[str]:
-    """Yield remarks about messages that are not all of what a rank computed."""
     names = plan.description.order or plan.description.task.layout.names
     covers = plan.covers
     missing = [names[k] for k in range(len(names)) if k not in covers]

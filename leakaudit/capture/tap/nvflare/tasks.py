@@ -162,8 +162,6 @@ def _clients(fl_ctx: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class _Content:
-    """What a message holds."""
-
     kind: str  # WEIGHTS, WEIGHT_DIFF or another word; empty if the message has no such content
     data: Model
     meta: Mapping[str, Any]  # the program's remarks
@@ -199,7 +197,6 @@ def _content(message: Any) -> _Content:
 
 
 def _kind(task: str) -> str:
-    """Return what a task is about: training, or its own name."""
     return task if task in OTHER_TASKS else TRAIN
 
 

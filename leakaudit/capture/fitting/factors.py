@@ -19,6 +19,7 @@ from torch import Tensor
 
 from leakaudit._util.plural import counted
 from leakaudit.capture.fitting import fit
+from leakaudit.capture.fitting.sketch import FactorDeviation
 from leakaudit.tasks.task import Task
 
 # Measured with float32: correct models miss by 5 to 42 units of rounding, and label smoothing of
@@ -272,11 +273,10 @@ def _compared(task: Task, sample: fit.GradientSample) -> _GradientComparison | N
         return None
     rounding = _rounding(task, sample)
     best: _GradientComparison | None = None
-    for sign in (1.0, -1.0):
-        shown = fit.labelled(task, sign * value)
-        if shown is None or not _is_single(task, value, shown[0], rounding):
+    for shown, g, deviation in fit.recovered(task, sample):
+        if not _is_single(task, value, shown[0], rounding):
             return None
-        found = _at(task, sample, shown, rounding)
+        found = _at(task, sample, shown, g, deviation, rounding)
         if found is None:
             return None
         if best is None or found.miss < best.miss:
@@ -290,12 +290,12 @@ def _at(
     task: Task,
     sample: fit.GradientSample,
     shown: tuple[Tensor, Tensor],
+    g: Tensor,
+    found: FactorDeviation,
     rounding: float,
 ) -> _GradientComparison | None:
-    value = sample.value.double()
-    g = fit.recomputed(task, *shown, sample.theta)
-    slope = None if g is None else fit.last_bias(task, g)
-    if g is None or slope is None or not bool(g.any()):
+    slope = fit.last_bias(task, g)
+    if slope is None or not bool(g.any()):
         return None
     if float(slope.norm()) < SMALL and _allowed(rounding, slope) == CEILING:
         return None
@@ -305,10 +305,11 @@ def _at(
     equal = outputs - 1 / len(outputs)
     turned = equal - (equal @ slope) / (slope @ slope) * slope
     seen = float(turned.norm() / slope.norm())
-    found = fit.deviation(value, g, sample.part)
     smoothing = None
     if sample.part is None and found.miss > allowed:
-        smoothing = _smoothing(task, sample.theta, value, shown[0], outputs, rounding)
+        smoothing = _smoothing(
+            task, sample.theta, sample.value.double(), shown[0], outputs, rounding
+        )
     return _GradientComparison(sample.index, found.step, found.miss, allowed, seen, smoothing)
 
 

@@ -190,7 +190,7 @@ def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> ModelFit | 
 def _at(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | None:
     tried: list[FactorDeviation] = []
     for sample in samples:
-        found = explained(task, sample.value, sample.thetas[point], sample.part)
+        found = explained(task, sample.at(point))
         if found is not None:
             tried.append(found)
     if not tried:
@@ -279,32 +279,35 @@ def normalised(task: Task, samples: Sequence[GradientSample]) -> tuple[Task, int
     return task, 0
 
 
-def explained(
-    task: Task, value: Tensor, theta: Tensor, part: RecordedPart | None = None
-) -> FactorDeviation | None:
+def explained(task: Task, sample: GradientSample) -> FactorDeviation | None:
     """Compare a vector with the gradient recomputed at the record that it reveals, if it can be.
 
-    value: (d,) a gradient up to a factor, which is negative if a program sends its steps; theta:
-    (d,) where it was computed; part: what is recorded of it, if not all.
+    The factor between them is negative if a program sends its steps.
     """
-    usual = _at_record(task, value, theta, part, 1)
-    if usual is None or usual.miss < RANK_ONE:
-        return usual
-    negative = _at_record(task, value, theta, part, -1)
-    # A search over constants compares misses, so the other sign counts only if it fits.
-    if negative is not None and negative.miss < RANK_ONE:
-        return negative
-    return usual
+    tried: list[FactorDeviation] = []
+    for _, _, found in recovered(task, sample):
+        # A search over constants compares misses, so the other sign counts only if it fits.
+        if found.miss < RANK_ONE:
+            return found
+        tried.append(found)
+    return tried[0] if tried else None
 
 
-def _at_record(
-    task: Task, value: Tensor, theta: Tensor, part: RecordedPart | None, sign: int
-) -> FactorDeviation | None:
-    shown = labelled(task, sign * value)
-    if shown is None or not _shows(part, task):
-        return None
-    g = recomputed(task, *shown, theta)
-    return None if g is None else deviation(value, g, part)
+def recovered(
+    task: Task, sample: GradientSample
+) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor, FactorDeviation]]:
+    """Yield the record and label that a vector reveals, the gradient (d,) there, and its deviation.
+
+    First of the vector as it is, and then of its negative.
+    """
+    for sign in (1, -1):
+        shown = labelled(task, sign * sample.value)
+        if shown is None or not _shows(sample.part, task):
+            return
+        g = recomputed(task, *shown, sample.theta)
+        if g is None:
+            return
+        yield shown, g, deviation(sample.value, g, sample.part)
 
 
 def deviation(value: Tensor, g: Tensor, part: RecordedPart | None) -> FactorDeviation:
@@ -321,8 +324,9 @@ def misses(task: Task, sample: GradientSample) -> FactorDeviation | None:
     """Compare a partly recorded vector with the gradient at the record that it reveals, if any."""
     if sample.part is None or not sample.thetas:
         return None
-    tried = [_at_record(task, sample.value, sample.theta, sample.part, sign) for sign in (1, -1)]
-    return min((one for one in tried if one is not None), key=lambda one: one.kept, default=None)
+    return min(
+        (found for _, _, found in recovered(task, sample)), key=lambda one: one.kept, default=None
+    )
 
 
 def _shows(part: RecordedPart | None, task: Task) -> bool:

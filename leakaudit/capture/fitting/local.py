@@ -61,7 +61,7 @@ def _rounding(sample: fit.GradientSample) -> float:
 def is_step(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> bool:
     """Return whether all samples are gradients of one record, up to one factor."""
     for sample in samples:
-        one = fit.explained(found.task, sample.value, sample.theta)
+        one = fit.explained(found.task, sample)
         if one is None or one.miss > tolerance(sample):
             return False
         if abs(one.step - found.step) > SAME * abs(found.step):
@@ -124,7 +124,7 @@ def _clearest(tried: Iterable[ModelFit], allowed: float) -> ModelFit | None:
     return ordered[0]
 
 
-def of_all(found: ModelFit, samples: Sequence[fit.GradientSample]) -> ModelFit | None:
+def of_all(found: ModelFit, samples: Iterable[fit.GradientSample]) -> ModelFit | None:
     """Return the fit with its largest miss; None if it does not explain every sample."""
     # Answers that moved by hardly more than their rounding show nothing.
     worst = found.miss

@@ -137,7 +137,7 @@ def _record_group(
     recorder: Recorder, group: list[ProtocolMessage], plan: ArrangedLog, dtype: torch.dtype
 ) -> None:
     first = group[0]
-    value = first.message.value(plan.slices).to(dtype)
+    value = first.message.value.to(dtype)
     if first.scale != 1:
         value = value * first.scale
     receivers = [node for sent in group for node in sent.dst]

@@ -116,19 +116,15 @@ def _moves(seen: ChannelVectors) -> Iterator[_Move]:
         for t in sorted({1, (rounds - 1) // 2, rounds - 2}):
             # u can be read on any channel of the node; S needs all of them.
             j = near[0]
-            u = sign[j] * (_value(seen, out[j][t]) - _value(seen, back[j][t - 1]))
-            after = sign[j] * (_value(seen, out[j][t + 1]) - _value(seen, back[j][t]))
-            pull = torch.stack([sign[k] * _value(seen, back[k][t]) for k in near]).sum(0)
-            yield _Move(u, u - after, pull + len(near) / 2 * u, i, t, _rounding(seen, out[j][t]))
+            u = sign[j] * (out[j][t].value.double() - back[j][t - 1].value.double())
+            after = sign[j] * (out[j][t + 1].value.double() - back[j][t].value.double())
+            pull = torch.stack([sign[k] * back[k][t].value.double() for k in near]).sum(0)
+            yield _Move(u, u - after, pull + len(near) / 2 * u, i, t, _rounding(out[j][t]))
 
 
-def _value(seen: ChannelVectors, message: LoggedMessage) -> Tensor:
-    return seen.value(message).double()
-
-
-def _rounding(seen: ChannelVectors, message: LoggedMessage) -> float:
+def _rounding(message: LoggedMessage) -> float:
     """Return the distance from 1 to the next number of a message, or of float32 in float64."""
-    value = seen.value(message)
+    value = message.value
     if torch.equal(value.float().to(value.dtype), value):
         return max(torch.finfo(torch.float32).eps, torch.finfo(message.dtype).eps)
     return torch.finfo(message.dtype).eps
@@ -136,10 +132,9 @@ def _rounding(seen: ChannelVectors, message: LoggedMessage) -> float:
 
 def _penalty(task: Task, move: _Move, inverse: float, sign: int) -> float:
     """Return the rho at which the gradient fits best: a grid, then golden sections of log rho."""
-    gradient = sign * move.gradient(inverse)
 
     def miss(rho: float) -> float:
-        found = explained(task, gradient, sign * move.u / (2 * rho))
+        found = explained(task, _sample(move, inverse, sign, rho))
         return math.inf if found is None else abs(found.step - 1) + found.miss
 
     best = int(np.argmin([miss(float(rho)) for rho in GRID]))

@@ -87,7 +87,7 @@ def explain(
 def _explained(
     seen: ChannelVectors, task: Task | None, payload: Payload | None
 ) -> MessageExplanation:
-    stated = private(chain.from_iterable(seen.streams.values()), seen.slices)
+    stated = private(chain.from_iterable(seen.streams.values()))
     if stated is not None:
         return _clipped(seen, stated, task)
     server = hub.server(seen)
@@ -97,9 +97,9 @@ def _explained(
             model = counted(model, gradients.spread(seen, sent.payload))
         return MessageExplanation(seen, sent, model, None)
     sent = _stated(hub.payload(seen, server), payload)
-    samples = hub.samples(seen, server, sent.payload)
-    model = _model_behind(seen, sent, samples, task, hub.run(seen, server))
-    whole = hub.steps(seen, server) if sent.payload == "weights" else samples
+    samples = list(hub.samples(seen, server, sent.payload))
+    whole = hub.whole(seen, server, sent.payload)
+    model = _model_behind(seen, sent, samples, task, whole)
     model = _of_clients(model, sent, samples, whole, hub.examples(seen))
     if sent.payload == "weights" or model.found is not None:
         model = counted(model, samples)
@@ -265,7 +265,7 @@ def _of_clients(
     model: GuessedModel,
     sent: PayloadGuess,
     samples: Sequence[fit.GradientSample],
-    whole: Sequence[fit.GradientSample],
+    whole: Iterable[fit.GradientSample],
     examples: set[int],
 ) -> GuessedModel:
     """Return the model if the same training explains every client; else without its constants."""

@@ -131,11 +131,11 @@ def round_of(message: LoggedMessage, start: int) -> int:
     return int(noted) if known else message.index + start
 
 
-def common(plan: ArrangedLog, starts: Sequence[LoggedMessage]) -> Tensor | None:
+def common(starts: Sequence[LoggedMessage]) -> Tensor | None:
     """Return the initial model (d,); None if the nodes' models differ, or are not complete."""
     if any(message.covers for message in starts):
         return None
-    values = (message.value(plan.slices) for message in starts if message.kept)
+    values = (message.value for message in starts if message.kept)
     first = next(values, None)
     if first is None or not all(torch.equal(first, value) for value in values):
         return None
@@ -161,7 +161,7 @@ def peers(description: MessageDescription, found: list[LoggedMessage], nodes: in
         else:
             sent.append(sent_in(at, message))
     bare = ArrangedLog(description, graph, tuple(sent), None, 0)
-    start = common(bare, starts)
+    start = common(starts)
     if start is not None:
         start = start * description.scale
     notes: list[str] = []
@@ -277,7 +277,7 @@ def star(
     bare = ArrangedLog(description, graph, (), None, 0)
     asks = any(m.note("server") is not None for m in found)
     first = min((round_of(m, 1) for m in models), default=1)
-    start = common(bare, [m for m in models if round_of(m, 1) == first])
+    start = common([m for m in models if round_of(m, 1) == first])
     # Models that are sent only once are the common start, and the server sends nothing else.
     if asks or any(m.index for m in models):
         for m in models:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from leakaudit._util.plain import is_number
-from leakaudit.capture.tap.messages.layouts import ParameterPlace
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 
 OPERATION = "opacus"  # the word for a rank's clipped gradient in a log
@@ -59,9 +58,7 @@ class _Stated:
         return self.multiplier * self.clip
 
 
-def private(
-    messages: Iterable[LoggedMessage], slices: Sequence[ParameterPlace]
-) -> PrivateGradients | None:
+def private(messages: Iterable[LoggedMessage]) -> PrivateGradients | None:
     """Return what is known about the clipped gradients among messages; None if there are none."""
     sent = [message for message in messages if message.op == OPERATION and message.kept]
     if not sent:
@@ -78,7 +75,7 @@ def private(
         return replace(known, why="the constants of Opacus' optimiser change during the run")
     remarks = tuple(_remarks(first, noisy, silent))
     known = replace(known, scale=first.divisor, remarks=remarks)
-    why = _unlike(sent, slices, first) or _uneven(first, noisy, silent)
+    why = _unlike(sent, first) or _uneven(first, noisy, silent)
     if why:
         return replace(known, why=why)
     return replace(known, params=_params(first, noisy, silent, sent))
@@ -108,14 +105,12 @@ def _uneven(stated: _Stated, noisy: set[int], silent: set[int]) -> str:
     return ""
 
 
-def _unlike(
-    sent: Sequence[LoggedMessage], slices: Sequence[ParameterPlace], stated: _Stated
-) -> str:
+def _unlike(sent: Sequence[LoggedMessage], stated: _Stated) -> str:
     """Return how the messages differ from what Opacus states; empty if they do not."""
     if stated.by_layer:
         return "Opacus clips every layer on its own, which no protocol here describes"
     for message in sent:
-        value = message.value(slices).double()
+        value = message.value.double()
         noise = message.note("noise")
         if not isinstance(noise, float) or not math.isfinite(noise):
             return "Opacus does not show the sum to which it adds noise"

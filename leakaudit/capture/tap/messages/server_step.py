@@ -17,7 +17,6 @@ from torch import Tensor
 from leakaudit.capture.fitting import stepping
 from leakaudit.capture.fitting.sketch import ModelSketch
 from leakaudit.capture.tap.messages.arranged import ArrangedLog, round_of
-from leakaudit.capture.tap.messages.layouts import ParameterPlace
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 
 EQUAL = 1e-3  # relative difference of a described constant from the one found: a choice
@@ -96,7 +95,7 @@ def _observed(
     gradients: Sequence[Sequence[LoggedMessage]],
     most: int = stepping.MOST,
 ) -> stepping.ModelMoves:
-    values = [m.value(plan.slices) for m in models]
+    values = [m.value for m in models]
     moves = [before.double() - after.double() for before, after in itertools.pairwise(values)]
     rounding = torch.finfo(values[0].dtype).eps
     ups = [s.message.dtype for s in plan.sent if s.src != _hub(plan) and s.message.kept]
@@ -143,7 +142,7 @@ def _mean_miss(plan: ArrangedLog) -> float | None:
     if any(count != hub and t + 1 in models for t, count in answers.items()):
         return 1.0  # the server asked a part of the clients
     sent, found = _rounds(plan)
-    values = [m.value(plan.slices) for m in sent]
+    values = [m.value for m in sent]
     rounds = zip(itertools.pairwise(values), _means(plan, found), strict=True)
     return max((mean_miss(*models, mean) for models, mean in rounds), default=None)
 
@@ -194,7 +193,7 @@ def _means(plan: ArrangedLog, rounds: Sequence[Sequence[LoggedMessage]]) -> list
     """Return the means (d,) of what all nodes sent in some rounds."""
     means: list[Tensor] = []
     for of_round in rounds:
-        held = [m.value(plan.slices).double() for m in of_round]
+        held = [m.value.double() for m in of_round]
         scale = plan.description.scale_in(round_of(of_round[0], 1))
         means.append(torch.stack(held).mean(0) * scale)
     return means
@@ -242,11 +241,10 @@ def _follows(
     if first is None:
         return None
     _, seed, places = first
-    slices = plan.slices
-    sketch = ModelSketch([place.stop - place.start for place in slices], seed)
+    sketch = ModelSketch([place.stop - place.start for place in plan.slices], seed)
 
     def sketched(message: LoggedMessage) -> Tensor | None:
-        return _sketch(message, sketch, places, slices)
+        return _sketch(message, sketch, places)
 
     values = _known(map(sketched, models))
     means: list[Tensor] = []
@@ -268,22 +266,18 @@ def _known(values: Iterable[Tensor | None]) -> list[Tensor] | None:
     return known if len(known) == len(held) else None
 
 
-def _sketch(
-    message: LoggedMessage,
-    sketch: ModelSketch,
-    places: Sequence[int],
-    slices: Sequence[ParameterPlace],
-) -> Tensor | None:
+def _sketch(message: LoggedMessage, sketch: ModelSketch, places: Sequence[int]) -> Tensor | None:
     """Return the sketch of some parameters, recorded or computed; None if it is not known."""
     recorded = message.sketched()
     if recorded is not None:
         total, seed, others = recorded
         return total.reshape(-1) if (seed, set(others)) == (sketch.seed, set(places)) else None
-    whole = message.whole(slices)
-    if whole is None or any(place.axes for place in slices):
+    whole = message.whole
+    if whole is None or any(place.axes for place in message.slices):
         return None
     computed: Tensor | None = None
     for place in places:
-        values = whole[slices[place].start : slices[place].stop]
+        columns = message.slices[place]
+        values = whole[columns.start : columns.stop]
         computed = sketch.added(computed, place, values)
     return None if computed is None else computed.double().reshape(-1)

@@ -96,7 +96,7 @@ def plan(description: MessageDescription, logs: Sequence[RankLog]) -> ArrangedLo
     answers.check(logs)
     sorted_logs, states = sort_out(latest(logs), description.task, description.tags)
     streams = assemble(
-        sorted_logs, description.sizes, description.tags, by_tag=bool(description.kinds)
+        sorted_logs, description.places, description.tags, by_tag=bool(description.kinds)
     )
     messages, dropped = one_lane(streams.messages, description.stream)
     messages, others = one_kind(messages, description.payload == "gradients")
@@ -119,7 +119,7 @@ def plan(description: MessageDescription, logs: Sequence[RankLog]) -> ArrangedLo
     else:
         arranged = peers(description, found, nodes)
     arranged = _counted(arranged, found)
-    stated = private((sent.message for sent in arranged.sent), arranged.slices)
+    stated = private(sent.message for sent in arranged.sent)
     named = [f"node {rank} is {name[:NAME]}" for rank, name in node_names(logs).items()]
     notes = (
         *arranged.notes,
@@ -214,7 +214,7 @@ def _content(plan: ArrangedLog) -> Iterator[str]:
 
 
 def _not_finite(plan: ArrangedLog) -> Iterator[str]:
-    bad = [sent for sent in plan.sent if not bool(sent.message.value(plan.slices).isfinite().all())]
+    bad = [sent for sent in plan.sent if not bool(sent.message.value.isfinite().all())]
     if bad:
         first = bad[0]
         yield (

@@ -46,13 +46,14 @@ class _EquationWriter:
         self.matrices: dict[str, list[list[Fraction]]] = {}
 
     def text(self, name: str) -> str:
+        streams = self.streams
         start: list[str] = []
         first: list[str] = []
         round: list[str] = []
         early: list[str] = []  # what the server does at the beginning of a round, and at its end
         late: list[str] = []
         for one in self.equations:
-            if self._is_server(one):
+            if one.senders == (streams.server,):
                 head, tail = self._of_server(one)
                 start.append(self._start_of_server(one))
                 early.append(head)
@@ -64,7 +65,7 @@ class _EquationWriter:
             round.extend(body)
             first.extend(opening or body)
         lines = [f'name = "{name}"', 'summary = "Equations that were fitted to a recording."']
-        if self.streams.server is not None:
+        if streams.server is not None:
             lines.append('graph = "server"')
         blocks = [("start", start), ("round", [*early, *round, *late])]
         if first != round:
@@ -83,9 +84,6 @@ class _EquationWriter:
                 )
                 lines.append(f"{key} = [{written}]")
         return "\n".join(lines) + "\n"
-
-    def _is_server(self, one: Equation) -> bool:
-        return one.senders == (self.streams.server,)
 
     # --- one round ---
 

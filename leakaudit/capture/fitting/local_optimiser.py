@@ -34,7 +34,9 @@ def identify(task: Task, samples: Sequence[GradientSample]) -> tuple[str, steppi
     for point in sorted(samples[0].thetas):
         first, *others = ([one.at(point) for one in node] for node in series[:NODES])
         found = _of_node(task, first)
-        if found is not None and _also_explains(found, task, others):
+        if found is None:
+            continue
+        if all(any(map(found.predicts, _moves(task, samples))) for samples in others):
             return point, found
     return None
 
@@ -50,16 +52,6 @@ def first_miss(
             return None
         misses.append(wrong)
     return max(misses, default=None)
-
-
-def _also_explains(
-    found: stepping.Stepping, task: Task, others: Sequence[Sequence[GradientSample]]
-) -> bool:
-    for samples in others:
-        tried = (found.predicts(moves) for moves in _moves(task, samples))
-        if not any(tried):
-            return False
-    return True
 
 
 def _of_node(task: Task, samples: Sequence[GradientSample]) -> stepping.Stepping | None:

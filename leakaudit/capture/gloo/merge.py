@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,30 +33,28 @@ class _Logs:
     def begun(self) -> bool:
         return self.rounds >= 0 or any(self.events("send"))
 
-    def events(self, op: str) -> Iterator[tuple[RankLog, Event]]:
-        for log in self.ranks.values():
-            for event in log.events:
-                if event.op == op:
-                    yield log, event
+    def events(self, op: str) -> list[Event]:
+        return [e for log in self.ranks.values() for e in log.events if e.op == op]
+
+    def tensor(self, event: Event) -> Tensor:
+        return self.ranks[event.rank].tensor(event)
 
     def last(self, rank: int) -> int:
         """Return the last round that a process completed, -1 for none."""
-        if rank not in self.ranks:
-            return -1
-        events = self.ranks[rank].events
-        return max((int(e.notes["round"]) for e in events if e.op == "round"), default=-1)
+        rounds = (int(e.notes["round"]) for e in self.events("round") if e.rank == rank)
+        return max(rounds, default=-1)
 
     @property
     def faults(self) -> set[str]:
-        return {str(e.notes["what"]) for _, e in self.events("fault")}
+        return {str(e.notes["what"]) for e in self.events("fault")}
 
     @property
     def rounds(self) -> int:
-        return max(map(self.last, self.setup.place))
+        return max((int(e.notes["round"]) for e in self.events("round")), default=-1)
 
     def about(self, cut: str = "") -> dict[str, Json]:
         planned = self.setup.scenario.rounds
-        missed = [event for _, event in self.events("missed")]
+        missed = self.events("missed")
         ended: list[Json] = []
         for rank in sorted(set(self.setup.place)):
             last = self.last(rank)
@@ -69,8 +67,8 @@ class _Logs:
         return found
 
     def _why(self, rank: int, cut: str) -> str:
-        for log, event in self.events("silence"):
-            if log.rank == rank:
+        for event in self.events("silence"):
+            if event.rank == rank:
                 return str(event.notes["why"])
         code = self.codes.get(rank)
         if code is not None and code < 0:
@@ -110,23 +108,22 @@ def fill(recorder: Recorder, logs: _Logs, complete: bool) -> None:
     sent = sorted(logs.events("send"), key=_exchange_of)
     for (round, _), together in itertools.groupby(sent, key=_exchange_of):
         if round <= last:
-            _exchange(recorder, round, list(together))
+            _exchange(recorder, logs, round, list(together))
     if complete:
         recorder.end_round(last)
     nodes = recorder.graph.nodes
     states: dict[tuple[int, str], Tensor] = {}
-    for log, event in logs.events("state"):
-        own = log.tensor(event)
+    for event in logs.events("state"):
+        own = logs.tensor(event)
         key = (int(event.notes["round"]), str(event.notes["kind"]))
         if key not in states:
             states[key] = own.new_full((nodes, *own.shape[1:]), torch.nan)
-        states[key][torch.tensor(logs.setup.here(log.rank))] = own
+        states[key][torch.tensor(logs.setup.here(event.rank))] = own
     for (round, name), value in sorted(states.items()):
         recorder.state(name, round, value)
 
 
-def _exchange_of(sent: tuple[RankLog, Event]) -> tuple[int, int]:
-    _, event = sent
+def _exchange_of(event: Event) -> tuple[int, int]:
     return int(event.notes["round"]), event.tag
 
 
@@ -136,13 +133,13 @@ class _Sent(NamedTuple):
     payload: Tensor
 
 
-def _exchange(recorder: Recorder, round: int, together: Sequence[tuple[RankLog, Event]]) -> None:
+def _exchange(recorder: Recorder, logs: _Logs, round: int, together: Sequence[Event]) -> None:
     """Write the messages of one exchange; equal payloads of one row are stored once."""
     messages: list[_Sent] = []
-    for log, event in together:
+    for event in together:
         notes = event.notes
         for src, dst, at in zip(notes["src"], notes["dst"], notes["at"], strict=True):
-            messages.append(_Sent(src, dst, log.tensor(event)[at]))
+            messages.append(_Sent(src, dst, logs.tensor(event)[at]))
     messages.sort(key=lambda message: (message.src, message.dst))
     payloads: list[Tensor] = []
     row: list[int] = []
@@ -154,7 +151,7 @@ def _exchange(recorder: Recorder, round: int, together: Sequence[tuple[RankLog, 
             payloads.append(message.payload)
         row.append(len(payloads) - 1)
         sender = message.src
-    notes = together[0][1].notes
+    notes = together[0].notes
     out = recorder.send_many(
         round,
         [message.src for message in messages],

@@ -34,7 +34,8 @@ def listen(module: ModuleType, capture: Capture) -> None:
     elif name == "client_app":
         wrap(module.ClientApp, "__call__", _noting_partition(capture))
     elif name == "constant":
-        _choose_ports(module)
+        module.LOCAL_SUPERLINK_HTTP_API_PORT = str(_free_port())  # type: ignore[attr-defined]
+        module.LOCAL_CONTROL_API_ADDRESS = f"127.0.0.1:{_free_port()}"  # type: ignore[attr-defined]
     elif name == "local_superlink":
         _start_own_superlink(module)
     else:
@@ -106,11 +107,6 @@ def _noting_partition(capture: Capture) -> Callable[..., Any]:
 # `flwr run` gives its work to a SuperLink that it leaves running in the background. One that runs
 # already is not tapped, and must not be: so a tapped `flwr run` starts one of its own, on free
 # ports and with its state in memory, which ends with the tap.
-
-
-def _choose_ports(module: ModuleType) -> None:
-    module.LOCAL_SUPERLINK_HTTP_API_PORT = str(_free_port())  # type: ignore[attr-defined]
-    module.LOCAL_CONTROL_API_ADDRESS = f"127.0.0.1:{_free_port()}"  # type: ignore[attr-defined]
 
 
 def _free_port() -> int:

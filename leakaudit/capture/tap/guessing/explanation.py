@@ -197,7 +197,10 @@ def _model_behind(
         # looks like a small model is none: its inputs are not records.
         return GuessedModel(task)
     first = [sample for sample in samples if sample.base is None or sample.index == 0]
-    tasks = [task] if task is not None else _tasks(seen, first)
+    tasks = [task] if task is not None else []
+    if task is None:
+        for widths in gradients.agreed(first, seen.sizes):
+            tasks.extend(fit.candidates(widths))
     if not tasks:
         return GuessedModel(None)
     solved = None
@@ -309,10 +312,3 @@ def _alike(task: Task) -> list[Task]:
         spec = replace(task.spec, args={**task.spec.args, "act": act})
         found.append(Task.build(spec, trusted=task.trusted))
     return found
-
-
-def _tasks(seen: ChannelVectors, samples: Sequence[fit.GradientSample]) -> list[Task]:
-    tasks: list[Task] = []
-    for widths in gradients.agreed(samples, seen.sizes):
-        tasks.extend(fit.candidates(widths))
-    return tasks

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from leakaudit._util.files import explained
 from leakaudit._util.plain import is_number
 from leakaudit.capture.tap.log.writing import DTYPES, FORMAT, LEFT_OUT, VERSION
 from leakaudit.core import mapping
@@ -137,12 +138,8 @@ class RankLog:
 def read_logs(folder: str | os.PathLike[str]) -> tuple[RankLog, ...]:
     """Read all logs of a folder by rank and restart, and number nodes that have names."""
     folder = Path(folder)
-    try:
+    with explained(f"cannot read {folder}", "; expected the folder of a tap"):
         files = sorted(os.listdir(folder))
-    except OSError as error:
-        raise LeakauditError(
-            f"cannot read {folder}: {error.strerror}; expected the folder of a tap"
-        ) from None
     found: list[tuple[int, int, Path]] = []
     for name in files:
         match = NAME.fullmatch(name)
@@ -215,10 +212,8 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
 
 
 def _size(path: Path) -> int:
-    try:
+    with explained(f"cannot read {path}"):
         status = os.lstat(path)
-    except OSError as error:
-        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode):
         raise LeakauditError(f"{path}: not a regular file")
     return status.st_size

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from leakaudit._util.plural import counted
 from leakaudit.capture.fitting import fit
-from leakaudit.capture.fitting.sketch import FactorDeviation
+from leakaudit.capture.fitting.sketch import FactorDeviation, deviation
 from leakaudit.tasks.task import Task
 
 # Measured with float32: correct models miss by 5 to 42 units of rounding, and label smoothing of
@@ -273,10 +273,10 @@ def _compared(task: Task, sample: fit.GradientSample) -> _GradientComparison | N
         return None
     rounding = _rounding(task, sample)
     best: _GradientComparison | None = None
-    for shown, g, deviation in fit.recovered(task, sample):
+    for shown, g, away in fit.recovered(task, sample):
         if not _is_single(task, value, shown[0], rounding):
             return None
-        found = _at(task, sample, shown, g, deviation, rounding)
+        found = _at(task, sample, shown, g, away, rounding)
         if found is None:
             return None
         if best is None or found.miss < best.miss:
@@ -342,7 +342,7 @@ def _smoothing(
     g = fit.recomputed(task, x, target[None], theta)
     if g is None or not share or not bool(g.any()):
         return None
-    left = fit.deviation(value, g, None)
+    left = deviation(value, g)
     if left.miss > _allowed(rounding, outputs - target):
         return None
     return share, left.step, left.miss

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.fitting.sketch import FactorDeviation, RecordedPart
+from leakaudit.capture.fitting.sketch import FactorDeviation, RecordedPart, deviation
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import TaskSpec
 from leakaudit.protocols.optimiser import Optimiser
@@ -308,16 +308,6 @@ def recovered(
         if g is None:
             return
         yield shown, g, deviation(sample.value, g, sample.part)
-
-
-def deviation(value: Tensor, g: Tensor, part: RecordedPart | None) -> FactorDeviation:
-    """Return how a vector (d,) differs from a recomputed one (d,), up to one factor."""
-    if part is not None:
-        return part.compare(value, g)
-    value = value.double()
-    square = float(g @ g)
-    step = float(value @ g) / square if square else 0.0
-    return FactorDeviation(step, float((value - step * g).norm() / value.norm()), 0.0)
 
 
 def misses(task: Task, sample: GradientSample) -> FactorDeviation | None:

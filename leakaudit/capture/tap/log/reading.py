@@ -102,7 +102,6 @@ class RankLog:
     events: tuple[Event, ...]  # in the order in which they were logged
     closed: bool  # whether the process ended normally
     trouble: str  # an error of the disk, after which messages are missing; empty if there was none
-    torn: bool  # whether the last event was truncated
     seconds: float  # time between its first line and its last
     spent: float  # seconds of this time that the tap used
 
@@ -179,7 +178,6 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
     about: Mapping[str, Any] | None = None
     events: list[Event] = []
     closed = False
-    torn = False
     trouble = ""
     last = 0.0
     spent = 0.0
@@ -190,7 +188,6 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
             continue
         value = parse(line)
         if value is None or closed:
-            torn = True
             break
         if value.get("end") is True:
             closed = True
@@ -199,16 +196,13 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
         else:
             event = _event(value, rank, path, place)
             if event.offset + event.nbytes > size:
-                torn = True
                 break
             events.append(event)
             last = event.time
         spent = number(value.get("spent"))
-    if about is None:
-        about = {}
-        torn = True
+    about = about or {}
     seconds = max(0.0, last - number(about.get("time")))
-    return RankLog(rank, attempt, path, about, tuple(events), closed, trouble, torn, seconds, spent)
+    return RankLog(rank, attempt, path, about, tuple(events), closed, trouble, seconds, spent)
 
 
 def _size(path: Path) -> int:

@@ -25,7 +25,6 @@ from leakaudit.traces.arcs import Arcs
 from leakaudit.traces.recorder import Recorder
 
 TOGETHER = 1000  # messages per event in the log: a choice that keeps lines short
-ROUTES = 64  # routes to remember: a choice; victims repeat a few exchanges
 
 
 class _Transport(Protocol):
@@ -183,8 +182,6 @@ class _NodeRecorder:
         self._stop = stop
         self._own = torch.tensor(self.here)
         self._happened = set[Fault]()
-        # By identity of the arcs; the route keeps a reference to them, so that the id stays valid.
-        self._routes: dict[int, tuple[Arcs, _Route]] = {}
 
     def exchange(
         self,
@@ -202,7 +199,7 @@ class _NodeRecorder:
             instead: Returns (rows, d), to replace rows that did not arrive.
         """
         self.reached += 1
-        route = self._route(arcs)
+        route = _Route.of(arcs, self.setup.place, self.rank)
         self.board.tell(self.rank, WORKING)
         lost = self._faults(round, route, arcs)
         sent = route.told[~torch.isin(route.told, lost)]
@@ -260,15 +257,6 @@ class _NodeRecorder:
         raise LeakauditError("this victim does not run as separate processes; use --engine inline")
 
     send_many = send
-
-    def _route(self, arcs: Arcs) -> _Route:
-        known = self._routes.get(id(arcs))
-        if known is None or known[0] is not arcs:
-            if len(self._routes) > ROUTES:
-                self._routes.clear()
-            known = (arcs, _Route.of(arcs, self.setup.place, self.rank))
-            self._routes[id(arcs)] = known
-        return known[1]
 
     def _tell(
         self, round: int, kind: str, values: Tensor, arcs: Arcs, which: Tensor, secure: bool

@@ -15,7 +15,6 @@ from leakaudit.capture.tap.exchanges import note_once, wrap
 from leakaudit.capture.tap.flower.messages import FlowerServerTap
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.environment import ENDS, LAUNCHER
-from leakaudit.capture.tap.log.writing import UNRANKED, Log
 
 MODS = ("fixedclipping_mod", "adaptiveclipping_mod", "secagg_mod", "secaggplus_mod")
 
@@ -73,7 +72,7 @@ def _note_mods(module: ModuleType, capture: Capture) -> None:
 
     def tap_mod(owner: Any, name: str, mod: str) -> None:
         def noting(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-            note_once(capture.folder, "mod", mod)
+            note_once(capture.folder, "mod", mod=mod)
             return function(*args, **named)
 
         wrap(owner, name, noting)
@@ -87,18 +86,15 @@ def _note_mods(module: ModuleType, capture: Capture) -> None:
 
 def _noting_partition(capture: Capture) -> Callable[..., Any]:
     """Note once per process which partition its client has, if its configuration says so."""
-    noted: set[int] = set()
 
     def note(context: Any) -> None:
         partition = context.node_config.get("partition-id")
         if type(partition) is int:
-            with Log(capture.folder, UNRANKED) as log:
-                log.write("client", node=str(context.node_id), partition=partition)
+            node = str(context.node_id)
+            note_once(capture.folder, "client", node=node, partition=partition)
 
     def call(function: Callable[..., Any], app: Any, message: Any, context: Any) -> Any:
-        if os.getpid() not in noted:
-            noted.add(os.getpid())
-            capture.safely(note, context)
+        capture.safely(note, context)
         return function(app, message, context)
 
     return call

@@ -133,7 +133,7 @@ def note_filters(module: ModuleType, folder: str) -> None:
     def noting(get_filters: Callable[..., Any], *args: Any, **named: Any) -> Any:
         filters = get_filters(*args, **named)
         for one in filters:
-            note_once(folder, "filter", type(one).__name__)
+            note_once(folder, "filter", filter=type(one).__name__)
         return filters
 
     wrap(module, "get_filters", noting)

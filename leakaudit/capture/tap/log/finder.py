@@ -85,7 +85,6 @@ class Finder:
         self._facts: dict[str, Any] | None = None  # what this process has written
         self._restore: Callable[[], None] = lambda: None
         self._here = threading.local()
-        self._sizes: set[int] = set()  # of messages that fit no module
 
     def watch(self, module: ModuleType) -> None:
         """Watch the outermost calls of modules."""
@@ -157,9 +156,6 @@ class Finder:
         if self.done or value is None:
             return
         count = int(value.numel() if hasattr(value, "numel") else value.size)
-        if count in self._sizes:
-            return
-        self._sizes.add(count)
         for module, call in list(self.calls.items()):
             if count in sizes(unwrapped(module)):
                 self.save(unwrapped(module), call)

@@ -23,21 +23,7 @@ COMPARED = 16  # rounds that are compared: also a choice
 
 # A coefficient: its term, its sender, and the nodes whose messages it multiplies.
 _Column: TypeAlias = tuple[Term, int, tuple[int, ...]]
-Form: TypeAlias = Literal["single", "momentum", "difference"]
-
-
-@dataclass(frozen=True)
-class Step:
-    """What the equation of every node leaves."""
-
-    # `single`: R_t = a g_t. `momentum`: R_t = b R_{t-1} + a g_t. `difference`: R_t = a (g_t -
-    # g_{t-1}), so that b = -a.
-    form: Form
-    point: Term | None  # the model at which g_t is evaluated; None for the combination itself
-    rate: Fraction
-    other: Fraction  # the coefficient b; 0 for a single gradient
-    records: Mapping[int, tuple[Tensor, Tensor]]  # node -> records (b, *shape) and labels (b,)
-    miss: float  # largest difference from a recomputed gradient, relative to what is left
+Form: TypeAlias = Literal["", "single", "momentum", "difference"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +37,15 @@ class Equation:
     # (term, node, sender) -> coefficient. The sender of a sum over clients is -1.
     weights: Mapping[tuple[Term, int, int], Fraction] = field(default_factory=dict)
     rounds: tuple[int, ...] = ()
-    step: Step | None = None  # what it leaves; None for nothing, or if that is not proved
+    # What it leaves, if it is proved. `single`: R_t = a g_t. `momentum`: R_t = b R_{t-1} + a g_t.
+    # `difference`: R_t = a (g_t - g_{t-1}), so that b = -a.
+    form: Form = ""
+    point: Term | None = None  # the model at which g_t is evaluated; None for the combination
+    rate: Fraction = Fraction(0)  # a
+    other: Fraction = Fraction(0)  # b; 0 for a single gradient
+    # node -> records (b, *shape) and labels (b,)
+    records: Mapping[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    miss: float = 0.0  # largest difference from a recomputed gradient, relative to what is left
 
     @property
     def senders(self) -> tuple[int, ...]:

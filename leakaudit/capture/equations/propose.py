@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from leakaudit.capture.equations import linear, steps
 from leakaudit.capture.equations.linear import Equation
@@ -75,13 +75,11 @@ def _equation(streams: SenderStreams, task: Task, kind: str) -> tuple[Equation |
         found = linear.search(streams, task, kind, rank)
         if found is None:
             continue
-        step = steps.prove(found, task)
-        if step is not None:
+        proved = steps.prove(found, task)
+        if proved is not None:
             what = "one record" if rank == 1 else f"{rank} records"
-            line = (
-                f"{kind}: recomputed gradients of {what} explain what remains up to {step.miss:.1g}"
-            )
-            return replace(found, step=step), line + _tested(found)
+            line = f"{kind}: recomputed gradients of {what} explain what remains up to {proved.miss:.1g}"
+            return proved, line + _tested(found)
         weights = ", ".join(_weights(found, found.senders[0]))
         return None, (
             f"{kind}: not known: with the coefficients {weights or 'none'}, what remains has rank "
@@ -106,11 +104,11 @@ def _of_nodes(one: Equation) -> Iterator[str]:
     kind = one.kind
     for node in one.senders:
         terms = list(_weights(one, node))
-        if one.step is not None:
-            terms.append(f"{one.step.rate} g[t]")
-        if one.step is not None and one.step.other:
+        if one.form:
+            terms.append(f"{one.rate} g[t]")
+        if one.other:
             before = {"momentum": "of what remained in round t-1", "difference": "g[t-1]"}
-            terms.append(f"{one.step.other} {before[one.step.form]}")
+            terms.append(f"{one.other} {before[one.form]}")
         first, last = one.rounds[0], one.rounds[-1]
         yield f"node {node}, rounds {first} to {last}: {kind}[t] = {' + '.join(terms)}"
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.capture.equations.linear import FITTED, HELD, Equation, Form, Step, block
+from leakaudit.capture.equations.linear import FITTED, HELD, Equation, Form, block
 from leakaudit.capture.equations.streams import Term
 from leakaudit.capture.fitting import min_rank
 from leakaudit.capture.fitting.fit import recomputed
@@ -70,8 +70,8 @@ def _left(equation: Equation, node: int) -> _EquationRemainder:
     return _EquationRemainder(values, noise)
 
 
-def prove(equation: Equation, task: Task) -> Step | None:
-    """Return the step that recomputed gradients prove for every node, at one point only."""
+def prove(equation: Equation, task: Task) -> Equation | None:
+    """Return an equation with the step that recomputed gradients prove, at one point only."""
     if not equation.rank or task.spec.loss not in ("cross_entropy", "binary"):
         return None
     rests: dict[int, _EquationRemainder] = {}
@@ -84,7 +84,7 @@ def prove(equation: Equation, task: Task) -> Step | None:
     if _shared(rests):
         return None
     for form in FORMS:
-        found: list[Step] = []
+        found: list[Equation] = []
         for point in _points(equation):
             step = _at(equation, task, rests, form, point)
             if step is not None:
@@ -127,8 +127,8 @@ def _at(
     rests: Mapping[int, _EquationRemainder],
     form: Form,
     point: Term | None,
-) -> Step | None:
-    """Return the step with gradients at one point if it holds for all nodes with equal factors."""
+) -> Equation | None:
+    """Return an equation whose step holds for all nodes with equal factors."""
     eps = equation.streams.eps
     records: dict[int, tuple[Tensor, Tensor]] = {}
     rows: dict[int, list[_Row]] = {}
@@ -154,7 +154,15 @@ def _at(
     if not all(row.miss(used) < row.allowed for row in every):
         return None
     other = {"single": Fraction(0), "momentum": exact[-1], "difference": -exact[0]}
-    return Step(form, point, exact[0], other[form], records, max(row.miss(used) for row in every))
+    return replace(
+        equation,
+        form=form,
+        point=point,
+        rate=exact[0],
+        other=other[form],
+        records=records,
+        miss=max(row.miss(used) for row in every),
+    )
 
 
 def _inputs(task: Task, rest: _EquationRemainder, rank: int, eps: float) -> tuple[Tensor, ...]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.equations import steps
-from leakaudit.capture.equations.linear import Equation, Step
+from leakaudit.capture.equations.linear import Equation
 from leakaudit.capture.equations.streams import SenderStreams, Term
 from leakaudit.capture.fitting import min_rank
 from leakaudit.capture.fitting.fit import recomputed
@@ -92,23 +92,22 @@ class _EquationWriter:
         lines: list[str] = []
         state: list[str] = []
         combined = self._combination(one)
-        step = one.step
-        if step is not None:
-            if step.point is None:
+        if one.form:
+            if one.point is None:
                 lines.append(f"mixed_{kind}[i] = {combined}")
                 combined = f"mixed_{kind}[i]"
-            gradient = f"grad({self._point(kind, step.point)})"
-            if step.form == "momentum":
-                beta = self._constant("beta", step.other)
+            gradient = f"grad({self._point(kind, one.point)})"
+            if one.form == "momentum":
+                beta = self._constant("beta", one.other)
                 lines.append(f"velocity_{kind}[i] = {beta} * velocity_{kind}[i] + {gradient}")
                 state.append(f"velocity_{kind}[i] = 0")
                 gradient = f"velocity_{kind}[i]"
-            if step.form == "difference":
+            if one.form == "difference":
                 lines.append(f"gradient_{kind}[i] = {gradient}")
                 gradient = f"gradient_{kind}[i]"
-            combined = self._plus(combined, step.rate, "alpha", gradient)
-            if step.form == "difference":
-                combined = self._plus(combined, step.other, "alpha", f"gradient_{kind}[i,t-1]")
+            combined = self._plus(combined, one.rate, "alpha", gradient)
+            if one.form == "difference":
+                combined = self._plus(combined, one.other, "alpha", f"gradient_{kind}[i,t-1]")
         lines.append(f"{kind}[i] = {combined or '0'}")
         lines.append(self._send(kind))
         return lines, state
@@ -225,20 +224,20 @@ class _EquationWriter:
         kind = one.kind
         sends_at_start = any(0 in self.streams.sent[kind, node] for node in one.senders)
         oldest = max((term.lag for term in one.terms), default=0)
-        difference = one.step is not None and one.step.form == "difference"
+        difference = one.form == "difference"
         if oldest == 0 and not difference:
             return state, None
         if sends_at_start:
             return self._sent_at_start(one, state), None
         if self._holds_from_start(one):
             return [f"{kind}[i] = w0", *state], None
-        if not state and self._first_step(one) and one.step is not None:
+        if not state and self._first_step(one):
             gradient = f"grad({kind}[i,t-1])"
             lines = [self._send(kind)]
             if difference:
                 lines.insert(0, f"gradient_{kind}[i] = {gradient}")
                 gradient = f"gradient_{kind}[i]"
-            said = self._plus(f"{kind}[i,t-1]", one.step.rate, "alpha", gradient)
+            said = self._plus(f"{kind}[i,t-1]", one.rate, "alpha", gradient)
             lines.insert(len(lines) - 1, f"{kind}[i] = {said}")
             return [f"{kind}[i] = w0"], lines
         if oldest > 1 or state or difference:
@@ -250,11 +249,11 @@ class _EquationWriter:
 
     def _sent_at_start(self, one: Equation, state: list[str]) -> list[str]:
         kind = one.kind
-        if one.step is not None and one.step.form == "difference":
+        if one.form == "difference":
             if not self._begins(one, 0, torch.zeros(())):
                 raise LeakauditError(f"the first messages of kind {kind!r} are not gradients")
             gradient = f"gradient_{kind}[i]"
-            said = self._plus("", one.step.rate, "alpha", gradient)
+            said = self._plus("", one.rate, "alpha", gradient)
             begin = [f"{gradient} = grad({self._point_at_start(one)})", f"{kind}[i] = {said}"]
             return [*begin, self._send(kind)]
         if state:
@@ -262,14 +261,14 @@ class _EquationWriter:
         return [f"{kind}[i] = secret()", self._send(kind)]
 
     def _point_at_start(self, one: Equation) -> str:
-        point = None if one.step is None else one.step.point
+        point = one.point
         if point is None or point.lag != 0:
             raise LeakauditError("the first gradients are not those of the public model")
         return f"{point.kind}[i]"
 
     def _holds_from_start(self, one: Equation) -> bool:
         """Return whether the first round follows the equation if all nodes start at the model."""
-        if one.step is not None and one.step.form == "difference":
+        if one.form == "difference":
             return False
         return _confirmed(self._follows(one, node, 1) for node in one.senders)
 
@@ -279,7 +278,7 @@ class _EquationWriter:
         The rounds after it, whose older messages are that model, have to follow the equation.
         """
         start = self.streams.start
-        if one.step is None or one.step.point != Term(one.kind, 1, "own") or start is None:
+        if one.point != Term(one.kind, 1, "own") or start is None:
             return False
         for t in range(2, one.rounds[0]):
             if not _confirmed(self._follows(one, node, t) for node in one.senders):
@@ -295,32 +294,32 @@ class _EquationWriter:
         message = self.streams.value(one.kind, node, t)
         if combined is None or message is None:
             return None
-        if one.step is None:
+        if not one.form:
             size = float(message.norm() + combined.norm())
             away = float((message - combined).norm())
             return away <= min_rank.FLOORS * self.streams.eps * size
         models: list[Tensor] = []
-        for moment in (t, t - 1) if one.step.form == "difference" else (t,):
-            theta = steps.model(one, one.step.point, node, moment)
+        for moment in (t, t - 1) if one.form == "difference" else (t,):
+            theta = steps.model(one, one.point, node, moment)
             if theta is None:
                 return None
             models.append(theta)
-        return self._is_step(one.step, node, message - combined, models, message)
+        return self._is_step(one, node, message - combined, models, message)
 
     def _begins(self, one: Equation, t: int, base: Tensor) -> bool:
         """Return whether the first messages are a vector and a step at the public model."""
         start = self.streams.start
-        if one.step is None or start is None:
+        if not one.form or start is None:
             return False
         begun: list[bool] = []
         for node in one.senders:
             message = self.streams.sent[one.kind, node].get(t)
             if message is not None:
-                begun.append(self._is_step(one.step, node, message - base, [start], message))
+                begun.append(self._is_step(one, node, message - base, [start], message))
         return _confirmed(begun)
 
     def _is_step(
-        self, step: Step, node: int, rest: Tensor, models: Sequence[Tensor], message: Tensor
+        self, one: Equation, node: int, rest: Tensor, models: Sequence[Tensor], message: Tensor
     ) -> bool:
         """Return whether the rest of a message is the gradient at a model times the rate.
 
@@ -328,10 +327,10 @@ class _EquationWriter:
         """
         expected = torch.zeros_like(rest)
         for sign, theta in zip((1, -1), models, strict=False):
-            gradient = recomputed(self.task, *step.records[node], theta)
+            gradient = recomputed(self.task, *one.records[node], theta)
             if gradient is None:
                 return False
-            expected = expected + sign * float(step.rate) * gradient
+            expected = expected + sign * float(one.rate) * gradient
         size = float(rest.norm())
         eps = self.streams.eps
         noise = eps * float(message.norm()) / max(size, 1e-300)
@@ -358,7 +357,7 @@ def _ordered(streams: SenderStreams, equations: Sequence[Equation]) -> list[Equa
 
 def _needs(one: Equation, waiting: Sequence[Equation]) -> bool:
     used = {term.kind for term in one.terms if term.lag == 0 and term.who != "server"}
-    point = None if one.step is None else one.step.point
+    point = one.point
     if point is not None and point.lag == 0 and point.who != "server":
         used.add(point.kind)
     return any(other.kind in used for other in waiting if other is not one)

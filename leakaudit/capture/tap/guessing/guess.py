@@ -10,7 +10,7 @@ from typing import Any
 from leakaudit.capture.fitting.factors import Factors
 from leakaudit.capture.fitting.stepping import obstacle
 from leakaudit.capture.tap.guessing import observed
-from leakaudit.capture.tap.guessing.draft import Draft, add_order, blank, drafted
+from leakaudit.capture.tap.guessing.draft import add_order, blank, drafted
 from leakaudit.capture.tap.guessing.explanation import (
     GuessedModel,
     MessageExplanation,
@@ -103,16 +103,16 @@ def guess(
     if shown is not None and shown.differ:
         known += f"; {shown.text}"
     return Guess(
-        said=f"{_headline(draft, explained)}; {known}",
+        said=f"{_headline(gaps, values['protocol'], explained)}; {known}",
         evidence=evidence,
         toml=draft.toml(evidence),
         description=None if gaps else description.of(values, trusted=True, beside=beside),
-        advice="" if changed else _advice(draft, explained),
+        advice="" if changed else _advice(gaps, explained),
     )
 
 
-def _advice(draft: Draft, explained: MessageExplanation) -> str:
-    open_ = [gap for gap in draft.gaps if gap in ("payload", "protocol") or "params." in gap]
+def _advice(gaps: Sequence[str], explained: MessageExplanation) -> str:
+    open_ = [gap for gap in gaps if gap in ("payload", "protocol") or "params." in gap]
     if not open_ or explained.stated is not None or explained.seen.missing:
         return ""
     streams = explained.seen.streams.values()
@@ -152,14 +152,14 @@ def _readings(
         yield observed.collect(logs, task, places(order, layout)), order
 
 
-def _headline(draft: Draft, explained: MessageExplanation) -> str:
-    gaps = draft.gaps
+def _headline(gaps: Sequence[str], protocol: str, explained: MessageExplanation) -> str:
     payload = f"{explained.sent.payload} ({explained.sent.sure})"
     if explained.stated is not None:
         payload = f"{explained.stated.words} (as Opacus states)"
     if "payload" in gaps:
         payload = f"payload {ASK}"
-    protocol = f"protocol {ASK}" if "protocol" in gaps else draft.values["protocol"]
+    if "protocol" in gaps:
+        protocol = f"protocol {ASK}"
     return f"{payload}, {protocol}"
 
 

@@ -78,8 +78,8 @@ def _equation(streams: SenderStreams, task: Task, kind: str) -> tuple[Equation |
         proved = steps.prove(found, task)
         if proved is not None:
             what = "one record" if rank == 1 else f"{rank} records"
-            line = f"{kind}: recomputed gradients of {what} explain what remains up to {proved.miss:.1g}"
-            return proved, line + _tested(found)
+            line = f"{kind}: recomputed gradients of {what} explain what remains"
+            return proved, f"{line} up to {proved.miss:.1g}{_tested(found)}"
         weights = ", ".join(_weights(found, found.senders[0]))
         return None, (
             f"{kind}: not known: with the coefficients {weights or 'none'}, what remains has rank "

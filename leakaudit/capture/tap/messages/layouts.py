@@ -113,8 +113,10 @@ def arrangements(shapes: Sequence[tuple[int, ...]]) -> list[tuple[Layout, tuple[
 
 def renamed(order: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return an order of numbered parameters with their names."""
-    numbers = [entry.partition(".") for entry in order]
-    return [names[int(number)] + dot + suffix for number, dot, suffix in numbers]
+    known: dict[str, str] = {}
+    for number, name in enumerate(names):
+        known |= {str(number): name, f"{number}.T": f"{name}.T"}
+    return [known[entry] for entry in order]
 
 
 def toggled(order: Sequence[str], layout: Layout) -> Iterator[tuple[str, ...]]:

@@ -169,6 +169,17 @@ def test_a_program_is_taken_beside_the_trace(tmp_path: Path) -> None:
     assert saved.take(tmp_path, tmp_path / "t.pt") == (None, "", [saved.NOT_FOUND])
 
 
+def test_a_model_that_is_sent_before_its_first_call_is_found(tmp_path: Path) -> None:
+    finder = Finder(str(tmp_path))
+    net = small(0.0)
+    sent = torch.zeros(sum(p.numel() for p in net.parameters()))
+    finder.travels(sent)
+    assert not finder.done
+    finder._note(net, (torch.zeros(4, 6),), {})
+    finder.travels(sent)
+    assert facts(tmp_path)["parameters"] == sent.numel()
+
+
 def test_the_loss_of_a_validation_is_not_taken_for_that_of_the_training(tmp_path: Path) -> None:
     """timm trains with smoothed labels, by a function of its own, and validates with
     cross_entropy.

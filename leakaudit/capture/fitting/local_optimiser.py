@@ -84,7 +84,8 @@ def _assumed(
     # The record comes from a move, and adds its rounding to that of the models.
     rounding = 2 * samples[0].rounding
     tried: list[Tensor] = []
-    for values in (plain, [_undecayed(task, sample) for sample in samples]):
+    less = [undecayed(task, *pair) for pair in zip(plain, models, strict=True)]
+    for values in (plain, less):
         revealed = [fit.labelled(task, value) for value in values]
         for records in (revealed, revealed[:1] * len(samples)):
             gradients = list(_gradients(task, samples, records))
@@ -115,9 +116,3 @@ def _gradients(
 
 def _are_equal(one: Tensor, other: Tensor, floor: float) -> bool:
     return float((one - other).norm()) <= floor * float(one.norm())
-
-
-def _undecayed(task: Task, sample: GradientSample) -> Tensor:
-    if sample.base is None:
-        return sample.value.double()
-    return undecayed(task, sample.value, sample.base)

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,10 @@ MOST = 64  # processes: a choice, each of them holds its own copy of torch
 GRACE = 2.0
 
 
-class _Termination(StrEnum):
-    NOT = ""
-    INTERRUPTED = "the run was interrupted"
-    FAILED = "another process failed"
-    HUNG = "it hung and was terminated"
+# Why processes were stopped.
+INTERRUPTED = "the run was interrupted"
+FAILED = "another process failed"
+HUNG = "it hung and was terminated"
 
 
 def record(
@@ -130,15 +128,15 @@ def check(plan: Plan, options: ProcessLayout) -> None:
         )
 
 
-def _threads(prepared: Setup) -> _Termination:
+def _threads(prepared: Setup) -> str:
     try:
         run_threads(prepared)
     except KeyboardInterrupt:
-        return _Termination.INTERRUPTED
-    return _Termination.NOT
+        return INTERRUPTED
+    return ""
 
 
-def _run(prepared: Setup) -> _Termination:
+def _run(prepared: Setup) -> str:
     folder = prepared.folder
     options = prepared.options
     command = [sys.executable, "-P", "-m", "leakaudit.capture.gloo.supervisor", str(folder)]
@@ -158,21 +156,21 @@ def _run(prepared: Setup) -> _Termination:
         while child.poll() is None:
             progress.step("recording", board.lowest(), prepared.scenario.rounds)
             if any(folder.glob("error*")):
-                return _Termination.FAILED
+                return FAILED
             if board.started:
                 hung = board.stuck(GRACE * options.timeout)
             else:
                 hung = time.monotonic() - begun > MEETING
             if hung:
-                return _Termination.HUNG
+                return HUNG
             time.sleep(POLL)
     except KeyboardInterrupt:
-        return _Termination.INTERRUPTED
+        return INTERRUPTED
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-    return _Termination.NOT
+    return ""
 
 
 def _unwritten(folder: Path) -> str:
@@ -191,6 +189,6 @@ def _said(folder: Path) -> str:
     return "they ended immediately"
 
 
-def _stop(cut: _Termination) -> None:
-    if cut is _Termination.INTERRUPTED:
+def _stop(cut: str) -> None:
+    if cut == INTERRUPTED:
         raise KeyboardInterrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -106,9 +107,7 @@ def parameters(description: MessageDescription, message: FolderMessage) -> Seque
 
 def _check_length(description: MessageDescription, message: FolderMessage) -> None:
     (shape,) = message.payload.shapes
-    length = 1
-    for n in shape:
-        length *= n
+    length = math.prod(shape)
     size = description.task.layout.size
     if length != size:
         raise LeakauditError(

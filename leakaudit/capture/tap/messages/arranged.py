@@ -57,7 +57,7 @@ class ArrangedLog:
     graph: Graph  # of the nodes that exchange messages
     sent: tuple[ProtocolMessage, ...]
     start: Tensor | None  # the common initial model (d,); None if it was not observed
-    rounds: int  # number of the last round
+    rounds: int = 0  # number of the last round
     # what was never sent in the rounds up to `rounds`, in the form that `traces.gaps` reads
     missing: tuple[dict[str, Json], ...] = ()
     left_out: dict[str, int] = field(default_factory=dict)  # reason -> messages without payload
@@ -160,7 +160,6 @@ def peers(description: MessageDescription, found: list[LoggedMessage], nodes: in
             starts.append(message)
         else:
             sent.append(sent_in(at, message))
-    bare = ArrangedLog(description, graph, tuple(sent), None, 0)
     start = common(starts)
     if start is not None:
         start = start * description.scale
@@ -180,7 +179,7 @@ def peers(description: MessageDescription, found: list[LoggedMessage], nodes: in
             f"channel {src} -> {dst} was used in one direction only; "
             f"{description.protocol} sends in both"
         )
-    return replace(bare, sent=tuple(sent), start=start, notes=tuple(notes))
+    return ArrangedLog(description, graph, tuple(sent), start, notes=tuple(notes))
 
 
 def _graph(found: Iterable[LoggedMessage], nodes: int) -> Graph:
@@ -274,7 +273,6 @@ def star(
             sent.append(ProtocolMessage(round_of(m, 1), node, (roles.hub,), up, m, scale))
         elif m.op in DOWN and roles.server in (m.src, None) and m.dst in (None, *roles.place):
             models.append(m)
-    bare = ArrangedLog(description, graph, (), None, 0)
     asks = any(m.note("server") is not None for m in found)
     first = min((round_of(m, 1) for m in models), default=1)
     start = common([m for m in models if round_of(m, 1) == first])
@@ -283,10 +281,11 @@ def star(
         for m in models:
             to = tuple(range(roles.hub)) if m.dst is None else (roles.place[m.dst],)
             sent.append(ProtocolMessage(round_of(m, 1), roles.hub, to, down, m))
-    return replace(
-        bare,
-        sent=tuple(sent),
-        start=start,
+    return ArrangedLog(
+        description,
+        graph,
+        tuple(sent),
+        start,
         notes=tuple(roles.notes),
         optional_senders=frozenset({roles.hub}),
         asks=asks,

@@ -19,7 +19,7 @@ for each run. This module imports neither torch nor flwr.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from leakaudit.capture.tap.exchanges import (
@@ -40,27 +40,20 @@ from leakaudit.capture.tap.flower.messages import (
 Strategy = TypeVar("Strategy")
 
 
-@dataclass(frozen=True)
-class _ClientMod:
-    """A mod of Flower that records what a client receives and answers; see `client_mod`."""
-
-    folder: str
-    # rank of the client; None for 1 + its partition in a simulation, else 1
-    rank: int | None = None
-
-    def __call__(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
-        rank = self.rank
-        if rank is None:
-            rank = SERVER + 1 + int(context.node_config.get("partition-id", 0))
-        place = ExchangePlace(kind_of(message), round_in(message), rank, str(context.node_id))
-        capture = capture_of(self.folder, rank, str(context.run_id))
-        capture.safely(write, capture, "recv", [(message, place)])
-        reply = call_next(message, context)
-        capture.safely(write, capture, "send", [(reply, place)])
-        return reply
+def _record(
+    folder: str, rank: int | None, message: Any, context: Any, call_next: Callable[..., Any]
+) -> Any:
+    if rank is None:
+        rank = SERVER + 1 + int(context.node_config.get("partition-id", 0))
+    place = ExchangePlace(kind_of(message), round_in(message), rank, str(context.node_id))
+    capture = capture_of(folder, rank, str(context.run_id))
+    capture.safely(write, capture, "recv", [(message, place)])
+    reply = call_next(message, context)
+    capture.safely(write, capture, "send", [(reply, place)])
+    return reply
 
 
-def client_mod(folder: str, rank: int | None = None) -> _ClientMod:
+def client_mod(folder: str, rank: int | None = None) -> Callable[[Any, Any, Any], Any]:
     """Return a mod that records what a client receives and answers.
 
     It records what the mods before it in the list make of the answers of those behind it: as the
@@ -69,7 +62,7 @@ def client_mod(folder: str, rank: int | None = None) -> _ClientMod:
     Args:
         rank: rank of the client; None for 1 + its partition in a simulation, else 1.
     """
-    return _ClientMod(folder, rank)
+    return partial(_record, folder, rank)  # which can be pickled
 
 
 def server_strategy(strategy: Strategy, folder: str) -> Strategy:

@@ -123,9 +123,11 @@ def deviation(value: Tensor, vector: Tensor, part: RecordedPart | None = None) -
     """Compare the recorded columns of a value (d,) with a recomputed vector (d,)."""
     # A difference outside the recorded columns shows in the sketch only, so that both have to
     # fit. Its miss is relative to the sketch, which is about as long as the sketched numbers.
-    kept = slice(None) if part is None else part.kept
-    sent = value[kept].double()
-    again = vector[kept].double()
+    sent = value.double()
+    again = vector.double()
+    if part is not None:
+        sent = sent[part.kept]
+        again = again[part.kept]
     square = float(again @ again)
     step = float(sent @ again) / square if square else 0.0
     rest = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,8 +143,8 @@ def _readings(
     shapes = observed.shapes(logs, task)
     found = arrangements(shapes)
     if task is not None:
-        lengths = list(map(math.prod, task.layout.shapes))
-        found = [one for one in found if list(map(math.prod, one[0].shapes)) == lengths]
+        lengths = observed.lengths_of(task.layout)
+        found = [one for one in found if observed.lengths_of(one[0]) == lengths]
     if not found:
         yield observed.collect(logs, task), ()
     for layout, order in found:

@@ -28,7 +28,7 @@ from leakaudit.capture.tap.messages.streams import (
     operations,
 )
 from leakaudit.core.errors import NotUnderstood
-from leakaudit.core.trace import Graph
+from leakaudit.core.trace import Graph, Layout
 from leakaudit.tasks.task import Task
 
 HOOKS = {  # operation in a log -> whose hook records it
@@ -151,7 +151,7 @@ def collect(
     """
     logs, notes = sort_out(logs, task)
     if not places:
-        lengths = _lengths(logs) if task is None else map(math.prod, task.layout.shapes)
+        lengths = _lengths(logs) if task is None else lengths_of(task.layout)
         ends = accumulate(lengths, initial=0)
         places = [ParameterPlace(start, stop) for start, stop in pairwise(ends)]
     streams: dict[LogChannel, list[LoggedMessage]] = {}
@@ -169,6 +169,11 @@ def collect(
         )
     lane = next(iter(streams.values()))[0].lane if dropped else None
     return ChannelVectors(streams, places, _graph(streams), lane, _names(streams), notes)
+
+
+def lengths_of(layout: Layout) -> tuple[int, ...]:
+    """Return the lengths of a model's parameters."""
+    return tuple(math.prod(shape) for shape in layout.shapes)
 
 
 def shapes(logs: Sequence[RankLog], task: Task | None) -> list[tuple[int, ...]]:

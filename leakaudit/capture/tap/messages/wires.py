@@ -283,12 +283,12 @@ def _unanswered(plan: ArrangedLog) -> Iterator[dict[str, Json]]:
     hub = plan.graph.nodes - 1
     kind = next((sent.kind for sent in plan.sent if sent.src != hub), "")
     answered = {(sent.src, sent.round) for sent in plan.sent if sent.src != hub}
-    absent: dict[int, list[int]] = defaultdict(list)
+    silent: dict[int, list[int]] = defaultdict(list)
     for sent in plan.sent:
         for dst in sent.dst:
             if sent.src == hub and (dst, sent.round) not in answered:
-                absent[dst].append(sent.round)
-    for src, rounds in sorted(absent.items()):
+                silent[dst].append(sent.round)
+    for src, rounds in sorted(silent.items()):
         yield from absent(src, hub, kind, sorted(rounds))
 
 

@@ -66,9 +66,9 @@ class Run:
         ends = np.cumsum(sizes).tolist()
         places = [ParameterPlace(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         found: list[Tensor] = []
-        for wire, stream in assemble(logs, (*sizes, ends[-1])).messages.items():
+        for wire, stream in assemble(logs, places).messages.items():
             if (wire.src, wire.op) == (rank, op):
-                found += [message.value(places) for message in stream if message.kept]
+                found += [message.value for message in stream if message.kept]
         return found
 
     def pictures(self) -> dict[int, tuple[str, Tensor]]:

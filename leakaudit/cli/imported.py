@@ -133,7 +133,7 @@ def _write(
             plan, logs, args.written.output, 0, truth, chosen.max_bytes, provenance.command()
         )
     say(f"{args.written.output}: {trace.protocol}, {size_of(trace)}", args)
-    if confirm.is_proved(used, seen):
+    if confirm.is_proved(used, logs):
         say("recomputed gradients confirm the model and the order of its parameters", args)
     else:
         say(

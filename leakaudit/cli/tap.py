@@ -15,7 +15,7 @@ from leakaudit.core.errors import LeakauditError, NotUnderstood
 
 if TYPE_CHECKING:
     from leakaudit.capture.tap.messages.description import MessageDescription
-    from leakaudit.capture.tap.saved import SavedModel
+    from leakaudit.tasks.task import Task
 
 ACTIONS = {"describe": tapped.describe, "merge": tapped.merge}
 
@@ -149,8 +149,8 @@ def _finish(
         )
         raise LeakauditError(f"no messages of the program were recorded: {why}")
     try:
-        model = _model(args, folder)
-        described = described or _guessed(args, folder, model)
+        task, assumed = _model(args, folder)
+        described = described or _guessed(args, folder, task, assumed)
         if described is None:
             return code or INCONCLUSIVE
         tapped.write(args, chosen, folder, described, code)
@@ -166,29 +166,33 @@ def _finish(
     return code
 
 
-def _model(args: _Options, folder: Path) -> SavedModel | None:
-    """Save the program's model beside the trace, if the user asks for it."""
+def _model(args: _Options, folder: Path) -> tuple[Task | None, str]:
+    """Save the program's model beside the trace, if the user asks for it.
+
+    Returns its task, if there is one, and why its loss is not known, or empty.
+    """
     if args.model_from is None:
-        return None
+        return None, ""
     from leakaudit.capture.tap import saved
 
-    model = saved.take(folder, args.written.output)
-    for line in model.said:
+    task, assumed, said = saved.take(folder, args.written.output)
+    for line in said:
         say(f"leakaudit tap: {line}", args)
-    return model
+    return task, assumed
 
 
-def _guessed(args: _Options, folder: Path, model: SavedModel | None) -> MessageDescription | None:
+def _guessed(
+    args: _Options, folder: Path, task: Task | None, assumed: str
+) -> MessageDescription | None:
     """Infer the description and write it beside the trace; None if incomplete."""
     from leakaudit.capture.tap.guessing.guess import guess
     from leakaudit.capture.tap.log.reading import read_logs
     from leakaudit.capture.tap.messages import states
 
     logs = read_logs(folder)
-    task = None if model is None else model.task
     known = logs if task is None else states.only_trained(logs, task.layout.names)
     try:
-        found = guess(known, task, assumed=model.assumed if model is not None else "")
+        found = guess(known, task, assumed=assumed)
     except LeakauditError as error:
         if task is None:
             raise

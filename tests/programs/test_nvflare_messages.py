@@ -240,7 +240,7 @@ def test_a_client_writes_what_its_server_does(tmp_path: Path) -> None:
 
 def test_remarks_of_a_process_survive_an_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    note_once(str(tmp_path / "file"), "filter", "Mine")
+    note_once(str(tmp_path / "file"), "filter", filter="Mine")
 
 
 def test_without_nvflare_a_job_ends_in_one_line(tmp_path: Path) -> None:

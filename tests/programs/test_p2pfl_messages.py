@@ -22,7 +22,7 @@ from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.messages import wires
 from leakaudit.capture.tap.p2pfl import hooks
-from leakaudit.capture.tap.p2pfl.hooks import NodesTap
+from leakaudit.capture.tap.p2pfl.hooks import _NodesTap
 from leakaudit.traces import trace_file
 
 NAMES = ("node-0", "node-1", "node-10")
@@ -35,7 +35,7 @@ def packing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def send(
-    tap: NodesTap,
+    tap: _NodesTap,
     source: str,
     to: str,
     w: torch.Tensor,
@@ -59,7 +59,7 @@ def gossip(
     techniques: Sequence[str] = (),
 ) -> tuple[RankLog, ...]:
     """Log nodes that train, send each other their models, and go on from the mean."""
-    tap = NodesTap(Capture(str(folder)))
+    tap = _NodesTap(Capture(str(folder)))
     w = TASK.init(Generator().manual_seed(1))
     for name in NAMES[1:]:
         send(tap, NAMES[0], name, w, 0, [], "init_model")
@@ -114,7 +114,7 @@ def test_techniques_that_change_a_model_are_named(tmp_path: Path, technique: str
 
 
 def test_a_model_that_is_sent_again_is_left_out(tmp_path: Path) -> None:
-    tap = NodesTap(Capture(str(tmp_path)))
+    tap = _NodesTap(Capture(str(tmp_path)))
     w = TASK.init(Generator().manual_seed(1))
     for _ in range(2):
         send(tap, "a", "b", w, 0, ["a"])
@@ -125,7 +125,7 @@ def test_a_model_that_is_sent_again_is_left_out(tmp_path: Path) -> None:
 
 
 def test_other_messages_are_sent_and_not_logged(tmp_path: Path) -> None:
-    tap = NodesTap(Capture(str(tmp_path / "log")))
+    tap = _NodesTap(Capture(str(tmp_path / "log")))
     msg = SimpleNamespace(HasField=lambda name: False)
     assert tap.send(lambda client, msg: "sent", SimpleNamespace(), msg) == "sent"
     assert not (tmp_path / "log").exists()
@@ -134,7 +134,7 @@ def test_other_messages_are_sent_and_not_logged(tmp_path: Path) -> None:
 def test_nodes_of_several_processes_are_numbered_alike(tmp_path: Path) -> None:
     w = TASK.init(Generator().manual_seed(1))
     for source, to in (("h:9", "h:10"), ("h:10", "h:9")):  # a process each
-        tap = NodesTap(Capture(str(tmp_path)))
+        tap = _NodesTap(Capture(str(tmp_path)))
         send(tap, source, to, w, 0, [source])
         tap.end()
     found = {log.rank: {event.peer for event in log.events} for log in read_logs(tmp_path)}
@@ -144,7 +144,7 @@ def test_nodes_of_several_processes_are_numbered_alike(tmp_path: Path) -> None:
 def test_trouble_of_the_tap_does_not_reach_the_program(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tap = NodesTap(Capture(str(tmp_path)))
+    tap = _NodesTap(Capture(str(tmp_path)))
     weights = SimpleNamespace(weights=b"no pickle", contributors=["a"])
     msg = SimpleNamespace(cmd="x", round=0, weights=weights, HasField=lambda name: True)
     client = SimpleNamespace(self_addr="a", nei_addr="b")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit.capture.equations.propose import Proposal, propose
+from leakaudit.capture.equations.propose import _Proposal, propose
 from leakaudit.capture.fitting import min_rank
 from leakaudit.cli import main
 from leakaudit.core import registry
@@ -34,7 +34,7 @@ def unlabelled(trace: Trace) -> Trace:
     return replace(trace, protocol=NAME, params={})
 
 
-def proposed(trace: Trace) -> Proposal:
+def proposed(trace: Trace) -> _Proposal:
     return propose(unlabelled(trace), Task.build(trace.task), NAME)
 
 
@@ -294,7 +294,7 @@ def test_coefficients_come_back_from_blocks_of_small_rank() -> None:
     blocks = min_rank.Blocks(target, terms, float(np.finfo(np.float32).eps))
     found = min_rank.fit(blocks, 2, [np.array([0.3, 0.5, 0.0])])
     assert found is not None
-    assert np.abs(found.values - c).max() < 1e-9
+    assert np.abs(found[0] - c).max() < 1e-9
     assert min_rank.fit(blocks, 1, [c]) is None
 
 
@@ -306,7 +306,7 @@ def test_an_ambiguous_coefficient_has_no_value() -> None:
     free = free + 1e-9 * rng.standard_normal(free.shape)
     blocks = min_rank.Blocks(small + 0.5 * free, free[:, None], 1e-7)
     found = min_rank.fit(blocks, 1, [np.array([0.5])])
-    assert found is None or min_rank.simplest(0.5, float(found.width[0])) is None
+    assert found is None or min_rank.simplest(0.5, float(found[1][0])) is None
 
 
 @pytest.mark.parametrize(

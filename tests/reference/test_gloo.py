@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.gloo import engine, setup
-from leakaudit.capture.gloo.route import ExchangeRoute
+from leakaudit.capture.gloo.node import _Route
 from leakaudit.capture.gloo.setup import ProcessLayout, Setup
 from leakaudit.core import registry
 from leakaudit.core.errors import LeakauditError
@@ -239,7 +239,7 @@ def test_no_process_is_given_the_data_of_another(tmp_path: Path) -> None:
 
 def test_a_payload_goes_once_to_a_process_that_hosts_several_receivers() -> None:
     src, dst = torch.tensor([0, 0, 0, 1, 2, 3]), torch.tensor([1, 2, 3, 0, 0, 0])
-    route = ExchangeRoute.of(
+    route = _Route.of(
         Arcs(src, dst, src, torch.tensor([True, True, False, True, True, True])), [0, 1, 1, 2], 0
     )
     assert {p: rows.tolist() for p, (_, rows) in route.out.items()} == {1: [0], 2: [0]}
@@ -250,7 +250,7 @@ def test_a_payload_goes_once_to_a_process_that_hosts_several_receivers() -> None
 
 def test_a_row_that_ends_elsewhere_is_foreign_and_not_wanted() -> None:
     src, dst = torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 2, 1])
-    route = ExchangeRoute.of(Arcs(src, dst, src, torch.ones(4, dtype=torch.bool)), [0, 1, 2], 0)
+    route = _Route.of(Arcs(src, dst, src, torch.ones(4, dtype=torch.bool)), [0, 1, 2], 0)
     assert (route.foreign.tolist(), route.wanted.tolist(), list(route.out)) == ([1, 2], [1], [1])
 
 

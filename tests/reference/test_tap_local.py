@@ -10,7 +10,7 @@ from torch import Generator, Tensor, optim
 
 import leakaudit as la
 from leakaudit.capture.fitting import local
-from leakaudit.capture.fitting.fit import GradientSample
+from leakaudit.capture.fitting.fit import GradientSample, ModelFit
 from leakaudit.tasks.task import Task
 
 CLIENTS = 3
@@ -42,11 +42,11 @@ def answers(build: Build, steps: int, count: int = 1) -> list[GradientSample]:
     return found
 
 
-def named(found: local.LocalFit | None) -> tuple[object, ...] | None:
+def named(found: ModelFit | None) -> tuple[object, ...] | None:
     if found is None:
         return None
     sgd = found.optimiser
-    return (found.steps, found.lr, sgd.momentum, sgd.nesterov, sgd.decay)
+    return (found.steps, found.step, sgd.momentum, sgd.nesterov, sgd.decay)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_momentum_and_decay_are_named(steps: int, momentum: float, decay: float)
     def build(w: Iterable[Tensor]) -> optim.Optimizer:
         return optim.SGD(w, lr=0.01, momentum=momentum, weight_decay=decay)
 
-    found = local.several(MODELS, answers(build, steps), "down")
+    found = local.several(MODELS, answers(build, steps))
     expected: tuple[object, ...] = (steps, 0.01, momentum, False, decay)
     if steps == 2 and momentum < 0.63:
         # Two steps with Nesterov momentum m, m^2 / (1 + m) = momentum, end at the same model.
@@ -89,7 +89,7 @@ def test_nesterov_momentum_is_named(steps: int, decay: float) -> None:
     def build(w: Iterable[Tensor]) -> optim.Optimizer:
         return optim.SGD(w, lr=0.02, momentum=0.9, nesterov=True, weight_decay=decay)
 
-    found = local.several(MODELS, answers(build, steps), "down")
+    found = local.several(MODELS, answers(build, steps))
     assert named(found) == (steps, 0.02, 0.9, True, decay)
 
 
@@ -97,7 +97,7 @@ def test_two_steps_of_nesterov_momentum_are_not_told_from_momentum() -> None:
     def build(w: Iterable[Tensor]) -> optim.Optimizer:
         return optim.SGD(w, lr=0.01, momentum=0.9, nesterov=True)
 
-    assert local.several(MODELS, answers(build, 2), "down") is None
+    assert local.several(MODELS, answers(build, 2)) is None
 
 
 OTHERS: dict[str, Build] = {
@@ -114,7 +114,7 @@ OTHERS: dict[str, Build] = {
     "name", [pytest.param("dampening", marks=pytest.mark.slow), "adam", "rprop"]
 )
 def test_other_optimisers_are_not_named(name: str) -> None:
-    assert local.several(MODELS, answers(OTHERS[name], 5), "down") is None
+    assert local.several(MODELS, answers(OTHERS[name], 5)) is None
 
 
 @pytest.mark.slow
@@ -125,14 +125,14 @@ def test_a_momentum_that_clients_keep_is_not_named() -> None:
             chosen.state[one]["momentum_buffer"] = torch.full_like(one, 1e-3)
         return chosen
 
-    assert local.several(MODELS, answers(kept, 3), "down") is None
+    assert local.several(MODELS, answers(kept, 3)) is None
 
 
 def test_two_records_are_not_named() -> None:
     def build(w: Iterable[Tensor]) -> optim.Optimizer:
         return optim.SGD(w, lr=0.01, momentum=0.9)
 
-    assert local.several(MODELS, answers(build, 3, count=2), "down") is None
+    assert local.several(MODELS, answers(build, 3, count=2)) is None
 
 
 @pytest.mark.parametrize(

@@ -159,14 +159,25 @@ def test_a_program_is_taken_beside_the_trace(tmp_path: Path) -> None:
     finder = Finder(str(tmp_path / "t.tap"))
     net = small(0.5)
     finder.save_called(net, (torch.zeros(4, 6),), {})
-    model = saved.take(tmp_path / "t.tap", tmp_path / "t.pt")
-    assert model.task is not None
-    assert model.task.spec.model == "t.model.pt2"
-    assert "no loss" in model.assumed
-    assert model.task.masked
-    assert remarks.MASKED in remarks.of(model.task)
-    assert remarks.COUPLED in remarks.of(model.task)
-    assert saved.take(tmp_path, tmp_path / "t.pt").said == (saved.NOT_FOUND,)
+    task, assumed, _ = saved.take(tmp_path / "t.tap", tmp_path / "t.pt")
+    assert task is not None
+    assert task.spec.model == "t.model.pt2"
+    assert "no loss" in assumed
+    assert task.masked
+    assert remarks.MASKED in remarks.of(task)
+    assert remarks.COUPLED in remarks.of(task)
+    assert saved.take(tmp_path, tmp_path / "t.pt") == (None, "", [saved.NOT_FOUND])
+
+
+def test_a_model_that_is_sent_before_its_first_call_is_found(tmp_path: Path) -> None:
+    finder = Finder(str(tmp_path))
+    net = small(0.0)
+    sent = torch.zeros(sum(p.numel() for p in net.parameters()))
+    finder.travels(sent)
+    assert not finder.done
+    finder._note(net, (torch.zeros(4, 6),), {})
+    finder.travels(sent)
+    assert facts(tmp_path)["parameters"] == sent.numel()
 
 
 def test_the_loss_of_a_validation_is_not_taken_for_that_of_the_training(tmp_path: Path) -> None:
@@ -234,9 +245,9 @@ def test_an_export_that_fails_says_why(make: Any, inputs: int, why: str, tmp_pat
     assert why.removeprefix("has ") in said
     assert not (tmp_path / "model.pt2").exists()
     (tmp_path / "out").mkdir()
-    model = saved.take(tmp_path, tmp_path / "out" / "t.pt")
-    assert model.task is None
-    assert model.said[-1].startswith("the model was not exported as a program: ")
+    task, _, lines = saved.take(tmp_path, tmp_path / "out" / "t.pt")
+    assert task is None
+    assert lines[-1].startswith("the model was not exported as a program: ")
 
 
 def test_the_arguments_of_transformers(tmp_path: Path) -> None:

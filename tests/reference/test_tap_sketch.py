@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.capture.fitting.sketch import ROWS, WIDTH, ModelSketch, RecordedPart
+from leakaudit.capture.fitting.sketch import ROWS, WIDTH, ModelSketch, RecordedPart, deviation
 from leakaudit.capture.tap.guessing.guess import guess, named
 from leakaudit.capture.tap.log.capture import Capture, CaptureSettings
 from leakaudit.capture.tap.log.layers import LARGE, REST, SKETCHED, select
@@ -114,11 +114,11 @@ def test_a_small_difference_in_the_middle_is_found_and_rounding_is_not() -> None
     others = {2: slice(begin, begin + SIZES[2]), 4: slice(begin + SIZES[2] + 1, len(x))}
     part = RecordedPart(kept, others, ModelSketch(SIZES, 3), torch.zeros(ROWS, WIDTH))
     part = RecordedPart(kept, others, part.sketch, part.of(x))
-    rounded = part.compare(0.5 * x, (0.5 * x).float())
+    rounded = deviation(0.5 * x, (0.5 * x).float(), part)
     assert rounded.kept < 1e-6
     wrong = x.clone()
     wrong[begin : begin + SIZES[2]] *= 1.1
-    found = part.compare(x, wrong)
+    found = deviation(x, wrong, part)
     assert found.kept == 0
     true = float((wrong - x)[~kept].norm() / x[~kept].norm())
     assert 0.5 * true < found.rest < 2 * true

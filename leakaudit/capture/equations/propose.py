@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from leakaudit.capture.equations import linear, steps
+from leakaudit.capture.equations.linear import Equation
 from leakaudit.capture.equations.streams import SenderStreams
-from leakaudit.capture.equations.written import Equation, protocol_file
+from leakaudit.capture.equations.written import protocol_file
 from leakaudit.capture.fitting.stepping import obstacle
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
@@ -17,7 +18,7 @@ RECORDS = 6  # records of a batch whose rank is looked for, at most: a choice
 
 
 @dataclass(frozen=True)
-class Proposal:
+class _Proposal:
     """What was found."""
 
     text: str | None  # the protocol file; None if an equation is not known
@@ -25,17 +26,17 @@ class Proposal:
     nodes: tuple[str, ...] = ()  # the equation of every node, with its rounds: one line each
 
 
-def propose(trace: Trace, task: Task, name: str) -> Proposal:
+def propose(trace: Trace, task: Task, name: str) -> _Proposal:
     """Propose the equations of a protocol."""
     why = obstacle(task, trace.dtype) or _incomplete(trace)
     if why:
-        return Proposal(None, (why,))
+        return _Proposal(None, (why,))
     try:
         streams = SenderStreams.of(trace)
     except LeakauditError as error:
-        return Proposal(None, (str(error),))
+        return _Proposal(None, (str(error),))
     if not streams.kinds:
-        return Proposal(None, ("the trace contains no messages",))
+        return _Proposal(None, ("the trace contains no messages",))
     found: list[Equation] = []
     said: list[str] = []
     for kind in streams.kinds:
@@ -44,15 +45,15 @@ def propose(trace: Trace, task: Task, name: str) -> Proposal:
         if equation is not None:
             found.append(equation)
     if len(found) < len(streams.kinds):
-        return Proposal(None, tuple(said))
+        return _Proposal(None, tuple(said))
     try:
         text = protocol_file(streams, task, found, name)
     except LeakauditError as error:
-        return Proposal(None, (*said, f"not known: {error}"))
+        return _Proposal(None, (*said, f"not known: {error}"))
     nodes: list[str] = []
     for one in found:
-        nodes.extend(_of_nodes(streams, one))
-    return Proposal(text, tuple(said), tuple(nodes))
+        nodes.extend(_of_nodes(one))
+    return _Proposal(text, tuple(said), tuple(nodes))
 
 
 def _incomplete(trace: Trace) -> str:
@@ -69,19 +70,17 @@ def _equation(streams: SenderStreams, task: Task, kind: str) -> tuple[Equation |
         return None, f"{kind}: not known: no messages of nodes {', '.join(map(str, silent))}"
     found = linear.search(streams, task, kind, 0)
     if found is not None:
-        return Equation(found, None), f"{kind}: a combination of earlier messages{_tested(found)}"
+        return found, f"{kind}: a combination of earlier messages{_tested(found)}"
     for rank in range(1, RECORDS + 1):
         found = linear.search(streams, task, kind, rank)
         if found is None:
             continue
-        step = steps.prove(streams, task, found)
-        if step is not None:
+        proved = steps.prove(found, task)
+        if proved is not None:
             what = "one record" if rank == 1 else f"{rank} records"
-            line = (
-                f"{kind}: recomputed gradients of {what} explain what remains up to {step.miss:.1g}"
-            )
-            return Equation(found, step), line + _tested(found)
-        weights = ", ".join(_weights(found, streams.senders(kind)[0]))
+            line = f"{kind}: recomputed gradients of {what} explain what remains"
+            return proved, f"{line} up to {proved.miss:.1g}{_tested(found)}"
+        weights = ", ".join(_weights(found, found.senders[0]))
         return None, (
             f"{kind}: not known: with the coefficients {weights or 'none'}, what remains has rank "
             f"{rank} in the first layer, but no recomputed gradient of {rank} records explains it"
@@ -101,24 +100,24 @@ def _silent(streams: SenderStreams, kind: str) -> list[int]:
     return sorted(others - set(senders))
 
 
-def _of_nodes(streams: SenderStreams, one: Equation) -> Iterator[str]:
-    kind = one.linear.kind
-    for node in streams.senders(kind):
-        terms = list(_weights(one.linear, node))
-        if one.step is not None:
-            terms.append(f"{one.step.rate} g[t]")
-        if one.step is not None and one.step.other:
+def _of_nodes(one: Equation) -> Iterator[str]:
+    kind = one.kind
+    for node in one.senders:
+        terms = list(_weights(one, node))
+        if one.form:
+            terms.append(f"{one.rate} g[t]")
+        if one.other:
             before = {"momentum": "of what remained in round t-1", "difference": "g[t-1]"}
-            terms.append(f"{one.step.other} {before[one.step.form]}")
-        first, last = one.linear.rounds[0], one.linear.rounds[-1]
+            terms.append(f"{one.other} {before[one.form]}")
+        first, last = one.rounds[0], one.rounds[-1]
         yield f"node {node}, rounds {first} to {last}: {kind}[t] = {' + '.join(terms)}"
 
 
-def _tested(found: linear.LinearEquation) -> str:
+def _tested(found: Equation) -> str:
     return f" in rounds {found.rounds[0]} to {found.rounds[-1]}"
 
 
-def _weights(found: linear.LinearEquation, node: int) -> Iterator[str]:
+def _weights(found: Equation, node: int) -> Iterator[str]:
     for (term, owner, sender), weight in found.weights.items():
         if owner != node or not weight:
             continue

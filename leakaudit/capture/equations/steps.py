@@ -13,14 +13,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.capture.equations.linear import FITTED, HELD, LinearEquation, block
-from leakaudit.capture.equations.streams import SenderStreams, Term
+from leakaudit.capture.equations.linear import FITTED, HELD, Equation, Form, block
+from leakaudit.capture.equations.streams import Term
 from leakaudit.capture.fitting import min_rank
 from leakaudit.capture.fitting.fit import recomputed
 from leakaudit.core import registry
@@ -28,7 +27,6 @@ from leakaudit.core.leak import GradientLeak
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
 from leakaudit.tasks.task import Task
 
-Form: TypeAlias = Literal["single", "momentum", "difference"]
 FORMS: tuple[Form, ...] = ("single", "momentum", "difference")
 LABELS = 100  # classes that are tried, at most: a choice that bounds the time
 # The record is read from the same rounded numbers as the step, so that the recomputed gradient is a
@@ -44,20 +42,6 @@ COARSE = 0.01  # miss above which nothing is proved, however coarse the rounding
 
 
 @dataclass(frozen=True)
-class Step:
-    """What the equation of every node leaves."""
-
-    # `single`: R_t = a g_t. `momentum`: R_t = b R_{t-1} + a g_t. `difference`: R_t = a (g_t -
-    # g_{t-1}), so that b = -a.
-    form: Form
-    point: Term | None  # the model at which g_t is evaluated; None for the combination itself
-    rate: Fraction
-    other: Fraction  # the coefficient b; 0 for a single gradient
-    records: Mapping[int, tuple[Tensor, Tensor]]  # node -> records (b, *shape) and labels (b,)
-    miss: float  # largest difference from a recomputed gradient, relative to what is left
-
-
-@dataclass(frozen=True)
 class _EquationRemainder:
     """What an equation leaves of the messages of one node."""
 
@@ -67,15 +51,14 @@ class _EquationRemainder:
     inputs: tuple[Tensor, ...] = ()
 
 
-def left(
-    streams: SenderStreams, linear: LinearEquation, node: int, rounds: tuple[int, ...]
-) -> _EquationRemainder:
-    """Return what an equation leaves in some rounds."""
+def _left(equation: Equation, node: int) -> _EquationRemainder:
+    """Return what an equation leaves."""
+    streams = equation.streams
     values: dict[int, Tensor] = {}
     noise: dict[int, float] = {}
-    for t in rounds:
-        message = streams.sent[linear.kind, node].get(t)
-        combined = linear.of(streams, node, t)
+    for t in equation.rounds:
+        message = streams.sent[equation.kind, node].get(t)
+        combined = equation.of(node, t)
         if message is None or combined is None:
             continue
         rest = message - combined
@@ -87,23 +70,23 @@ def left(
     return _EquationRemainder(values, noise)
 
 
-def prove(streams: SenderStreams, task: Task, linear: LinearEquation) -> Step | None:
-    """Return the step that recomputed gradients prove for every node, at one point only."""
-    if not linear.rank or task.spec.loss not in ("cross_entropy", "binary"):
+def prove(equation: Equation, task: Task) -> Equation | None:
+    """Return an equation with the step that recomputed gradients prove, at one point only."""
+    if not equation.rank or task.spec.loss not in ("cross_entropy", "binary"):
         return None
     rests: dict[int, _EquationRemainder] = {}
-    for node in streams.senders(linear.kind):
-        rest = left(streams, linear, node, linear.rounds)
-        inputs = _inputs(task, rest, linear.rank, streams.eps)
+    for node in equation.senders:
+        rest = _left(equation, node)
+        inputs = _inputs(task, rest, equation.rank, equation.streams.eps)
         if not inputs:
             return None
         rests[node] = replace(rest, inputs=inputs)
     if _shared(rests):
         return None
     for form in FORMS:
-        found: list[Step] = []
-        for point in points(streams, linear):
-            step = _at(streams, task, linear, rests, form, point)
+        found: list[Equation] = []
+        for point in _points(equation):
+            step = _at(equation, task, rests, form, point)
             if step is not None:
                 found.append(step)
         found.sort(key=lambda one: one.miss)
@@ -114,9 +97,10 @@ def prove(streams: SenderStreams, task: Task, linear: LinearEquation) -> Step | 
     return None
 
 
-def points(streams: SenderStreams, linear: LinearEquation) -> Iterator[Term | None]:
+def _points(equation: Equation) -> Iterator[Term | None]:
     """Yield the models at which gradients may have been computed."""
-    if len(linear.terms) > 1:
+    streams = equation.streams
+    if len(equation.terms) > 1:
         yield None
     if streams.server is not None:
         for kind in streams.kinds:
@@ -125,37 +109,35 @@ def points(streams: SenderStreams, linear: LinearEquation) -> Iterator[Term | No
         return
     for kind in streams.kinds:
         yield Term(kind, 1, "own")
-        if kind != linear.kind:
+        if kind != equation.kind:
             yield Term(kind, 0, "own")
 
 
-def model(
-    streams: SenderStreams, linear: LinearEquation, point: Term | None, node: int, t: int
-) -> Tensor | None:
+def model(equation: Equation, point: Term | None, node: int, t: int) -> Tensor | None:
     """Return the model (d,) at which a gradient may have been computed."""
     if point is None:
-        return linear.of(streams, node, t)
-    (sender,) = streams.nodes_of(point, node)
-    return streams.value(point.kind, sender, t - point.lag)
+        return equation.of(node, t)
+    (sender,) = equation.streams.nodes_of(point, node)
+    return equation.streams.value(point.kind, sender, t - point.lag)
 
 
 def _at(
-    streams: SenderStreams,
+    equation: Equation,
     task: Task,
-    linear: LinearEquation,
     rests: Mapping[int, _EquationRemainder],
     form: Form,
     point: Term | None,
-) -> Step | None:
-    """Return the step with gradients at one point if it holds for all nodes with equal factors."""
+) -> Equation | None:
+    """Return an equation whose step holds for all nodes with equal factors."""
+    eps = equation.streams.eps
     records: dict[int, tuple[Tensor, Tensor]] = {}
     rows: dict[int, list[_Row]] = {}
     for node, rest in rests.items():
-        thetas = _models(streams, linear, point, node, rest)
-        y = _labels(task, form, rest, thetas, streams.eps)
+        thetas = _models(equation, point, node, rest)
+        y = _labels(task, form, rest, thetas, eps)
         best = 1.0  # largest miss in units of what is allowed
         for x in rest.inputs:
-            some = _rows(form, rest, _gradients(task, x, y, thetas), streams.eps)
+            some = _rows(form, rest, _gradients(task, x, y, thetas), eps)
             away = _away(some)
             if len(some) > HELD and away < best:
                 best = away
@@ -172,7 +154,15 @@ def _at(
     if not all(row.miss(used) < row.allowed for row in every):
         return None
     other = {"single": Fraction(0), "momentum": exact[-1], "difference": -exact[0]}
-    return Step(form, point, exact[0], other[form], records, max(row.miss(used) for row in every))
+    return replace(
+        equation,
+        form=form,
+        point=point,
+        rate=exact[0],
+        other=other[form],
+        records=records,
+        miss=max(row.miss(used) for row in every),
+    )
 
 
 def _inputs(task: Task, rest: _EquationRemainder, rank: int, eps: float) -> tuple[Tensor, ...]:
@@ -232,15 +222,11 @@ def _shared(rests: Mapping[int, _EquationRemainder]) -> bool:
 
 
 def _models(
-    streams: SenderStreams,
-    linear: LinearEquation,
-    point: Term | None,
-    node: int,
-    rest: _EquationRemainder,
+    equation: Equation, point: Term | None, node: int, rest: _EquationRemainder
 ) -> dict[int, Tensor]:
     found: dict[int, Tensor] = {}
     for t in sorted({*rest.values, *(t - 1 for t in rest.values)}):
-        theta = model(streams, linear, point, node, t)
+        theta = model(equation, point, node, t)
         if theta is not None:
             found[t] = theta
     return found
@@ -253,7 +239,7 @@ def _labels(
     x = rest.inputs[0]
     inverse = torch.linalg.pinv(PixelGrid.of(task).rows(x.flatten(1).double()))
     deltas = {t: torch.from_numpy(block(task, v)) @ inverse for t, v in rest.values.items()}
-    rounds = [t for t in rest.values if parts(form, t, deltas, thetas) is not None][:FITTED]
+    rounds = [t for t in rest.values if _parts(form, t, deltas, thetas) is not None][:FITTED]
     needed = {t: thetas[t] for t in {*rounds, *(t - 1 for t in rounds)} if t in thetas}
     labels: list[int] = []
     for k in range(len(x)):
@@ -276,7 +262,7 @@ def _gradients(task: Task, x: Tensor, y: Tensor, thetas: Mapping[int, Tensor]) -
     return found
 
 
-def parts(
+def _parts(
     form: Form, t: int, values: Mapping[int, Tensor], gradients: Mapping[int, Tensor]
 ) -> list[Tensor] | None:
     """Return what a form adds up in a round; None if a part of it is not known."""
@@ -304,7 +290,6 @@ class _Row:
     allowed: float  # how far from each other they may be
 
     def miss(self, factors: Tensor) -> float:
-        """Return how far the parts, times their factors, are from the value."""
         return float((self.value - self.parts @ factors).norm())
 
 
@@ -313,7 +298,7 @@ def _rows(
 ) -> list[_Row]:
     found: list[_Row] = []
     for t, value in rest.values.items():
-        some = parts(form, t, rest.values, gradients)
+        some = _parts(form, t, rest.values, gradients)
         size = value.norm()
         if some is None or not float(size):
             continue

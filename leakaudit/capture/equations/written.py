@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from leakaudit.capture.equations import steps
-from leakaudit.capture.equations.linear import LinearEquation
-from leakaudit.capture.equations.steps import Step
+from leakaudit.capture.equations.linear import Equation
 from leakaudit.capture.equations.streams import SenderStreams, Term
 from leakaudit.capture.fitting import min_rank
 from leakaudit.capture.fitting.fit import recomputed
@@ -23,14 +21,6 @@ from leakaudit.tasks.task import Task
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 MATRICES = "ABCDEFGH"
-
-
-@dataclass(frozen=True)
-class Equation:
-    """The equation of one kind of messages, with its proof."""
-
-    linear: LinearEquation  # the combination of earlier messages
-    step: Step | None  # what it leaves; None if it leaves nothing
 
 
 def protocol_file(
@@ -45,7 +35,7 @@ class _EquationWriter:
         self.streams = streams
         self.task = task
         self.equations = _ordered(streams, equations)
-        self.kinds = [one.linear.kind for one in self.equations]
+        self.kinds = [one.kind for one in self.equations]
         for kind in self.kinds:
             taken = kind in WORDS or kind in FUNCTIONS or kind in GROUPS or kind in MATRICES
             if taken or not NAME.fullmatch(kind):
@@ -56,13 +46,14 @@ class _EquationWriter:
         self.matrices: dict[str, list[list[Fraction]]] = {}
 
     def text(self, name: str) -> str:
+        streams = self.streams
         start: list[str] = []
         first: list[str] = []
         round: list[str] = []
         early: list[str] = []  # what the server does at the beginning of a round, and at its end
         late: list[str] = []
         for one in self.equations:
-            if self._is_server(one):
+            if one.senders == (streams.server,):
                 head, tail = self._of_server(one)
                 start.append(self._start_of_server(one))
                 early.append(head)
@@ -74,7 +65,7 @@ class _EquationWriter:
             round.extend(body)
             first.extend(opening or body)
         lines = [f'name = "{name}"', 'summary = "Equations that were fitted to a recording."']
-        if self.streams.server is not None:
+        if streams.server is not None:
             lines.append('graph = "server"')
         blocks = [("start", start), ("round", [*early, *round, *late])]
         if first != round:
@@ -94,34 +85,29 @@ class _EquationWriter:
                 lines.append(f"{key} = [{written}]")
         return "\n".join(lines) + "\n"
 
-    def _is_server(self, one: Equation) -> bool:
-        return self.streams.senders(one.linear.kind) == (self.streams.server,)
-
     # --- one round ---
 
     def _body(self, one: Equation) -> tuple[list[str], list[str]]:
-        """Return the equations of a round, and the initial values of what they add."""
-        kind = one.linear.kind
+        kind = one.kind
         lines: list[str] = []
         state: list[str] = []
-        combined = self._combination(one.linear)
-        step = one.step
-        if step is not None:
-            if step.point is None:
+        combined = self._combination(one)
+        if one.form:
+            if one.point is None:
                 lines.append(f"mixed_{kind}[i] = {combined}")
                 combined = f"mixed_{kind}[i]"
-            gradient = f"grad({self._point(kind, step.point)})"
-            if step.form == "momentum":
-                beta = self._constant("beta", step.other)
+            gradient = f"grad({self._point(kind, one.point)})"
+            if one.form == "momentum":
+                beta = self._constant("beta", one.other)
                 lines.append(f"velocity_{kind}[i] = {beta} * velocity_{kind}[i] + {gradient}")
                 state.append(f"velocity_{kind}[i] = 0")
                 gradient = f"velocity_{kind}[i]"
-            if step.form == "difference":
+            if one.form == "difference":
                 lines.append(f"gradient_{kind}[i] = {gradient}")
                 gradient = f"gradient_{kind}[i]"
-            combined = self._plus(combined, step.rate, "alpha", gradient)
-            if step.form == "difference":
-                combined = self._plus(combined, step.other, "alpha", f"gradient_{kind}[i,t-1]")
+            combined = self._plus(combined, one.rate, "alpha", gradient)
+            if one.form == "difference":
+                combined = self._plus(combined, one.other, "alpha", f"gradient_{kind}[i,t-1]")
         lines.append(f"{kind}[i] = {combined or '0'}")
         lines.append(self._send(kind))
         return lines, state
@@ -160,9 +146,9 @@ class _EquationWriter:
             return term if factor > 0 else f"-{term}"
         return f"{before} {sign} {term}"
 
-    def _combination(self, linear: LinearEquation) -> str:
+    def _combination(self, one: Equation) -> str:
         groups: dict[tuple[str, int, bool], dict[tuple[int, int], Fraction]] = {}
-        for (term, node, sender), weight in linear.weights.items():
+        for (term, node, sender), weight in one.weights.items():
             key = (term.kind, term.lag, term.who == "server")
             groups.setdefault(key, {})[node, sender] = weight
         said = ""
@@ -202,10 +188,9 @@ class _EquationWriter:
     # --- the server ---
 
     def _of_server(self, one: Equation) -> tuple[str, str]:
-        """Return what the server sends in a round, and what it does at its end."""
-        kind = one.linear.kind
+        kind = one.kind
         said = ""
-        for (term, _, sender), weight in one.linear.weights.items():
+        for (term, _, sender), weight in one.weights.items():
             if weight == 0:
                 continue
             if sender == -1:
@@ -219,13 +204,13 @@ class _EquationWriter:
         return f"{kind}[server -> clients] = {kind}[server]", f"{kind}[server] = {said}"
 
     def _start_of_server(self, one: Equation) -> str:
-        history = self.streams.sent[one.linear.kind, self._server]
+        history = self.streams.sent[one.kind, self._server]
         value = "secret()"
         if self.streams.start is not None and torch.equal(
             history[min(history)], self.streams.start
         ):
             value = "w0"
-        return f"{one.linear.kind}[server] = {value}"
+        return f"{one.kind}[server] = {value}"
 
     @property
     def _server(self) -> int:
@@ -236,25 +221,23 @@ class _EquationWriter:
     def _beginning(
         self, one: Equation, body: list[str], state: list[str]
     ) -> tuple[list[str], list[str] | None]:
-        """Return the equations of the start, and those of the first round if they differ."""
-        kind = one.linear.kind
-        senders = self.streams.senders(kind)
-        sends_at_start = any(0 in self.streams.sent[kind, node] for node in senders)
-        oldest = max((term.lag for term in one.linear.terms), default=0)
-        difference = one.step is not None and one.step.form == "difference"
+        kind = one.kind
+        sends_at_start = any(0 in self.streams.sent[kind, node] for node in one.senders)
+        oldest = max((term.lag for term in one.terms), default=0)
+        difference = one.form == "difference"
         if oldest == 0 and not difference:
             return state, None
         if sends_at_start:
             return self._sent_at_start(one, state), None
         if self._holds_from_start(one):
             return [f"{kind}[i] = w0", *state], None
-        if not state and self._first_step(one) and one.step is not None:
+        if not state and self._first_step(one):
             gradient = f"grad({kind}[i,t-1])"
             lines = [self._send(kind)]
             if difference:
                 lines.insert(0, f"gradient_{kind}[i] = {gradient}")
                 gradient = f"gradient_{kind}[i]"
-            said = self._plus(f"{kind}[i,t-1]", one.step.rate, "alpha", gradient)
+            said = self._plus(f"{kind}[i,t-1]", one.rate, "alpha", gradient)
             lines.insert(len(lines) - 1, f"{kind}[i] = {said}")
             return [f"{kind}[i] = w0"], lines
         if oldest > 1 or state or difference:
@@ -265,12 +248,12 @@ class _EquationWriter:
         return [], [f"{kind}[i] = secret()", self._send(kind)]
 
     def _sent_at_start(self, one: Equation, state: list[str]) -> list[str]:
-        kind = one.linear.kind
-        if one.step is not None and one.step.form == "difference":
-            if not self._first_is_gradient(one):
+        kind = one.kind
+        if one.form == "difference":
+            if not self._begins(one, 0, torch.zeros(())):
                 raise LeakauditError(f"the first messages of kind {kind!r} are not gradients")
             gradient = f"gradient_{kind}[i]"
-            said = self._plus("", one.step.rate, "alpha", gradient)
+            said = self._plus("", one.rate, "alpha", gradient)
             begin = [f"{gradient} = grad({self._point_at_start(one)})", f"{kind}[i] = {said}"]
             return [*begin, self._send(kind)]
         if state:
@@ -278,32 +261,16 @@ class _EquationWriter:
         return [f"{kind}[i] = secret()", self._send(kind)]
 
     def _point_at_start(self, one: Equation) -> str:
-        point = None if one.step is None else one.step.point
+        point = one.point
         if point is None or point.lag != 0:
             raise LeakauditError("the first gradients are not those of the public model")
         return f"{point.kind}[i]"
 
     def _holds_from_start(self, one: Equation) -> bool:
         """Return whether the first round follows the equation if all nodes start at the model."""
-        return _confirmed(self._starts_at_model(one, node) for node in self._senders(one))
-
-    def _starts_at_model(self, one: Equation, node: int) -> bool | None:
-        linear = one.linear
-        combined = linear.of(self.streams, node, 1)
-        message = self.streams.value(linear.kind, node, 1)
-        if combined is None or message is None:
-            return None
-        if one.step is None:
-            size = float(message.norm() + combined.norm())
-            away = float((message - combined).norm())
-            return away <= min_rank.FLOORS * self.streams.eps * size
-        if one.step.form == "difference":
+        if one.form == "difference":
             return False
-        theta = steps.model(self.streams, linear, one.step.point, node, 1)
-        return self._is_step(one.step, node, message, combined, theta)
-
-    def _senders(self, one: Equation) -> tuple[int, ...]:
-        return self.streams.senders(one.linear.kind)
+        return _confirmed(self._follows(one, node, 1) for node in one.senders)
 
     def _first_step(self, one: Equation) -> bool:
         """Return whether the first message is the public model and a step from it.
@@ -311,75 +278,63 @@ class _EquationWriter:
         The rounds after it, whose older messages are that model, have to follow the equation.
         """
         start = self.streams.start
-        if one.step is None or one.step.point != Term(one.linear.kind, 1, "own") or start is None:
+        if one.point != Term(one.kind, 1, "own") or start is None:
             return False
-        for t in range(2, one.linear.rounds[0]):
-            if not _confirmed(self._follows(one, node, t) for node in self._senders(one)):
+        for t in range(2, one.rounds[0]):
+            if not _confirmed(self._follows(one, node, t) for node in one.senders):
                 return False
-        moved: list[bool | None] = []
-        for node in self._senders(one):
-            message = self.streams.value(one.linear.kind, node, 1)
-            moved.append(self._is_step(one.step, node, message, start, start))
-        return _confirmed(moved)
+        return self._begins(one, 1, start)
 
     def _follows(self, one: Equation, node: int, t: int) -> bool | None:
         """Return whether a round follows an equation with the public model.
 
         None if messages are lost.
         """
-        step = one.step
-        if step is None:
-            return False
-        rest = steps.left(self.streams, one.linear, node, (t,))
-        gradients: dict[int, Tensor] = {}
-        for moment in (t - 1, t):
-            theta = steps.model(self.streams, one.linear, step.point, node, moment)
-            if theta is None:
-                continue
-            gradient = recomputed(self.task, *step.records[node], theta)
-            if gradient is not None:
-                gradients[moment] = gradient
-        some = steps.parts(step.form, t, rest.values, gradients)
-        if some is None or t not in rest.values:
+        combined = one.of(node, t)
+        message = self.streams.value(one.kind, node, t)
+        if combined is None or message is None:
             return None
-        expected = float(step.rate) * some[0]
-        if step.form == "momentum":
-            expected = expected + float(step.other) * some[1]
-        away = float((rest.values[t] - expected).norm() / rest.values[t].norm())
-        return away <= steps.allowed(rest.noise[t], self.streams.eps)
+        if not one.form:
+            size = float(message.norm() + combined.norm())
+            away = float((message - combined).norm())
+            return away <= min_rank.FLOORS * self.streams.eps * size
+        models: list[Tensor] = []
+        for moment in (t, t - 1) if one.form == "difference" else (t,):
+            theta = steps.model(one, one.point, node, moment)
+            if theta is None:
+                return None
+            models.append(theta)
+        return self._is_step(one, node, message - combined, models, message)
 
-    def _first_is_gradient(self, one: Equation) -> bool:
-        """Return whether the message before the first round is a gradient at the public model."""
+    def _begins(self, one: Equation, t: int, base: Tensor) -> bool:
+        """Return whether the first messages are a vector and a step at the public model."""
         start = self.streams.start
-        if one.step is None or start is None:
+        if not one.form or start is None:
             return False
-        nothing = torch.zeros_like(start)
-        gradients: list[bool | None] = []
-        for node in self._senders(one):
-            message = self.streams.sent[one.linear.kind, node].get(0)
-            gradients.append(self._is_step(one.step, node, message, nothing, start))
-        return _confirmed(gradients)
+        begun: list[bool] = []
+        for node in one.senders:
+            message = self.streams.sent[one.kind, node].get(t)
+            if message is not None:
+                begun.append(self._is_step(one, node, message - base, [start], message))
+        return _confirmed(begun)
 
     def _is_step(
-        self, step: Step, node: int, message: Tensor | None, base: Tensor, theta: Tensor | None
-    ) -> bool | None:
-        """Return whether a message is a vector and a gradient times the rate.
+        self, one: Equation, node: int, rest: Tensor, models: Sequence[Tensor], message: Tensor
+    ) -> bool:
+        """Return whether the rest of a message is the gradient at a model times the rate.
 
-        None if it is lost.
+        models: that one, and another whose gradient is subtracted.
         """
-        if message is None:
-            return None
-        gradient = None
-        if theta is not None:
-            gradient = recomputed(self.task, *step.records[node], theta)
-        if gradient is None:
-            return False
-        rest = message - base
+        expected = torch.zeros_like(rest)
+        for sign, theta in zip((1, -1), models, strict=False):
+            gradient = recomputed(self.task, *one.records[node], theta)
+            if gradient is None:
+                return False
+            expected = expected + sign * float(one.rate) * gradient
         size = float(rest.norm())
         eps = self.streams.eps
         noise = eps * float(message.norm()) / max(size, 1e-300)
-        away = float((rest - float(step.rate) * gradient).norm())
-        return away < steps.allowed(2 * noise, eps) * size
+        return float((rest - expected).norm()) < steps.allowed(2 * noise, eps) * size
 
 
 def _confirmed(nodes: Iterable[bool | None]) -> bool:
@@ -401,11 +356,11 @@ def _ordered(streams: SenderStreams, equations: Sequence[Equation]) -> list[Equa
 
 
 def _needs(one: Equation, waiting: Sequence[Equation]) -> bool:
-    used = {term.kind for term in one.linear.terms if term.lag == 0 and term.who != "server"}
-    point = None if one.step is None else one.step.point
+    used = {term.kind for term in one.terms if term.lag == 0 and term.who != "server"}
+    point = one.point
     if point is not None and point.lag == 0 and point.who != "server":
         used.add(point.kind)
-    return any(other.linear.kind in used for other in waiting if other is not one)
+    return any(other.kind in used for other in waiting if other is not one)
 
 
 def _common(weights: dict[tuple[int, int], Fraction]) -> Fraction | None:
@@ -416,7 +371,6 @@ def _common(weights: dict[tuple[int, int], Fraction]) -> Fraction | None:
 
 
 def _number(value: Fraction) -> str:
-    """Return a constant as TOML. A reader converts it to the nearest simple fraction."""
     if value.denominator == 1:
         return str(value.numerator)
     return repr(float(value))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from leakaudit._util.plural import counted
 from leakaudit.capture.fitting import fit
+from leakaudit.capture.fitting.sketch import FactorDeviation, deviation
 from leakaudit.tasks.task import Task
 
 # Measured with float32: correct models miss by 5 to 42 units of rounding, and label smoothing of
@@ -41,8 +42,6 @@ REASONS = (
 
 @dataclass(frozen=True)
 class _GradientComparison:
-    """A gradient of one record beside the recomputed one."""
-
     index: int
     factor: float  # by least squares
     miss: float  # relative residual
@@ -250,7 +249,6 @@ def _are_near(one: float, other: float, allowed: float) -> bool:
 
 def compare(
     task: Task,
-    point: str,
     samples: Iterable[fit.GradientSample],
     ranks: int = 1,
     rounds: Sequence[int] = (),
@@ -261,7 +259,7 @@ def compare(
     steps = False
     for sample in samples:
         steps = sample.base is not None
-        one = _compared(task, point, sample)
+        one = _compared(task, sample)
         if one is not None:
             found.append((float(sample.value.double().norm()), one))
     largest = max((size for size, _ in found), default=0.0)
@@ -269,18 +267,16 @@ def compare(
     return Factors(clear, ranks, rounds, clipped, steps)
 
 
-def _compared(task: Task, point: str, sample: fit.GradientSample) -> _GradientComparison | None:
-    """Compare a vector with the gradient at the record that it reveals, for the better sign."""
+def _compared(task: Task, sample: fit.GradientSample) -> _GradientComparison | None:
     value = sample.value.double()
-    if point not in sample.thetas or not bool(value.isfinite().all()):
+    if not sample.thetas or not bool(value.isfinite().all()):
         return None
-    rounding = _rounding(task, sample, point)
+    rounding = _rounding(task, sample)
     best: _GradientComparison | None = None
-    for sign in (1.0, -1.0):
-        shown = fit.labelled(task, sign * value)
-        if shown is None or not _is_single(task, value, shown[0], rounding):
+    for shown, g, away in fit.recovered(task, sample):
+        if not _is_single(task, value, shown[0], rounding):
             return None
-        found = _at(task, point, sample, shown, rounding)
+        found = _at(task, sample, shown, g, away, rounding)
         if found is None:
             return None
         if best is None or found.miss < best.miss:
@@ -292,17 +288,14 @@ def _compared(task: Task, point: str, sample: fit.GradientSample) -> _GradientCo
 
 def _at(
     task: Task,
-    point: str,
     sample: fit.GradientSample,
     shown: tuple[Tensor, Tensor],
+    g: Tensor,
+    found: FactorDeviation,
     rounding: float,
 ) -> _GradientComparison | None:
-    """Compare a vector with the gradient of one record; None if its slopes are mere rounding."""
-    value = sample.value.double()
-    theta = sample.thetas[point]
-    g = fit.recomputed(task, *shown, theta)
-    slope = None if g is None else fit.last_bias(task, g)
-    if g is None or slope is None or not bool(g.any()):
+    slope = fit.last_bias(task, g)
+    if slope is None or not bool(g.any()):
         return None
     if float(slope.norm()) < SMALL and _allowed(rounding, slope) == CEILING:
         return None
@@ -312,15 +305,15 @@ def _at(
     equal = outputs - 1 / len(outputs)
     turned = equal - (equal @ slope) / (slope @ slope) * slope
     seen = float(turned.norm() / slope.norm())
-    found = fit.deviation(value, g, sample.part)
     smoothing = None
     if sample.part is None and found.miss > allowed:
-        smoothing = _smoothing(task, theta, value, shown[0], outputs, rounding)
+        smoothing = _smoothing(
+            task, sample.theta, sample.value.double(), shown[0], outputs, rounding
+        )
     return _GradientComparison(sample.index, found.step, found.miss, allowed, seen, smoothing)
 
 
 def _allowed(rounding: float, slope: Tensor) -> float:
-    """Return the residual that rounding explains at a slope of the outputs."""
     # A slope is a difference of probabilities, which are rounded like 1.
     return min(rounding * (1 + 1 / float(slope.norm().clamp_min(1e-300))), CEILING)
 
@@ -349,19 +342,19 @@ def _smoothing(
     g = fit.recomputed(task, x, target[None], theta)
     if g is None or not share or not bool(g.any()):
         return None
-    left = fit.deviation(value, g, None)
+    left = deviation(value, g)
     if left.miss > _allowed(rounding, outputs - target):
         return None
     return share, left.step, left.miss
 
 
-def _rounding(task: Task, sample: fit.GradientSample, point: str) -> float:
+def _rounding(task: Task, sample: fit.GradientSample) -> float:
     """Return the relative error that a gradient with slopes of size 1 has from its rounding."""
     single = torch.finfo(torch.float32).eps
     format_ = fit.precision(task, sample)
     found = max(ROUNDINGS * single, PRODUCTS * format_ if format_ > single else 0.0)
     if sample.base is not None:
-        size = float(sample.thetas[point].double().norm())
+        size = float(sample.theta.double().norm())
         moved = float(sample.value.double().norm().clamp_min(1e-300))
         found += OF_MODELS * max(sample.rounding, single) * size / moved
     return found

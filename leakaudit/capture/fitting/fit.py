@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.fitting.sketch import FactorDeviation, RecordedPart
+from leakaudit.capture.fitting.sketch import FactorDeviation, RecordedPart, deviation
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import TaskSpec
+from leakaudit.protocols.optimiser import Optimiser
 from leakaudit.tasks.models import ACTIVATIONS
 from leakaudit.tasks.task import Task
 
@@ -52,6 +53,9 @@ FORMATS = ((16, 2.0**-7), (13, 2.0**-10))  # low bits of float32 that bfloat16 a
 OUTSIDE = 0.01  # distance by which noise may move an input out of [0, 1]
 
 
+PLAIN = Optimiser()
+
+
 @dataclass(frozen=True)
 class GradientSample:
     """A vector that should be a gradient up to a factor: step * g(theta) = value."""
@@ -65,16 +69,32 @@ class GradientSample:
     rounding: float = 0.0  # distance from 1 to the next number in the number format of the messages
     part: RecordedPart | None = None  # what is recorded of the vector; None if all of it is
 
+    @property
+    def point(self) -> str:
+        """Name of the model, if there is only one."""
+        return next(iter(self.thetas))
+
+    @property
+    def theta(self) -> Tensor:
+        """The model (d,), if there is only one."""
+        return self.thetas[self.point]
+
+    def at(self, point: str) -> GradientSample:
+        """Return the sample with one of its models."""
+        return replace(self, thetas={point: self.thetas[point]})
+
 
 @dataclass(frozen=True)
 class ModelFit:
-    """A model that explains the samples."""
+    """A model, and steps with its gradients, that explain the samples."""
 
     task: Task
     point: str  # name of the theta at which the gradients were computed
-    step: float  # the factor, median over the better half of the samples
+    step: float  # the factor, median over the better half of the samples; or the step size
     spread: float  # largest relative distance of a sample's factor from it
-    miss: float  # relative residual of the samples after subtracting the gradients, median
+    miss: float  # relative residual of the samples: median, or largest of those that prove it
+    steps: int = 1  # number of steps between two messages
+    optimiser: Optimiser = PLAIN
 
 
 def layers(value: Tensor, sizes: Sequence[int] = ()) -> Iterator[tuple[int, ...]]:
@@ -168,10 +188,9 @@ def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> ModelFit | 
 
 
 def _at(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | None:
-    """Return how well a model explains the samples; None if its layers or loss do not allow it."""
     tried: list[FactorDeviation] = []
     for sample in samples:
-        found = explained(task, sample.value, sample.thetas[point], sample.part)
+        found = explained(task, sample.at(point))
         if found is not None:
             tried.append(found)
     if not tried:
@@ -260,56 +279,47 @@ def normalised(task: Task, samples: Sequence[GradientSample]) -> tuple[Task, int
     return task, 0
 
 
-def explained(
-    task: Task, value: Tensor, theta: Tensor, part: RecordedPart | None = None
-) -> FactorDeviation | None:
+def explained(task: Task, sample: GradientSample) -> FactorDeviation | None:
     """Compare a vector with the gradient recomputed at the record that it reveals, if it can be.
 
-    value: (d,) a gradient up to a factor, which is negative if a program sends its steps; theta:
-    (d,) where it was computed; part: what is recorded of it, if not all.
+    The factor between them is negative if a program sends its steps.
     """
-    usual = _at_record(task, value, theta, part, 1)
-    if usual is None or usual.miss < RANK_ONE:
-        return usual
-    negative = _at_record(task, value, theta, part, -1)
-    # A search over constants compares misses, so the other sign counts only if it fits.
-    if negative is not None and negative.miss < RANK_ONE:
-        return negative
-    return usual
+    tried: list[FactorDeviation] = []
+    for _, _, found in recovered(task, sample):
+        # A search over constants compares misses, so the other sign counts only if it fits.
+        if found.miss < RANK_ONE:
+            return found
+        tried.append(found)
+    return tried[0] if tried else None
 
 
-def _at_record(
-    task: Task, value: Tensor, theta: Tensor, part: RecordedPart | None, sign: int
-) -> FactorDeviation | None:
-    """Compare a vector with the gradient at the record that a multiple of it reveals."""
-    shown = labelled(task, sign * value)
-    if shown is None or not _shows(part, task):
-        return None
-    g = recomputed(task, *shown, theta)
-    return None if g is None else deviation(value, g, part)
+def recovered(
+    task: Task, sample: GradientSample
+) -> Iterator[tuple[tuple[Tensor, Tensor], Tensor, FactorDeviation]]:
+    """Yield the record and label that a vector reveals, the gradient (d,) there, and its deviation.
+
+    First of the vector as it is, and then of its negative.
+    """
+    for sign in (1, -1):
+        shown = labelled(task, sign * sample.value)
+        if shown is None or not _shows(sample.part, task):
+            return
+        g = recomputed(task, *shown, sample.theta)
+        if g is None:
+            return
+        yield shown, g, deviation(sample.value, g, sample.part)
 
 
-def deviation(value: Tensor, g: Tensor, part: RecordedPart | None) -> FactorDeviation:
-    """Return how a vector (d,) differs from a recomputed one (d,), up to one factor."""
-    if part is not None:
-        return part.compare(value, g)
-    value = value.double()
-    square = float(g @ g)
-    step = float(value @ g) / square if square else 0.0
-    return FactorDeviation(step, float((value - step * g).norm() / value.norm()), 0.0)
-
-
-def misses(task: Task, sample: GradientSample, point: str) -> FactorDeviation | None:
+def misses(task: Task, sample: GradientSample) -> FactorDeviation | None:
     """Compare a partly recorded vector with the gradient at the record that it reveals, if any."""
-    if sample.part is None:
+    if sample.part is None or not sample.thetas:
         return None
-    theta = sample.thetas[point]
-    tried = [_at_record(task, sample.value, theta, sample.part, sign) for sign in (1, -1)]
-    return min((one for one in tried if one is not None), key=lambda one: one.kept, default=None)
+    return min(
+        (found for _, _, found in recovered(task, sample)), key=lambda one: one.kept, default=None
+    )
 
 
 def _shows(part: RecordedPart | None, task: Task) -> bool:
-    """Return whether the recorded columns contain the layers that show a record and its label."""
     if part is None:
         return True
     needed = [*(task.first_linear or ()), (task.last_linear or (None, None))[1]]

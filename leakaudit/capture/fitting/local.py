@@ -18,6 +18,7 @@ from scipy.optimize import least_squares
 from torch import Tensor
 
 from leakaudit.capture.fitting import fit
+from leakaudit.capture.fitting.fit import PLAIN, ModelFit
 from leakaudit.capture.fitting.rank_one import undecayed
 from leakaudit.capture.fitting.stepping import DIGITS, OUTSIDE, WORSE, OptimiserFamily
 from leakaudit.protocols.optimiser import Optimiser, OptimiserState
@@ -45,66 +46,50 @@ SAME = 0.01  # relative distance of a client's step size from that of another
 SOME = 0.2  # share of coordinates that may move less than the others do: a choice
 TINY = 0.05  # relative size of a move that is rounding or AdamW's weight decay: also a choice
 
-PLAIN = Optimiser()
 
-
-@dataclass(frozen=True)
-class LocalFit:
-    """Local training that explains the samples."""
-
-    task: Task
-    steps: int  # number of steps on one record
-    lr: float
-    miss: float  # the largest relative distance of a recomputed answer
-    optimiser: Optimiser = PLAIN  # SGD with its constants
-
-
-def tolerance(sample: fit.GradientSample, point: str) -> float:
+def tolerance(sample: fit.GradientSample) -> float:
     """Return the relative miss that the rounding of the models explains."""
-    return min(max(FLOOR, _rounding(sample, point)), CEILING)
+    return min(max(FLOOR, _rounding(sample)), CEILING)
 
 
-def _rounding(sample: fit.GradientSample, point: str) -> float:
-    """Return the rounding of the models, relative to the move between them."""
+def _rounding(sample: fit.GradientSample) -> float:
     # Models travel in float32; what travels in float64 is more accurate still.
-    rounding = torch.finfo(torch.float32).eps * sample.thetas[point].norm()
+    rounding = torch.finfo(torch.float32).eps * sample.theta.norm()
     return float(ROUNDINGS * rounding / sample.value.norm().clamp_min(1e-300))
 
 
 def is_step(found: fit.ModelFit, samples: Sequence[fit.GradientSample]) -> bool:
     """Return whether all samples are gradients of one record, up to one factor."""
     for sample in samples:
-        one = fit.explained(found.task, sample.value, sample.thetas[found.point])
-        if one is None or one.miss > tolerance(sample, found.point):
+        one = fit.explained(found.task, sample)
+        if one is None or one.miss > tolerance(sample):
             return False
         if abs(one.step - found.step) > SAME * abs(found.step):
             return False
     return True
 
 
-def several(
-    tasks: Iterable[Task], samples: Sequence[fit.GradientSample], point: str
-) -> LocalFit | None:
+def several(tasks: Iterable[Task], samples: Sequence[fit.GradientSample]) -> ModelFit | None:
     """Return the steps that explain all samples; None if none do clearly."""
     # Plain steps are tried first, then weight decay or momentum, then both. What is found for the
     # longest sample must predict the others.
     if not samples:
         return None
     longest = max(samples, key=lambda sample: float(sample.value.norm()))
-    allowed = tolerance(longest, point)
+    allowed = tolerance(longest)
     models = list(tasks)
     for families in FAMILIES:
-        tried: list[LocalFit] = []
+        tried: list[ModelFit] = []
         for family in families:
-            tried.extend(_fits(models, longest, point, family, allowed))
+            tried.extend(_fits(models, longest, family, allowed))
         best = _clearest(tried, allowed)
         if best is not None:
-            return of_all(best, samples, point)
+            return of_all(best, samples)
         models = _possible(models, tried)
     return None
 
 
-def _possible(tasks: Sequence[Task], tried: Sequence[LocalFit]) -> list[Task]:
+def _possible(tasks: Sequence[Task], tried: Sequence[ModelFit]) -> list[Task]:
     """Return the models that come near the sample: a wrong activation misses by far more."""
     least = min((one.miss for one in tried), default=math.inf)
     limit = min(UNLIKE * least, NEAR)
@@ -131,7 +116,7 @@ def sign_step(samples: Sequence[fit.GradientSample]) -> float | None:
     return sizes[0]
 
 
-def _clearest(tried: Iterable[LocalFit], allowed: float) -> LocalFit | None:
+def _clearest(tried: Iterable[ModelFit], allowed: float) -> ModelFit | None:
     """Return the only fit that explains the sample; None without one, or without another."""
     ordered = sorted(tried, key=lambda one: one.miss)
     if len(ordered) < 2 or ordered[0].miss > allowed or ordered[1].miss < CLEARER * allowed:
@@ -139,28 +124,27 @@ def _clearest(tried: Iterable[LocalFit], allowed: float) -> LocalFit | None:
     return ordered[0]
 
 
-def of_all(found: LocalFit, samples: Sequence[fit.GradientSample], point: str) -> LocalFit | None:
+def of_all(found: ModelFit, samples: Iterable[fit.GradientSample]) -> ModelFit | None:
     """Return the fit with its largest miss; None if it does not explain every sample."""
     # Answers that moved by hardly more than their rounding show nothing.
     worst = found.miss
     for sample in samples:
-        if _rounding(sample, point) > CEILING:
+        if _rounding(sample) > CEILING:
             continue
-        run = _Training.of(found.task, sample, point, bool(found.optimiser.decay))
+        run = _Training.of(found.task, sample, bool(found.optimiser.decay))
         if run is None:
             return None
-        miss = run.miss(found.optimiser, found.lr, found.steps)
-        if miss > tolerance(sample, point):
+        miss = run.miss(found.optimiser, found.step, found.steps)
+        if miss > tolerance(sample):
             return None
         worst = max(worst, miss)
-    return replace(found, miss=worst)
+    return replace(found, spread=worst, miss=worst)
 
 
-SGD = OptimiserFamily()
 # By the number of constants. Two that explain an answer equally well are not told apart: two steps
 # with Nesterov momentum are, with other constants, two steps with momentum.
 FAMILIES = (
-    (SGD,),
+    (OptimiserFamily(),),
     (
         OptimiserFamily(("decay",)),
         OptimiserFamily(("momentum",)),
@@ -176,10 +160,9 @@ FAMILIES = (
 def _fits(
     tasks: Iterable[Task],
     sample: fit.GradientSample,
-    point: str,
     family: OptimiserFamily,
     allowed: float,
-) -> Iterator[LocalFit]:
+) -> Iterator[ModelFit]:
     """Yield fits for every model and number of steps, up to one more than explains the sample."""
     # Momentum does not change a single step.
     least = 2 if "momentum" in family.names else 1
@@ -187,7 +170,8 @@ def _fits(
     for task, steps in product(tasks, range(least, MOST + 1)):
         if steps > explained + 1:
             continue
-        found = fitted(task, sample, point, steps, family)
+        run = _Training.of(task, sample, "decay" in family.names)
+        found = None if run is None else run.best(steps, family)
         if found is None:
             continue
         yield found
@@ -195,33 +179,19 @@ def _fits(
             explained = min(explained, steps)
 
 
-def fitted(
-    task: Task, sample: fit.GradientSample, point: str, steps: int, family: OptimiserFamily = SGD
-) -> LocalFit | None:
-    """Return the best constants for a number of steps; None if the model does not allow any."""
-    run = _Training.of(task, sample, point, "decay" in family.names)
-    if run is None:
-        return None
-    return run.fitted(steps, family) if family.names else run.plain(steps)
-
-
 @dataclass(frozen=True)
 class _Training:
-    """Training on the record that an answer reveals."""
-
     task: Task
-    value: Tensor  # (d,) what the client subtracted from the server's model
+    point: str  # name of the server's model
+    value: Tensor  # (d,) what the client subtracted from it
     theta: Tensor  # (d,) the server's model
     x: Tensor  # (1, *shape) the record
     y: Tensor  # (1,) its label
 
     @classmethod
-    def of(
-        cls, task: Task, sample: fit.GradientSample, point: str, decayed: bool
-    ) -> _Training | None:
-        """Return the training behind a sample; None if the model does not reveal the record."""
+    def of(cls, task: Task, sample: fit.GradientSample, decayed: bool) -> _Training | None:
         value = sample.value.double()
-        theta = sample.thetas[point].double()
+        theta = sample.theta.double()
         shown = undecayed(task, value, theta) if decayed else value
         found = fit.labelled(task, shown)
         if found is None or fit.recomputed(task, *found, theta) is None:
@@ -229,7 +199,7 @@ class _Training:
         apart = fit.rank_one_miss(task, shown, found[0])
         if apart is None or not apart[0] < fit.RANK_ONE * apart[1]:
             return None
-        return cls(task, value, theta, *found)
+        return cls(task, sample.point, value, theta, *found)
 
     def moved(self, optimiser: Optimiser, lr: float, steps: int) -> Tensor:
         memory = OptimiserState()
@@ -242,7 +212,10 @@ class _Training:
         apart = self.value - self.moved(optimiser, lr, steps)
         return float(apart.norm() / self.value.norm().clamp_min(1e-300))
 
-    def plain(self, steps: int) -> LocalFit | None:
+    def best(self, steps: int, family: OptimiserFamily) -> ModelFit | None:
+        return self.fitted(steps, family) if family.names else self.plain(steps)
+
+    def plain(self, steps: int) -> ModelFit | None:
         """Return the best step size of plain SGD, by the secant method; None if there is none."""
         square = float(self.value @ self.value)
         lr = self._first_rate(steps)
@@ -260,7 +233,7 @@ class _Training:
                 break
         return self._fit(PLAIN, lr, steps)
 
-    def fitted(self, steps: int, family: OptimiserFamily) -> LocalFit | None:
+    def fitted(self, steps: int, family: OptimiserFamily) -> ModelFit | None:
         """Return the best constants of a family, by least squares; None if none come near."""
         some = self.value.abs().topk(min(COORDINATES, len(self.value))).indices
         wanted = self.value[some]
@@ -281,8 +254,7 @@ class _Training:
 
     def _simplest(
         self, family: OptimiserFamily, values: Sequence[float], steps: int
-    ) -> LocalFit | None:
-        """Return a fit with the fewest digits that explain the answer as well as all digits do."""
+    ) -> ModelFit | None:
         best = self._at(family, values, steps)
         if best is None:
             return None
@@ -303,8 +275,7 @@ class _Training:
             lr *= float(self.value.norm() / self.moved(optimiser, lr, steps).norm())
         return np.array([lr, *constants])
 
-    def _at(self, family: OptimiserFamily, values: Sequence[float], steps: int) -> LocalFit | None:
-        """Return the fit with a step size and constants; None if they are out of range."""
+    def _at(self, family: OptimiserFamily, values: Sequence[float], steps: int) -> ModelFit | None:
         optimiser = family.at(values[1:])
         return None if optimiser is None else self._fit(optimiser, values[0], steps)
 
@@ -313,9 +284,8 @@ class _Training:
         first = self.task.gradient(self.theta, self.x, self.y)
         return float(self.value.norm() / first.norm().clamp_min(1e-300)) / steps
 
-    def _fit(self, optimiser: Optimiser, lr: float, steps: int) -> LocalFit | None:
-        """Return a fit; None if its steps do not end anywhere, or lead uphill."""
+    def _fit(self, optimiser: Optimiser, lr: float, steps: int) -> ModelFit | None:
         miss = self.miss(optimiser, lr, steps)
         if not (math.isfinite(miss) and lr > 0):
             return None
-        return LocalFit(self.task, steps, lr, miss, optimiser)
+        return ModelFit(self.task, self.point, lr, miss, miss, steps, optimiser)

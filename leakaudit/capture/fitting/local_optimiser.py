@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -19,9 +19,7 @@ CLEARER = 10  # times that an assumption must miss by to be dropped: a choice
 NODES = 3  # nodes that are examined: a choice that bounds the time
 
 
-def identify(
-    task: Task, points: Iterable[str], samples: Sequence[GradientSample]
-) -> tuple[str, stepping.Stepping] | None:
+def identify(task: Task, samples: Sequence[GradientSample]) -> tuple[str, stepping.Stepping] | None:
     """Name the models at which local steps compute gradients, and the optimiser.
 
     None if a node's steps are not explained, or if all took fewer than `stepping.LEAST`.
@@ -33,21 +31,22 @@ def identify(
     series = [of_rank for of_rank in by_rank.values() if len(of_rank) >= stepping.LEAST]
     if not series:
         return None
-    for point in points:
-        found = _of_node(task, point, series[0])
+    for point in sorted(samples[0].thetas):
+        first, *others = ([one.at(point) for one in node] for node in series[:NODES])
+        found = _of_node(task, first)
         if found is None:
             continue
-        if _also_explains(found, task, point, series[1:NODES]):
+        if all(any(map(found.predicts, _moves(task, samples))) for samples in others):
             return point, found
     return None
 
 
 def first_miss(
-    found: stepping.Stepping, task: Task, point: str, samples: Sequence[GradientSample]
+    found: stepping.Stepping, task: Task, samples: Sequence[GradientSample]
 ) -> int | None:
     """Return the first step of a node's whole run that an optimiser does not explain, if any."""
     misses: list[int] = []
-    for moves in _moves(task, point, samples, most=len(samples)):
+    for moves in _moves(task, samples, most=len(samples)):
         wrong = found.first_miss_of(moves)
         if wrong is None:
             return None
@@ -55,18 +54,8 @@ def first_miss(
     return max(misses, default=None)
 
 
-def _also_explains(
-    found: stepping.Stepping, task: Task, point: str, others: Sequence[Sequence[GradientSample]]
-) -> bool:
-    for samples in others:
-        tried = (found.predicts(moves) for moves in _moves(task, point, samples))
-        if not any(tried):
-            return False
-    return True
-
-
-def _of_node(task: Task, point: str, samples: Sequence[GradientSample]) -> stepping.Stepping | None:
-    for moves in _moves(task, point, samples):
+def _of_node(task: Task, samples: Sequence[GradientSample]) -> stepping.Stepping | None:
+    for moves in _moves(task, samples):
         found = stepping.identify(moves, linear=True)
         if found is not None:
             return found
@@ -74,12 +63,12 @@ def _of_node(task: Task, point: str, samples: Sequence[GradientSample]) -> stepp
 
 
 def _moves(
-    task: Task, point: str, samples: Sequence[GradientSample], most: int = stepping.MOST
+    task: Task, samples: Sequence[GradientSample], most: int = stepping.MOST
 ) -> Iterator[stepping.ModelMoves]:
     """Yield a node's moves with recomputed gradients, for some assumptions about its records."""
     # Either each step uses the record that it reveals, or all use that of the first step, which
     # contains neither momentum nor other records. Both without and with weight decay.
-    found = list(_assumed(task, point, samples, most))
+    found = list(_assumed(task, samples, most))
     best = min((miss for miss, _ in found), default=0.0)
     for miss, moves in found:
         if miss <= max(CLEARER * best, 2 * moves.floor):
@@ -87,7 +76,7 @@ def _moves(
 
 
 def _assumed(
-    task: Task, point: str, samples: Sequence[GradientSample], most: int
+    task: Task, samples: Sequence[GradientSample], most: int
 ) -> Iterator[tuple[float, stepping.ModelMoves]]:
     """Yield the moves for every assumption, with the miss of the first one."""
     plain = [sample.value.double() for sample in samples]
@@ -95,10 +84,11 @@ def _assumed(
     # The record comes from a move, and adds its rounding to that of the models.
     rounding = 2 * samples[0].rounding
     tried: list[Tensor] = []
-    for values in (plain, [_undecayed(task, sample) for sample in samples]):
+    less = [undecayed(task, *pair) for pair in zip(plain, models, strict=True)]
+    for values in (plain, less):
         revealed = [fit.labelled(task, value) for value in values]
         for records in (revealed, revealed[:1] * len(samples)):
-            gradients = list(_gradients(task, point, samples, records))
+            gradients = list(_gradients(task, samples, records))
             if len(gradients) < len(samples):
                 continue
             moves = stepping.observed(models, plain, gradients, rounding, most=most)
@@ -113,24 +103,16 @@ def _assumed(
 
 def _gradients(
     task: Task,
-    point: str,
     samples: Sequence[GradientSample],
     records: Sequence[tuple[Tensor, Tensor] | None],
 ) -> Iterator[Tensor]:
-    """Yield the gradients (d,) at some records; none where a record is not known."""
     for found, sample in zip(records, samples, strict=True):
         if found is None:
             continue
-        g = fit.recomputed(task, *found, sample.thetas[point])
+        g = fit.recomputed(task, *found, sample.theta)
         if g is not None:
             yield g
 
 
 def _are_equal(one: Tensor, other: Tensor, floor: float) -> bool:
     return float((one - other).norm()) <= floor * float(one.norm())
-
-
-def _undecayed(task: Task, sample: GradientSample) -> Tensor:
-    if sample.base is None:
-        return sample.value.double()
-    return undecayed(task, sample.value, sample.base)

@@ -84,15 +84,6 @@ def _orthogonal(rng: np.random.Generator, size: int) -> np.ndarray:
     return columns
 
 
-@dataclass(frozen=True)
-class Combination:
-    """Coefficients with which a combination has a small rank in every round."""
-
-    values: np.ndarray  # (K,) the coefficients
-    width: np.ndarray  # (K,) distance from them within which the exact values lie
-    miss: float  # largest norm beyond the rank, in units of rounding
-
-
 def informative(blocks: Blocks, rank: int) -> bool:
     """Return whether the blocks are large enough for a rank to say something."""
     _, rows, columns = blocks.target.shape
@@ -114,23 +105,24 @@ def is_clear(blocks: Blocks, c: np.ndarray, rank: int) -> bool:
     return bool((sizes > CLEAR * blocks.floors(c)).all())
 
 
-def fit(blocks: Blocks, rank: int, starts: Sequence[np.ndarray]) -> Combination | None:
-    """Return the coefficients (K,) with which every block has at most this rank, or None."""
+def fit(
+    blocks: Blocks, rank: int, starts: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the coefficients (K,) with which every block has at most this rank, or None.
+
+    With them, the distances (K,) within which the exact values lie.
+    """
     if not informative(blocks, rank):
         return None
     if not blocks.terms.shape[1]:
         nothing = np.zeros(0)
-        beyond = miss(blocks, nothing, rank)
-        return Combination(nothing, nothing, beyond) if beyond < FLOORS else None
+        return (nothing, nothing) if miss(blocks, nothing, rank) < FLOORS else None
     small = blocks.sketched()
     for start in starts:
         c, covariance = _newton(small, rank, start)
-        if miss(small, c, rank) > FLOORS:
-            continue
-        beyond = miss(blocks, c, rank)
-        if beyond < FLOORS:
+        if miss(small, c, rank) <= FLOORS and miss(blocks, c, rank) < FLOORS:
             width = WIDE * np.sqrt(np.diag(covariance))
-            return Combination(c, np.maximum(width, LAST_PLACES * blocks.eps), beyond)
+            return c, np.maximum(width, LAST_PLACES * blocks.eps)
     return None
 
 

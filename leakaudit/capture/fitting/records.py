@@ -135,7 +135,6 @@ def separated(task: Task, samples: Sequence[GradientSample], point: str) -> bool
 
 
 def _leak(rank: int, samples: Sequence[GradientSample], task: Task) -> GradientLeak:
-    """Return the gradients of a rank, whose number of records is not declared."""
     value = torch.stack([sample.value.double() for sample in samples])
     stds: list[float] = []
     for sample in samples:

@@ -118,18 +118,22 @@ class RecordedPart:
         """Return the part of a vector (d,), all of which is known, less the recorded one."""
         return replace(self, total=self.of(vector) - self.total)
 
-    def compare(self, value: Tensor, vector: Tensor) -> FactorDeviation:
-        """Compare the recorded columns of a value (d,) with a recomputed vector (d,)."""
-        # A difference outside the recorded columns shows in the sketch only, so that both have to
-        # fit. Its miss is relative to the sketch, which is about as long as the sketched numbers.
-        sent = value[self.kept].double()
-        again = vector[self.kept].double()
-        square = float(again @ again)
-        step = float(sent @ again) / square if square else 0.0
-        difference = self.total - step * self.of(vector)
-        return FactorDeviation(
-            step, _miss(sent - step * again, sent), _miss(difference, self.total)
-        )
+
+def deviation(value: Tensor, vector: Tensor, part: RecordedPart | None = None) -> FactorDeviation:
+    """Compare the recorded columns of a value (d,) with a recomputed vector (d,)."""
+    # A difference outside the recorded columns shows in the sketch only, so that both have to
+    # fit. Its miss is relative to the sketch, which is about as long as the sketched numbers.
+    sent = value.double()
+    again = vector.double()
+    if part is not None:
+        sent = sent[part.kept]
+        again = again[part.kept]
+    square = float(again @ again)
+    step = float(sent @ again) / square if square else 0.0
+    rest = 0.0
+    if part is not None:
+        rest = _miss(part.total - step * part.of(vector), part.total)
+    return FactorDeviation(step, _miss(sent - step * again, sent), rest)
 
 
 def _miss(difference: Tensor, of: Tensor) -> float:

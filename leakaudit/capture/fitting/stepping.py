@@ -312,7 +312,6 @@ class OptimiserFamily:
 
 
 def _families(constant: bool) -> list[OptimiserFamily]:
-    """Return all families, those with fewer constants first."""
     # A step size that is not constant explains gradients of any norm, so clipping is then not
     # considered.
     found: list[OptimiserFamily] = []

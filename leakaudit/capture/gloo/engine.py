@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +34,10 @@ MOST = 64  # processes: a choice, each of them holds its own copy of torch
 GRACE = 2.0
 
 
-class _Termination(StrEnum):
-    NOT = ""
-    INTERRUPTED = "the run was interrupted"
-    FAILED = "another process failed"
-    HUNG = "it hung and was terminated"
+# Why processes were stopped.
+INTERRUPTED = "the run was interrupted"
+FAILED = "another process failed"
+HUNG = "it hung and was terminated"
 
 
 def record(
@@ -71,10 +69,7 @@ def record(
         prepared = setup.prepare(folder, plan, known, options, trusted)
         cut = _threads(prepared) if threads else _run(prepared)
         failed = merge.last_word(folder) or _unwritten(folder)
-        try:
-            logs = merge.Logs.read(folder, prepared.place)
-        except LeakauditError:
-            logs = merge.Logs({}, {}, prepared.place)
+        logs = merge.read(prepared)
         if not logs.begun:
             _stop(cut)
             raise LeakauditError(
@@ -89,7 +84,7 @@ def record(
             "timeout": options.timeout,
         }
         happened = [str(fault) for fault in options.faults if str(fault) in logs.faults]
-        missing = logs.about(plan.scenario.rounds, cut)
+        missing = logs.about(cut)
         about = {"engine": engine, "faults": happened, **missing, **premises.provenance(void)}
         recorder = opened(plan, path, known, max_bytes, private, about, void)
         complete = not (missing["missing"] or missing["ended"])
@@ -133,17 +128,15 @@ def check(plan: Plan, options: ProcessLayout) -> None:
         )
 
 
-def _threads(prepared: Setup) -> _Termination:
-    """Run all processes as threads, with the same result as `_run`."""
+def _threads(prepared: Setup) -> str:
     try:
         run_threads(prepared)
     except KeyboardInterrupt:
-        return _Termination.INTERRUPTED
-    return _Termination.NOT
+        return INTERRUPTED
+    return ""
 
 
-def _run(prepared: Setup) -> _Termination:
-    """Start the processes, wait until they have ended, and return why they were stopped."""
+def _run(prepared: Setup) -> str:
     folder = prepared.folder
     options = prepared.options
     command = [sys.executable, "-P", "-m", "leakaudit.capture.gloo.supervisor", str(folder)]
@@ -163,25 +156,24 @@ def _run(prepared: Setup) -> _Termination:
         while child.poll() is None:
             progress.step("recording", board.lowest(), prepared.scenario.rounds)
             if any(folder.glob("error*")):
-                return _Termination.FAILED
+                return FAILED
             if board.started:
                 hung = board.stuck(GRACE * options.timeout)
             else:
                 hung = time.monotonic() - begun > MEETING
             if hung:
-                return _Termination.HUNG
+                return HUNG
             time.sleep(POLL)
     except KeyboardInterrupt:
-        return _Termination.INTERRUPTED
+        return INTERRUPTED
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-    return _Termination.NOT
+    return ""
 
 
 def _unwritten(folder: Path) -> str:
-    """Return the error of a process that could not write it to its file, or empty."""
     for rank, code in sorted(merge.exit_codes(folder).items()):
         if code > 0:
             return f"process {rank}: {_said(folder)}"
@@ -197,6 +189,6 @@ def _said(folder: Path) -> str:
     return "they ended immediately"
 
 
-def _stop(cut: _Termination) -> None:
-    if cut is _Termination.INTERRUPTED:
+def _stop(cut: str) -> None:
+    if cut == INTERRUPTED:
         raise KeyboardInterrupt

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from queue import Empty, Queue
 
+import torch
 from torch import Tensor
 
 # In place of the number of an exchange: the sender has ended, or its connection has.
@@ -13,34 +13,23 @@ GOODBYE = -1
 CUT = -2
 POLL = 0.02  # seconds between two checks whether to wait for a peer any longer: a choice
 
-
-@dataclass(frozen=True, eq=False)
-class _Packet:
-    number: int
-    rows: Tensor
-
-
-@dataclass(frozen=True)
-class _End:
-    word: int
-    reached: int
+_Packet = tuple[int, Tensor]  # number of an exchange, and rows
 
 
 class Inbox:
-    """The packets of each sender, in the order in which it sent them."""
+    """The packets of each sender, of which the last may be GOODBYE or CUT."""
 
     def __init__(self, peers: Iterable[int]) -> None:
-        self._in: dict[int, Queue[_Packet | _End]] = {p: Queue() for p in peers}
-        self._early: dict[int, _Packet] = {}  # packets of later exchanges, kept until needed
-        self._gone: dict[int, _End] = {}
+        self._in: dict[int, Queue[_Packet]] = {p: Queue() for p in peers}
+        self._kept: dict[int, _Packet] = {}  # of later exchanges, and the last ones
 
     def put(self, peer: int, number: int, rows: Tensor) -> None:
         """Add the rows (k, d) of a peer; any thread may call this."""
-        self._in[peer].put(_Packet(number, rows))
+        self._in[peer].put((number, rows))
 
     def end(self, peer: int, word: int, reached: int = 0) -> None:
-        """Add the last notice of a peer; any thread may call this."""
-        self._in[peer].put(_End(word, reached))
+        """Add the last packet of a peer, with as many rows as it took part in exchanges."""
+        self.put(peer, word, torch.empty(reached, 0))
 
     def take(
         self, peer: int, number: int, silent: Callable[[], bool], waiting: Callable[[], None]
@@ -49,44 +38,35 @@ class Inbox:
 
         None and a key of `leakaudit.traces.gaps.WHY` if they do not arrive.
         """
-        told = False
+        seconds = 0.0
         while True:
-            packet = self._next(peer)
-            if packet is None and peer in self._gone:
-                return None, _why(self._gone[peer], number)
+            packet = self._next(peer, seconds)
             if packet is None:
-                if not told:
-                    waiting()
-                    told = True
-                packet = self._wait(peer)
-            if packet is None:
-                if silent():
+                if seconds and silent():
                     return None, "silent"
-            elif isinstance(packet, _End):
-                self._gone[peer] = packet
-            elif packet.number == number:
-                return packet.rows, ""
-            elif packet.number > number:
-                self._early[peer] = packet
-                return None, "lost"
+                if not seconds:
+                    waiting()
+                seconds = POLL
+                continue
+            found, rows = packet
+            if found == number:
+                return rows, ""
+            if not 0 <= found < number:
+                self._kept[peer] = packet
+                return None, _why(found, len(rows), number)
 
-    def _next(self, peer: int) -> _Packet | _End | None:
-        early = self._early.pop(peer, None)
-        if early is not None:
-            return early
+    def _next(self, peer: int, seconds: float) -> _Packet | None:
+        if peer in self._kept:
+            return self._kept.pop(peer)
         try:
-            return self._in[peer].get_nowait()
-        except Empty:
-            return None
-
-    def _wait(self, peer: int) -> _Packet | _End | None:
-        try:
-            return self._in[peer].get(timeout=POLL)
+            return self._in[peer].get(timeout=seconds)
         except Empty:
             return None
 
 
-def _why(end: _End, number: int) -> str:
-    if end.word == CUT:
+def _why(found: int, reached: int, number: int) -> str:
+    if found == CUT:
         return "closed"
-    return "lost" if number <= end.reached else "ended"
+    if found > number:
+        return "lost"
+    return "lost" if number <= reached else "ended"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.reading import Event, RankLog, read_logs
+from leakaudit.capture.tap.messages.wires import absent
+from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Json
 from leakaudit.traces.recorder import Recorder
 
@@ -21,73 +24,64 @@ ERROR = "error"  # prefix of the file in which a process leaves its error; its n
 
 
 @dataclass(frozen=True)
-class Logs:
-    """The logs that all processes of a run wrote."""
-
+class _Logs:
+    setup: Setup
     ranks: dict[int, RankLog]  # log by process; a process that was killed immediately has none
     codes: dict[int, int]  # exit code by process, negative for a signal
-    place: Sequence[int]  # the process of every node
-
-    @classmethod
-    def read(cls, folder: Path, place: Sequence[int]) -> Logs:
-        """Read the logs and the exit codes."""
-        return cls({log.rank: log for log in read_logs(folder)}, exit_codes(folder), place)
 
     @property
     def begun(self) -> bool:
-        """Whether any process sent a message or completed a round."""
         return self.rounds >= 0 or any(self.events("send"))
 
-    def nodes(self, rank: int) -> list[int]:
-        """Return the nodes of a process."""
-        return [i for i, p in enumerate(self.place) if p == rank]
+    def events(self, op: str) -> list[Event]:
+        return [e for log in self.ranks.values() for e in log.events if e.op == op]
 
-    def events(self, op: str) -> Iterator[tuple[RankLog, Event]]:
-        """Yield all events of one kind, with the logs that contain them."""
-        for log in self.ranks.values():
-            for event in log.events:
-                if event.op == op:
-                    yield log, event
+    def tensor(self, event: Event) -> Tensor:
+        return self.ranks[event.rank].tensor(event)
 
     def last(self, rank: int) -> int:
         """Return the last round that a process completed, -1 for none."""
-        if rank not in self.ranks:
-            return -1
-        events = self.ranks[rank].events
-        return max((int(e.notes["round"]) for e in events if e.op == "round"), default=-1)
+        rounds = (int(e.notes["round"]) for e in self.events("round") if e.rank == rank)
+        return max(rounds, default=-1)
 
     @property
     def faults(self) -> set[str]:
-        """The faults that occurred, as written on the command line."""
-        return {str(e.notes["what"]) for _, e in self.events("fault")}
+        return {str(e.notes["what"]) for e in self.events("fault")}
 
     @property
     def rounds(self) -> int:
-        """The last round that at least one process completed."""
-        return max(map(self.last, self.place))
+        return max((int(e.notes["round"]) for e in self.events("round")), default=-1)
 
-    def about(self, planned: int, cut: str = "") -> dict[str, Json]:
-        """Return the provenance of the run, with what is missing."""
-        missed = [event for _, event in self.events("missed")]
+    def about(self, cut: str = "") -> dict[str, Json]:
+        planned = self.setup.scenario.rounds
+        missed = self.events("missed")
         ended: list[Json] = []
-        for rank in sorted(set(self.place)):
+        for rank in sorted(set(self.setup.place)):
             last = self.last(rank)
             if last < planned:
                 why = self._why(rank, cut)
-                ended.append({"nodes": self.nodes(rank), "round": last, "why": why})
+                ended.append({"nodes": self.setup.here(rank), "round": last, "why": why})
         found: dict[str, Json] = {"planned": planned, "missing": _missing(missed), "ended": ended}
         if missed:
             found["holds_until"] = min(event.notes["round"] for event in missed) - 1
         return found
 
     def _why(self, rank: int, cut: str) -> str:
-        for log, event in self.events("silence"):
-            if log.rank == rank:
+        for event in self.events("silence"):
+            if event.rank == rank:
                 return str(event.notes["why"])
         code = self.codes.get(rank)
         if code is not None and code < 0:
             return f"killed by signal {-code}"
         return cut or "its process failed"
+
+
+def read(setup: Setup) -> _Logs:
+    """Read the logs and the exit codes."""
+    with suppress(LeakauditError):  # no process wrote a log
+        ranks = {log.rank: log for log in read_logs(setup.folder)}
+        return _Logs(setup, ranks, exit_codes(setup.folder))
+    return _Logs(setup, {}, {})
 
 
 def _missing(events: Iterable[Event]) -> list[dict[str, Json]]:
@@ -100,24 +94,12 @@ def _missing(events: Iterable[Event]) -> list[dict[str, Json]]:
     found: list[dict[str, Json]] = []
     for message, some in sorted(rounds.items(), key=lambda item: (min(item[1]), item[0])):
         src, dst, kind, why = message
-        for span in _runs(some):
-            found.append({"src": src, "dst": dst, "kind": kind, "rounds": [*span], "why": why})
+        for run in absent(src, dst, kind, sorted(set(some))):
+            found.append({**run, "why": why})
     return found
 
 
-def _runs(rounds: Iterable[int]) -> Iterator[tuple[int, int]]:
-    ordered = sorted(set(rounds))
-    first = ordered[0]
-    last = first
-    for this in ordered[1:]:
-        if this != last + 1:
-            yield first, last
-            first = this
-        last = this
-    yield first, last
-
-
-def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
+def fill(recorder: Recorder, logs: _Logs, complete: bool) -> None:
     """Write all messages and private states into the recorder.
 
     An incomplete run ends with its last message in a round that at least one process completed.
@@ -126,23 +108,22 @@ def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
     sent = sorted(logs.events("send"), key=_exchange_of)
     for (round, _), together in itertools.groupby(sent, key=_exchange_of):
         if round <= last:
-            _exchange(recorder, round, list(together))
+            _exchange(recorder, logs, round, list(together))
     if complete:
         recorder.end_round(last)
     nodes = recorder.graph.nodes
     states: dict[tuple[int, str], Tensor] = {}
-    for log, event in logs.events("state"):
-        own = log.tensor(event)
+    for event in logs.events("state"):
+        own = logs.tensor(event)
         key = (int(event.notes["round"]), str(event.notes["kind"]))
         if key not in states:
             states[key] = own.new_full((nodes, *own.shape[1:]), torch.nan)
-        states[key][torch.tensor(logs.nodes(log.rank))] = own
+        states[key][torch.tensor(logs.setup.here(event.rank))] = own
     for (round, name), value in sorted(states.items()):
         recorder.state(name, round, value)
 
 
-def _exchange_of(sent: tuple[RankLog, Event]) -> tuple[int, int]:
-    _, event = sent
+def _exchange_of(event: Event) -> tuple[int, int]:
     return int(event.notes["round"]), event.tag
 
 
@@ -152,13 +133,13 @@ class _Sent(NamedTuple):
     payload: Tensor
 
 
-def _exchange(recorder: Recorder, round: int, together: Sequence[tuple[RankLog, Event]]) -> None:
+def _exchange(recorder: Recorder, logs: _Logs, round: int, together: Sequence[Event]) -> None:
     """Write the messages of one exchange; equal payloads of one row are stored once."""
     messages: list[_Sent] = []
-    for log, event in together:
+    for event in together:
         notes = event.notes
         for src, dst, at in zip(notes["src"], notes["dst"], notes["at"], strict=True):
-            messages.append(_Sent(src, dst, log.tensor(event)[at]))
+            messages.append(_Sent(src, dst, logs.tensor(event)[at]))
     messages.sort(key=lambda message: (message.src, message.dst))
     payloads: list[Tensor] = []
     row: list[int] = []
@@ -170,7 +151,7 @@ def _exchange(recorder: Recorder, round: int, together: Sequence[tuple[RankLog, 
             payloads.append(message.payload)
         row.append(len(payloads) - 1)
         sender = message.src
-    notes = together[0][1].notes
+    notes = together[0].notes
     out = recorder.send_many(
         round,
         [message.src for message in messages],

@@ -17,7 +17,6 @@ from torch import Tensor
 from leakaudit.capture.gloo.board import DONE, WAITING, WORKING, ProcessBoard
 from leakaudit.capture.gloo.faults import Fault
 from leakaudit.capture.gloo.inbox import Inbox
-from leakaudit.capture.gloo.route import ExchangeRoute
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.core.errors import LeakauditError
@@ -26,7 +25,6 @@ from leakaudit.traces.arcs import Arcs
 from leakaudit.traces.recorder import Recorder
 
 TOGETHER = 1000  # messages per event in the log: a choice that keeps lines short
-ROUTES = 64  # routes to remember: a choice; victims repeat a few exchanges
 
 
 class _Transport(Protocol):
@@ -110,6 +108,43 @@ def serve(
     return recorder.reached
 
 
+# By the other process: the arcs, and their rows, each row once.
+Parts = dict[int, tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Route:
+    out: Parts  # arcs and rows that it sends, by the other process
+    into: Parts  # arcs and rows that it receives, by the other process
+    foreign: Tensor  # rows that are sent only on arcs which start in other processes
+    wanted: Tensor  # those of them that end in this process
+    told: Tensor  # arcs that start in this process and are recorded
+
+    @classmethod
+    def of(cls, arcs: Arcs, place: Sequence[int], rank: int) -> _Route:
+        where = torch.tensor(place)
+        start = where[arcs.src]
+        end = where[arcs.dst]
+        from_here = start == rank
+        to_here = end == rank
+        own = arcs.row[from_here]
+        foreign = arcs.row[~from_here].unique()
+        foreign = foreign[~torch.isin(foreign, own)]
+        out = {}
+        for peer in end[from_here & ~to_here].unique().tolist():
+            out[peer] = _part(arcs, from_here & (end == peer))
+        into = {}
+        for peer in start[~from_here & to_here].unique().tolist():
+            into[peer] = _part(arcs, (start == peer) & to_here)
+        wanted = foreign[torch.isin(foreign, arcs.row[to_here])]
+        told = (from_here & arcs.kept).nonzero().flatten()
+        return cls(out, into, foreign, wanted, told)
+
+
+def _part(arcs: Arcs, which: Tensor) -> tuple[Tensor, Tensor]:
+    return which.nonzero().flatten(), arcs.row[which].unique()
+
+
 class _MessageTimeout(Exception):
     """A message did not arrive, and the protocol has no substitute for it."""
 
@@ -147,8 +182,6 @@ class _NodeRecorder:
         self._stop = stop
         self._own = torch.tensor(self.here)
         self._happened = set[Fault]()
-        # By identity of the arcs; the route keeps a reference to them, so that the id stays valid.
-        self._routes: dict[int, tuple[Arcs, ExchangeRoute]] = {}
 
     def exchange(
         self,
@@ -166,7 +199,7 @@ class _NodeRecorder:
             instead: Returns (rows, d), to replace rows that did not arrive.
         """
         self.reached += 1
-        route = self._route(arcs)
+        route = _Route.of(arcs, self.setup.place, self.rank)
         self.board.tell(self.rank, WORKING)
         lost = self._faults(round, route, arcs)
         sent = route.told[~torch.isin(route.told, lost)]
@@ -203,7 +236,6 @@ class _NodeRecorder:
         return received
 
     def state(self, name: str, round: int, value: Tensor) -> None:
-        """Log the private vectors (N, ...) of this process's nodes, if the run records states."""
         if self.setup.scenario.states:
             self.log.write("state", value[self._own], round=round, kind=name)
 
@@ -226,19 +258,9 @@ class _NodeRecorder:
 
     send_many = send
 
-    def _route(self, arcs: Arcs) -> ExchangeRoute:
-        known = self._routes.get(id(arcs))
-        if known is None or known[0] is not arcs:
-            if len(self._routes) > ROUTES:
-                self._routes.clear()
-            known = (arcs, ExchangeRoute.of(arcs, self.setup.place, self.rank))
-            self._routes[id(arcs)] = known
-        return known[1]
-
     def _tell(
         self, round: int, kind: str, values: Tensor, arcs: Arcs, which: Tensor, secure: bool
     ) -> None:
-        """Log the messages; `at` gives the payload of each message."""
         if not len(which):
             return
         for some in which.split(TOGETHER):
@@ -256,7 +278,7 @@ class _NodeRecorder:
                 secure=secure,
             )
 
-    def _faults(self, round: int, route: ExchangeRoute, arcs: Arcs) -> Tensor:
+    def _faults(self, round: int, route: _Route, arcs: Arcs) -> Tensor:
         """Wait if a fault requires it, and return the arcs with lost messages."""
         lost = [torch.empty(0, dtype=torch.int64)]
         for fault in self.setup.options.faults:

@@ -41,7 +41,6 @@ def run(setup: Setup, rank: int) -> int:
 
 
 def _die() -> None:
-    """End this process like a crash."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -110,13 +109,11 @@ class _Connections:
 
     def _listen(self, peer: int) -> None:
         head = torch.empty(3, dtype=torch.int64)
+        number = 0
         try:
-            while True:
+            while number != GOODBYE:
                 dist.recv(head, peer)
                 number, *shape = head.tolist()
-                if number == GOODBYE:
-                    self.inbox.end(peer, GOODBYE, reached=shape[0])
-                    return
                 rows = torch.empty(shape, dtype=self._dtype)
                 if rows.numel():
                     dist.recv(rows, peer)

@@ -24,8 +24,6 @@ class _ThreadStop(BaseException):
 
 
 class _ThreadConnections:
-    """The connections of a thread, which puts packets into the receivers' inboxes."""
-
     def __init__(self, hands: list[_ThreadConnections], rank: int, procs: int) -> None:
         self.hands = hands
         self.rank = rank

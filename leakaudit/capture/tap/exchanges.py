@@ -158,13 +158,12 @@ def capture_of(folder: str, rank: int, run: str = "") -> Capture:
     return _captures[key]
 
 
-def note_once(folder: str, op: str, name: str) -> None:
-    """Write, once per process, what runs in it; an error must not reach the program."""
-    key = (folder, os.getpid(), op, name)
+def note_once(folder: str, op: str, **notes: Any) -> None:
+    """Write, once per process and word, what runs in it; an error must not reach the program."""
+    key = (folder, os.getpid(), op, str(notes.get(op)))
     if key in _noted:
         return
     _noted.add(key)
-    notes: dict[str, Any] = {op: name}
     # A log of its own, closed at once: a simulation kills the processes of its clients.
     with suppress(OSError), Log(folder, UNRANKED) as log:
         log.write(op, **notes)

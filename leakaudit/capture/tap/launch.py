@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from leakaudit._util.files import private_folder
+from leakaudit._util.files import explained, private_folder
 from leakaudit._util.locking import lock
 from leakaudit.capture.tap.log import finder
 from leakaudit.capture.tap.log.environment import LAUNCHER, VARIABLE
@@ -25,12 +25,13 @@ from leakaudit.core.errors import LeakauditError
 SITE = Path(__file__).resolve().parent / "site"
 PATIENCE = 20  # seconds to wait for processes that outlive the command: a choice
 POLL = 0.1  # seconds between two looks at them: a choice
+ELSEWHERE = "; choose another place with --output"
 FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 
 
 def prepare(folder: Path) -> None:
     """Create an empty folder for the logs; logs of an earlier tap are removed."""
-    try:
+    with explained(f"cannot write {folder}", ELSEWHERE):
         private_folder(folder)
         held = sorted(folder.iterdir())
         for path in held:
@@ -41,25 +42,19 @@ def prepare(folder: Path) -> None:
                 )
         for path in held:
             path.unlink()
-    except OSError as error:
-        raise LeakauditError(
-            f"cannot write {folder}: {error.strerror}; choose another place with --output"
-        ) from None
 
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
     """Keep other taps out of the folder for the logs, which is created."""
-    try:
-        held = _held(folder)
-    except BlockingIOError:
-        raise LeakauditError(
-            f"another tap writes to {folder}; choose another --output, or wait until it has ended"
-        ) from None
-    except OSError as error:
-        raise LeakauditError(
-            f"cannot write {folder}: {error.strerror}; choose another place with --output"
-        ) from None
+    with explained(f"cannot write {folder}", ELSEWHERE):
+        try:
+            held = _held(folder)
+        except BlockingIOError:
+            raise LeakauditError(
+                f"another tap writes to {folder}; choose another --output, or wait until it has "
+                "ended"
+            ) from None
     try:
         yield
     finally:
@@ -94,7 +89,6 @@ def clear(folder: Path) -> None:
 
 
 def _is_log(path: Path) -> bool:
-    """Return whether a file has the name of one of the files of a log."""
     if path.name in finder.FILES:
         return True
     return NAME.fullmatch(path.with_suffix(".jsonl").name) is not None

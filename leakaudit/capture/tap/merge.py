@@ -36,8 +36,6 @@ NAMELESS = re.compile(r"[^\w.-]+")  # characters of a layer's name that a file's
 
 
 class _TapFacts(msgspec.Struct, frozen=True):
-    """Facts about a tapped run, in the provenance of its trace."""
-
     processes: int  # number of tapped processes
     exit: int  # exit code of the program
     share: float  # fraction of the processes' time that the tap used
@@ -139,7 +137,7 @@ def _record_group(
     recorder: Recorder, group: list[ProtocolMessage], plan: ArrangedLog, dtype: torch.dtype
 ) -> None:
     first = group[0]
-    value = first.message.value(plan.slices).to(dtype)
+    value = first.message.value.to(dtype)
     if first.scale != 1:
         value = value * first.scale
     receivers = [node for sent in group for node in sent.dst]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec import Struct
@@ -45,20 +44,14 @@ class _ModelFacts(Struct, frozen=True):
     left_out: list[str] = []
 
 
-@dataclass(frozen=True)
-class SavedModel:
-    """The model beside the trace."""
+def take(folder: Path, trace: Path) -> tuple[Task | None, str, list[str]]:
+    """Copy the model from the log beside the trace, and check the program.
 
-    task: Task | None  # the task of the program, if it can be run
-    assumed: str  # why the loss is not known; empty if the program computed this loss
-    said: tuple[str, ...]  # lines for the user
-
-
-def take(folder: Path, trace: Path) -> SavedModel:
-    """Copy the model from the log beside the trace, and check the program."""
+    Returns its task, if it can be run, why its loss is not known, or empty, and lines for the user.
+    """
     path = folder / finder.FACTS
     if not path.is_file() or not 0 < path.stat().st_size < LARGEST:
-        return SavedModel(None, "", (NOT_FOUND,))
+        return None, "", [NOT_FOUND]
     try:
         facts = from_json(path.read_bytes(), _ModelFacts)
     except (ValueError, RecursionError) as error:
@@ -72,7 +65,7 @@ def take(folder: Path, trace: Path) -> SavedModel:
     said = [_about(facts)]
     if facts.why:
         said.append(f"the model was not exported as a program: {facts.why}")
-        return SavedModel(None, "", tuple(said))
+        return None, "", said
     if facts.left_out:
         said.append(
             f"the program was exported without {', '.join(facts.left_out)}, which contained "
@@ -97,8 +90,8 @@ def take(folder: Path, trace: Path) -> SavedModel:
         task = Task.build(spec)
     except LeakauditError as error:
         said.append(f"the exported program cannot be used: {error}")
-        return SavedModel(None, "", tuple(said))
-    return SavedModel(task, assumed, tuple(said))
+        return None, "", said
+    return task, assumed, said
 
 
 def _about(facts: _ModelFacts) -> str:

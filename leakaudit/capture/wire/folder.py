@@ -135,7 +135,6 @@ def _read(folder: Path, file: Path, found: list[FolderMessage]) -> str:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file that are not blank, with their numbers from 1."""
     with explained(f"cannot read {file}"):
         opened = file.open("rb")
     number = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -57,7 +58,6 @@ def _is_used(description: MessageDescription, message: FolderMessage) -> bool:
 
 
 def _log(log: Log, message: FolderMessage, held: Sequence[int], position: int) -> None:
-    """Log one message, as one event for each of its tensors and receivers."""
     try:
         tensors = message.payload.read()
     except LeakauditError as error:
@@ -107,9 +107,7 @@ def parameters(description: MessageDescription, message: FolderMessage) -> Seque
 
 def _check_length(description: MessageDescription, message: FolderMessage) -> None:
     (shape,) = message.payload.shapes
-    length = 1
-    for n in shape:
-        length *= n
+    length = math.prod(shape)
     size = description.task.layout.size
     if length != size:
         raise LeakauditError(
@@ -138,7 +136,7 @@ def _example(description: MessageDescription, shapes: Sequence[tuple[int, ...]])
     layout = description.task.layout
     found = layouts.arrangements(shapes)
     if len(found) == 1 and len(shapes) == len(layout.names):
-        order = found[0].order(layout.names)
+        order = layouts.renamed(found[0][1], layout.names)
         with_axes = layouts.places(order, layout)
         if [place.shape for place in with_axes] == list(shapes):
             entries = ", ".join(f'"{entry}"' for entry in order)

@@ -15,7 +15,6 @@ from leakaudit.capture.tap.exchanges import note_once, wrap
 from leakaudit.capture.tap.flower.messages import FlowerServerTap
 from leakaudit.capture.tap.log.capture import Capture
 from leakaudit.capture.tap.log.environment import ENDS, LAUNCHER
-from leakaudit.capture.tap.log.writing import UNRANKED, Log
 
 MODS = ("fixedclipping_mod", "adaptiveclipping_mod", "secagg_mod", "secaggplus_mod")
 
@@ -34,7 +33,8 @@ def listen(module: ModuleType, capture: Capture) -> None:
     elif name == "client_app":
         wrap(module.ClientApp, "__call__", _noting_partition(capture))
     elif name == "constant":
-        _choose_ports(module)
+        module.LOCAL_SUPERLINK_HTTP_API_PORT = str(_free_port())  # type: ignore[attr-defined]
+        module.LOCAL_CONTROL_API_ADDRESS = f"127.0.0.1:{_free_port()}"  # type: ignore[attr-defined]
     elif name == "local_superlink":
         _start_own_superlink(module)
     else:
@@ -46,7 +46,6 @@ def _tap(capture: Capture) -> FlowerServerTap:
 
 
 def _tap_grids(module: ModuleType, tap: FlowerServerTap) -> None:
-    """Tap every kind of grid, through which a server sends and receives, when it is defined."""
     base = module.Grid
 
     def tapped(cls: type, /, **named: Any) -> None:
@@ -73,7 +72,7 @@ def _note_mods(module: ModuleType, capture: Capture) -> None:
 
     def tap_mod(owner: Any, name: str, mod: str) -> None:
         def noting(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-            note_once(capture.folder, "mod", mod)
+            note_once(capture.folder, "mod", mod=mod)
             return function(*args, **named)
 
         wrap(owner, name, noting)
@@ -87,18 +86,15 @@ def _note_mods(module: ModuleType, capture: Capture) -> None:
 
 def _noting_partition(capture: Capture) -> Callable[..., Any]:
     """Note once per process which partition its client has, if its configuration says so."""
-    noted: set[int] = set()
 
     def note(context: Any) -> None:
         partition = context.node_config.get("partition-id")
         if type(partition) is int:
-            with Log(capture.folder, UNRANKED) as log:
-                log.write("client", node=str(context.node_id), partition=partition)
+            node = str(context.node_id)
+            note_once(capture.folder, "client", node=node, partition=partition)
 
     def call(function: Callable[..., Any], app: Any, message: Any, context: Any) -> Any:
-        if os.getpid() not in noted:
-            noted.add(os.getpid())
-            capture.safely(note, context)
+        capture.safely(note, context)
         return function(app, message, context)
 
     return call
@@ -109,11 +105,6 @@ def _noting_partition(capture: Capture) -> Callable[..., Any]:
 # ports and with its state in memory, which ends with the tap.
 
 
-def _choose_ports(module: ModuleType) -> None:
-    module.LOCAL_SUPERLINK_HTTP_API_PORT = str(_free_port())  # type: ignore[attr-defined]
-    module.LOCAL_CONTROL_API_ADDRESS = f"127.0.0.1:{_free_port()}"  # type: ignore[attr-defined]
-
-
 def _free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -122,8 +113,6 @@ def _free_port() -> int:
 
 
 def _start_own_superlink(module: ModuleType) -> None:
-    """Keep the state of the SuperLink in memory, and end it with the tap."""
-
     def start(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
         os.environ[ENDS] = os.environ.get(LAUNCHER, str(os.getpid()))
         try:

@@ -84,17 +84,20 @@ def _array(array: Any, name: str, record: int, read: dict[int, tuple[Any, Any]])
         return NamedArray(None, name, record, f"not an array of numpy: {error}"[:KEYS])
 
 
-def unpacked(place: ExchangePlace, parameters: Any, examples: int | None = None) -> ArrayList:
-    """Return the arrays of a list of files .npy, as the older generation of Flower sends them."""
+def write_fits(capture: Capture, op: str, fits: Iterable[tuple[ExchangePlace, Any]]) -> None:
+    """Log files .npy of arrays, which the older generation of Flower sends together."""
     import numpy as np
 
-    files = [io.BytesIO(data) for data in parameters.tensors]
-    arrays = [NamedArray(np.load(file, allow_pickle=False)) for file in files]
-    return place, arrays, {} if examples is None else {"examples": examples}
+    lists: list[ArrayList] = []
+    for place, fit in fits:
+        files = [io.BytesIO(data) for data in fit.parameters.tensors]
+        arrays = [NamedArray(np.load(file, allow_pickle=False)) for file in files]
+        examples = getattr(fit, "num_examples", None)
+        lists.append((place, arrays, {} if examples is None else {"examples": examples}))
+    write_lists(capture, op, lists)
 
 
 def _examples(message: Any) -> dict[str, int]:
-    """Return the note of the number of examples that a client reports, if it does."""
     for record in message.content.metric_records.values():
         for key in EXAMPLES:
             if isinstance(record.get(key), int | float):
@@ -179,7 +182,6 @@ class FlowerServerTap:
             self._nested.inside = False
 
     def _known(self, grid: Any, messages: Iterable[Any]) -> list[int]:
-        """Return the numbers of all clients, if one of the receivers is new."""
         talk = self.talk
         receivers = {message.metadata.dst_node_id for message in messages}
         if receivers <= talk.ranks.keys() | talk.partitions.keys():
@@ -202,11 +204,10 @@ class FlowerServerTap:
             node = hash(proxy.cid)
             self.talk.begin(node, group)
             place = self.talk.place(TRAIN, node, name=proxy.cid)
-            write_lists(self.capture, "send", [unpacked(place, ins.parameters)])
+            write_fits(self.capture, "send", [(place, ins)])
             return place
 
     def _answer(self, result: Any, place: ExchangePlace) -> None:
         with self._lock:
             self.talk.answered = True
-            answer = unpacked(place, result.parameters, result.num_examples)
-            write_lists(self.capture, "recv", [answer])
+            write_fits(self.capture, "recv", [(place, result)])

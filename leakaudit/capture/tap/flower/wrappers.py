@@ -19,50 +19,41 @@ for each run. This module imports neither torch nor flwr.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from leakaudit.capture.tap.exchanges import (
     SERVER,
     TRAIN,
-    ArrayList,
     ExchangePlace,
     capture_of,
     wrap,
-    write_lists,
 )
 from leakaudit.capture.tap.flower.messages import (
     FlowerServerTap,
     kind_of,
     round_in,
-    unpacked,
     write,
+    write_fits,
 )
 
 Strategy = TypeVar("Strategy")
 
 
-@dataclass(frozen=True)
-class _ClientMod:
-    """A mod of Flower that records what a client receives and answers; see `client_mod`."""
-
-    folder: str
-    # rank of the client; None for 1 + its partition in a simulation, else 1
-    rank: int | None = None
-
-    def __call__(self, message: Any, context: Any, call_next: Callable[..., Any]) -> Any:
-        rank = self.rank
-        if rank is None:
-            rank = SERVER + 1 + int(context.node_config.get("partition-id", 0))
-        place = ExchangePlace(kind_of(message), round_in(message), rank, str(context.node_id))
-        capture = capture_of(self.folder, rank, str(context.run_id))
-        capture.safely(write, capture, "recv", [(message, place)])
-        reply = call_next(message, context)
-        capture.safely(write, capture, "send", [(reply, place)])
-        return reply
+def _record(
+    folder: str, rank: int | None, message: Any, context: Any, call_next: Callable[..., Any]
+) -> Any:
+    if rank is None:
+        rank = SERVER + 1 + int(context.node_config.get("partition-id", 0))
+    place = ExchangePlace(kind_of(message), round_in(message), rank, str(context.node_id))
+    capture = capture_of(folder, rank, str(context.run_id))
+    capture.safely(write, capture, "recv", [(message, place)])
+    reply = call_next(message, context)
+    capture.safely(write, capture, "send", [(reply, place)])
+    return reply
 
 
-def client_mod(folder: str, rank: int | None = None) -> _ClientMod:
+def client_mod(folder: str, rank: int | None = None) -> Callable[[Any, Any, Any], Any]:
     """Return a mod that records what a client receives and answers.
 
     It records what the mods before it in the list make of the answers of those behind it: as the
@@ -71,7 +62,7 @@ def client_mod(folder: str, rank: int | None = None) -> _ClientMod:
     Args:
         rank: rank of the client; None for 1 + its partition in a simulation, else 1.
     """
-    return _ClientMod(folder, rank)
+    return partial(_record, folder, rank)  # which can be pickled
 
 
 def server_strategy(strategy: Strategy, folder: str) -> Strategy:
@@ -86,8 +77,6 @@ def server_strategy(strategy: Strategy, folder: str) -> Strategy:
 
 
 def _record_messages(strategy: Any, tap: FlowerServerTap) -> None:
-    """Record a strategy that makes messages."""
-
     def configured(configure: Callable[..., Any], *args: Any, **named: Any) -> Any:
         messages = list(configure(*args, **named))
         tap.capture.safely(tap.instruct, messages)
@@ -103,15 +92,13 @@ def _record_messages(strategy: Any, tap: FlowerServerTap) -> None:
 
 
 def _record_fits(strategy: Any, tap: FlowerServerTap) -> None:
-    """Record a strategy of the older generation, which makes instructions to fit."""
-
     def log(op: str, server_round: int, pairs: Iterable[Any]) -> None:
-        lists: list[ArrayList] = []
+        fits: list[tuple[ExchangePlace, Any]] = []
         for client, fit in sorted(pairs, key=lambda pair: str(pair[0].cid)):
             node = getattr(client, "node_id", None) or hash(client.cid)
             place = ExchangePlace(TRAIN, server_round, tap.talk.rank(node), str(client.cid))
-            lists.append(unpacked(place, fit.parameters, getattr(fit, "num_examples", None)))
-        write_lists(tap.capture, op, lists)
+            fits.append((place, fit))
+        write_fits(tap.capture, op, fits)
 
     def configured(
         configure: Callable[..., Any], server_round: int, *args: Any, **named: Any

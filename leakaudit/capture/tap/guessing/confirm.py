@@ -5,21 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
-from leakaudit.capture.fitting import factors, fit, local, local_optimiser, stepping
+from leakaudit.capture.fitting import fit
 from leakaudit.capture.fitting.sketch import FactorDeviation
-from leakaudit.capture.tap.guessing import duals, gradients, hub, observed
+from leakaudit.capture.tap.guessing import gradients, hub, observed
 from leakaudit.capture.tap.guessing.draft import SPREADS
-from leakaudit.capture.tap.guessing.explanation import PROVED
-from leakaudit.capture.tap.guessing.payloads import Payload
+from leakaudit.capture.tap.guessing.explanation import PROVED, MessageExplanation, explain
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages import layouts
 from leakaudit.capture.tap.messages.description import USUAL, MessageDescription
-from leakaudit.capture.tap.messages.private import PrivateGradients, private
+from leakaudit.capture.tap.messages.private import PrivateGradients
 from leakaudit.core.errors import LeakauditError
 
 
@@ -31,19 +29,24 @@ def contradictions(described: MessageDescription, logs: Sequence[RankLog]) -> li
     if not usual or scaled or selected:
         return []
     try:
-        seen = observed.collect(logs, described.task, described.places)
+        explained = _explained(described, logs)
     except LeakauditError:
         return []
-    stated = private(chain.from_iterable(seen.streams.values()), seen.slices)
-    if stated is not None:
-        return list(_of_private(described, stated))
-    if described.protocol == "fedavg":
-        return list(_of_clients(described, seen))
-    by_payload = {"weights": _of_weights, "duals": _of_duals, "gradients": _of_gradients}
-    wrong = [*by_payload[described.payload](described, seen), *_of_rest(described, seen)]
-    if not wrong and not is_proved(described, seen):
+    if explained.stated is not None:
+        return list(_of_private(described, explained.stated))
+    wrong = [
+        *_of_scale(described, explained),
+        *_of_constants(described, explained),
+        *_of_rest(described, explained.seen),
+    ]
+    if not wrong and not _is_proved(described, explained):
         return list(_of_axes(described, logs))
     return wrong
+
+
+def _explained(described: MessageDescription, logs: Sequence[RankLog]) -> MessageExplanation:
+    seen = observed.collect(logs, described.task, described.places)
+    return explain(seen, described.task, described.payload)
 
 
 def verified(described: MessageDescription, logs: Sequence[RankLog]) -> list[str]:
@@ -68,21 +71,13 @@ def verified(described: MessageDescription, logs: Sequence[RankLog]) -> list[str
 def _misses(
     described: MessageDescription, seen: observed.ChannelVectors
 ) -> Iterator[FactorDeviation]:
-    """Yield how gradients recomputed from a part of the parameters differ from what was sent."""
-    if described.payload == "duals":
-        return
-    payload: Payload = "weights" if described.payload == "weights" else "gradients"
-    for sample in gradients.samples(seen, payload):
-        if sample.part is None:
-            continue
-        for point in sorted(sample.thetas)[:1]:
-            found = fit.misses(described.task, sample, point)
-            if found is not None:
-                yield found
+    for sample in gradients.samples(seen, described.payload):
+        found = fit.misses(described.task, sample)
+        if found is not None:
+            yield found
 
 
 def _of_rest(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
-    """Yield a line if a gradient fits the recorded parameters, but not the sketch of the others."""
     for one in _misses(described, seen):
         if one.kept < PROVED <= one.rest:
             yield (
@@ -93,25 +88,18 @@ def _of_rest(described: MessageDescription, seen: observed.ChannelVectors) -> It
             return
 
 
-def is_proved(described: MessageDescription, seen: observed.ChannelVectors) -> bool:
+def is_proved(described: MessageDescription, logs: Sequence[RankLog]) -> bool:
     """Return whether recomputed gradients equal those of the messages, in the described order."""
-    if described.payload == "weights":
-        return _optimiser(described, seen) is not None
-    if described.payload == "duals":
-        solved = duals.solve(seen, [described.task])
-        return solved is not None and solved.proved
-    found = _gradient(described, seen)
-    if found is None:
-        return False
-    return all(_is_one(one.factor * described.scale_in(one.index)) for one in found.compared)
+    return _is_proved(described, _explained(described, logs))
+
+
+def _is_proved(described: MessageDescription, explained: MessageExplanation) -> bool:
+    return explained.model.found is not None and not any(_of_scale(described, explained))
 
 
 def _of_axes(described: MessageDescription, logs: Sequence[RankLog]) -> Iterator[str]:
-    """Yield a line if the messages prove other axes of the parameters than those described."""
     for order in layouts.toggled(described.order, described.task.layout):
-        other = replace(described, order=order)
-        seen = observed.collect(logs, other.task, other.places)
-        if is_proved(other, seen):
+        if is_proved(replace(described, order=order), logs):
             given = described.order or described.task.layout.names
             yield (
                 f"messages.order: [{', '.join(given)}] contradicts the messages; the gradients "
@@ -120,60 +108,20 @@ def _of_axes(described: MessageDescription, logs: Sequence[RankLog]) -> Iterator
             return
 
 
-def _optimiser(
-    described: MessageDescription, seen: observed.ChannelVectors
-) -> tuple[str, stepping.Stepping] | None:
-    """Return the optimiser of the nodes, and where they compute gradients, if both are proved."""
-    samples = gradients.samples(seen, "weights")
-    if not samples:
-        return None
-    return local_optimiser.identify(described.task, sorted(samples[0].thetas), samples)
-
-
-def _of_weights(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
-    declared = described.constants
-    order = declared["order"]
-    found = _optimiser(described, seen)
-    if found is None:
-        return
-    point, named = found
-    if point != order:
+def _of_scale(described: MessageDescription, explained: MessageExplanation) -> Iterator[str]:
+    """Compare the factor of what is sent: a program may send multiples of it."""
+    solved = explained.model.solved
+    if solved is not None and solved.sign != described.scale:
         yield (
-            f"params.order: {order!r} contradicts the messages, "
-            f"whose gradients were computed as in {point!r}"
+            f"messages.scale: {described.scale:g} contradicts the messages, "
+            f"which show {solved.sign}"
         )
-        return
-    if declared["optimiser"] != named.optimiser.kind:
-        yield (
-            f"params.optimiser: {declared['optimiser']!r} contradicts the messages, "
-            f"which show {named.text}"
-        )
-        return
-    shown = {"momentum": named.optimiser.momentum, "decay": named.optimiser.decay}
-    if named.rate is not None:
-        shown["alpha"] = named.rate
-    yield from _unequal(declared, shown, named.miss)
-
-
-def _gradient(
-    described: MessageDescription, seen: observed.ChannelVectors
-) -> factors.Factors | None:
-    """Return how recomputed gradients equal those that were sent; None if they do not."""
-    found = fit.fit([described.task], gradients.samples(seen, "gradients"))
-    if found is None:
-        return None
-    shown = gradients.compared(seen, found, gradients.run(seen))
-    return shown if shown.proved else None
-
-
-def _of_gradients(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
-    """Compare the factor of gradients: a program may send multiples of them."""
-    found = _gradient(described, seen)
-    if found is None:
+    found = explained.model.factors
+    if found is None or described.payload != "gradients" or not found.proved:
         return
     for one in found.compared:
         scale = described.scale_in(one.index)
-        if not _is_one(one.factor * scale):
+        if abs(one.factor * scale - 1) >= PROVED:
             yield (
                 f"messages.scale: {scale:g} contradicts the messages of round {one.index}, which "
                 f"are {one.factor:.6g} times the recomputed gradients and need {1 / one.factor:.6g}"
@@ -186,66 +134,56 @@ def _of_private(described: MessageDescription, stated: PrivateGradients) -> Iter
     if stated.why:
         yield f"protocol: {described.protocol} contradicts the program: {stated.why}"
         return
-    declared = described.constants
     known = {"clip": 0.0, "sigma": 0.0, "noisy": "all", **stated.params, "scale": stated.scale}
     known.pop("samples", None)
     for name, value in known.items():
-        held = described.scale if name == "scale" else declared[name]
-        same = held == value
-        if isinstance(value, float):
-            same = abs(held - value) <= PROVED * abs(value)
-        if not same:
+        held = described.scale if name == "scale" else described.constants[name]
+        if not _agree(held, value, PROVED):
             where = "messages" if name == "scale" else "params"
             yield f"{where}.{name}: {held} contradicts Opacus, which states {value}"
 
 
-def _is_one(factor: float) -> bool:
-    return abs(factor - 1) < PROVED
+def _agree(declared: Any, shown: Any, near: float) -> bool:
+    if isinstance(shown, float):
+        return bool(abs(declared - shown) <= near * abs(shown))
+    return bool(declared == shown)
 
 
-def _of_clients(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
-    server = hub.server(seen)
-    if server is None:
-        return
+def _of_constants(described: MessageDescription, explained: MessageExplanation) -> Iterator[str]:
     declared = described.constants
-    if declared["server"] == "mean" and hub.is_mean(seen, server) is False:
+    server = explained.server
+    stated = described.protocol == "fedavg" and declared["server"] == "mean"
+    if stated and server is not None and hub.is_mean(explained.seen, server) is False:
         yield "params.server: 'mean' contradicts the messages, which show another combination"
-    if not hub.examples(seen) <= {1}:
-        return
-    samples = hub.samples(seen, server, "weights")
-    proved = local.several([described.task], samples, hub.POINT)
-    if proved is None:
-        return
-    name = "steps" if declared["steps"] else "epochs"
-    if declared[name] != proved.steps and (declared["steps"] or not declared["batch"]):
-        yield (
-            f"params.{name}: {declared[name]} contradicts the messages, which show {proved.steps}"
-        )
-    optimiser = proved.optimiser
-    shown = {"momentum": optimiser.momentum, "decay": optimiser.decay, "lr": proved.lr}
-    yield from _unequal(declared, shown, proved.miss)
-
-
-def _of_duals(described: MessageDescription, seen: observed.ChannelVectors) -> Iterator[str]:
-    solved = duals.solve(seen, [described.task])
-    if solved is None or not solved.proved:
-        return
-    if solved.sign != described.scale:
-        yield (
-            f"messages.scale: {described.scale:g} contradicts the messages, "
-            f"which show {solved.sign}"
-        )
-    shown = {"alpha": solved.alpha, "rho": solved.rho}
-    yield from _unequal(described.constants, shown, solved.fit.spread)
-
-
-def _unequal(
-    declared: Mapping[str, Any], shown: Mapping[str, float], spread: float
-) -> Iterator[str]:
-    """Yield a line for each constant that is not the one that the messages prove."""
-    for name, proved in shown.items():
-        if abs(declared[name] - proved) > max(SPREADS * spread, PROVED) * abs(proved):
+    found = explained.model.found
+    for name, proved in _proved(described, explained).items():
+        near = PROVED if found is None else max(SPREADS * found.spread, PROVED)
+        if not _agree(declared[name], proved, near):
+            shown = f"{proved:.6g}" if isinstance(proved, float) else repr(proved)
             yield (
-                f"params.{name}: {declared[name]:g} contradicts the messages, "
-                f"which show {proved:.6g}"
+                f"params.{name}: {declared[name]!r} contradicts the messages, which show {shown}"
             )
+
+
+def _proved(described: MessageDescription, explained: MessageExplanation) -> dict[str, Any]:
+    model = explained.model
+    found = model.found
+    if model.solved is not None:
+        return {"alpha": model.solved.alpha, "rho": model.solved.rho}
+    if found is None or described.payload != "weights":
+        return {}
+    memory = {"momentum": found.optimiser.momentum, "decay": found.optimiser.decay}
+    declared = described.constants
+    if described.protocol == "fedavg" and explained.server is not None:
+        shown: dict[str, Any] = {**memory, "lr": found.step}
+        if declared["steps"]:
+            shown["steps"] = found.steps
+        elif not declared["batch"]:
+            shown["epochs"] = found.steps
+        return shown
+    if described.protocol == "fedavg" or model.stepping is None:
+        return {}
+    shown = {"order": found.point, "optimiser": found.optimiser.kind, **memory}
+    if model.stepping.rate is not None:
+        shown["alpha"] = found.step
+    return shown

@@ -16,7 +16,7 @@ from leakaudit.capture.tap.guessing.duals import DualSolution
 from leakaudit.capture.tap.guessing.explanation import GuessedModel, MessageExplanation
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.messages.description import ASK, USUAL
-from leakaudit.capture.tap.messages.layouts import Arrangement
+from leakaudit.capture.tap.messages.layouts import renamed
 from leakaudit.capture.tap.messages.private import PrivateGradients
 from leakaudit.protocols.optimiser import Optimiser
 
@@ -56,7 +56,7 @@ MESSAGES = (
 
 
 @dataclass(frozen=True)
-class Draft:
+class _Draft:
     """A description under construction, by dotted keys such as ``params.alpha``."""
 
     # in the form that `description.of` expects
@@ -111,12 +111,12 @@ class Draft:
         return f"{text:26} # {comment}" if comment else text
 
 
-def drafted(explained: MessageExplanation, changed: str = "", assumed: str = "") -> Draft:
+def drafted(explained: MessageExplanation, changed: str = "", assumed: str = "") -> _Draft:
     """Return the description that an explanation suggests; changed: why it names no protocol."""
     seen = explained.seen
     model = explained.model
     server = explained.server
-    draft = Draft()
+    draft = _Draft()
     _add_head(draft, explained)
     if explained.stated is not None:
         _add_private(draft, explained.stated)
@@ -141,9 +141,9 @@ def drafted(explained: MessageExplanation, changed: str = "", assumed: str = "")
     return draft
 
 
-def blank() -> Draft:
+def blank() -> _Draft:
     """Return a description in which the user must fill in everything."""
-    draft = Draft()
+    draft = _Draft()
     draft.put("payload", "", "weights, gradients or duals", known=False)
     draft.put("protocol", "", LIST, known=False)
     draft.put("first", "update")
@@ -151,8 +151,7 @@ def blank() -> Draft:
     return draft
 
 
-def _add_head(draft: Draft, explained: MessageExplanation) -> None:
-    """Add payload and protocol, and leave open what the channels do not show."""
+def _add_head(draft: _Draft, explained: MessageExplanation) -> None:
     sent = explained.sent
     seen = explained.seen
     draft.put("payload", sent.payload, sent.sure)
@@ -172,8 +171,7 @@ def _add_head(draft: Draft, explained: MessageExplanation) -> None:
         _add_start(draft, seen)
 
 
-def _add_start(draft: Draft, seen: ChannelVectors) -> None:
-    """Add what models without a server start from, and leave open what the channels do not show."""
+def _add_start(draft: _Draft, seen: ChannelVectors) -> None:
     if seen.same_start:
         draft.put("first", "start", "the ranks' first messages are equal")
     else:
@@ -193,8 +191,7 @@ def _add_start(draft: Draft, seen: ChannelVectors) -> None:
         )
 
 
-def _add_params(draft: Draft, explained: MessageExplanation) -> None:
-    """Add the protocol's constants; what a hook recorded are gradients, whatever they show."""
+def _add_params(draft: _Draft, explained: MessageExplanation) -> None:
     payload = explained.sent.payload
     model = explained.model
     if payload == "weights" and "protocol" in draft.comments:
@@ -212,8 +209,7 @@ def _add_params(draft: Draft, explained: MessageExplanation) -> None:
     _add_records(draft, model)
 
 
-def _add_records(draft: Draft, model: GuessedModel) -> None:
-    """Add how many records a gradient uses, and a rank has, as far as the messages show it."""
+def _add_records(draft: _Draft, model: GuessedModel) -> None:
     shown = model.records
     if model.reused:
         draft.put("params.samples", 1, f"records per rank: {model.reused}")
@@ -225,8 +221,7 @@ def _add_records(draft: Draft, model: GuessedModel) -> None:
         draft.note("params.samples", shown.text)
 
 
-def _add_private(draft: Draft, stated: PrivateGradients) -> None:
-    """Add the constants that Opacus states; no other protocol describes its messages."""
+def _add_private(draft: _Draft, stated: PrivateGradients) -> None:
     draft.note("payload", f"sums over a rank's records: {stated.words}")
     if stated.why:
         draft.ask("protocol", stated.why)
@@ -240,7 +235,7 @@ def _add_private(draft: Draft, stated: PrivateGradients) -> None:
         draft.put("messages.scale", stated.scale)
 
 
-def _ask_payload(draft: Draft, model: GuessedModel) -> None:
+def _ask_payload(draft: _Draft, model: GuessedModel) -> None:
     """Leave open what is sent: vectors that show single records, but equal no gradient."""
     if model.factors is not None and model.factors.loss_only:
         draft.ask(_open(model), model.doubt)
@@ -260,7 +255,7 @@ def _open(model: GuessedModel) -> str:
     return "messages.scale" if model.factors.by_round else "model.loss"
 
 
-def _add_scale(draft: Draft, factors: Factors | None) -> None:
+def _add_scale(draft: _Draft, factors: Factors | None) -> None:
     if factors is None or factors.clipped:
         return
     if not factors.proved:
@@ -276,8 +271,7 @@ def _add_scale(draft: Draft, factors: Factors | None) -> None:
         draft.values["messages"] = {"scale": _rounded(1 / factors.factor, factors.spread)}
 
 
-def _add_samples(draft: Draft, model: GuessedModel, examples: set[int]) -> None:
-    """Add the number of records per client, if it is proved or all clients report the same."""
+def _add_samples(draft: _Draft, model: GuessedModel, examples: set[int]) -> None:
     shown = model.records
     if model.reused:
         draft.put("params.samples", 1, f"records per client: {model.reused}")
@@ -287,7 +281,7 @@ def _add_samples(draft: Draft, model: GuessedModel, examples: set[int]) -> None:
         draft.put("params.samples", next(iter(examples)), "records per client, as clients report")
 
 
-def _add_server(draft: Draft, explained: MessageExplanation, is_mean: bool | None) -> None:
+def _add_server(draft: _Draft, explained: MessageExplanation, is_mean: bool | None) -> None:
     model = explained.model
     found = model.found
     proved = found is not None
@@ -299,7 +293,7 @@ def _add_server(draft: Draft, explained: MessageExplanation, is_mean: bool | Non
     # Recomputed gradients prove SGD on one record, and no other training.
     if found is not None:
         comment = f"accurate to {found.spread:.0e}"
-        if model.steps == 1:
+        if found.steps == 1:
             comment += "; one step with Nesterov momentum would be one of lr / (1 + momentum)"
         draft.put("params.lr", _rounded(found.step, found.spread), comment)
     else:
@@ -308,17 +302,18 @@ def _add_server(draft: Draft, explained: MessageExplanation, is_mean: bool | Non
         draft.put("params.optimiser", "adam", "adam, adamw or adagrad", known=False)
         draft.ask("params.lr", f"{model.moved:.3g} for one step of Adam, half of it for two")
     new = model.records is not None and model.records.single and model.records.differ
-    if proved and new and model.steps == 1:
+    if found is not None and new and found.steps == 1:
         draft.put("params.steps", 1, "steps in a round; later ones use new records")
         draft.put("params.batch", 1, "records per step")
     else:
         passes = "passes over a client's records in a round"
-        draft.put("params.epochs", model.steps, passes, proved)
+        draft.put("params.epochs", 1 if found is None else found.steps, passes, proved)
         every = "records per step; 0: all of them"
         if model.records is not None and model.records.differ:
             every = "a step uses all records of its round; how a round draws them is not known"
         draft.put("params.batch", 0, every, proved)
-    _add_memory(draft, model.optimiser)
+    if found is not None:
+        _add_memory(draft, found.optimiser)
     said = {
         True: "the server's next model is the mean of all answers",
         False: "the next model is not the plain mean of all clients' answers",
@@ -327,14 +322,13 @@ def _add_server(draft: Draft, explained: MessageExplanation, is_mean: bool | Non
     draft.put("params.server", "mean" if is_mean else "unknown", said[is_mean])
 
 
-def _add_memory(draft: Draft, optimiser: Optimiser) -> None:
-    """Add the constants of an optimiser that are not 0."""
+def _add_memory(draft: _Draft, optimiser: Optimiser) -> None:
     for name in ("momentum", "nesterov", "decay"):
         if getattr(optimiser, name):
             draft.put(f"params.{name}", getattr(optimiser, name))
 
 
-def _add_weights(draft: Draft, model: GuessedModel) -> None:
+def _add_weights(draft: _Draft, model: GuessedModel) -> None:
     named = model.stepping
     alpha = 0.0
     why = "the step size, e.g. 0.1"
@@ -368,7 +362,7 @@ def _add_weights(draft: Draft, model: GuessedModel) -> None:
         draft.put("params.clip", named.clip)
 
 
-def _add_duals(draft: Draft, solved: DualSolution | None) -> None:
+def _add_duals(draft: _Draft, solved: DualSolution | None) -> None:
     alpha = 0.0
     rho = 0.0
     if solved is not None:
@@ -384,7 +378,7 @@ def _add_duals(draft: Draft, solved: DualSolution | None) -> None:
     draft.put("params.z0", 0.0, "duals start at zero")
 
 
-def _add_model(draft: Draft, model: GuessedModel) -> None:
+def _add_model(draft: _Draft, model: GuessedModel) -> None:
     if model.task is None:
         asked = (
             "the model that was trained: 'leakaudit list models', package.module:factory, "
@@ -418,7 +412,7 @@ def _add_model(draft: Draft, model: GuessedModel) -> None:
         draft.note("model.name", "of the right size, but not proved")
 
 
-def add_order(draft: Draft, model: GuessedModel, arrangement: Arrangement, possible: int) -> None:
+def add_order(draft: _Draft, model: GuessedModel, order: Sequence[str], possible: int) -> None:
     """Add the order of the parameters that explains the messages best, of some possible ones."""
     if model.task is None:
         return
@@ -431,7 +425,7 @@ def add_order(draft: Draft, model: GuessedModel, arrangement: Arrangement, possi
     else:
         text = "the parameters in a message, with .T if stored as (in, out): shapes fit both"
         known = False
-    draft.put("messages.order", arrangement.order(model.task.layout.names), text, known)
+    draft.put("messages.order", renamed(order, model.task.layout.names), text, known)
 
 
 def _rounded(value: float, spread: float) -> float:

@@ -43,8 +43,6 @@ CEILING = 0.01  # no larger miss proves anything: a choice
 
 @dataclass(frozen=True)
 class _Move:
-    """The move of one node in one round."""
-
     u: Tensor  # (d,) 2 rho times its model
     r: Tensor  # (d,) change of u in the round, a (g + v)
     v: Tensor  # (d,) pull of its neighbours
@@ -53,11 +51,9 @@ class _Move:
     rounding: float  # norm of the rounding error of u, relative to u
 
     def gradient(self, inverse: float) -> Tensor:
-        """Return g for a value of 1 / a."""
         return inverse * self.r - self.v
 
     def error(self, inverse: float) -> float:
-        """Return the rounding error of g, relative to g, for a value of 1 / a."""
         size = inverse * float(self.u.norm()) + float(self.v.norm())
         return self.rounding * size / float(self.gradient(inverse).norm())
 
@@ -102,7 +98,6 @@ def solve(seen: ChannelVectors, tasks: Iterable[Task]) -> DualSolution | None:
 
 
 def _sample(move: _Move, inverse: float, sign: int, rho: float) -> GradientSample:
-    """Return the gradient of a move, at the model that these constants give."""
     model = sign * move.u / (2 * rho)
     return GradientSample(sign * move.gradient(inverse), {"": model}, None, move.node, move.round)
 
@@ -121,19 +116,15 @@ def _moves(seen: ChannelVectors) -> Iterator[_Move]:
         for t in sorted({1, (rounds - 1) // 2, rounds - 2}):
             # u can be read on any channel of the node; S needs all of them.
             j = near[0]
-            u = sign[j] * (_value(seen, out[j][t]) - _value(seen, back[j][t - 1]))
-            after = sign[j] * (_value(seen, out[j][t + 1]) - _value(seen, back[j][t]))
-            pull = torch.stack([sign[k] * _value(seen, back[k][t]) for k in near]).sum(0)
-            yield _Move(u, u - after, pull + len(near) / 2 * u, i, t, _rounding(seen, out[j][t]))
+            u = sign[j] * (out[j][t].value.double() - back[j][t - 1].value.double())
+            after = sign[j] * (out[j][t + 1].value.double() - back[j][t].value.double())
+            pull = torch.stack([sign[k] * back[k][t].value.double() for k in near]).sum(0)
+            yield _Move(u, u - after, pull + len(near) / 2 * u, i, t, _rounding(out[j][t]))
 
 
-def _value(seen: ChannelVectors, message: LoggedMessage) -> Tensor:
-    return seen.value(message).double()
-
-
-def _rounding(seen: ChannelVectors, message: LoggedMessage) -> float:
+def _rounding(message: LoggedMessage) -> float:
     """Return the distance from 1 to the next number of a message, or of float32 in float64."""
-    value = seen.value(message)
+    value = message.value
     if torch.equal(value.float().to(value.dtype), value):
         return max(torch.finfo(torch.float32).eps, torch.finfo(message.dtype).eps)
     return torch.finfo(message.dtype).eps
@@ -141,10 +132,9 @@ def _rounding(seen: ChannelVectors, message: LoggedMessage) -> float:
 
 def _penalty(task: Task, move: _Move, inverse: float, sign: int) -> float:
     """Return the rho at which the gradient fits best: a grid, then golden sections of log rho."""
-    gradient = sign * move.gradient(inverse)
 
     def miss(rho: float) -> float:
-        found = explained(task, gradient, sign * move.u / (2 * rho))
+        found = explained(task, _sample(move, inverse, sign, rho))
         return math.inf if found is None else abs(found.step - 1) + found.miss
 
     best = int(np.argmin([miss(float(rho)) for rho in GRID]))

@@ -13,9 +13,9 @@ from leakaudit.capture.fitting.records import RecordCounts
 from leakaudit.capture.tap.guessing import duals, gradients, hub, payloads
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.guessing.payloads import PayloadGuess
+from leakaudit.capture.tap.messages.description import Payload
 from leakaudit.capture.tap.messages.private import PrivateGradients, private
 from leakaudit.capture.tap.messages.streams import LogChannel, LoggedMessage
-from leakaudit.protocols.optimiser import Optimiser
 from leakaudit.tasks.models import ACTIVATIONS
 from leakaudit.tasks.task import Task
 
@@ -35,8 +35,6 @@ class GuessedModel:
     # whether gradients could be recomputed, but none equals the messages
     contradicted: bool = False
     stepping: stepping.Stepping | None = None  # the optimiser of the local steps, if it is proved
-    steps: int = 1  # number of local steps between two messages
-    optimiser: Optimiser = local.PLAIN  # SGD as clients of a server use it, if it is proved
     moved: float = 0.0  # distance by which every coordinate moves, if all move equally; else 0
     # how many records the gradients show at least; None if they do not show it
     records: RecordCounts | None = None
@@ -78,35 +76,44 @@ class MessageExplanation:
     stated: PrivateGradients | None = None
 
 
-def explain(seen: ChannelVectors, task: Task | None) -> MessageExplanation:
-    """Explain messages, with the user's model or with one that is inferred from them."""
-    found = _explained(seen, task)
+def explain(
+    seen: ChannelVectors, task: Task | None, payload: Payload | None = None
+) -> MessageExplanation:
+    """Explain messages, with the user's model and payload or with those inferred from them."""
+    found = _explained(seen, task, payload)
     return found if task is not None else replace(found, model=_shaped(found.model))
 
 
-def _explained(seen: ChannelVectors, task: Task | None) -> MessageExplanation:
-    stated = private(chain.from_iterable(seen.streams.values()), seen.slices)
+def _explained(
+    seen: ChannelVectors, task: Task | None, payload: Payload | None
+) -> MessageExplanation:
+    stated = private(chain.from_iterable(seen.streams.values()))
     if stated is not None:
         return _clipped(seen, stated, task)
     server = hub.server(seen)
     if server is None:
-        sent, model = _between_ranks(seen, task)
+        sent, model = _between_ranks(seen, task, payload)
         if sent.sure != "unknown":
             model = counted(model, gradients.spread(seen, sent.payload))
         return MessageExplanation(seen, sent, model, None)
-    sent = hub.payload(seen, server)
-    samples = hub.samples(seen, server, sent.payload)
-    model = _model_behind(seen, sent, samples, task, hub.run(seen, server))
-    whole = hub.steps(seen, server) if sent.payload == "weights" else samples
+    sent = _stated(hub.payload(seen, server), payload)
+    samples = list(hub.samples(seen, server, sent.payload))
+    whole = hub.whole(seen, server, sent.payload)
+    model = _model_behind(seen, sent, samples, task, whole)
     model = _of_clients(model, sent, samples, whole, hub.examples(seen))
     if sent.payload == "weights" or model.found is not None:
         model = counted(model, samples)
     return MessageExplanation(seen, sent, model, server)
 
 
-def _between_ranks(seen: ChannelVectors, task: Task | None) -> tuple[PayloadGuess, GuessedModel]:
-    """Explain messages without a server: what a comparison leaves open, a gradient may prove."""
-    sent = payloads.payload(seen)
+def _stated(sent: PayloadGuess, payload: Payload | None) -> PayloadGuess:
+    return sent if payload is None else replace(sent, payload=payload, sure="sure")
+
+
+def _between_ranks(
+    seen: ChannelVectors, task: Task | None, payload: Payload | None
+) -> tuple[PayloadGuess, GuessedModel]:
+    sent = _stated(payloads.payload(seen), payload)
     tried = [sent]
     if sent.sure == "unknown":
         tried = [replace(sent, payload="weights"), sent]
@@ -190,7 +197,10 @@ def _model_behind(
         # looks like a small model is none: its inputs are not records.
         return GuessedModel(task)
     first = [sample for sample in samples if sample.base is None or sample.index == 0]
-    tasks = [task] if task is not None else _tasks(seen, first)
+    tasks = [task] if task is not None else []
+    if task is None:
+        for widths in gradients.agreed(first, seen.sizes):
+            tasks.extend(fit.candidates(widths))
     if not tasks:
         return GuessedModel(None)
     solved = None
@@ -226,23 +236,22 @@ def _model_behind(
 def _of_steps(
     seen: ChannelVectors, found: fit.ModelFit, samples: Sequence[fit.GradientSample]
 ) -> GuessedModel:
-    """Find the optimiser of nodes that send models, which proves the model as well."""
     # A log with a single step per node does not tell optimisers apart: it proves only the model.
     task, levels = fit.normalised(found.task, samples)
     several = any(sample.index for sample in samples)
     if not several:
-        factors = compare(found.task, found.point, samples)
+        factors = compare(found.task, [sample.at(found.point) for sample in samples])
         if not factors.proved:
             return GuessedModel(found.task, factors=factors)
         found = replace(found, task=task, step=factors.factor, spread=factors.spread)
         return GuessedModel(task, levels, replace(found, miss=factors.miss), factors=factors)
-    named = local_optimiser.identify(task, sorted(samples[0].thetas), samples)
+    named = local_optimiser.identify(task, samples)
     if named is None:
         return GuessedModel(found.task, contradicted=True)
     point, optimiser = named
     if optimiser.rate is not None:
-        whole = gradients.steps(seen)
-        wrong = local_optimiser.first_miss(optimiser, task, point, whole)
+        whole = [sample.at(point) for sample in gradients.steps(seen)]
+        wrong = local_optimiser.first_miss(optimiser, task, whole)
         if wrong is not None:
             why = (
                 f"{optimiser.text} explains the first steps, but not step {wrong + 1}: constants "
@@ -250,7 +259,8 @@ def _of_steps(
             )
             return GuessedModel(found.task, changed=why)
     rate = 0.0 if optimiser.rate is None else optimiser.rate
-    proved = fit.ModelFit(task, point, rate, optimiser.miss, optimiser.miss)
+    miss = optimiser.miss
+    proved = fit.ModelFit(task, point, rate, miss, miss, optimiser=optimiser.optimiser)
     return GuessedModel(task, levels, proved, stepping=optimiser)
 
 
@@ -258,7 +268,7 @@ def _of_clients(
     model: GuessedModel,
     sent: PayloadGuess,
     samples: Sequence[fit.GradientSample],
-    whole: Sequence[fit.GradientSample],
+    whole: Iterable[fit.GradientSample],
     examples: set[int],
 ) -> GuessedModel:
     """Return the model if the same training explains every client; else without its constants."""
@@ -275,14 +285,13 @@ def _of_clients(
     moved = local.sign_step(samples)
     if moved is not None:
         return replace(unproved, moved=moved)
-    trained = local.several(_alike(model.task), samples, hub.POINT)
+    trained = local.several(_alike(model.task), samples)
     if trained is not None:
-        trained = local.of_all(trained, whole, hub.POINT)
+        trained = local.of_all(trained, whole)
     if trained is None:
         return unproved
     task, levels = fit.normalised(trained.task, samples)
-    found = fit.ModelFit(task, hub.POINT, trained.lr, trained.miss, trained.miss)
-    return GuessedModel(task, levels, found, steps=trained.steps, optimiser=trained.optimiser)
+    return GuessedModel(task, levels, replace(trained, task=task))
 
 
 def _shaped(model: GuessedModel) -> GuessedModel:
@@ -303,10 +312,3 @@ def _alike(task: Task) -> list[Task]:
         spec = replace(task.spec, args={**task.spec.args, "act": act})
         found.append(Task.build(spec, trusted=task.trusted))
     return found
-
-
-def _tasks(seen: ChannelVectors, samples: Sequence[fit.GradientSample]) -> list[Task]:
-    tasks: list[Task] = []
-    for widths in gradients.agreed(samples, seen.sizes):
-        tasks.extend(fit.candidates(widths))
-    return tasks

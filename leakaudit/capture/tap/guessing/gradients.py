@@ -11,8 +11,8 @@ from torch import Tensor
 
 from leakaudit.capture.fitting import factors, fit
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
-from leakaudit.capture.tap.guessing.payloads import Payload
 from leakaudit.capture.tap.messages.arranged import round_of
+from leakaudit.capture.tap.messages.description import Payload
 from leakaudit.capture.tap.messages.streams import LogChannel, LoggedMessage
 from leakaudit.protocols.mixing import metropolis
 
@@ -50,7 +50,7 @@ def spread(seen: ChannelVectors, payload: Payload) -> list[fit.GradientSample]:
         stream = seen.own[rank]
         for k in factors.spread(len(stream), SPREAD):
             rounding = torch.finfo(stream[k].dtype).eps
-            value = seen.value(stream[k])
+            value = stream[k].value
             points = {} if k else _points(seen, rank, stream[k])
             found.append(fit.GradientSample(value, points, None, rank, k, rounding))
     return found
@@ -70,7 +70,7 @@ def compared(
     clipped: bool = False,
 ) -> factors.Factors:
     """Compare the gradients of a run with those recomputed at the model that explains the first."""
-    return factors.compare(found.task, found.point, run, len(seen.own), _rounds(seen), clipped)
+    return factors.compare(found.task, run, len(seen.own), _rounds(seen), clipped)
 
 
 def steps(seen: ChannelVectors) -> list[fit.GradientSample]:
@@ -95,13 +95,13 @@ def _gradients(seen: ChannelVectors, most: int = 0) -> Iterator[fit.GradientSamp
             chosen = [stream[k] for k in factors.spread(len(stream), most)]
         for message in chosen:
             points = _points(seen, rank, message)
-            whole = seen.whole(message)
+            whole = message.whole
             part = None
             if whole is None:
                 part = seen.part(message)
                 if part is None or not points:
                     continue
-                whole = seen.value(message)
+                whole = message.value
             rounding = torch.finfo(message.dtype).eps
             yield fit.GradientSample(
                 whole, points, None, rank, round_of(message, 1), rounding, part
@@ -116,7 +116,7 @@ def _points(seen: ChannelVectors, rank: int, message: LoggedMessage) -> dict[str
     else:
         models = next((stream for wire, stream in seen.streams.items() if wire.op == "model"), [])
     near = next((model for model in models if model.index == message.index), None)
-    found = None if near is None else seen.whole(near)
+    found = None if near is None else near.whole
     return {} if found is None else {"model": found}
 
 
@@ -132,9 +132,9 @@ def _steps(seen: ChannelVectors, rounds: Sequence[int], ranks: int) -> Iterator[
         for t in rounds:
             if t + 1 >= shortest or any(own[j][t].index != t for j in around):
                 continue
-            now = {j: seen.value(own[j][t]).double() for j in around}
+            now = {j: own[j][t].value.double() for j in around}
             mean = torch.stack([float(weights[i, j]) * now[j] for j in around]).sum(0)
-            step = mean - seen.value(own[i][t + 1]).double()
+            step = mean - own[i][t + 1].value.double()
             points = {"combine": now[i], "adapt": mean}
             rounding = torch.finfo(own[i][t].dtype).eps
             yield fit.GradientSample(step, points, mean, i, t, rounding)
@@ -146,7 +146,7 @@ def _first_steps(seen: ChannelVectors) -> Iterator[fit.GradientSample]:
     Only the first models are recorded whole; if they are equal, averaging changes nothing.
     """
     streams = [stream for stream in seen.own.values() if stream[0].index == 0]
-    starts = [seen.whole(stream[0]) for stream in streams]
+    starts = [stream[0].whole for stream in streams]
     first = starts[0] if starts else None
     if first is None:
         return
@@ -157,7 +157,7 @@ def _first_steps(seen: ChannelVectors) -> Iterator[fit.GradientSample]:
         after = seen.part(stream[1]) if len(stream) > 1 else None
         if after is None or stream[1].index != 1:
             continue
-        step = start - seen.value(stream[1]).double()
+        step = start - stream[1].value.double()
         rounding = torch.finfo(stream[0].dtype).eps
         points = {"combine": start, "adapt": start}
         part = after.subtracted_from(start)

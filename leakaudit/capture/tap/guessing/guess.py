@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from leakaudit.capture.fitting.factors import Factors
 from leakaudit.capture.fitting.stepping import obstacle
 from leakaudit.capture.tap.guessing import observed
-from leakaudit.capture.tap.guessing.draft import Draft, add_order, blank, drafted
+from leakaudit.capture.tap.guessing.draft import add_order, blank, drafted
 from leakaudit.capture.tap.guessing.explanation import (
     GuessedModel,
     MessageExplanation,
@@ -21,7 +20,7 @@ from leakaudit.capture.tap.guessing.observed import ChannelVectors
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages import answers, description
 from leakaudit.capture.tap.messages.description import ASK, MessageDescription
-from leakaudit.capture.tap.messages.layouts import Arrangement, arrangements
+from leakaudit.capture.tap.messages.layouts import arrangements, places
 from leakaudit.capture.tap.messages.wires import latest
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import TaskSpec
@@ -80,15 +79,16 @@ def guess(
     readings = list(_readings(latest(logs), task))
     explanations = [explain(seen, task) for seen, _ in readings]
     possible = best([one.model for one in explanations])
-    _, arrangement = readings[possible[0]]
+    _, order = readings[possible[0]]
     explained = explanations[possible[0]]
     evidence = tuple(_evidence(explained, logs, task))
 
     if task is None and _fits_both(explained.model):
         assumed = "binary or squared: one output fits both"
     draft = drafted(explained, changed, assumed)
-    if arrangement is not None and (named or len(possible) > 1 or not arrangement.usual):
-        add_order(draft, explained.model, arrangement, len(possible))
+    usual = list(order) == [str(k) for k in range(len(order))]
+    if order and (named or len(possible) > 1 or not usual):
+        add_order(draft, explained.model, order, len(possible))
     values = draft.values
     gaps = draft.gaps
     if gaps:
@@ -102,17 +102,16 @@ def guess(
     if shown is not None and shown.differ:
         known += f"; {shown.text}"
     return Guess(
-        said=f"{_headline(draft, explained)}; {known}",
+        said=f"{_headline(gaps, values['protocol'], explained)}; {known}",
         evidence=evidence,
         toml=draft.toml(evidence),
         description=None if gaps else description.of(values, trusted=True, beside=beside),
-        advice="" if changed else _advice(draft, explained),
+        advice="" if changed else _advice(gaps, explained),
     )
 
 
-def _advice(draft: Draft, explained: MessageExplanation) -> str:
-    """Return that equations can be fitted, if the protocol is not known and they could be found."""
-    open_ = [gap for gap in draft.gaps if gap in ("payload", "protocol") or "params." in gap]
+def _advice(gaps: Sequence[str], explained: MessageExplanation) -> str:
+    open_ = [gap for gap in gaps if gap in ("payload", "protocol") or "params." in gap]
     if not open_ or explained.stated is not None or explained.seen.missing:
         return ""
     streams = explained.seen.streams.values()
@@ -139,28 +138,27 @@ def unknown(why: str, rounds: int) -> Guess:
 
 def _readings(
     logs: Sequence[RankLog], task: Task | None
-) -> Iterator[tuple[ChannelVectors, Arrangement | None]]:
+) -> Iterator[tuple[ChannelVectors, Sequence[str]]]:
     """Yield the messages in each order and with the axes in which they may hold the parameters."""
     shapes = observed.shapes(logs, task)
     found = arrangements(shapes)
     if task is not None:
-        sizes = observed.sizes_of(task)
-        lengths = [math.prod(shape) for shape in shapes]
-        found = [one for one in found if one.sizes(lengths) == sizes]
+        lengths = observed.lengths_of(task.layout)
+        found = [one for one in found if observed.lengths_of(one[0]) == lengths]
     if not found:
-        yield observed.collect(logs, task), None
-    for one in found:
-        yield observed.collect(logs, task, one.places(shapes)), one
+        yield observed.collect(logs, task), ()
+    for layout, order in found:
+        yield observed.collect(logs, task, places(order, layout)), order
 
 
-def _headline(draft: Draft, explained: MessageExplanation) -> str:
-    gaps = draft.gaps
+def _headline(gaps: Sequence[str], protocol: str, explained: MessageExplanation) -> str:
     payload = f"{explained.sent.payload} ({explained.sent.sure})"
     if explained.stated is not None:
         payload = f"{explained.stated.words} (as Opacus states)"
     if "payload" in gaps:
         payload = f"payload {ASK}"
-    protocol = f"protocol {ASK}" if "protocol" in gaps else draft.values["protocol"]
+    if "protocol" in gaps:
+        protocol = f"protocol {ASK}"
     return f"{payload}, {protocol}"
 
 
@@ -198,7 +196,7 @@ def _of_model(model: GuessedModel, given: bool, size: int, sent: str) -> str:
     if found is not None and model.factors is not None:
         return _of_factors(model.factors, sent or "what was sent")
     if found is not None:
-        what = "a gradient" if model.steps == 1 else f"{model.steps} local steps"
+        what = "a gradient" if found.steps == 1 else f"{found.steps} local steps"
         return (
             f"{what} recomputed at the record that a message reveals matches "
             f"{sent or 'the message'} up to {found.miss:.1g}: model, loss and step are correct"
@@ -230,7 +228,6 @@ def _of_model(model: GuessedModel, given: bool, size: int, sent: str) -> str:
 
 
 def _of_factors(found: Factors, sent: str) -> str:
-    """Return the evidence of gradients that were recomputed over the whole run."""
     said = f"{found.which} recomputed at single records match {sent} up to {found.miss:.1g}"
     if found.coarse:
         return (
@@ -250,7 +247,6 @@ def _fits_both(model: GuessedModel) -> bool:
 
 
 def _partial(seen: ChannelVectors) -> list[str]:
-    """Return remarks about parameters and streams that the messages do not contain."""
     found: list[str] = []
     missing = seen.missing
     if missing:

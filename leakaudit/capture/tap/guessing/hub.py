@@ -11,8 +11,9 @@ from torch import Tensor
 
 from leakaudit.capture.fitting import factors, fit
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
-from leakaudit.capture.tap.guessing.payloads import Payload, PayloadGuess, cosine
+from leakaudit.capture.tap.guessing.payloads import PayloadGuess, cosine
 from leakaudit.capture.tap.messages.arranged import round_of
+from leakaudit.capture.tap.messages.description import Payload
 from leakaudit.capture.tap.messages.server_step import MEAN, mean_miss
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 
@@ -29,8 +30,6 @@ BUDGET = 50_000_000  # numbers of all gradients that are recomputed: also a choi
 
 @dataclass(frozen=True)
 class _Exchange:
-    """What a client received and answered in one round."""
-
     round: int
     client: int
     down: Tensor  # (d,) the server's model
@@ -61,14 +60,13 @@ def server(seen: ChannelVectors) -> int | None:
 
 
 def _exchanges(seen: ChannelVectors, hub: int, most: int | None = None) -> Iterator[_Exchange]:
-    """Yield what clients received and answered, or so many exchanges from the whole run."""
     downs = _by_round(seen, hub, from_server=True)
     ups = _by_round(seen, hub, from_server=False)
     keys = sorted(downs.keys() & ups.keys())
     if most is not None:
         keys = [keys[k] for k in factors.spread(len(keys), most)]
     for key in keys:
-        yield _Exchange(*key, seen.value(downs[key]), seen.value(ups[key]))
+        yield _Exchange(*key, downs[key].value, ups[key].value)
 
 
 def _by_round(
@@ -106,38 +104,30 @@ def _cosine(seen: ChannelVectors, hub: int) -> float:
 
 def samples(
     seen: ChannelVectors, hub: int, payload: Payload, most: int = 2 * SOME
-) -> list[fit.GradientSample]:
-    """Return what should be gradients: answers, or what clients subtract from the server's model.
+) -> Iterator[fit.GradientSample]:
+    """Yield what should be gradients: answers, or what clients subtract from the server's model.
 
     They are spread from the first to the last, because an optimiser may have a memory.
     """
-    found: list[fit.GradientSample] = []
+    rounding = _rounding(seen)
     for one in _exchanges(seen, hub, most):
         down = one.down.double()
         step = one.up.double()
         if payload == "weights":
             step = down - step
-        rounding = _rounding(seen)
-        found.append(fit.GradientSample(step, {POINT: down}, rank=one.client, rounding=rounding))
-    return found
+        yield fit.GradientSample(step, {POINT: down}, None, one.client, one.round, rounding)
+
+
+def whole(seen: ChannelVectors, hub: int, payload: Payload) -> Iterator[fit.GradientSample]:
+    """Yield the same of a whole run, or as much of it as time allows."""
+    each = LOCAL if payload == "weights" else 1
+    return samples(seen, hub, payload, max(2 * SOME, BUDGET // (each * seen.sizes[-1])))
 
 
 def _rounding(seen: ChannelVectors) -> float:
     """Return the distance from 1 to the next number in the shortest format of the messages."""
     formats = [stream[0].dtype for stream in seen.streams.values()]
     return max((torch.finfo(dtype).eps for dtype in formats), default=0.0)
-
-
-def steps(seen: ChannelVectors, hub: int) -> list[fit.GradientSample]:
-    """Return what clients subtract in the whole run, or as much of it as time allows."""
-    return samples(seen, hub, "weights", max(2 * SOME, BUDGET // (LOCAL * seen.sizes[-1])))
-
-
-def run(seen: ChannelVectors, hub: int) -> Iterator[fit.GradientSample]:
-    """Yield the answers of a run, or as many of them as time allows, from first to last."""
-    for one in _exchanges(seen, hub, max(SOME, BUDGET // seen.sizes[-1])):
-        points = {POINT: one.down.double()}
-        yield fit.GradientSample(one.up, points, None, one.client, one.round, _rounding(seen))
 
 
 def examples(seen: ChannelVectors) -> set[int]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from leakaudit.capture.fitting.sketch import ModelSketch, RecordedPart
 from leakaudit.capture.tap.log.layers import NOTE
@@ -29,7 +28,7 @@ from leakaudit.capture.tap.messages.streams import (
     operations,
 )
 from leakaudit.core.errors import NotUnderstood
-from leakaudit.core.trace import Graph
+from leakaudit.core.trace import Graph, Layout
 from leakaudit.tasks.task import Task
 
 HOOKS = {  # operation in a log -> whose hook records it
@@ -46,15 +45,18 @@ class ChannelVectors:
     """Messages by channel, as vectors."""
 
     streams: Mapping[LogChannel, list[LoggedMessage]]  # the messages with payloads, by channel
-    slices: list[
-        ParameterPlace
-    ]  # the place of each parameter in a vector, in the order of a message
-    # lengths of the parameters in the model's order, followed by the model's own length
-    sizes: tuple[int, ...]
+    # the place of each parameter in a vector, in the order of a message
+    slices: Sequence[ParameterPlace]
     graph: Graph  # the graph of the ranks that exchange messages one to one
     lane: str | None = None  # the lane of the messages; None if there is only one
     names: tuple[str, ...] = ()  # names of the parameters, if a hook noted them
     notes: tuple[str, ...] = ()  # remarks for the reader
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Lengths of the parameters in the model's order, followed by the model's own length."""
+        ordered = sorted(self.slices, key=lambda place: place.start)
+        return (*(place.stop - place.start for place in ordered), ordered[-1].stop)
 
     @property
     def missing(self) -> list[str]:
@@ -73,14 +75,6 @@ class ChannelVectors:
     def chosen(self) -> bool:
         """Whether the user chose the parameters that were recorded."""
         return any(stream[0].note(NOTE) for stream in self.streams.values())
-
-    def value(self, message: LoggedMessage) -> Tensor:
-        """Return the vector (d,) of a message."""
-        return message.value(self.slices)
-
-    def whole(self, message: LoggedMessage) -> Tensor | None:
-        """Return a message (d,) with what was left out; None if that is not recorded."""
-        return message.whole(self.slices)
 
     def part(self, message: LoggedMessage) -> RecordedPart | None:
         """Return what is recorded of a message; None without a sketch, or with other axes."""
@@ -124,8 +118,10 @@ class ChannelVectors:
     @property
     def broken(self) -> LoggedMessage | None:
         """The first message, by its position on its channel, that contains NaN or infinity."""
-        for message in sorted(chain.from_iterable(self.streams.values()), key=_position):
-            if not bool(self.value(message).isfinite().all()):
+        for message in sorted(
+            chain.from_iterable(self.streams.values()), key=lambda one: one.index
+        ):
+            if not bool(message.value.isfinite().all()):
                 return message
         return None
 
@@ -141,7 +137,7 @@ class ChannelVectors:
     def same_start(self) -> bool:
         """Whether all ranks start with the same message."""
         starts = [stream[0] for stream in self.own.values()]
-        firsts = [self.value(message) for message in starts if message.index == 0]
+        firsts = [message.value for message in starts if message.index == 0]
         return len(firsts) > 1 and all(torch.equal(firsts[0], value) for value in firsts)
 
 
@@ -155,60 +151,35 @@ def collect(
     """
     logs, notes = sort_out(logs, task)
     if not places:
-        places = _usual(sizes_of(task) if task is not None else _sizes(logs))
-    sent = [place.stop - place.start for place in places]
-    sizes = (*sent, sum(sent))
+        lengths = _lengths(logs) if task is None else lengths_of(task.layout)
+        ends = accumulate(lengths, initial=0)
+        places = [ParameterPlace(start, stop) for start, stop in pairwise(ends)]
     streams: dict[LogChannel, list[LoggedMessage]] = {}
-    for wire, stream in assemble(logs, sizes).messages.items():
+    for wire, stream in assemble(logs, places).messages.items():
         kept = [message for message in stream if message.kept]
         if kept:
             streams[wire] = kept
     streams, dropped = one_lane(streams)
     streams, _ = one_kind(streams)
+    size = max(place.stop for place in places)
     if not streams:
         raise NotUnderstood(
-            f"the log contains no message of the model's size ({sizes[-1]} numbers), but "
+            f"the log contains no message of the model's size ({size} numbers), but "
             f"{operations(logs)}; specify the model that was trained"
         )
-    ordered = [place.stop - place.start for place in sorted(places, key=_start)]
-    lane = None
-    if dropped:
-        lane = next(iter(streams.values()))[0].lane
-    return ChannelVectors(
-        streams,
-        list(places),
-        (*ordered, sizes[-1]),
-        _graph(streams),
-        lane,
-        _names(streams),
-        notes,
-    )
+    lane = next(iter(streams.values()))[0].lane if dropped else None
+    return ChannelVectors(streams, places, _graph(streams), lane, _names(streams), notes)
 
 
-def sizes_of(task: Task) -> tuple[int, ...]:
-    """Return the lengths of a model's parameters, followed by its own length."""
-    slices = task.layout.slices.values()
-    return (*(part.stop - part.start for part in slices), task.layout.size)
-
-
-def _position(message: LoggedMessage) -> int:
-    return message.index
-
-
-def _usual(sizes: Sequence[int]) -> list[ParameterPlace]:
-    """Return the places of parameters that messages hold in the model's order and axes."""
-    starts = np.cumsum([0, *sizes[:-1]]).tolist()
-    return [ParameterPlace(begin, end) for begin, end in pairwise(starts)]
-
-
-def _start(place: ParameterPlace) -> int:
-    return place.start
+def lengths_of(layout: Layout) -> tuple[int, ...]:
+    """Return the lengths of a model's parameters."""
+    return tuple(math.prod(shape) for shape in layout.shapes)
 
 
 def shapes(logs: Sequence[RankLog], task: Task | None) -> list[tuple[int, ...]]:
     """Return the shapes of the tensors of a message; empty if they do not repeat."""
     logs, _ = sort_out(logs, task)
-    wanted = list(_sizes(logs)[:-1])
+    wanted = list(_lengths(logs))
     for log in logs:
         events = [event for event in log.events if event.dtype in FLOATS]
         for begin, event in enumerate(events):
@@ -241,8 +212,8 @@ def _graph(wires: Iterable[LogChannel]) -> Graph:
     return Graph(1 + last, tuple(sorted(edges)))
 
 
-def _sizes(logs: Sequence[RankLog]) -> tuple[int, ...]:
-    """Return the lengths of the tensors that repeat on most channels, and their sum."""
+def _lengths(logs: Sequence[RankLog]) -> tuple[int, ...]:
+    """Return the lengths of the tensors that repeat on most channels."""
     # Each channel votes for its shortest period, with one vote per number that was sent. The sizes
     # that a hook noted count twice.
     wires: dict[Any, list[int]] = defaultdict(list)
@@ -251,15 +222,14 @@ def _sizes(logs: Sequence[RankLog]) -> tuple[int, ...]:
         for event in log.events:
             noted = event.notes.get("sizes")
             if noted:
-                votes[*noted, sum(noted)] += 2 * sum(noted)
+                votes[tuple(noted)] += 2 * sum(noted)
             elif _may_repeat(event):
                 lane = event.notes.get("lane", "")
                 wires[event.rank, event.peer, event.op, lane].append(event.numel)
     for numels in wires.values():
         period = _period(numels)
         if period:
-            once = numels[:period]
-            votes[*once, sum(once)] += sum(numels)
+            votes[tuple(numels[:period])] += sum(numels)
     if not votes:
         raise NotUnderstood(
             "the log contains no floating-point tensors that may be models or gradients, but "

@@ -76,7 +76,6 @@ def _constants(
     params: Mapping[str, Any],
     word: Origin,
 ) -> Iterator[Evidence]:
-    """Yield the origin of each constant that is neither a default nor a number of records."""
     stated = explained.stated
     for name in params:
         if name in COUNTS:
@@ -102,7 +101,6 @@ def _proves(model: GuessedModel, payload: str) -> bool:
 def _records(
     described: MessageDescription, explained: MessageExplanation, word: Origin
 ) -> Iterator[Evidence]:
-    """Yield the origin of the numbers of records, of a node and behind a gradient."""
     shown = explained.model.records
     text = "" if shown is None else shown.text
     samples = described.params.get("samples") or 0

@@ -6,16 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from leakaudit.capture.tap.guessing.observed import ChannelVectors
+from leakaudit.capture.tap.messages.description import Payload
 from leakaudit.capture.tap.messages.streams import LogChannel, LoggedMessage
-
-Payload: TypeAlias = Literal["weights", "gradients", "duals"]
 
 # Models of ranks that train together have a cosine near 1 and move by a small fraction of their
 # length. Gradients of different ranks have a small cosine and change completely from round to
@@ -55,7 +54,7 @@ PAIRS = 60  # pairs of messages to compare: also a choice
 class PayloadGuess:
     """The payload of the messages."""
 
-    payload: Payload  # weights, gradients or duals
+    payload: Payload
     # the certainty, in one word; the payload means nothing if it is unknown
     sure: Literal["sure", "likely", "unsure", "unknown"]
     why: str  # the evidence, in one line
@@ -106,7 +105,7 @@ def _not_known(why: str) -> PayloadGuess:
 
 def _all_zero(seen: ChannelVectors) -> bool:
     some = [message for stream in seen.own.values() for message in stream[:SOME]]
-    return bool(some) and not any(bool(seen.value(message).any()) for message in some)
+    return bool(some) and not any(bool(message.value.any()) for message in some)
 
 
 def _duals(seen: ChannelVectors) -> PayloadGuess | None:
@@ -133,7 +132,6 @@ def _apart(one: Tensor, other: Tensor) -> float:
 
 
 def _pairs(seen: ChannelVectors) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield messages that two ranks send at the same position on their channels."""
     own = list(seen.own.values())
     pairs: list[tuple[LoggedMessage, LoggedMessage]] = []
     for one in own:
@@ -141,7 +139,7 @@ def _pairs(seen: ChannelVectors) -> Iterator[tuple[Tensor, Tensor]]:
             if other is not one:
                 pairs.extend(zip(one[:SOME], other[:SOME], strict=False))
     for one_message, other_message in pairs[:PAIRS]:
-        yield seen.value(one_message), seen.value(other_message)
+        yield one_message.value, other_message.value
 
 
 def _edges(seen: ChannelVectors) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
@@ -150,13 +148,13 @@ def _edges(seen: ChannelVectors) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         there = seen.streams.get(LogChannel(i, j, "send"), [])
         back = seen.streams.get(LogChannel(j, i, "send"), [])
         count = min(len(there), len(back), SOME)
-        yield [seen.value(m) for m in there[:count]], [seen.value(m) for m in back[:count]]
+        yield [m.value for m in there[:count]], [m.value for m in back[:count]]
 
 
 def _moves(seen: ChannelVectors) -> Iterator[float]:
     for stream in seen.own.values():
         for before, after in islice(pairwise(stream), SOME):
-            yield _apart(seen.value(before), seen.value(after))
+            yield _apart(before.value, after.value)
 
 
 def _swaps(seen: ChannelVectors) -> Iterator[float]:
@@ -193,8 +191,8 @@ def _wires_agree(seen: ChannelVectors) -> Iterator[bool]:
             length = 0.0
             precision = 0.0
             for j in near:
-                sent = seen.value(out[j][t + 1])
-                got = seen.value(back[j][t])
+                sent = out[j][t + 1].value
+                got = back[j][t].value
                 sign = 1 if i < j else -1  # A_ij
                 shown.append(sign * (sent.double() - got.double()))
                 length = max(length, float(sent.double().norm() + got.double().norm()))

@@ -79,8 +79,6 @@ def hook_of_average(
 
 
 class _Gradients(HookedModel):
-    """The gradients of one DistributedDataParallel."""
-
     def __init__(
         self, model: Any, number: int, capture: Capture, layers: Sequence[str] | None
     ) -> None:
@@ -93,7 +91,6 @@ class _Gradients(HookedModel):
         self.step = -1
 
     def of_own_hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a hook that calls the program's hook and logs what it sends."""
         # A gradient up to a factor, perhaps in a shorter format, is logged as the rank's gradient.
         # Otherwise the event of the gradient has no payload, and the messages are the hook's own.
         name = str(getattr(hook, "__name__", type(hook).__name__))
@@ -101,7 +98,7 @@ class _Gradients(HookedModel):
         @wraps(hook)
         def listening(state: object, bucket: Any) -> Any:
             notes = {**self.notes, **self._begin(bucket)}
-            own = _gradients(bucket).clone()
+            own = flat(bucket.gradients())
             sending = _Sending(own, len(self.ranks), name, {**notes, "at": self.step})
             future = self.capture.within_hook(name, sending.translate, hook, state, bucket)
             if not sending.found:
@@ -123,12 +120,8 @@ class _Gradients(HookedModel):
 
     def log_bucket(self, bucket: Any) -> None:
         held = self._begin(bucket)
-        if self.selection is None:
-            notes = {**self.notes, **held}
-            self.capture.event("ddp", _gradients(bucket), at=self.step, **notes)
-        else:
-            parts = dict(zip(held["parameters"], bucket.gradients(), strict=True))
-            self.log("ddp", parts, held["last"])
+        parts = dict(zip(held["parameters"], bucket.gradients(), strict=True))
+        self.log("ddp", parts, held["last"])
 
 
 class _Sending:
@@ -142,7 +135,6 @@ class _Sending:
         self.found = False
 
     def translate(self, op: str, value: Any, notes: Notes) -> tuple[str, Notes]:
-        """Return op and notes of a message: the gradient, or something of the hook's own."""
         group = notes.get("group", range(self.ranks))
         fits = value is not None and value.numel() == self.own.numel()
         # What a group of one rank adds up does not travel.
@@ -166,13 +158,3 @@ def _is_rounded(value: Tensor, own: Tensor, factor: int) -> bool:
     near = ROUNDINGS * torch.finfo(value.dtype).eps * exact.abs()
     near += ROUNDINGS * torch.finfo(value.dtype).smallest_normal * torch.finfo(value.dtype).eps
     return bool(((sent - exact).abs() <= near).all())
-
-
-def _gradients(bucket: Any) -> Tensor:
-    """Return the gradients of a bucket as one vector, without a copy if its buffer has no gaps."""
-    buffer: Tensor = bucket.buffer()
-    gradients: list[Tensor] = bucket.gradients()
-    filled = sum(g.numel() for g in gradients) == buffer.numel()
-    if filled and all(g.is_contiguous() for g in gradients):
-        return buffer
-    return flat(gradients)

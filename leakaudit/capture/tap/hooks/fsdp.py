@@ -103,8 +103,6 @@ def _own(root: Any, number: int, capture: Capture) -> None:
 
 
 class _Model(HookedModel):
-    """One model that is sharded with FSDP2."""
-
     begun = False  # whether gradients were sent in this step
 
     @cached_property
@@ -127,9 +125,7 @@ class _Model(HookedModel):
         self.begun = True
         parts: dict[int, Any] = {}
         for p, gradient in zip(parameters, gradients, strict=True):
-            place = self.place[p._param_fqn]
-            if self.wants("fsdp", place):
-                parts[place] = gradient.to(dtype or gradient.dtype)
+            parts[self.place[p._param_fqn]] = gradient.to(dtype or gradient.dtype)
         self.log("fsdp", parts, last=False)
 
     def end(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import Signature, signature
 from types import ModuleType
 from typing import Any
 
@@ -37,12 +38,38 @@ IN_PARTS = {  # method -> the method of `_Calls` that logs tensors that are part
     "alltoall_base": "alltoall_single",
     "all_to_all_single": "alltoall_single",
 }
+# Functional collectives, which DTensor uses, run in C++ and do not use the process group's Python
+# methods. Older versions of torch have only some of the names.
+FUNCTIONAL = {
+    "all_reduce": "allreduce",
+    "all_reduce_coalesced": "allreduce",
+    "all_gather_single": "allgather",
+    "all_gather_tensor": "allgather",
+    "all_gather_tensor_autograd": "allgather",
+    "all_gather_single_coalesced": "allgather",
+    "all_gather_into_tensor_coalesced": "allgather",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_autograd": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "all_to_all_single": "alltoall",
+    "all_to_all_single_autograd": "alltoall",
+    "broadcast": "broadcast",
+}
 ROOTED = ("broadcast", "gather", "reduce")  # operations whose tensors are followed by a root
 TENSORS = ("input_tensors", "input_tensor", "input", "tensors", "tensor")  # names of overloads
 
 
-def listen(dist: ModuleType, capture: Capture) -> None:
-    """Wrap the methods of ``dist.ProcessGroup`` that send or receive tensors."""
+def listen(module: ModuleType, capture: Capture) -> None:
+    """Wrap the methods of ``ProcessGroup``, or the functions, that send or receive tensors."""
+    if module.__name__ == "torch.distributed":
+        _listen_to_groups(module, capture)
+    else:
+        _listen_to_functions(module, capture)
+
+
+def _listen_to_groups(dist: ModuleType, capture: Capture) -> None:
     # Some versions of torch lack some methods.
     if not dist.is_available():
         return
@@ -67,6 +94,31 @@ def listen(dist: ModuleType, capture: Capture) -> None:
     for name in ("recv", "recv_anysource"):
         if capture.settings.receive and hasattr(kind, name):
             wrap(kind, name, calls.receiving(name == "recv"))
+
+
+def _listen_to_functions(module: ModuleType, capture: Capture) -> None:
+    import torch
+    import torch.distributed as dist
+
+    calls = _Calls(dist, capture)
+
+    def logging(op: str, form: Signature) -> Callable[..., Any]:
+        def contribute(real: Callable[..., Any], *args: Any, **named: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return real(*args, **named)
+            try:
+                calls.functional(module, op, form.bind(*args, **named).arguments)
+            except Exception as error:
+                why = f"its arguments are not understood: {error}"[:200]
+                capture.event(op, None, left_out=why)
+            # Some of the functions call others of them.
+            return capture.unlogged(lambda: real(*args, **named))
+
+        return contribute
+
+    for name, op in FUNCTIONAL.items():
+        if hasattr(module, name):
+            wrap(module, name, logging(op, signature(getattr(module, name))))
 
 
 # The methods of a process group are bound C++ functions with several overloads each: a tensor or a
@@ -122,6 +174,20 @@ class _Calls:
         sizes = named.get("input_split_sizes", named.get("inputSplitSizes", given))
         parts = split(_tensors(args, named, 1), list(sizes or ()), group.size())
         self._to_each(group, "alltoall", parts)
+
+    def functional(self, module: ModuleType, op: str, given: dict[str, Any]) -> None:
+        name = module._resolve_group_name(given["group"], given.get("tag", ""))
+        group = self.dist.distributed_c10d._resolve_process_group(name)
+        tensors = given.get("self", given.get("inputs"))
+        # The source of a broadcast counts within the group.
+        if op == "broadcast" and group.rank() != given["src"]:
+            return
+        if op == "alltoall":
+            sizes = given.get("input_split_sizes") or ()
+            self._to_each(group, op, split(_plain(tensors), sizes, group.size()))
+            return
+        for tensor in _several(tensors):
+            self._event(group, op, _plain(tensor))
 
     def _to_each(self, group: Any, op: str, parts: Sequence[Any]) -> None:
         for place, tensor in enumerate(parts):
@@ -200,6 +266,13 @@ def _tensors(args: Sequence[Any], named: dict[str, Any], place: int) -> Any:
         if name in named:
             return named[name]
     return args[place] if place < len(args) else ()
+
+
+def _plain(tensor: Any) -> Any:
+    """Return the result of an earlier collective as a plain tensor, once it is there."""
+    if hasattr(tensor, "trigger_wait"):
+        return tensor.trigger_wait()
+    return tensor
 
 
 def _several(tensors: Any) -> Sequence[Any]:

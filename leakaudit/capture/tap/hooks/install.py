@@ -17,15 +17,14 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, cast
 
+from leakaudit.capture.tap.exchanges import wrap
 from leakaudit.capture.tap.log.environment import ENDS, VARIABLE
 
 POLL = 0.5  # seconds between two looks at another process: a choice
 HOOKS = {  # module of ours -> the modules that its `listen` taps; not every version has all of them
-    "hooks.group": ("torch.distributed",),
+    "hooks.group": ("torch.distributed", "torch.distributed._functional_collectives"),
     "hooks.ddp": ("torch.nn.parallel.distributed",),
-    "hooks.functional": ("torch.distributed._functional_collectives",),
     "hooks.fsdp": ("torch.distributed.fsdp._fully_shard._fsdp_state",),
     "hooks.opacus": (  # modules in which optimisers are defined
         "opacus.optimizers.optimizer",
@@ -95,7 +94,7 @@ def _end_with(process: int) -> None:
 
 # A program must not be forced to import torch, so the tap waits until the program does. The finder
 # below is first on `sys.meta_path`. When asked for a module in `waiting`, it lets the other finders
-# find it and wraps the loader, so that the callback runs right after the module's own code.
+# find it and wraps its execution, so that the callback runs right after the module's own code.
 
 
 class _AfterImport:
@@ -113,30 +112,15 @@ class _AfterImport:
         # The entry has been removed, so this search skips this finder.
         spec = find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = cast(Any, _Loader(spec.loader, callback))
+            wrap(spec.loader, "exec_module", partial(_execute, callback))
         return spec
 
 
-class _Loader:
-    """A loader that delegates to another one and calls a function at the end."""
-
-    def __init__(self, real: Any, callback: Callable[[ModuleType], None]) -> None:
-        self.real = real
-        self.callback = callback
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self.real.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self.real
-        if module.__spec__ is not None:
-            module.__spec__.loader = self.real
-        self.real.exec_module(module)
-        try:
-            self.callback(module)
-        except Exception as error:
-            sys.stderr.write(f"leakaudit tap: {module.__name__} is not tapped: {error}\n")
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
+def _execute(
+    callback: Callable[[ModuleType], None], execute: Callable[..., None], module: ModuleType
+) -> None:
+    execute(module)
+    try:
+        callback(module)
+    except Exception as error:
+        sys.stderr.write(f"leakaudit tap: {module.__name__} is not tapped: {error}\n")

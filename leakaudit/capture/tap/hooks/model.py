@@ -56,10 +56,6 @@ class HookedModel:
                 notes |= facts
             self.capture.event(op, value, at=self.step, **self.notes, **notes)
 
-    def wants(self, op: str, place: int) -> bool:
-        """Return whether anything of a parameter is logged in this step."""
-        return self._streams[op].wants(place, self.step)
-
     @property
     def facts(self) -> Notes:
         """The sizes of all parameters, and in the first step the names of those that travel."""

@@ -16,8 +16,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.capture.tap.exchanges import wrap
+from leakaudit.capture.tap.hooks.model import HookedModel
 from leakaudit.capture.tap.log.capture import Capture, Notes
-from leakaudit.capture.tap.log.layers import flat
+from leakaudit.capture.tap.log.layers import ALL, flat
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +73,7 @@ def _log(optimiser: Any, capture: Capture) -> None:
     if sums is None:
         sums = _Sums(optimiser, next(_numbers), capture)
         optimiser.__dict__[OWNER] = sums
-    sums.log()
+    sums.log_step()
 
 
 def _state(optimiser: Any, capture: Capture) -> None:
@@ -93,30 +94,26 @@ def _stated(optimiser: Any) -> Notes:
     }
 
 
-class _Sums:
+class _Sums(HookedModel):
     """The vectors of one rank that an optimiser adds to those of other ranks."""
 
     def __init__(self, optimiser: Any, number: int, capture: Capture) -> None:
+        named = ((str(k), p) for k, p in enumerate(_trained(optimiser)))
+        lane = f"{OPERATION} {number}"
+        super().__init__(capture, named, [0], OPERATION, [ALL], {"lane": lane})
         self.optimiser = optimiser
-        self.capture = capture
-        self.notes: Notes = {"lane": f"{OPERATION} {number}", "last": True}
-        self.step = 0
 
-    def log(self) -> None:
+    def log_step(self) -> None:
         """Log the vector of this step, and on the first rank the model before the step."""
-        parameters = _trained(self.optimiser)
-        places = list(range(len(parameters)))
-        notes: Notes = {**self.notes, "parameters": places, "of": len(places)}
-        if self.capture.rank == 0:
-            sizes = [p.numel() for p in parameters]
-            self.capture.event("model", flat(parameters), at=self.step, sizes=sizes, **notes)
-        gradient = flat([p.grad for p in parameters])
-        facts = self._facts(parameters[0], gradient)
-        self.capture.event(OPERATION, gradient, at=self.step, **notes, **facts)
+        parameters = dict(enumerate(_trained(self.optimiser)))
+        if self.is_first:
+            self.log("model", parameters, last=True, sizes=self.sizes)
+        gradients = {k: p.grad for k, p in parameters.items()}
+        facts = self._facts(parameters[0], flat(gradients.values()))
+        self.log(OPERATION, gradients, last=True, **facts)
         self.step += 1
 
     def _facts(self, parameter: Any, gradient: Tensor) -> Notes:
-        """Return what the optimiser states about a vector, and the noise that is in it."""
         optimiser = self.optimiser
         divisor = 1.0
         if optimiser.loss_reduction == "mean":

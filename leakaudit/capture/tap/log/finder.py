@@ -85,7 +85,6 @@ class Finder:
         self._facts: dict[str, Any] | None = None  # what this process has written
         self._restore: Callable[[], None] = lambda: None
         self._here = threading.local()
-        self._sizes: set[int] = set()  # of messages that fit no module
 
     def watch(self, module: ModuleType) -> None:
         """Watch the outermost calls of modules."""
@@ -157,9 +156,6 @@ class Finder:
         if self.done or value is None:
             return
         count = int(value.numel() if hasattr(value, "numel") else value.size)
-        if count in self._sizes:
-            return
-        self._sizes.add(count)
         for module, call in list(self.calls.items()):
             if count in sizes(unwrapped(module)):
                 self.save(unwrapped(module), call)
@@ -326,8 +322,6 @@ def _input(call: _ModuleCall) -> tuple[str, list[str]]:
 
 
 def _with_one_input(kind: Any, name: str, plain: Mapping[str, Any]) -> Any:
-    """Return a subclass whose forward takes the input only and returns the logits."""
-
     def forward(self: Any, x: Any) -> Any:
         out = kind.forward(self, **{name: x}, **plain)
         if isinstance(out, Mapping) and LOGITS in out:

@@ -64,13 +64,6 @@ class PartialStream:
         self._total: Tensor | None = None  # its sketch so far ...
         self._places: list[int] = []  # ... of these parameters
 
-    def wants(self, place: int, at: int) -> bool:
-        """Return whether anything of a parameter of a message is logged."""
-        selection = self._selection
-        if selection is None or place in selection.kept:
-            return True
-        return selection.sketch is not None and self._first <= at < self._first + SKETCHED
-
     def split(
         self, parts: Mapping[int, Tensor], at: int, last: bool, sketched: bool = True
     ) -> Iterator[tuple[Tensor, dict[str, Any]]]:

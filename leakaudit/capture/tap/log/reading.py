@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from leakaudit._util.files import explained
 from leakaudit._util.plain import is_number
 from leakaudit.capture.tap.log.writing import DTYPES, FORMAT, LEFT_OUT, VERSION
 from leakaudit.core import mapping
@@ -101,7 +102,6 @@ class RankLog:
     events: tuple[Event, ...]  # in the order in which they were logged
     closed: bool  # whether the process ended normally
     trouble: str  # an error of the disk, after which messages are missing; empty if there was none
-    torn: bool  # whether the last event was truncated
     seconds: float  # time between its first line and its last
     spent: float  # seconds of this time that the tap used
 
@@ -137,12 +137,8 @@ class RankLog:
 def read_logs(folder: str | os.PathLike[str]) -> tuple[RankLog, ...]:
     """Read all logs of a folder by rank and restart, and number nodes that have names."""
     folder = Path(folder)
-    try:
+    with explained(f"cannot read {folder}", "; expected the folder of a tap"):
         files = sorted(os.listdir(folder))
-    except OSError as error:
-        raise LeakauditError(
-            f"cannot read {folder}: {error.strerror}; expected the folder of a tap"
-        ) from None
     found: list[tuple[int, int, Path]] = []
     for name in files:
         match = NAME.fullmatch(name)
@@ -182,7 +178,6 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
     about: Mapping[str, Any] | None = None
     events: list[Event] = []
     closed = False
-    torn = False
     trouble = ""
     last = 0.0
     spent = 0.0
@@ -193,7 +188,6 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
             continue
         value = parse(line)
         if value is None or closed:
-            torn = True
             break
         if value.get("end") is True:
             closed = True
@@ -202,23 +196,18 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
         else:
             event = _event(value, rank, path, place)
             if event.offset + event.nbytes > size:
-                torn = True
                 break
             events.append(event)
             last = event.time
         spent = number(value.get("spent"))
-    if about is None:
-        about = {}
-        torn = True
+    about = about or {}
     seconds = max(0.0, last - number(about.get("time")))
-    return RankLog(rank, attempt, path, about, tuple(events), closed, trouble, torn, seconds, spent)
+    return RankLog(rank, attempt, path, about, tuple(events), closed, trouble, seconds, spent)
 
 
 def _size(path: Path) -> int:
-    try:
+    with explained(f"cannot read {path}"):
         status = os.lstat(path)
-    except OSError as error:
-        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
     if not stat.S_ISREG(status.st_mode):
         raise LeakauditError(f"{path}: not a regular file")
     return status.st_size
@@ -260,7 +249,6 @@ def _first(line: bytes, rank: int, path: Path) -> dict[str, Any]:
 
 
 def _event(value: dict[str, Any], rank: int, path: Path, line: int) -> Event:
-    """Check the values of a line, counted from 0, and return its event."""
     held = {key: value[key] for key in FIELDS & value.keys()}
     try:
         event = msgspec.convert({**held, "time": number(value.get("time"))}, Event)

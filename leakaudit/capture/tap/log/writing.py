@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import threading
@@ -49,13 +48,9 @@ ATTEMPTS = 1000  # restarts of one rank; arbitrary, but `reading.NAME` allows th
 ALIGN = 16  # bytes; a mapped payload may then be read as numbers of any format
 CHUNK = 1 << 18  # bytes to read at once when comparing payloads: arbitrary
 PREFIX = 64  # first bytes of a payload, which usually distinguish it from another without reading
-RESERVED = 64 << 20  # bytes to reserve on the disk at once: arbitrary
-KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of fallocate(2)
-UNAVAILABLE = 1 << 62  # a reservation that no file exceeds, once fallocate has failed
 STEP = 4 << 20  # bytes over which the cost is measured, and that are written back at once: a choice
 COSTLY = 1e-9  # CPU seconds per byte: five times a copy into available pages (bench/tap.py)
 PATIENCE = 5e-9  # seconds per byte (200 MB/s) above which the disk is too slow to wait for
-_libc = ctypes.CDLL(None)
 
 
 class Log:
@@ -138,7 +133,7 @@ class Log:
     def abandon(self) -> None:
         """Close the files without a last line: in a fork, because its parent continues writing."""
         self._lock = threading.Lock()
-        self._close_files(keep_room=True)
+        self._close_files()
 
     def __enter__(self) -> Self:
         return self
@@ -168,15 +163,14 @@ class Log:
         except OSError as error:
             self.trouble = error.strerror or "a disk error"
 
-    def _close_files(self, keep_room: bool = False) -> None:
+    def _close_files(self) -> None:
         if self._lines >= 0:
-            self._tail.close(keep_room)
+            self._tail.close()
             os.close(self._lines)
             self._lines = -1
 
 
 def _fresh(folder: Path, rank: int) -> tuple[int, int]:
-    """Open the first pair of files that no earlier process of this rank has used."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
     for attempt in range(ATTEMPTS):
         try:
@@ -217,7 +211,7 @@ class _PayloadFile:
 
     If writing costs more than COSTLY, earlier payloads are written back to the disk immediately and
     their memory is reused: on a virtual machine with a host that has to find each fresh page, this
-    is several times faster. Otherwise the kernel decides when to write back.
+    halves the CPU time or better. Otherwise the kernel decides when to write back.
 
     Not thread-safe.
     """
@@ -225,20 +219,16 @@ class _PayloadFile:
     def __init__(self, fd: int) -> None:
         self.size = 0
         self._fd = fd
-        self._room = 0  # end of the reserved part of the file
         self._last = (0, 0)  # offset and bytes of the last payload
         self._prefix = b""  # its first bytes
-        self._buffer = bytearray(CHUNK)
         self._early: bool | None = None  # whether to write back early; None if not yet measured
         self._cost = 0.0  # CPU seconds of writing since _measured_from
         self._measured_from = 0
         self._written_back = 0
 
     def append(self, data: Bytes) -> tuple[int, int]:
-        """Append a payload (n,); return its offset and bytes."""
         begun = time.thread_time()
         offset = self.size
-        self._reserve(offset + len(data))
         self._write(data.data)
         self._write(memoryview(bytes(-len(data) % ALIGN)))
         self._last = (offset, len(data))
@@ -260,38 +250,15 @@ class _PayloadFile:
         offset, count = self._last
         if count == 0 or len(data) != count or data[:PREFIX].tobytes() != self._prefix:
             return None
-        buffer = (ctypes.c_char * CHUNK).from_buffer(self._buffer)
-        done = 0
-        while done < count:
-            room = memoryview(self._buffer)[: count - done]
-            got = os.preadv(self._fd, [room], offset + done)
-            if not got:
+        for start in range(0, count, CHUNK):
+            part = data[start : start + CHUNK].tobytes()
+            if os.pread(self._fd, len(part), offset + start) != part:
                 return None
-            here = ctypes.c_void_p(data.ctypes.data + done)
-            if _libc.memcmp(buffer, here, ctypes.c_size_t(got)):
-                return None
-            done += got
         return self._last
 
-    def close(self, keep_room: bool = False) -> None:
-        """Close the file and release the reserved space."""
-        if 0 < self._room < UNAVAILABLE and not keep_room:
-            with suppress(OSError):
-                os.ftruncate(self._fd, self.size)
+    def close(self) -> None:
         os.close(self._fd)
         self._fd = -1
-
-    def _reserve(self, end: int) -> None:
-        """Reserve space on the disk in large pieces: this halves the cost of a write (ext4)."""
-        # The file's length does not change.
-        if end <= self._room or not hasattr(_libc, "fallocate"):
-            return
-        ahead = max(RESERVED, 2 * (end - self.size))
-        start = ctypes.c_int64(self.size)
-        if _libc.fallocate(self._fd, KEEP_SIZE, start, ctypes.c_int64(ahead)):
-            self._room = UNAVAILABLE
-        else:
-            self._room = self.size + ahead
 
     def _write_back(self) -> None:
         """Make the kernel write all payloads but the last, and drop them from memory."""

@@ -74,7 +74,7 @@ def check(logs: Sequence[RankLog]) -> None:
 
 def mods(logs: Sequence[RankLog]) -> list[str]:
     """Return the mods that clients' processes ran."""
-    return sorted({str(event.notes.get("mod")) for event in _events(logs, "mod")})
+    return sorted(_listed(logs, "mod"))
 
 
 def partitions(logs: Sequence[RankLog]) -> dict[str, int]:
@@ -89,14 +89,14 @@ def partitions(logs: Sequence[RankLog]) -> dict[str, int]:
 
 def filters(logs: Sequence[RankLog]) -> list[str]:
     """Return the filters through which messages pass, but for those that change no number."""
-    found = {str(event.notes.get("filter")) for event in _events(logs, "filter")}
-    return sorted((found | _listed(logs, "filters")) - set(PLAIN))
+    return sorted((_listed(logs, "filter") | _listed(logs, "filters")) - set(PLAIN))
 
 
 def _listed(logs: Sequence[RankLog], note: str) -> set[str]:
     found: set[str] = set()
     for event in _events(logs):
-        found.update(map(str, event.notes.get(note) or ()))
+        held = event.notes.get(note) or ()
+        found.update([held] if isinstance(held, str) else held)
     return found
 
 

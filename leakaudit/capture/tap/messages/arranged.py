@@ -57,7 +57,7 @@ class ArrangedLog:
     graph: Graph  # of the nodes that exchange messages
     sent: tuple[ProtocolMessage, ...]
     start: Tensor | None  # the common initial model (d,); None if it was not observed
-    rounds: int  # number of the last round
+    rounds: int = 0  # number of the last round
     # what was never sent in the rounds up to `rounds`, in the form that `traces.gaps` reads
     missing: tuple[dict[str, Json], ...] = ()
     left_out: dict[str, int] = field(default_factory=dict)  # reason -> messages without payload
@@ -131,11 +131,11 @@ def round_of(message: LoggedMessage, start: int) -> int:
     return int(noted) if known else message.index + start
 
 
-def common(plan: ArrangedLog, starts: Sequence[LoggedMessage]) -> Tensor | None:
+def common(starts: Sequence[LoggedMessage]) -> Tensor | None:
     """Return the initial model (d,); None if the nodes' models differ, or are not complete."""
     if any(message.covers for message in starts):
         return None
-    values = (message.value(plan.slices) for message in starts if message.kept)
+    values = (message.value for message in starts if message.kept)
     first = next(values, None)
     if first is None or not all(torch.equal(first, value) for value in values):
         return None
@@ -160,8 +160,7 @@ def peers(description: MessageDescription, found: list[LoggedMessage], nodes: in
             starts.append(message)
         else:
             sent.append(sent_in(at, message))
-    bare = ArrangedLog(description, graph, tuple(sent), None, 0)
-    start = common(bare, starts)
+    start = common(starts)
     if start is not None:
         start = start * description.scale
     notes: list[str] = []
@@ -180,7 +179,7 @@ def peers(description: MessageDescription, found: list[LoggedMessage], nodes: in
             f"channel {src} -> {dst} was used in one direction only; "
             f"{description.protocol} sends in both"
         )
-    return replace(bare, sent=tuple(sent), start=start, notes=tuple(notes))
+    return ArrangedLog(description, graph, tuple(sent), start, notes=tuple(notes))
 
 
 def _graph(found: Iterable[LoggedMessage], nodes: int) -> Graph:
@@ -274,19 +273,19 @@ def star(
             sent.append(ProtocolMessage(round_of(m, 1), node, (roles.hub,), up, m, scale))
         elif m.op in DOWN and roles.server in (m.src, None) and m.dst in (None, *roles.place):
             models.append(m)
-    bare = ArrangedLog(description, graph, (), None, 0)
     asks = any(m.note("server") is not None for m in found)
     first = min((round_of(m, 1) for m in models), default=1)
-    start = common(bare, [m for m in models if round_of(m, 1) == first])
+    start = common([m for m in models if round_of(m, 1) == first])
     # Models that are sent only once are the common start, and the server sends nothing else.
     if asks or any(m.index for m in models):
         for m in models:
             to = tuple(range(roles.hub)) if m.dst is None else (roles.place[m.dst],)
             sent.append(ProtocolMessage(round_of(m, 1), roles.hub, to, down, m))
-    return replace(
-        bare,
-        sent=tuple(sent),
-        start=start,
+    return ArrangedLog(
+        description,
+        graph,
+        tuple(sent),
+        start,
         notes=tuple(roles.notes),
         optional_senders=frozenset({roles.hub}),
         asks=asks,
@@ -299,7 +298,6 @@ def _roles(
     ranks: int,
     partitions: Mapping[str, int],
 ) -> _Roles:
-    """Return the roles from the description, or inferred from messages with one receiver."""
     server = description.server
     noted = {m.note("server") for m in found} - {None}
     if noted:
@@ -355,7 +353,6 @@ def _noted_roles(
 
 
 def _directions(description: MessageDescription, graph: Graph) -> tuple[str, str]:
-    """Return the kinds of the server's messages and of the clients' messages."""
     down: list[str] = []
     up: list[str] = []
     for vector in description.victim.relations(graph, 2, {}).vectors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from leakaudit.protocols.victim import Victim
 
 ASK = "NOT KNOWN"  # in place of a value that the user must fill in; no description is read with it
-USUAL = {  # payload -> the default protocol
+Payload: TypeAlias = Literal["weights", "gradients", "duals"]
+USUAL: Mapping[Payload, str] = {  # payload -> the default protocol
     "weights": "dpsgd",
     "gradients": "fedsgd",
     "duals": "pdmm",
@@ -33,11 +34,7 @@ TOP = ("payload", "protocol", "first", "params", "model", "messages")
 
 
 class _Head(Struct, frozen=True, kw_only=True):
-    """The keys that determine the protocol."""
-
-    payload: Annotated[
-        Literal["weights", "gradients", "duals"], Meta(description="weights, gradients or duals")
-    ]
+    payload: Annotated[Payload, Meta(description="weights, gradients or duals")]
     protocol: (
         Annotated[str, Meta(description="the name of a victim or of a protocol file")] | None
     ) = None
@@ -82,7 +79,7 @@ class _Body(Struct, frozen=True, kw_only=True):
 class MessageDescription:
     """The content of the messages, their protocol and their model."""
 
-    payload: str  # weights, gradients or duals
+    payload: Payload
     protocol: str  # name of a victim, path of a protocol file, or `own:NAME` for an unknown one
     params: Mapping[str, Any]  # the protocol's constants in the program
     task: Task
@@ -240,7 +237,6 @@ def _scales(messages: _Messages, payload: str, file: config.ConfigTable) -> dict
 
 
 def _check_protocol(protocol: str, file: config.ConfigTable) -> None:
-    """Check the protocol's name and constants; an undeclared one may have any."""
     if protocol.startswith(registry.OWN):
         return
     known = registry.parameters(registry.get("victims", protocol))

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -87,65 +86,37 @@ def places(order: Sequence[str], layout: Layout) -> list[ParameterPlace]:
     return found
 
 
-@dataclass(frozen=True)
-class Arrangement:
-    """One way in which the tensors of a message may form a fully connected network."""
+def arrangements(shapes: Sequence[tuple[int, ...]]) -> list[tuple[Layout, tuple[str, ...]]]:
+    """Return the fully connected networks that the tensors of a message may form.
 
-    # for each tensor of a message, the number of its parameter in the order weight, bias, weight, …
-    parameters: tuple[int, ...]
-    transposed: bool  # whether kernels are stored as (in, out)
-
-    @property
-    def usual(self) -> bool:
-        """Whether the tensors have the order and the axes of PyTorch."""
-        return not self.transposed and self.parameters == tuple(range(len(self.parameters)))
-
-    def sizes(self, sent: Sequence[int]) -> tuple[int, ...]:
-        """Return the lengths of the parameters in the model's order, followed by their sum."""
-        ordered = [0] * len(sent)
-        for parameter, length in zip(self.parameters, sent, strict=True):
-            ordered[parameter] = length
-        return (*ordered, sum(ordered))
-
-    def places(self, shapes: Sequence[tuple[int, ...]]) -> list[ParameterPlace]:
-        """Return the places of the tensors."""
-        sizes = self.sizes([math.prod(shape) for shape in shapes])
-        found: list[ParameterPlace] = []
-        for parameter, shape in zip(self.parameters, shapes, strict=True):
-            start = sum(sizes[:parameter])
-            axes = SUFFIXES["T"] if self._is_turned(parameter) else ()
-            found.append(ParameterPlace(start, start + sizes[parameter], shape, axes))
-        return found
-
-    def order(self, names: Sequence[str]) -> list[str]:
-        """Return the entries of [messages] order."""
-        suffixes = [".T" if self._is_turned(parameter) else "" for parameter in self.parameters]
-        return [names[k] + suffix for k, suffix in zip(self.parameters, suffixes, strict=True)]
-
-    def _is_turned(self, parameter: int) -> bool:
-        return self.transposed and parameter % 2 == 0  # a kernel
-
-
-def arrangements(shapes: Sequence[tuple[int, ...]]) -> list[Arrangement]:
-    """Return all ways in which the tensors of a message form a fully connected network."""
+    The parameters of a layout have the names 0, 1, ...; its order is that of the message.
+    """
     # Kernels and biases are in the order of the layers. Widths decide whether a kernel is (out, in)
     # or (in, out), unless all are equal.
     kernels = [k for k, shape in enumerate(shapes) if len(shape) == 2]
     biases = [k for k, shape in enumerate(shapes) if len(shape) == 1]
     if not kernels or len(kernels) != len(biases) or 2 * len(kernels) != len(shapes):
         return []
-    parameters = [0] * len(shapes)
-    for layer, (kernel, bias) in enumerate(zip(kernels, biases, strict=True)):
-        parameters[kernel] = 2 * layer
-        parameters[bias] = 2 * layer + 1
-    found: list[Arrangement] = []
-    for transposed in (False, True):
-        # (inputs, outputs) of each layer, of which each has as many inputs as the last has outputs.
-        widths = [shapes[k] if transposed else shapes[k][::-1] for k in kernels]
-        joined = all(before[1] == after[0] for before, after in pairwise(widths))
-        if joined and [shapes[k] for k in biases] == [(outputs,) for _, outputs in widths]:
-            found.append(Arrangement(tuple(parameters), transposed))
+    in_model = [k for layer in zip(kernels, biases, strict=True) for k in layer]
+    found: list[tuple[Layout, tuple[str, ...]]] = []
+    for suffix in ("", ".T"):
+        own = [shapes[k][::-1] if suffix else shapes[k] for k in in_model]
+        # Each layer has as many inputs as the last has outputs, and a bias for each output.
+        joined = all(before[0] == after[1] for before, after in pairwise(own[::2]))
+        if joined and own[1::2] == [(kernel[0],) for kernel in own[::2]]:
+            names = [str(in_model.index(k)) for k in range(len(shapes))]
+            order = [name + suffix * (k in kernels) for k, name in enumerate(names)]
+            layout = Layout(tuple(sorted(names, key=int)), tuple(own))
+            found.append((layout, tuple(order)))
     return found
+
+
+def renamed(order: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return an order of numbered parameters with their names."""
+    known: dict[str, str] = {}
+    for number, name in enumerate(names):
+        known |= {str(number): name, f"{number}.T": f"{name}.T"}
+    return [known[entry] for entry in order]
 
 
 def toggled(order: Sequence[str], layout: Layout) -> Iterator[tuple[str, ...]]:

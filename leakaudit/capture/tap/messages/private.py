@@ -7,12 +7,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from leakaudit._util.plain import is_number
-from leakaudit.capture.tap.messages.layouts import ParameterPlace
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 
 OPERATION = "opacus"  # the word for a rank's clipped gradient in a log
@@ -23,34 +22,7 @@ ROUNDING = 1e-4  # relative rounding of a norm, and of a factor of clipping: a c
 
 
 @dataclass(frozen=True)
-class PrivateGradients:
-    """Clipped gradients, of which some have noise."""
-
-    # FedSGD then describes sums over the records of a rank: the sent value times `scale`.
-
-    # the constants of FedSGD; empty if it does not describe the messages
-    params: dict[str, Any] = field(default_factory=dict)
-    scale: float = 1.0  # what a rank divides its sum by
-    why: str = ""  # why FedSGD does not describe the messages; empty if it does
-    noisy: tuple[int, ...] = ()  # ranks whose messages have noise
-    silent: tuple[int, ...] = ()  # ranks whose messages have none
-    # what the program states, and what the messages show, one line each
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> str:
-        """What the messages are."""
-        if not self.noisy:
-            return "clipped gradients"
-        if not self.silent:
-            return "clipped gradients with noise"
-        return f"clipped gradients, those of rank {_listed(self.noisy)} with noise"
-
-
-@dataclass(frozen=True)
 class _Stated:
-    """What an optimiser stated about a message."""
-
     multiplier: float
     clip: float  # the norm to which each record's gradient is clipped
     divisor: float  # what the rank divides the sum of clipped gradients by
@@ -61,33 +33,80 @@ class _Stated:
         return self.multiplier * self.clip
 
 
-def private(
-    messages: Iterable[LoggedMessage], slices: Sequence[ParameterPlace]
-) -> PrivateGradients | None:
+@dataclass(frozen=True)
+class PrivateGradients:
+    """Clipped gradients, of which some have noise."""
+
+    # FedSGD then describes sums over the records of a rank: the sent value times `scale`.
+
+    noisy: tuple[int, ...]  # ranks whose messages have noise
+    silent: tuple[int, ...]  # ranks whose messages have none
+    stated: _Stated | None  # None if the log is damaged, or if it changes
+    why: str = ""  # why FedSGD does not describe the messages; empty if it does
+    # the constants of FedSGD; empty if it does not describe the messages
+    params: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def scale(self) -> float:
+        """What a rank divides its sum by."""
+        return 1.0 if self.stated is None else self.stated.divisor
+
+    @property
+    def words(self) -> str:
+        """What the messages are."""
+        if not self.noisy:
+            return "clipped gradients"
+        if not self.silent:
+            return "clipped gradients with noise"
+        return f"clipped gradients, those of rank {_listed(self.noisy)} with noise"
+
+    @property
+    def remarks(self) -> Iterator[str]:
+        """What the program states, and what the messages show, one line each."""
+        stated = self.stated
+        if stated is None:
+            return
+        what = f"gradients of single records are clipped to norm {stated.clip:g}"
+        if stated.by_layer:
+            what = (
+                f"each layer of a gradient is clipped on its own, to norm {stated.clip:g} together"
+            )
+        yield f"Opacus: {what}, and added up; noise multiplier {stated.multiplier:g}"
+        if self.noisy and self.silent:
+            yield (
+                f"only rank {_listed(self.noisy)} adds the noise before the sum: what rank "
+                f"{_listed(self.silent)} sends has none, so Opacus' epsilon holds for the sum of "
+                "all ranks, not for an adversary who observes single ranks"
+            )
+
+
+def private(messages: Iterable[LoggedMessage]) -> PrivateGradients | None:
     """Return what is known about the clipped gradients among messages; None if there are none."""
     sent = [message for message in messages if message.op == OPERATION and message.kept]
     if not sent:
         return None
-    noisy: set[int] = set()
-    silent: set[int] = set()
-    for message in sent:
-        ranks = noisy if message.note("noise") else silent
-        ranks.add(message.src)
-    known = PrivateGradients(noisy=tuple(sorted(noisy)), silent=tuple(sorted(silent)))
-    stated = {_stated(message) for message in sent}
-    first = next(iter(stated))
-    if first is None or len(stated) > 1:
-        return replace(known, why="the constants of Opacus' optimiser change during the run")
-    remarks = tuple(_remarks(first, noisy, silent))
-    known = replace(known, scale=first.divisor, remarks=remarks)
-    why = _unlike(sent, slices, first) or _uneven(first, noisy, silent)
-    if why:
-        return replace(known, why=why)
-    return replace(known, params=_params(first, noisy, silent, sent))
+    noisy = {message.src for message in sent if message.note("noise")}
+    silent = {message.src for message in sent if not message.note("noise")}
+    every = {_stated(message) for message in sent}
+    stated = every.pop()
+    if stated is None or every:
+        stated = None
+        why = "the constants of Opacus' optimiser change during the run"
+    else:
+        why = _unlike(sent, stated) or _uneven(stated, noisy, silent)
+    params: dict[str, Any] = {}
+    if stated is not None and not why:
+        params["clip"] = stated.clip
+        if noisy:
+            params["sigma"] = stated.sigma
+        if noisy and silent:
+            params["noisy"] = "first"
+        if {message.note("records") for message in sent} == {1}:
+            params["samples"] = 1
+    return PrivateGradients(tuple(sorted(noisy)), tuple(sorted(silent)), stated, why, params)
 
 
 def _stated(message: LoggedMessage) -> _Stated | None:
-    """Return what the optimiser stated about a message; None if the log is damaged."""
     values = [message.note(name) for name in ("noise_multiplier", "max_grad_norm", "divisor")]
     numbers: list[float] = []
     for value in values:
@@ -111,14 +130,12 @@ def _uneven(stated: _Stated, noisy: set[int], silent: set[int]) -> str:
     return ""
 
 
-def _unlike(
-    sent: Sequence[LoggedMessage], slices: Sequence[ParameterPlace], stated: _Stated
-) -> str:
+def _unlike(sent: Sequence[LoggedMessage], stated: _Stated) -> str:
     """Return how the messages differ from what Opacus states; empty if they do not."""
     if stated.by_layer:
         return "Opacus clips every layer on its own, which no protocol here describes"
     for message in sent:
-        value = message.value(slices).double()
+        value = message.value.double()
         noise = message.note("noise")
         if not isinstance(noise, float) or not math.isfinite(noise):
             return "Opacus does not show the sum to which it adds noise"
@@ -135,33 +152,6 @@ def _unlike(
         if float(value.norm()) > longest * (1 + ROUNDING):
             return f"a message of rank {message.src} is longer than its clipping norm allows"
     return ""
-
-
-def _params(
-    stated: _Stated, noisy: set[int], silent: set[int], sent: Sequence[LoggedMessage]
-) -> dict[str, Any]:
-    """Return the constants of FedSGD, whose gradients are sums over the records of a rank."""
-    found: dict[str, Any] = {"clip": stated.clip}
-    if noisy:
-        found["sigma"] = stated.sigma
-    if noisy and silent:
-        found["noisy"] = "first"
-    if {message.note("records") for message in sent} == {1}:
-        found["samples"] = 1
-    return found
-
-
-def _remarks(stated: _Stated, noisy: set[int], silent: set[int]) -> Iterable[str]:
-    what = f"gradients of single records are clipped to norm {stated.clip:g}"
-    if stated.by_layer:
-        what = f"each layer of a gradient is clipped on its own, to norm {stated.clip:g} together"
-    yield f"Opacus: {what}, and added up; noise multiplier {stated.multiplier:g}"
-    if noisy and silent:
-        yield (
-            f"only rank {_listed(noisy)} adds the noise before the sum: what rank "
-            f"{_listed(silent)} sends has none, so Opacus' epsilon holds for the sum of all "
-            "ranks, not for an adversary who observes single ranks"
-        )
 
 
 def _listed(ranks: Iterable[int]) -> str:

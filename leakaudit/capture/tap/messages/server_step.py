@@ -17,7 +17,6 @@ from torch import Tensor
 from leakaudit.capture.fitting import stepping
 from leakaudit.capture.fitting.sketch import ModelSketch
 from leakaudit.capture.tap.messages.arranged import ArrangedLog, round_of
-from leakaudit.capture.tap.messages.layouts import ParameterPlace
 from leakaudit.capture.tap.messages.streams import LoggedMessage
 
 EQUAL = 1e-3  # relative difference of a described constant from the one found: a choice
@@ -96,8 +95,7 @@ def _observed(
     gradients: Sequence[Sequence[LoggedMessage]],
     most: int = stepping.MOST,
 ) -> stepping.ModelMoves:
-    """Return the models of some rounds, their moves, and the mean gradients between them."""
-    values = [m.value(plan.slices) for m in models]
+    values = [m.value for m in models]
     moves = [before.double() - after.double() for before, after in itertools.pairwise(values)]
     rounding = torch.finfo(values[0].dtype).eps
     ups = [s.message.dtype for s in plan.sent if s.src != _hub(plan) and s.message.kept]
@@ -124,7 +122,6 @@ def _why_not(plan: ArrangedLog, observed: stepping.ModelMoves, steps: int) -> st
 
 
 def _with_mean(plan: ArrangedLog) -> ArrangedLog:
-    """State whether the models of a server are the means of what all clients sent."""
     miss = _mean_miss(plan)
     if miss is None:
         why = "no round shows how the server combines models"
@@ -139,14 +136,13 @@ def _with_mean(plan: ArrangedLog) -> ArrangedLog:
 
 
 def _mean_miss(plan: ArrangedLog) -> float | None:
-    """Return the largest `mean_miss` of several rounds; None if no round shows it."""
     hub = _hub(plan)
     models = {s.round for s in plan.sent if s.src == hub and s.message.kept}
     answers = Counter(s.round for s in plan.sent if s.src != hub)
     if any(count != hub and t + 1 in models for t, count in answers.items()):
         return 1.0  # the server asked a part of the clients
     sent, found = _rounds(plan)
-    values = [m.value(plan.slices) for m in sent]
+    values = [m.value for m in sent]
     rounds = zip(itertools.pairwise(values), _means(plan, found), strict=True)
     return max((mean_miss(*models, mean) for models, mean in rounds), default=None)
 
@@ -172,7 +168,6 @@ def _with_params(plan: ArrangedLog, params: Mapping[str, Any]) -> ArrangedLog:
 
 
 def _constants(found: stepping.Stepping) -> dict[str, Any] | None:
-    """Return an optimiser as constants of FedSGD; None if these do not describe it."""
     if found.rate is None or found.scaled:
         return None
     constants: dict[str, Any] = {"lr": found.rate}
@@ -186,7 +181,6 @@ def _constants(found: stepping.Stepping) -> dict[str, Any] | None:
 
 
 def _contradicts(params: Mapping[str, Any], constants: Mapping[str, Any]) -> bool:
-    """Return whether a description states other constants of the step than the messages show."""
     for name in ("lr", "momentum", "nesterov", "decay"):
         found = constants.get(name, 0)
         described = params.get(name, found)
@@ -199,7 +193,7 @@ def _means(plan: ArrangedLog, rounds: Sequence[Sequence[LoggedMessage]]) -> list
     """Return the means (d,) of what all nodes sent in some rounds."""
     means: list[Tensor] = []
     for of_round in rounds:
-        held = [m.value(plan.slices).double() for m in of_round]
+        held = [m.value.double() for m in of_round]
         scale = plan.description.scale_in(round_of(of_round[0], 1))
         means.append(torch.stack(held).mean(0) * scale)
     return means
@@ -247,11 +241,10 @@ def _follows(
     if first is None:
         return None
     _, seed, places = first
-    slices = plan.slices
-    sketch = ModelSketch([place.stop - place.start for place in slices], seed)
+    sketch = ModelSketch([place.stop - place.start for place in plan.slices], seed)
 
     def sketched(message: LoggedMessage) -> Tensor | None:
-        return _sketch(message, sketch, places, slices)
+        return _sketch(message, sketch, places)
 
     values = _known(map(sketched, models))
     means: list[Tensor] = []
@@ -273,22 +266,18 @@ def _known(values: Iterable[Tensor | None]) -> list[Tensor] | None:
     return known if len(known) == len(held) else None
 
 
-def _sketch(
-    message: LoggedMessage,
-    sketch: ModelSketch,
-    places: Sequence[int],
-    slices: Sequence[ParameterPlace],
-) -> Tensor | None:
+def _sketch(message: LoggedMessage, sketch: ModelSketch, places: Sequence[int]) -> Tensor | None:
     """Return the sketch of some parameters, recorded or computed; None if it is not known."""
     recorded = message.sketched()
     if recorded is not None:
         total, seed, others = recorded
         return total.reshape(-1) if (seed, set(others)) == (sketch.seed, set(places)) else None
-    whole = message.whole(slices)
-    if whole is None or any(place.axes for place in slices):
+    whole = message.whole
+    if whole is None or any(place.axes for place in message.slices):
         return None
     computed: Tensor | None = None
     for place in places:
-        values = whole[slices[place].start : slices[place].stop]
+        columns = message.slices[place]
+        values = whole[columns.start : columns.stop]
         computed = sketch.added(computed, place, values)
     return None if computed is None else computed.double().reshape(-1)

@@ -50,6 +50,7 @@ class LoggedMessage:
     # the tensors of which it consists. A note `parameters` of a piece lists the parameters in it;
     # pieces without the note contain all parameters in order.
     pieces: tuple[Event, ...]
+    slices: Sequence[ParameterPlace]  # of each parameter, in the order of the message
     # what is recorded of the parameters that were left out (`layers.REST`)
     rest: tuple[Event, ...] = ()
 
@@ -98,17 +99,19 @@ class LoggedMessage:
         """Return a note about the message; None if there is none."""
         return self.pieces[0].notes.get(name)
 
-    def value(self, slices: Sequence[ParameterPlace]) -> Tensor:
-        """Return the vector (d,), given the place of each parameter, in the message's order."""
-        return self._filled(self.pieces, slices)
+    @property
+    def value(self) -> Tensor:
+        """The vector (d,)."""
+        return self._filled(self.pieces)
 
-    def whole(self, slices: Sequence[ParameterPlace]) -> Tensor | None:
-        """Return the vector (d,) with what was left out; None if some of it is not in the log."""
+    @property
+    def whole(self) -> Tensor | None:
+        """The vector (d,) with what was left out; None if some of it is not in the log."""
         others = [piece for piece in self.rest if piece.notes[REST] == WHOLE and piece.kept]
-        held = {*(self.covers or range(len(slices))), *_listed(others)}
-        if len(held) != len(slices):
+        held = {*(self.covers or range(len(self.slices))), *_listed(others)}
+        if len(held) != len(self.slices):
             return None
-        return self._filled((*self.pieces, *others), slices)
+        return self._filled((*self.pieces, *others))
 
     def sketched(self) -> tuple[Tensor, int, tuple[int, ...]] | None:
         """Return the sketch (ROWS, WIDTH) of what was left out, its seed and places, or None."""
@@ -119,8 +122,8 @@ class LoggedMessage:
         total = self.log.tensor(sketches[0]).double()
         return total, notes[SEED], tuple(notes["parameters"])
 
-    def _filled(self, pieces: Sequence[Event], slices: Sequence[ParameterPlace]) -> Tensor:
-        """Return the vector (d,) with the parameters in some pieces."""
+    def _filled(self, pieces: Sequence[Event]) -> Tensor:
+        slices = self.slices
         tensors = [_restored(self.log.tensor(piece), piece) for piece in pieces]
         noted = "parameters" in pieces[0].notes
         if len(tensors) == 1 and not noted and _in_order(slices):
@@ -128,14 +131,15 @@ class LoggedMessage:
         flat = torch.cat(tensors)
         out = torch.zeros(max(s.stop for s in slices), dtype=self.dtype)
         at = 0
-        for parameter in self._parameters(pieces, len(slices)):
+        for parameter in self._parameters(pieces):
             target = slices[parameter]
             width = target.stop - target.start
             out[target.start : target.stop] = target.arranged(flat[at : at + width])
             at += width
         return out
 
-    def _parameters(self, pieces: Sequence[Event], count: int) -> Sequence[int]:
+    def _parameters(self, pieces: Sequence[Event]) -> Sequence[int]:
+        count = len(self.slices)
         numbers = _listed(pieces)
         if not numbers:
             return range(count)
@@ -177,8 +181,6 @@ def _in_order(slices: Sequence[ParameterPlace]) -> bool:
 
 @dataclass(frozen=True)
 class _LogStreams:
-    """All messages of a log."""
-
     messages: dict[
         LogChannel, list[LoggedMessage]
     ]  # by channel, in the order in which they were sent
@@ -190,15 +192,16 @@ class _LogStreams:
 
 def assemble(
     logs: Iterable[RankLog],
-    sizes: Sequence[int],
+    places: Sequence[ParameterPlace],
     tags: frozenset[int] | None = None,
     by_tag: bool = False,
 ) -> _LogStreams:
     """Combine tensors into models.
 
-    sizes: lengths of the parameters if sent one by one, followed by the model's own; tags: of the
-    messages to use, None for all; by_tag: whether models on several tags may overlap.
+    places: of the parameters, in the order of a message; tags: of the messages to use, None for
+    all; by_tag: whether models on several tags may overlap.
     """
+    sizes = [place.stop - place.start for place in places]
     others = Counter[str]()
     models = Counter[tuple[str, str]]()
     vectors = 0
@@ -226,7 +229,7 @@ def assemble(
                 rest = tuple(one for one in events if REST in one.notes)
                 index = _position(pieces[0], len(streams[key]))
                 src, dst, op, _ = wire
-                found = LoggedMessage(src, dst, op, index, event.tag, log, pieces, rest)
+                found = LoggedMessage(src, dst, op, index, event.tag, log, pieces, places, rest)
                 streams[key].append(found)
     messages: dict[LogChannel, list[LoggedMessage]] = {}
     for (wire, _), stream in streams.items():
@@ -339,19 +342,17 @@ def _add(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | None:
     # A model is sent as one tensor, as its parameters one by one, or in buckets that list their
     # parameters. A tensor that does not continue the pieces begins a new message if it can be its
     # first piece.
-    parameters = sizes[:-1]
-    whole = sizes[-1]
     if "parameters" in event.notes:
-        return _add_noted(held, event, parameters)
+        return _add_noted(held, event, sizes)
     if REST in event.notes:  # what stands for other parameters lists them
         return None
-    if event.numel == whole:
+    if event.numel == sum(sizes):
         held[:] = [event]
         return True
-    if len(held) < len(parameters) and event.numel == parameters[len(held)]:
+    if len(held) < len(sizes) and event.numel == sizes[len(held)]:
         held.append(event)
-        return len(held) == len(parameters)
-    if event.numel == parameters[0]:
+        return len(held) == len(sizes)
+    if event.numel == sizes[0]:
         held[:] = [event]
         return False
     return None

@@ -96,7 +96,7 @@ def plan(description: MessageDescription, logs: Sequence[RankLog]) -> ArrangedLo
     answers.check(logs)
     sorted_logs, states = sort_out(latest(logs), description.task, description.tags)
     streams = assemble(
-        sorted_logs, description.sizes, description.tags, by_tag=bool(description.kinds)
+        sorted_logs, description.places, description.tags, by_tag=bool(description.kinds)
     )
     messages, dropped = one_lane(streams.messages, description.stream)
     messages, others = one_kind(messages, description.payload == "gradients")
@@ -119,7 +119,7 @@ def plan(description: MessageDescription, logs: Sequence[RankLog]) -> ArrangedLo
     else:
         arranged = peers(description, found, nodes)
     arranged = _counted(arranged, found)
-    stated = private((sent.message for sent in arranged.sent), arranged.slices)
+    stated = private(sent.message for sent in arranged.sent)
     named = [f"node {rank} is {name[:NAME]}" for rank, name in node_names(logs).items()]
     notes = (
         *arranged.notes,
@@ -136,7 +136,6 @@ def plan(description: MessageDescription, logs: Sequence[RankLog]) -> ArrangedLo
 
 
 def _processes(logs: Iterable[RankLog], found: Iterable[LoggedMessage]) -> int:
-    """Return the number of processes of the program, as far as its logs show it."""
     nodes = 0
     for log in logs:
         if log.rank != UNRANKED:
@@ -188,7 +187,6 @@ def _apart(
 
 
 def _content(plan: ArrangedLog) -> Iterator[str]:
-    """Yield remarks about messages that are not all of what a rank computed."""
     names = plan.description.order or plan.description.task.layout.names
     covers = plan.covers
     missing = [names[k] for k in range(len(names)) if k not in covers]
@@ -216,7 +214,7 @@ def _content(plan: ArrangedLog) -> Iterator[str]:
 
 
 def _not_finite(plan: ArrangedLog) -> Iterator[str]:
-    bad = [sent for sent in plan.sent if not bool(sent.message.value(plan.slices).isfinite().all())]
+    bad = [sent for sent in plan.sent if not bool(sent.message.value.isfinite().all())]
     if bad:
         first = bad[0]
         yield (
@@ -277,7 +275,7 @@ def _missing(plan: ArrangedLog, last: int) -> Iterator[dict[str, Json]]:
         if dst not in senders:
             rounds[dst, src, kind] = set()
     for wire, there in sorted(rounds.items()):
-        yield from _absent(*wire, [t for t in range(1, last + 1) if t not in there])
+        yield from absent(*wire, [t for t in range(1, last + 1) if t not in there])
 
 
 def _unanswered(plan: ArrangedLog) -> Iterator[dict[str, Json]]:
@@ -285,16 +283,16 @@ def _unanswered(plan: ArrangedLog) -> Iterator[dict[str, Json]]:
     hub = plan.graph.nodes - 1
     kind = next((sent.kind for sent in plan.sent if sent.src != hub), "")
     answered = {(sent.src, sent.round) for sent in plan.sent if sent.src != hub}
-    absent: dict[int, list[int]] = defaultdict(list)
+    silent: dict[int, list[int]] = defaultdict(list)
     for sent in plan.sent:
         for dst in sent.dst:
             if sent.src == hub and (dst, sent.round) not in answered:
-                absent[dst].append(sent.round)
-    for src, rounds in sorted(absent.items()):
-        yield from _absent(src, hub, kind, sorted(rounds))
+                silent[dst].append(sent.round)
+    for src, rounds in sorted(silent.items()):
+        yield from absent(src, hub, kind, sorted(rounds))
 
 
-def _absent(src: int, dst: int, kind: str, rounds: Sequence[int]) -> Iterator[dict[str, Json]]:
+def absent(src: int, dst: int, kind: str, rounds: Sequence[int]) -> Iterator[dict[str, Json]]:
     """Yield the messages of a channel in each run of consecutive rounds."""
     for _, run in groupby(enumerate(rounds), key=lambda pair: pair[1] - pair[0]):
         held = [number for _, number in run]

@@ -133,7 +133,7 @@ def note_filters(module: ModuleType, folder: str) -> None:
     def noting(get_filters: Callable[..., Any], *args: Any, **named: Any) -> Any:
         filters = get_filters(*args, **named)
         for one in filters:
-            note_once(folder, "filter", type(one).__name__)
+            note_once(folder, "filter", filter=type(one).__name__)
         return filters
 
     wrap(module, "get_filters", noting)
@@ -162,8 +162,6 @@ def _clients(fl_ctx: Any) -> list[str]:
 
 @dataclass(frozen=True)
 class _Content:
-    """What a message holds."""
-
     kind: str  # WEIGHTS, WEIGHT_DIFF or another word; empty if the message has no such content
     data: Model
     meta: Mapping[str, Any]  # the program's remarks
@@ -199,7 +197,6 @@ def _content(message: Any) -> _Content:
 
 
 def _kind(task: str) -> str:
-    """Return what a task is about: training, or its own name."""
     return task if task in OTHER_TASKS else TRAIN
 
 

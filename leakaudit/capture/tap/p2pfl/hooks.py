@@ -23,13 +23,13 @@ OWN = "partial_model"  # command of a model that its sender has trained, and of 
 
 def listen(module: ModuleType, capture: Capture) -> None:
     """Tap a module of p2pfl that defines how a node sends to another."""
-    tap = NodesTap(capture)
+    tap = _NodesTap(capture)
     for name in ("MemoryClient", "GrpcClient"):
         if hasattr(module, name):
             wrap(getattr(module, name), "send", tap.send)
 
 
-class NodesTap:
+class _NodesTap:
     """The tap of all nodes of a process; its methods may be called by several threads."""
 
     def __init__(self, capture: Capture) -> None:

@@ -26,6 +26,7 @@ HIDDEN = 48
 CLASSES = 10
 NODES = 3
 PROVEN = (Certificate.EXACT, Certificate.INTERVAL)
+EXACT = la.RecorderOptions(dtype=torch.float64)
 
 
 class Program:
@@ -111,7 +112,7 @@ def fedsgd(folder: Path, kind: str, *, seed: int, known: bool, picture: bool) ->
     settings: dict[str, Any] = {"params": {"lr": 0.1, "samples": 1}, "rounds": 6, **public}
     graph = la.Graph(NODES + 1, tuple((node, NODES) for node in range(NODES)))
     with la.Recorder(
-        out, protocol="fedsgd", task=program.task, graph=graph, dtype=torch.float64, **settings
+        out, protocol="fedsgd", task=program.task, graph=graph, options=EXACT, **settings
     ) as recorder:
         for t in range(1, 7):
             if known:
@@ -137,7 +138,7 @@ def fedavg(folder: Path, optimiser: str, *, seed: int) -> Path:
         protocol="fedavg",
         task=program.task,
         graph=graph,
-        dtype=torch.float64,
+        options=EXACT,
         public={"w0": w},
         **settings,
     ) as recorder:
@@ -167,11 +168,11 @@ def steps(optimiser: str) -> Iterator[Any]:
                 return np.sign(g)
             if optimiser == "adagrad":
                 v = v + g * g
-                return g / (np.sqrt(v) + 1e-10)
+                return np.asarray(g / (np.sqrt(v) + 1e-10))
             if optimiser == "adam":
                 m = 0.9 * m + 0.1 * g
                 v = 0.999 * v + 0.001 * g * g
-                return m / (1 - 0.9**k) / (np.sqrt(v / (1 - 0.999**k)) + 1e-12)
+                return np.asarray(m / (1 - 0.9**k) / (np.sqrt(v / (1 - 0.999**k)) + 1e-12))
             assert optimiser == "sgd"
             return g
 

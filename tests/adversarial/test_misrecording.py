@@ -51,6 +51,13 @@ OPEN = """with la.Recorder(
     ) as recorder:"""
 SILENT = (NOISE, "return model")
 ROUNDS = "rounds=ROUNDS,"
+
+
+def options(given: str, then: str = ROUNDS) -> str:
+    """Return arguments of a recorder: an option, and others."""
+    return f"options=la.RecorderOptions({given}), {then}"
+
+
 TO_FIRST = SEND.replace("neighbours[i]", "neighbours[i][0]")
 CLEAN_TO_SECOND = SEND.replace("neighbours[i]", "neighbours[i][1]").replace("sent[i]", "stepped[i]")
 OWN_NOISE = SEND.replace("graph.neighbours[i]", "j").replace(
@@ -182,15 +189,15 @@ CASES = {
     "half of the rounds, announced by the caller": Case(
         3,
         "number of planned rounds is missing",
-        ((ROUNDS, 'provenance={"planned": ROUNDS // 2},'), HALF),
+        ((ROUNDS, options('provenance={"planned": ROUNDS // 2}', "")), HALF),
     ),
     "half of the rounds, announced twice": Case(
-        3, "rounds are missing", ((ROUNDS, f'provenance={{"planned": "8"}}, {ROUNDS}'), HALF)
+        3, "rounds are missing", ((ROUNDS, options('provenance={"planned": "8"}')), HALF)
     ),
     "half of the rounds, unchecked": Case(
         3,
         "number of planned rounds is missing: it was made with check=False",
-        ((ROUNDS, f"check=False, {ROUNDS}"), HALF),
+        ((ROUNDS, options("check=False")), HALF),
     ),
     "a clean copy for the second neighbour": Case(
         3,
@@ -573,7 +580,7 @@ CASES = {
         ((OPEN, OPEN.replace("with ", "recorder = ").replace(" as recorder:", "\n    if True:")),),
     ),
     "one id for all runs": Case(
-        4, "the recordings of seeds 0 and 1 have the same id", ((ROUNDS, f'id="ab", {ROUNDS}'),)
+        4, "the recordings of seeds 0 and 1 have the same id", ((ROUNDS, options('id="ab"')),)
     ),
     "no recording": Case(4, "run wrote no trace", ((START, f"    return\n{START}"),)),
 }

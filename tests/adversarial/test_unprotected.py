@@ -222,7 +222,8 @@ WAYS: dict[str, Way] = {
         (
             (
                 "rounds=ROUNDS,",
-                'rounds=ROUNDS, provenance={"note": np.round(x[mine] * 255).tolist()},',
+                "rounds=ROUNDS, options=la.RecorderOptions("
+                'provenance={"note": np.round(x[mine] * 255).tolist()}),',
             ),
         )
     ),
@@ -230,8 +231,8 @@ WAYS: dict[str, Way] = {
         (
             (
                 "rounds=ROUNDS,",
-                'rounds=ROUNDS, provenance={"note": '
-                '"".join(chr(97 + int(v * 25)) for v in x[mine].ravel())},',
+                'rounds=ROUNDS, options=la.RecorderOptions(provenance={"note": '
+                '"".join(chr(97 + int(v * 25)) for v in x[mine].ravel())}),',
             ),
         )
     ),
@@ -242,7 +243,8 @@ WAYS: dict[str, Way] = {
         (
             (
                 "rounds=ROUNDS,",
-                "rounds=ROUNDS, id=(np.round(x[mine] * 255)).astype(np.uint8).tobytes().hex(),",
+                "rounds=ROUNDS, options=la.RecorderOptions("
+                "id=(np.round(x[mine] * 255)).astype(np.uint8).tobytes().hex()),",
             ),
         )
     ),

@@ -642,17 +642,17 @@ def test_smaller_recordings_are_named() -> None:
     )
     assert list(sizes) == [
         "all of it",
-        "89 of 1000 rounds",
-        "one node's channels",
-        "the first layer only",
+        "89 of 1000 rounds (--rounds)",
+        "one node's channels (--wires node:0)",
+        "the first layer only (--layers first)",
     ]
     assert sizes["all of it"] == plan_size(8000, D, torch.float64)
-    assert sizes["89 of 1000 rounds"] <= 100_000
-    assert sizes["one node's channels"] == plan_size(6000, D, torch.float64)
-    assert sizes["the first layer only"] == plan_size(8000, 8, torch.float64)
+    assert sizes["89 of 1000 rounds (--rounds)"] <= 100_000
+    assert sizes["one node's channels (--wires node:0)"] == plan_size(6000, D, torch.float64)
+    assert sizes["the first layer only (--layers first)"] == plan_size(8000, 8, torch.float64)
     with pytest.raises(
         LeakauditError,
-        match=r"requires 952 kB, but max_bytes allows 100 kB; smaller recordings: .*one node's channels",
+        match=r"requires 952 kB, but max_bytes allows 100 kB; smaller recordings: .*one node's channels \(--wires node:0\)",
     ):
         recorder(None, graph=graph, messages=8000, rounds=1000, dtype=torch.float64, max_bytes=1e5)
 

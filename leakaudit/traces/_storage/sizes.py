@@ -57,18 +57,18 @@ def estimate(
     if rounds and rounds > 1 and whole > HEAD:
         affordable = int(rounds * (max_bytes - HEAD) / (whole - HEAD))
         fewer = max(1, min(rounds - 1, affordable))
-        found[f"{fewer} of {rounds} rounds"] = plan_size(
+        found[f"{fewer} of {rounds} rounds (--rounds)"] = plan_size(
             _ceil(messages * fewer, rounds), columns, dtype, _ceil(rows * fewer, rounds)
         )
     if len(graph.edges) > 1:
         share = max(map(len, graph.neighbours)) / len(graph.edges)
         if share < 1:
-            found["one node's channels"] = plan_size(
+            found["one node's channels (--wires node:0)"] = plan_size(
                 int(messages * share), columns, dtype, int(rows * share)
             )
     first = _first_layer(layout)
     if first < columns:
-        found["the first layer only"] = plan_size(messages, first, dtype, rows)
+        found["the first layer only (--layers first)"] = plan_size(messages, first, dtype, rows)
     return found
 
 

@@ -512,7 +512,7 @@ def test_a_run_replaces_the_cells_of_its_checks_and_knows_which_are_stale(tmp_pa
         **checks,
     }
     gate = Gate((Check("ring", "m:f", attacks=("exact",)),))
-    judged = judge.GateResults(gate, judge.GateOptions())
+    judged = judge.GateResults(gate)
     judge.conclude(judged, old)
     assert judged.stale == ["ring/node:1/exact"]
     assert set(judge.update(judged, old, "why").cells) == set(names[1:])

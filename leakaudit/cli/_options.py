@@ -239,7 +239,7 @@ def show_record(results: Mapping[str, Any], name: str) -> None:
     from leakaudit.core import registry
     from leakaudit.reporting.rendering import console
 
-    fit: console.Form = {}
+    fit: dict[str, Any] = {}
     if name == "text":
         fit = console.fit()
     show(registry.get("reports", name)(results, **fit).rstrip("\n") + "\n")

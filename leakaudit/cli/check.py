@@ -20,7 +20,7 @@ from leakaudit.cli._options import (
 from leakaudit.core.errors import LeakauditError, one_line
 
 if TYPE_CHECKING:
-    from leakaudit.judging.gate.baseline import Baseline, BaselineChange
+    from leakaudit.judging.gate.baseline import Baseline, Change
     from leakaudit.judging.gate.config import Gate
 
 
@@ -176,12 +176,12 @@ def _table(base: Baseline) -> None:
     show_table(columns, rows)
 
 
-def _write(found: Sequence[BaselineChange], form: str, nothing: str) -> None:
+def _write(found: Sequence[Change], form: str, nothing: str) -> None:
     if form == "json":
-        show_json([one.to_json() for one in found])
+        show_json([values for _, values in found])
         return
-    for one in found:
-        show(f"{one_line(one)}\n")
+    for said, _ in found:
+        show(f"{one_line(said)}\n")
     if not found:
         show(f"{nothing}\n")
 
@@ -262,7 +262,7 @@ def _show(name: str, file: Path | None, made: Mapping[str, Any], args: _Options)
     if name == "sarif":
         made = {**made, "prefix": _prefix(Path.cwd())}
     if name == "text":
-        fit: console.Form = {}
+        fit: dict[str, Any] = {}
         if file is None:
             fit = console.fit()
         render = partial(render, verbose=args.verbose, **fit)

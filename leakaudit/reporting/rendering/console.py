@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 from leakaudit.core.progress import Listener, in_notebook, in_one_line, watching
 from leakaudit.reporting.rendering import status
@@ -47,15 +47,11 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns
 
 
-class Form(TypedDict, total=False):
-    """The form of text on stdout; each text has its own default for what is absent."""
+def fit() -> dict[str, Any]:
+    """Return the `width` and `color` of a report on stdout; empty for a file or a pipe.
 
-    width: int  # columns of a line
-    color: bool  # whether terminal codes for colours may be used
-
-
-def fit() -> Form:
-    """Return the width and colours for text on stdout; a file or a pipe has no limit of width."""
+    Each report has its own default for what is absent.
+    """
     columns = width()
     if columns is None:
         return {}

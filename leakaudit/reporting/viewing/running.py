@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leakaudit._util.decoding import from_json
+from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.findings.measured import best
 from leakaudit.reporting.findings.wording import clean
 from leakaudit.reporting.results import progress_file
 from leakaudit.reporting.results.cell_files import DONE, CellResult
 from leakaudit.reporting.viewing import files
-from leakaudit.reporting.viewing.files import UnreadableFile
 from leakaudit.reporting.viewing.summaries import identifier
 
 PLAN = "plan.json"
@@ -82,7 +82,7 @@ def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> P
     """Return how far the run of a folder is."""
     noted = None
     if progress_file.NAME in names:
-        with suppress(UnreadableFile):
+        with suppress(LeakauditError):
             noted = progress_file.parsed(files.head(folder / progress_file.NAME, SMALL))
     sweep = PLAN in names and CELLS in names
     if noted is None and (not sweep or seen is not None):
@@ -170,7 +170,7 @@ def latest(folder: Path) -> list[_FinishedCell]:
     for written, path in sorted(_dated(folder / CELLS), reverse=True)[:LATEST]:
         try:
             result = from_json(files.head(path, CELL), CellResult)
-        except (UnreadableFile, ValueError, RecursionError):
+        except (LeakauditError, ValueError, RecursionError):
             continue
         cells.append(_cell(result, max(0.0, now - written)))
     return cells

@@ -195,7 +195,7 @@ def _build(
     said = "".join([*(f"MODEL: {remark}. " for remark in remarks.of(run.task)), made.summary])
     return structs.replace(
         made,
-        summary=findings.warned(said, unverified, unclear),
+        summary=record_file.warned(said, unverified, unclear),
         unverified=tuple(unverified) or UNSET,
         unclear=tuple(unclear) or UNSET,
     )

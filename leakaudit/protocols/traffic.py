@@ -45,9 +45,9 @@ def compared(
         keys = _keys(table, ids, trace.rounds)
         extra = ~torch.isin(keys, expected)
         chosen = extra & (table.round <= trace.rounds)
-        for post, secure, early in _channels(table, chosen):
-            _, all_secure, any_early = undeclared.get(post, (post, True, False))
-            undeclared[post] = (post, secure and all_secure, early or any_early)
+        for post, secure, first in _channels(table, chosen):
+            _, all_secure, some_first = undeclared.get(post, (post, True, False))
+            undeclared[post] = (post, secure and all_secure, first or some_first)
         sent.append(keys)
     arrived = torch.cat(sent)
     lost = expected[~torch.isin(expected, arrived)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from leakaudit.core.progress import Listener, in_notebook, in_one_line, watching
 from leakaudit.reporting.rendering import status
@@ -47,7 +47,7 @@ def width() -> int | None:
     return shutil.get_terminal_size().columns
 
 
-def fit() -> dict[str, Any]:
+def fit() -> dict[str, int]:
     """Return the `width` and `color` of a report on stdout; empty for a file or a pipe.
 
     Each report has its own default for what is absent.

@@ -115,7 +115,7 @@ def replay(
             for theta in _sensitive_at(leak, trace):
                 gradient = clipping.gradients(task, theta.expand(len(x), -1), x, y, clip)
                 moved = max(moved, float(torch.cdist(gradient, gradient).max()))
-        step(what, k + 1, trials.count)
+        step(what, k + 1, trials.stop)
     return Replays(drawn[: len(scores)], scores, moved)
 
 

@@ -37,7 +37,7 @@ from leakaudit.judging.gate import files, judge
 from leakaudit.judging.gate.baseline import Baseline
 from leakaudit.judging.gate.config import Gate
 from leakaudit.judging.gate.fidelity import MOST
-from leakaudit.judging.gate.judge import GateOptions, GateResults
+from leakaudit.judging.gate.judge import GateResults
 from leakaudit.tasks.task import Task
 
 torch.set_num_threads(1)
@@ -49,7 +49,7 @@ def run(
 ) -> GateResults:
     """Run one gate and store its times."""
     wall, cpu = time.perf_counter(), time.process_time()
-    judged = judge.run(gate, GateOptions(seed, strict=True), base)
+    judged = judge.run(gate, base, seed, strict=True)
     times.append((time.process_time() - cpu, time.perf_counter() - wall))
     return judged
 

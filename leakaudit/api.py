@@ -257,7 +257,7 @@ def check(
     from leakaudit.judging.gate import files, judge
 
     gate = files.configured(Path(folder)).only(list(checks))
-    return judge.run(gate, judge.GateOptions(seed, strict), files.compared(gate))
+    return judge.run(gate, files.compared(gate), seed, strict=strict)
 
 
 @visible

@@ -134,12 +134,11 @@ class Leakage:
         config = self.request.config
         if seeds is not None:
             gate = replace(gate, seeds=seeds)
-        options = judge.GateOptions(
-            seed=config.getoption("--leakage-seed"), strict=config.getoption("--leakage-strict")
-        )
+        seed = config.getoption("--leakage-seed")
+        strict = config.getoption("--leakage-strict")
         if not config.getoption("--leakage-update"):
-            return judge.run(gate, options, files.compared(gate))
-        judged = judge.run(gate, options, None)
+            return judge.run(gate, files.compared(gate), seed, strict=strict)
+        judged = judge.run(gate, None, seed, strict=strict)
         judge.sound(judged)
         measured = config.stash[_MEASURED].setdefault(str(gate.baseline_path), {})
         measured.update(msgspec.to_builtins(judged.blocks))

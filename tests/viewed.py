@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.reporting.viewing import server
-from leakaudit.reporting.viewing.strangers import UntrustedConnections
 from leakaudit.reporting.viewing.summaries import identifier
 
 TOKEN = "a-token-of-the-tests"
@@ -68,11 +67,11 @@ class Viewer:
 
 
 @contextmanager
-def viewing(root: Path, strangers: UntrustedConnections | None = None) -> Iterator[Viewer]:
+def viewing(root: Path, **limits: Any) -> Iterator[Viewer]:
     """Serve a folder while the block runs."""
     with server.listen(0) as listener:
         port = listener.getsockname()[1]
-        made = server.server(server.application(root, TOKEN, port, strangers))
+        made = server.server(server.application(root, TOKEN, port, **limits))
         thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -16,7 +16,7 @@ from leakaudit.core.errors import LeakauditError, brief, suggest
 if TYPE_CHECKING:
     from msgspec import Struct
 
-    from leakaudit._util.decoding import MismatchLocation
+    from leakaudit._util.decoding import TypeMismatch
 
 T = TypeVar("T")
 
@@ -283,7 +283,7 @@ def _holds(values: Any, path: Sequence[str | int]) -> bool:
     return True
 
 
-def _sentence(found: MismatchLocation) -> str:
+def _sentence(found: TypeMismatch) -> str:
     from leakaudit._util.decoding import dotted, words
 
     place = dotted(found.path)

@@ -34,26 +34,24 @@ Sha256: TypeAlias = Annotated[
 WHOLE = "the record"  # name of the outermost location
 
 
+@dataclass(eq=False)
 class TypeMismatch(Exception):
-    """A value does not fit its type; the message has the location, expected type and value."""
-
-
-@dataclass(frozen=True)
-class MismatchLocation:
     """The first location at which a value does not fit its type."""
 
     # keys and indices in lists, from the outermost; for `missing`, `unknown` and `key`, those of
     # the mapping
     path: tuple[Step, ...]
     # `value`: wrong type. `missing`: a key is missing. `unknown`: a key is not known. `key`: a key
-    # is not text.
-    fault: Literal["value", "missing", "unknown", "key"]
-    value: object  # the given value; for `missing`, the key
+    # is not text. `other`: what msgspec says.
+    fault: Literal["value", "missing", "unknown", "key", "other"]
+    value: object  # the given value; for `missing`, the key; for `other`, the reason
     kinds: tuple[inspect.Type, ...] = ()  # the expected types, for `value` and `missing`
     known: tuple[str, ...] = ()  # keys of the mapping, for `unknown`
 
     def __str__(self) -> str:
         place = dotted(self.path) or WHOLE
+        if self.fault == "other":
+            return str(self.value)
         if self.fault == "missing":
             return f"{place}: {self.value!r} is missing"
         if self.fault == "unknown":
@@ -71,7 +69,7 @@ def decoded(value: object, kind: type[T]) -> T:
         json.dumps(value, allow_nan=False)
         return found
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
-        raise TypeMismatch(departure(value, kind) or str(error)) from None
+        raise first(value, kind) or TypeMismatch((), "other", str(error)) from None
 
 
 def from_json(raw: bytes, kind: type[T] | UnionType) -> T:
@@ -104,7 +102,7 @@ def departure(value: object, kind: type) -> str | None:
     return str(found)
 
 
-def first(value: object, kind: object) -> MismatchLocation | None:
+def first(value: object, kind: object) -> TypeMismatch | None:
     """Find the first location at which a value does not fit its type; None if every value fits."""
     return _departure(value, _described(kind), ())
 
@@ -144,7 +142,7 @@ def _described(kind: object) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _departure(value: object, kind: inspect.Type, at: tuple[Step, ...]) -> MismatchLocation | None:
+def _departure(value: object, kind: inspect.Type, at: tuple[Step, ...]) -> TypeMismatch | None:
     if isinstance(kind, inspect.UnionType):
         return _alternatives(value, kind.types, at)
     if isinstance(kind, inspect.Metadata):
@@ -152,7 +150,7 @@ def _departure(value: object, kind: inspect.Type, at: tuple[Step, ...]) -> Misma
         if found is None or _description(kind) is None:
             return found
         # The words of a described type cover everything in it.
-        return MismatchLocation(at, "value", value, (kind,))
+        return TypeMismatch(at, "value", value, (kind,))
     if isinstance(kind, inspect.VarTupleType) and isinstance(value, list | tuple):
         return _items(value, kind.item_type, at)
     if isinstance(kind, inspect.DictType) and isinstance(value, Mapping):
@@ -161,12 +159,12 @@ def _departure(value: object, kind: inspect.Type, at: tuple[Step, ...]) -> Misma
         return _fields(value, kind, at)
     if _fits(value, kind):
         return None
-    return MismatchLocation(at, "value", value, (kind,))
+    return TypeMismatch(at, "value", value, (kind,))
 
 
 def _alternatives(
     value: object, kinds: Sequence[inspect.Type], at: tuple[Step, ...]
-) -> MismatchLocation | None:
+) -> TypeMismatch | None:
     """Return the mismatch in the only alternative of the same shape, otherwise in all of them."""
     inside = None
     for kind in kinds:
@@ -177,7 +175,7 @@ def _alternatives(
             inside = found
     if inside is not None:
         return inside
-    return MismatchLocation(at, "value", value, tuple(kinds))
+    return TypeMismatch(at, "value", value, tuple(kinds))
 
 
 def _same_shape(value: object, kind: inspect.Type) -> bool:
@@ -190,7 +188,7 @@ def _same_shape(value: object, kind: inspect.Type) -> bool:
 
 def _items(
     value: Sequence[object], kind: inspect.Type, at: tuple[Step, ...]
-) -> MismatchLocation | None:
+) -> TypeMismatch | None:
     for place, item in enumerate(value):
         found = _departure(item, kind, (*at, place))
         if found is not None:
@@ -200,10 +198,10 @@ def _items(
 
 def _named(
     value: Mapping[object, object], kind: inspect.Type, at: tuple[Step, ...]
-) -> MismatchLocation | None:
+) -> TypeMismatch | None:
     for key in value:
         if not isinstance(key, str):
-            return MismatchLocation(at, "key", key)
+            return TypeMismatch(at, "key", key)
     for key, item in value.items():
         found = _departure(item, kind, (*at, str(key)))
         if found is not None:
@@ -213,19 +211,19 @@ def _named(
 
 def _fields(
     value: Mapping[object, object], kind: inspect.StructType, at: tuple[Step, ...]
-) -> MismatchLocation | None:
+) -> TypeMismatch | None:
     known = {field.encode_name: field for field in kind.fields}
     tag = kind.tag_field
     for key in value:
         if not isinstance(key, str):
-            return MismatchLocation(at, "key", key)
+            return TypeMismatch(at, "key", key)
     for name, field in known.items():
         if field.required and name not in value:
-            return MismatchLocation(at, "missing", name, (field.type,))
+            return TypeMismatch(at, "missing", name, (field.type,))
     if kind.forbid_unknown_fields:
         for key in value:
             if key not in known and key != tag:
-                return MismatchLocation(at, "unknown", key, known=tuple(known))
+                return TypeMismatch(at, "unknown", key, known=tuple(known))
     for key, item in value.items():
         if isinstance(key, str) and key in known:
             found = _departure(item, known[key].type, (*at, key))

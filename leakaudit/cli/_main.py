@@ -17,10 +17,9 @@ from pathlib import Path
 
 from leakaudit.cli._options import load_torch, loading, mute, plugins, show
 from leakaudit.cli._parser import Parser, ParserMessage, described
-from leakaudit.core.errors import LeakauditError, suggest
+from leakaudit.core.errors import INTERRUPTED, LeakauditError, suggest
 
 BROKEN = 4  # exit code of a run that failed before it reached a verdict
-INTERRUPTED = 130  # exit code after Ctrl-C
 LONGEST = 4000  # characters of a message; a choice
 # Verbs with an exit code that is a verdict.
 JUDGES = ("check", "audit", "reproduce", "doctor", "trace")

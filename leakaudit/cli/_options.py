@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from leakaudit._util.settings import resolve, size
 from leakaudit.cli._commands import Options, SharedOptions, argument, option
+from leakaudit.core.errors import INTERRUPTED as INTERRUPTED
 from leakaudit.core.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from leakaudit.runs.workers.executor import Executor
 
 INCONCLUSIVE = 3  # exit code of a result that proves nothing
-INTERRUPTED = 130  # exit code after Ctrl-C
 LOADING = "leakaudit: loading PyTorch ..."
 BINARY = ("pdf", "png")  # report formats that are not text
 SUFFIXES = {  # suffix of a file -> the formats that it may have, first the one that it stands for
@@ -123,30 +123,29 @@ def write_page(page: str | bytes, output: Path | None, args: _Addressee, *read: 
     say(f"{output}: written", args)
 
 
-class FigureOptions(Options):
-    """The option of a command that draws a figure for a paper."""
+FIGURE = option(
+    "write the figure for a paper, 174 mm wide, to this .pdf, .svg or .png file", metavar="FILE"
+)
 
-    figure: Path | None = option(
-        "write the figure for a paper, 174 mm wide, to this .pdf, .svg or .png file", metavar="FILE"
-    )
 
-    def check(self) -> None:
-        """Refuse a file of another kind before any work."""
-        if self.figure is not None:
-            from leakaudit.reporting.figures import plots
+def expect_figure(figure: Path | None) -> None:
+    """Refuse a file of another kind than a figure before any work."""
+    if figure is not None:
+        from leakaudit.reporting.figures import plots
 
-            plots.expect_suffix(self.figure, "--figure")
+        plots.expect_suffix(figure, "--figure")
 
-    def draw(self, record: Record, args: SharedOptions) -> None:
-        """Draw the figure, if it was asked for."""
-        if self.figure is None:
-            return
-        from leakaudit.reporting.figures import paper, record_figure
-        from leakaudit.reporting.results import model
 
-        drawn, title = record_figure.of(model.plain(record))
-        paper.save(drawn, self.figure, paper.WIDTHS["page"], title)
-        say(f"{self.figure}: written", args)
+def draw_figure(figure: Path | None, record: Record, args: _Addressee) -> None:
+    """Draw the figure of a record for a paper, if it was asked for."""
+    if figure is None:
+        return
+    from leakaudit.reporting.figures import paper, record_figure
+    from leakaudit.reporting.results import model
+
+    drawn, title = record_figure.of(model.plain(record))
+    paper.save(drawn, figure, paper.WIDTHS["page"], title)
+    say(f"{figure}: written", args)
 
 
 WORKERS = (
@@ -240,7 +239,7 @@ def show_record(results: Mapping[str, Any], name: str) -> None:
     from leakaudit.core import registry
     from leakaudit.reporting.rendering import console
 
-    fit: console.Form = {}
+    fit: dict[str, Any] = {}
     if name == "text":
         fit = console.fit()
     show(registry.get("reports", name)(results, **fit).rstrip("\n") + "\n")

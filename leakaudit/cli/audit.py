@@ -6,11 +6,13 @@ from pathlib import Path
 
 from leakaudit.cli._commands import SharedOptions, argument, command, option
 from leakaudit.cli._options import (
+    FIGURE,
     INCONCLUSIVE,
     INTERRUPTED,
     PRINTED,
     ComputeOptions,
-    FigureOptions,
+    draw_figure,
+    expect_figure,
     say,
     settings,
     show_json,
@@ -36,7 +38,7 @@ class _Options(SharedOptions):
         "exit with code 3 if a claim is INCONCLUSIVE or UNSUPPORTED, or the time did not "
         "suffice to test it"
     )
-    drawn: FigureOptions
+    figure: Path | None = FIGURE
     computing: ComputeOptions
 
 
@@ -59,7 +61,7 @@ def run(args: _Options) -> int:
     from leakaudit.reporting.rendering import console
     from leakaudit.reporting.results import model
 
-    args.drawn.check()
+    expect_figure(args.figure)
     chosen = settings(args)
     plan = AuditPlan.from_toml(args.scenario)
     if args.given.seed is not None:
@@ -80,7 +82,7 @@ def run(args: _Options) -> int:
         show_record(model.plain(found), name)
     files = ["results.json", "report.md", found.audit.figure, found.picture]
     say(f"{folder}: {', '.join(filter(None, files))}", args)
-    args.drawn.draw(found, args)
+    draw_figure(args.figure, found, args)
     if not found.complete and not chosen.max_seconds:
         return INTERRUPTED
     verdicts = {one.verdict for one in found.audit.verdicts}

@@ -20,7 +20,7 @@ from leakaudit.cli._options import (
 from leakaudit.core.errors import LeakauditError, one_line
 
 if TYPE_CHECKING:
-    from leakaudit.judging.gate.baseline import Baseline, BaselineChange
+    from leakaudit.judging.gate.baseline import Baseline, Change
     from leakaudit.judging.gate.config import Gate
 
 
@@ -99,7 +99,6 @@ def run(args: _Options) -> int:
     chosen = settings(args)
     formats = [_format(f) for f in args.format or ["text"]]
     gate = files.configured(Path()).only(args.check)
-    options = judge.GateOptions(chosen.seed, args.gate.strict)
     if args.gate.dry_run:
         with console.shown(chosen.progress):
             return _dry(gate, chosen.seed, any(name == "json" for name, _ in formats))
@@ -108,7 +107,7 @@ def run(args: _Options) -> int:
     # A run that breaks leaves no verdict of an earlier one.
     (output / "results.json").unlink(missing_ok=True)
     with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
-        judged = judge.run(gate, options, base)
+        judged = judge.run(gate, base, chosen.seed, strict=args.gate.strict)
     made = files.write(judged, output)
     _report(model.plain(made), formats, output, args)
     say(f"{output / 'results.json'}: {made.gate.verdict}, {judged.seconds:.1f} s", args)
@@ -127,7 +126,7 @@ def _baseline(args: _Options) -> int:
 
 def _of_baseline(args: _Options, form: str) -> int:
     """Update, compare or show the baseline."""
-    from leakaudit.judging.gate import baseline, files, judge
+    from leakaudit.judging.gate import baseline, files
     from leakaudit.reporting.rendering import console
 
     asked = args.baseline
@@ -139,9 +138,7 @@ def _of_baseline(args: _Options, form: str) -> int:
                 "--update: expected --reason TEXT, why the new values are acceptable"
             )
         with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
-            _, before, after = files.update(
-                gate.only(args.check), judge.GateOptions(chosen.seed), asked.reason
-            )
+            _, before, after = files.update(gate.only(args.check), chosen.seed, asked.reason)
         _write(baseline.changes(before, after), form, "no sample changed")
         say(f"{path}: written", args)
     elif asked.diff is not None:
@@ -179,12 +176,12 @@ def _table(base: Baseline) -> None:
     show_table(columns, rows)
 
 
-def _write(found: Sequence[BaselineChange], form: str, nothing: str) -> None:
+def _write(found: Sequence[Change], form: str, nothing: str) -> None:
     if form == "json":
-        show_json([one.to_json() for one in found])
+        show_json([values for _, values in found])
         return
-    for one in found:
-        show(f"{one_line(one)}\n")
+    for said, _ in found:
+        show(f"{one_line(said)}\n")
     if not found:
         show(f"{nothing}\n")
 
@@ -265,7 +262,7 @@ def _show(name: str, file: Path | None, made: Mapping[str, Any], args: _Options)
     if name == "sarif":
         made = {**made, "prefix": _prefix(Path.cwd())}
     if name == "text":
-        fit: console.Form = {}
+        fit: dict[str, Any] = {}
         if file is None:
             fit = console.fit()
         render = partial(render, verbose=args.verbose, **fit)

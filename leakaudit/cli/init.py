@@ -121,7 +121,7 @@ def run(args: _Options) -> int:
             f"{beside} exists already; use 'leakaudit check --update --reason TEXT' to change it"
         )
     with console.shown(chosen.progress, chosen.max_seconds, main="runs"):
-        judged, _, _ = files.update(gate, judge.GateOptions(chosen.seed), "first baseline")
+        judged, _, _ = files.update(gate, chosen.seed, "first baseline")
     cells = f"{gate.baseline_path}: written, {counted(len(judged.cells), 'cell')}"
     say(f"{cells}; commit all three files, then run 'leakaudit check'", args)
     return 0

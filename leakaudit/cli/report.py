@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli._commands import Options, SharedOptions, argument, command, option
 from leakaudit.cli._options import (
@@ -115,7 +115,7 @@ def run(args: _Options) -> int:
     from leakaudit import api
     from leakaudit.reporting.rendering import console
 
-    fit: console.Form = {}
+    fit: dict[str, Any] = {}
     if args.output is None:
         fit = console.fit()
     name = args.format or _format(args.output)

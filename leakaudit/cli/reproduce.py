@@ -90,8 +90,10 @@ def _write(found: list[JudgedClaim]) -> None:
 
 def _origin(row: PublishedClaim) -> list[str]:
     """Return two lines: how the claim is known, and what it assumes."""
-    quoted = "; ".join(f'"{quote.text}" ({quote.place})' for quote in row.quotes)
-    known = f"{row.quality.name.lower()}: {quoted}" if quoted else row.quality.value
+    from leakaudit.judging.papers.row import QUALITIES
+
+    quoted = "; ".join(f'"{quote["text"]}" ({quote["place"]})' for quote in row.quotes)
+    known = f"{row.quality}: {quoted}" if quoted else QUALITIES[row.quality]
     return [known, f"assumes: {'; '.join(row.assumes)}"]
 
 

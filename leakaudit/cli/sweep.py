@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from leakaudit.cli._commands import SharedOptions, argument, command, option
 from leakaudit.cli._options import (
+    FIGURE,
     INCONCLUSIVE,
     INTERRUPTED,
     PRINTED,
     WORKERS,
     ComputeOptions,
-    FigureOptions,
+    draw_figure,
+    expect_figure,
     load_torch,
     loading,
     say,
@@ -65,7 +67,7 @@ class _Options(SharedOptions):
         "print the number of cells, how many are done, and an estimate of the time left"
     )
     trust_model: bool | str = trusting("plan")
-    drawn: FigureOptions
+    figure: Path | None = FIGURE
 
 
 @command(
@@ -92,7 +94,7 @@ def run(args: _Options) -> int:
     from leakaudit.runs.sweeping.dry_run import dry
     from leakaudit.runs.sweeping.run import SweepOptions, sweep
 
-    args.drawn.check()
+    expect_figure(args.figure)
     if merging:
         return _merge(args)
     if len(args.what) > 1:
@@ -113,7 +115,7 @@ def run(args: _Options) -> int:
         args.trust_model,
     )
     folder = Path(chosen.output)
-    if args.drawn.figure is not None and options.shard[1] > 1:
+    if args.figure is not None and options.shard[1] > 1:
         raise LeakauditError(
             "--figure: a single part has no figure; use the option with leakaudit sweep merge"
         )
@@ -178,4 +180,4 @@ def _show(found: SweepRecord, args: _Options) -> None:
 
     for name in args.format or ["text"]:
         show_record(model.plain(found), name)
-    args.drawn.draw(found, args)
+    draw_figure(args.figure, found, args)

@@ -8,6 +8,8 @@ import unicodedata
 from abc import ABCMeta
 from collections.abc import Iterable
 
+PROGRAM_FAILED = 4  # exit code if a program under test made no complete recording: no verdict
+INTERRUPTED = 130  # exit code after Ctrl-C
 LONGEST = 1000  # characters of a message, a choice: it may repeat parts of a file
 # How commands of CI systems begin: ``##[error]`` (GitHub), ``##vso[`` (Azure) anywhere in a line,
 # ``::error::`` (GitHub) at its start, which may be where a terminal wraps a longer text between
@@ -48,26 +50,17 @@ class LeakauditError(Exception):
     Args:
         message: What was expected, what was found and what to do; becomes one line of printable
             text, without its middle if it is very long.
+        code: Exit code of the command line.
     """
 
     code = 2
 
-    def __init__(self, message: object = "") -> None:
+    def __init__(self, message: object = "", *, code: int | None = None) -> None:
         # The text is shortened first as well, because it may have millions of characters.
         line = one_line(_shortened(str(message), 10 * LONGEST))
         super().__init__(_shortened(line, LONGEST))
-
-
-class Interrupted(LeakauditError):
-    """The run was interrupted before there was anything to report."""
-
-    code = 130
-
-
-class ProgramError(LeakauditError):
-    """The program under test did not produce a complete recording, so there is no verdict."""
-
-    code = 4
+        if code is not None:
+            self.code = code
 
 
 class NotUnderstood(LeakauditError):

@@ -18,7 +18,7 @@ from leakaudit.core.claim import Claim
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.evidence import Origin
 from leakaudit.core.trace import Graph, Json, Trace, Truth
-from leakaudit.protocols.traffic import Channel, compared, posts
+from leakaudit.protocols.traffic import Undeclared, compared, posts
 from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
@@ -116,7 +116,7 @@ class Protocol:
     ordered: bool = True
     # channels with messages of which the declaration does not say what they contain. They are added
     # to every round, each with a vector that nothing explains.
-    undeclared: tuple[Channel, ...] = ()
+    undeclared: tuple[Undeclared, ...] = ()
     records: int = 0  # records of each node; 0 if unknown
     # constants that a recording does not state, so that their defaults are a guess
     unstated: tuple[str, ...] = ()
@@ -175,14 +175,14 @@ class Protocol:
             return _relations(self.victim, self.graph, rounds, self.public)
         p = self.victim.relations(self.graph, rounds, self.public)
         sent = {post for vector in p.vectors for post in posts(vector)}
-        for channel in self.undeclared:
-            for t in range(not channel.early, rounds + 1):
-                if (channel.post, t) in sent:
+        for post, secure, early in self.undeclared:
+            kind, src, dst = post
+            for t in range(not early, rounds + 1):
+                if (post, t) in sent:
                     continue
                 p.round = t
-                what = p.state(f"message {channel.kind}", channel.src, channel.dst)
-                kind = channel.kind
-                p.send(channel.src, channel.dst, what, kind, secure=channel.secure)
+                what = p.state(f"message {kind}", src, dst)
+                p.send(src, dst, what, kind, secure=secure)
         return p
 
     @cached_property
@@ -447,7 +447,7 @@ def played(trace: Trace) -> Protocol:
     return replace(made, missing=missing, holds=holds)
 
 
-def _traffic(trace: Trace, protocol: Protocol) -> tuple[tuple[Channel, ...], int | None]:
+def _traffic(trace: Trace, protocol: Protocol) -> tuple[tuple[Undeclared, ...], int | None]:
     rounds = trace.rounds
     if protocol.victim.stationary:
         rounds = min(rounds, DECLARED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,19 +14,9 @@ from leakaudit.theory.relations import Vector
 Post: TypeAlias = tuple[str, int, int | None]  # kind, sender and receiver; None for everybody
 
 
-class Channel(NamedTuple):
-    """Recorded messages that the declaration does not contain."""
-
-    kind: str
-    src: int
-    dst: int | None  # receiver; None for everybody
-    secure: bool  # whether all of them were sent encrypted
-    early: bool  # whether some were sent before the first round
-
-    @property
-    def post(self) -> Post:
-        """What identifies its messages in a round."""
-        return (self.kind, self.src, self.dst)
+# Recorded messages that the declaration does not contain; whether all of them were sent encrypted,
+# and whether some were sent before the first round.
+Undeclared: TypeAlias = tuple[Post, bool, bool]
 
 
 def posts(vector: Vector) -> Iterator[tuple[Post, int]]:
@@ -38,7 +28,7 @@ def posts(vector: Vector) -> Iterator[tuple[Post, int]]:
 
 def compared(
     trace: Trace, declared: Sequence[Vector], last: int
-) -> tuple[tuple[Channel, ...], int | None]:
+) -> tuple[tuple[Undeclared, ...], int | None]:
     """Compare a recording with the declared vectors; rounds after the last are like that one.
 
     Return the channels with undeclared messages, and the first round that lacks one, if any does.
@@ -50,15 +40,14 @@ def compared(
             early.append(ids.setdefault(post, len(ids)) * (trace.rounds + 1) + t)
     expected = _repeated(torch.tensor(early, dtype=torch.long), last, trace.rounds)
     sent = [torch.zeros(0, dtype=torch.long)]
-    undeclared: dict[Post, Channel] = {}
+    undeclared: dict[Post, Undeclared] = {}
     for table in trace.messages:
         keys = _keys(table, ids, trace.rounds)
         extra = ~torch.isin(keys, expected)
-        for channel in _channels(table, extra & (table.round <= trace.rounds)):
-            before = undeclared.get(channel.post, channel)
-            undeclared[channel.post] = channel._replace(
-                secure=channel.secure and before.secure, early=channel.early or before.early
-            )
+        chosen = extra & (table.round <= trace.rounds)
+        for post, secure, first in _channels(table, chosen):
+            _, all_secure, some_first = undeclared.get(post, (post, True, False))
+            undeclared[post] = (post, secure and all_secure, first or some_first)
         sent.append(keys)
     arrived = torch.cat(sent)
     lost = expected[~torch.isin(expected, arrived)]
@@ -91,8 +80,8 @@ def _keys(table: Messages, ids: dict[Post, int], rounds: int) -> Tensor:
     return torch.tensor(numbers, dtype=torch.long)[inverse] * (rounds + 1) + table.round
 
 
-def _channels(table: Messages, chosen: Tensor) -> Iterator[Channel]:
+def _channels(table: Messages, chosen: Tensor) -> Iterator[Undeclared]:
     columns = (table.kind, table.src, table.dst, table.secure, table.round == 0)
     for kind, src, dst, secure, early in torch.stack(columns, 1)[chosen].unique(dim=0).tolist():
         to = None if dst < 0 else dst
-        yield Channel(table.kinds[kind], src, to, bool(secure), bool(early))
+        yield (table.kinds[kind], src, to), bool(secure), bool(early)

@@ -24,8 +24,6 @@ from leakaudit.judging.papers import (
     NUMBERS,
     ROWS,
     PublishedClaim,
-    Quality,
-    Quote,
     defences,
     dkm,
     judge,
@@ -51,24 +49,28 @@ def normal(text: str) -> str:
     return re.sub(r"[\s$-]+", "", text).lower()
 
 
-def is_whole(quote: Quote) -> bool:
+def said(text: str) -> dict[str, str]:
+    return {"place": "section 6.2", "text": text}
+
+
+def is_whole(quote: Mapping[str, str]) -> bool:
     """Whether a quotation is a whole sentence, or the cell of a table.
 
     Half a sentence may say something that the paper does not.
     """
-    if quote.place.startswith("Table"):
-        return len(quote.text.split()) >= 4
-    begins = quote.text[0].isupper()
-    ends = re.search(r"\.[\s$]*$", quote.text) is not None
-    return begins and ends and len(quote.text.split()) >= 7
+    if quote["place"].startswith("Table"):
+        return len(quote["text"].split()) >= 4
+    begins = quote["text"][0].isupper()
+    ends = re.search(r"\.[\s$]*$", quote["text"]) is not None
+    return begins and ends and len(quote["text"].split()) >= 7
 
 
 def test_half_a_sentence_is_no_quotation() -> None:
     """What the words of row 38 were before, and what they are now."""
-    assert not is_whole(Quote("section 6.2", "the introduction of errors is inevitable"))
-    assert not is_whole(Quote("section 6.2", "Another case is k_max > 1, its intermediate state"))
-    assert not is_whole(Quote("section 6.2", "Errors are inevitable."))
-    assert is_whole(Quote("section 6.2", "Another case is one in which errors are inevitable."))
+    assert not is_whole(said("the introduction of errors is inevitable"))
+    assert not is_whole(said("Another case is k_max > 1, its intermediate state"))
+    assert not is_whole(said("Errors are inevitable."))
+    assert is_whole(said("Another case is one in which errors are inevitable."))
 
 
 @pytest.mark.parametrize("row", ROWS, ids=IDS)
@@ -79,10 +81,10 @@ def test_every_row_says_how_well_it_knows_its_claim_and_what_it_assumes(
     assert all(row.assumes)
     if row.paper in FIVE:
         assert row.quotes
-        assert all(quote.place and is_whole(quote) for quote in row.quotes)
+        assert all(quote["place"] and is_whole(quote) for quote in row.quotes)
     else:
-        assert (row.quality, row.quotes) == (Quality.RECALLED, ())
-    assert (row.quality is Quality.RECONSTRUCTED) == (row.paper == "dp-recal")
+        assert (row.quality, row.quotes) == ("recalled", ())
+    assert (row.quality == "reconstructed") == (row.paper == "dp-recal")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_every_row_says_how_well_it_knows_its_claim_and_what_it_assumes(
 def test_its_words_stand_in_the_paper(row: PublishedClaim, paper: Callable[[str], str]) -> None:
     text = normal(paper(FIVE[row.paper]))
     for quote in row.quotes:
-        assert normal(quote.text) in text, quote
+        assert normal(quote["text"]) in text, quote
 
 
 def test_other_words_do_not_stand_in_the_paper(paper: Callable[[str], str]) -> None:

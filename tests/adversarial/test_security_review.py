@@ -412,7 +412,7 @@ def test_each_mechanism_is_replaced_by_the_others_or_its_absence_is_said(
         "import sys; from pathlib import Path; from leakaudit._util.isolation import sandbox\n"
         f"sandbox.{broken} = lambda *_: False\n"
         "base = [Path(p) for p in ('/usr', '/lib', '/lib64', '/proc', *sys.path) if p]\n"
-        "missing = sandbox.enter(sandbox.Permissions([], base, [Path('.')], 1 << 20))\n"
+        "missing = sandbox.enter([], base, [Path('.')], 1 << 20)\n"
         "import socket\n"
         "try:\n"
         "    socket.create_connection(('127.0.0.1', 9), 1)\n"
@@ -519,7 +519,7 @@ def test_what_cannot_be_isolated_is_said(
 
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(sandbox, "_limit", lambda largest: None)
-    missing = sandbox.enter(sandbox.Permissions([], [], [], 0))
+    missing = sandbox.enter([], [], [], 0)
     assert missing == ["the network", "files", "other processes"]
 
 

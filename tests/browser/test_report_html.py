@@ -27,7 +27,6 @@ from leakaudit.cli import main
 from leakaudit.core import registry
 from leakaudit.judging.gate import judge, record
 from leakaudit.judging.gate.config import Budget, Check, Gate
-from leakaudit.judging.gate.judge import GateOptions
 from leakaudit.reporting.rendering import gallery
 from leakaudit.reporting.results import model, record_file
 from leakaudit.traces import trace_file
@@ -198,7 +197,7 @@ def gated() -> dict[str, Any]:
         attacks=("exact", "labels"),
     )
     budgets = (Budget("exact", 0.0), Budget("psnr", 300.0), Budget("gain", 300.0))
-    judged = judge.run(Gate((check,), budgets, seeds=2, baseline=""), GateOptions(), None)
+    judged = judge.run(Gate((check,), budgets, seeds=2, baseline=""), None)
     made = model.plain(record.build(judged))
     assert made["gate"]["code"] == 1
     lint = next(r for r in made["gate"]["rules"] if r["kind"] == "lint")

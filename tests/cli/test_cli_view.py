@@ -39,7 +39,6 @@ from leakaudit.reporting.viewing.export import export
 from leakaudit.reporting.viewing.filters import FIELDS, SORTS, Query
 from leakaudit.reporting.viewing.index import RunIndex
 from leakaudit.reporting.viewing.reports import Reports
-from leakaudit.reporting.viewing.strangers import UntrustedConnections
 from leakaudit.reporting.viewing.summaries import identifier
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -175,7 +174,7 @@ def test_the_server_listens_on_the_loopback_interface_only(viewer: Viewer) -> No
 @pytest.fixture(scope="module")
 def narrow(folder: Path) -> Iterator[Viewer]:
     """A viewer with few places for connections without the token."""
-    with viewing(folder, UntrustedConnections(seconds=2, places=4)) as started:
+    with viewing(folder, seconds=2, places=4) as started:
         yield started
 
 

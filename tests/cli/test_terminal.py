@@ -17,7 +17,6 @@ from pseudo import Screen, run
 from leakaudit.cli import _main, main
 from leakaudit.reporting.findings.wording import OUTCOMES, measured
 from leakaudit.reporting.rendering import console
-from leakaudit.reporting.rendering.overall import Overall
 from leakaudit.reports.text import render
 
 LEAKAUDIT = [sys.executable, "-m", "leakaudit"]
@@ -115,7 +114,7 @@ def test_every_report_has_the_same_words_for_an_outcome() -> None:
 
 def test_the_share_of_nested_steps_grows_to_one() -> None:
     now = [0.0]
-    overall = Overall("nodes", clock=lambda: now[0])
+    overall = console._Overall("nodes", clock=lambda: now[0])
     overall.heard("hashing", 5, 10)
     assert overall.share is None
     shares: list[float] = []
@@ -136,7 +135,7 @@ def test_the_share_of_nested_steps_grows_to_one() -> None:
 
 def test_the_remaining_time_counts_only_what_this_run_did() -> None:
     now = [0.0]
-    overall = Overall("cells", clock=lambda: now[0])
+    overall = console._Overall("cells", clock=lambda: now[0])
     overall.heard("cells", 50, 100)
     now[0] = 10.0
     overall.heard("cells", 75, 100)
@@ -144,7 +143,7 @@ def test_the_remaining_time_counts_only_what_this_run_did() -> None:
 
 
 def test_a_stage_after_the_main_one_does_not_reset_it() -> None:
-    overall = Overall("nodes")
+    overall = console._Overall("nodes")
     overall.heard("nodes", 2, 2)
     overall.heard("hashing", 1, 3)
     assert (overall.share, overall.words) == (1.0, "hashing 1 of 3")
@@ -152,7 +151,7 @@ def test_a_stage_after_the_main_one_does_not_reset_it() -> None:
 
 def test_without_a_main_stage_the_outermost_counts() -> None:
     now = [0.0]
-    overall = Overall(clock=lambda: now[0])
+    overall = console._Overall(clock=lambda: now[0])
     for what in ("checking", "nodes"):
         now[0] += 1.0
         overall.heard(what, 0, 2)
@@ -167,7 +166,7 @@ def test_a_pipe_gets_one_line_per_stage(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("leakaudit.reporting.rendering.console.time.monotonic", lambda: now[0])
     said = io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)
-    lines = console._Lines(Overall("nodes", clock=lambda: now[0]))
+    lines = console._Lines(console._Overall("nodes", clock=lambda: now[0]))
     lines("hashing", 10, 10)
     for node in range(3):
         lines("nodes", node, 3)

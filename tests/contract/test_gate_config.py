@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from leakaudit.cli import main
-from leakaudit.core.errors import LeakauditError, ProgramError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.gate import runs, tables
 from leakaudit.judging.gate.config import Budget, Check
 
@@ -307,7 +307,7 @@ def test_a_program_that_fails_is_one_line_and_no_leak(text: str, said: str, tmp_
     name = f"broken_{abs(hash(text)) % 10}"
     (tmp_path / f"{name}.py").write_text(text)
     path = list(sys.path)
-    with pytest.raises(ProgramError, match=said) as raised:
+    with pytest.raises(LeakauditError, match=said) as raised:
         runs.ready(Check("own", f"{name}:train"), tmp_path)(0)
     assert "\n" not in str(raised.value)
     assert raised.value.code == 4

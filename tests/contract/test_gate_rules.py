@@ -512,7 +512,7 @@ def test_a_run_replaces_the_cells_of_its_checks_and_knows_which_are_stale(tmp_pa
         **checks,
     }
     gate = Gate((Check("ring", "m:f", attacks=("exact",)),))
-    judged = judge.GateResults(gate, judge.GateOptions())
+    judged = judge.GateResults(gate)
     judge.conclude(judged, old)
     assert judged.stale == ["ring/node:1/exact"]
     assert set(judge.update(judged, old, "why").cells) == set(names[1:])
@@ -540,7 +540,7 @@ def test_a_difference_names_what_changed() -> None:
     more = CellMeasurements("ring", "ab" * 32, (0, 1), {"psnr": (2.5, 3.0), "exact": (0.0, 1.0)})
 
     def lines(old: Baseline, new: Baseline) -> list[str]:
-        return [str(one) for one in baseline.changes(old, new)]
+        return [said for said, _ in baseline.changes(old, new)]
 
     assert lines(example(), example()) == []
     assert lines(example(), example(**{"ring/eavesdropper/exact": more})) == [

@@ -23,7 +23,7 @@ from leakaudit.core import progress
 from leakaudit.core.reconstruction import Reconstruction, Reconstructions
 from leakaudit.core.trace import Layout, Messages
 from leakaudit.judging.gate.config import Check, Gate
-from leakaudit.judging.gate.judge import GateOptions, GateResults
+from leakaudit.judging.gate.judge import GateResults
 from leakaudit.reporting.rendering import cards
 from leakaudit.reporting.results import model
 from leakaudit.runs.sweeping.run import SweepOutcome
@@ -123,7 +123,7 @@ VALUES: dict[str, Callable[[], Any]] = {
     "comparisons": bounds,
     "verdict": lambda: la.Verdict.REFUTED,
     "claim": lambda: la.claims(rows=[1])[0],
-    "interrupted gate": lambda: GateResults(Gate((Check("main", "train:record"),)), GateOptions()),
+    "interrupted gate": lambda: GateResults(Gate((Check("main", "train:record"),))),
     "interrupted sweep": lambda: SweepOutcome(3, 0),
     **{kind: lambda kind=kind: record(kind) for kind in RECORDS},  # type: ignore[misc]
 }

@@ -78,9 +78,7 @@ def record(own: Truth | None = None, **settings: Any) -> Record:
         findings.finding(leak(f.node), f, s) for f, s in zip(found, score(found, own), strict=True)
     ]
     lpips = "not measured (no weights)"
-    out = findings.build(
-        TRACE, findings.AttackOutcome(entries, not_tried=["dlg"]), source(**settings), lpips=lpips
-    )
+    out = findings.build(TRACE, entries, source(**settings), not_tried=["dlg"], lpips=lpips)
     drawn = replace(out, picture="grid.png", files={"grid.png": "2" * 64})
     return model.plain(drawn)
 
@@ -263,9 +261,7 @@ def test_kept_reconstructions_are_scored_again_to_the_same_numbers(tmp_path: Pat
         findings.finding(leak(f.node), f, s, i)
         for f, s, i in zip(found, scores, images, strict=True)
     ]
-    whole = findings.build(
-        TRACE, findings.AttackOutcome(entries, not_tried=["dlg"]), source(), lpips="off"
-    )
+    whole = findings.build(TRACE, entries, source(), not_tried=["dlg"], lpips="off")
     record_file.keep(whole, tmp_path, report=False)
     again = record_file.load_reconstructions(record_file.read(tmp_path / "results.json"), tmp_path)
     assert score(again, truth()) == scores

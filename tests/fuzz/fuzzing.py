@@ -55,7 +55,6 @@ from targets import READERS, Call, Target, Targets, weighted
 
 from leakaudit.cli import _main, main
 from leakaudit.core.errors import LeakauditError
-from leakaudit.reporting.viewing.files import UnreadableFile
 
 SECONDS = 5.0  # processor time of a call
 MEMORY = 1 << 30  # bytes that a call may take in addition
@@ -305,7 +304,7 @@ def _called(call: Call) -> tuple[int, str, str]:
     if call[0] == "read":
         try:
             shown = READERS[call[1]](Path(call[2]))
-        except (LeakauditError, UnreadableFile) as error:
+        except LeakauditError as error:
             return 2, "", f"{error}\n"
         return 0, shown if isinstance(shown, str) else "", ""
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

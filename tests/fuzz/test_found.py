@@ -56,7 +56,6 @@ from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.search import batched_search
 from leakaudit.inversion.search.lbfgs import LbfgsMemory
 from leakaudit.inversion.search.objectives import missing
-from leakaudit.judging.gate.baseline import BaselineChange
 from leakaudit.protocols import declared
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.reporting.findings import redaction, wording
@@ -466,7 +465,7 @@ def test_a_record_of_countless_nodes_is_not_redacted(here: Path) -> None:
 
 
 def test_a_difference_of_baselines_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    _write([BaselineChange("removed", "\u202eCANARY\u202c\n::error::x")], "text", "")
+    _write([("- \u202eCANARY\u202c\n::error::x", {})], "text", "")
     assert capsys.readouterr().out == "- CANARY : :error::x\n"
 
 

@@ -18,8 +18,8 @@ HARMS = {  # what a reader does: what the fuzzer must say
     "raise LeakauditError('the file is no trace')": (),
     "Path('out.txt').write_text('x')": (),
     "{}['missing']": ("exception",),
-    "raise UnreadableFile('one\\ntwo')": ("refusal",),
-    "raise UnreadableFile('\\x1b[2J')": ("text",),
+    "raise Raw('one\\ntwo')": ("refusal",),
+    "raise Raw('\\x1b[2J')": ("text",),
     "return '<img src=x onerror=CANARY>'": ("text",),
     "os.system('true')": ("effect",),
     "socket.create_connection(('127.0.0.1', 1))": ("effect", "exception"),
@@ -34,7 +34,10 @@ import importlib, json, os, socket, sys
 from pathlib import Path
 import corpus, fuzzing, targets
 from leakaudit.core.errors import LeakauditError
-from leakaudit.reporting.viewing.files import UnreadableFile
+
+class Raw(LeakauditError):
+    def __init__(self, said):
+        self.args = (said,)
 
 corpus.make = lambda home: home.mkdir()
 corpus.export_model = lambda path: None

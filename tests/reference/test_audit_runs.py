@@ -23,7 +23,6 @@ from leakaudit.judging.auditing.measure import _Blind, cases, measure, static
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.replays import (
     Replays,
-    Trials,
     models,
     replay,
     replayed,
@@ -220,7 +219,9 @@ def test_without_noise_every_record_is_identified() -> None:
         level.ready,
         Adversary(),
         0,
-        Trials(canary.free_rows(level.ready, 0)[:10], 20, 1),
+        canary.free_rows(level.ready, 0)[:10],
+        range(20),
+        1,
         8,
         "replays",
     )
@@ -235,7 +236,7 @@ def test_without_noise_every_record_is_identified() -> None:
 def test_a_count_takes_no_replay_that_chose_its_threshold() -> None:
     (level,) = levels(plan(constants={"clip": 0.0}))
     pair = canary.pair(level.ready, 0)
-    found = replay(level.ready, Adversary(), 0, Trials(pair, 40, 2), 8, "canaries")
+    found = replay(level.ready, Adversary(), 0, pair, range(40), 2, 8, "canaries")
     counts = canary.counted(found, None, 0.01)
     assert counts.positives + counts.negatives == 30
     assert (counts.true_positives, counts.false_positives) == (counts.positives, 0)
@@ -265,7 +266,9 @@ def test_a_blind_attacker_finds_no_more_than_chance() -> None:
         level.ready,
         Adversary(),
         0,
-        Trials(canary.free_rows(level.ready, 0)[:5], 150, 1),
+        canary.free_rows(level.ready, 0)[:5],
+        range(150),
+        1,
         8,
         "replays",
     )
@@ -348,7 +351,9 @@ def test_attackers_of_models_they_do_not_know_say_so() -> None:
         level.ready,
         Adversary(),
         0,
-        Trials(canary.free_rows(level.ready, 0)[:3], 5, 1),
+        canary.free_rows(level.ready, 0)[:3],
+        range(5),
+        1,
         8,
         "replays",
     )
@@ -360,7 +365,7 @@ def test_candidates_that_others_hold_are_refused() -> None:
     (level,) = levels(plan())
     own, taken = level.ready.rows[:2, 0].tolist()
     with pytest.raises(LeakauditError, match="held by another node"):
-        replay(level.ready, Adversary(), 0, Trials([own, taken], 1, 1), 8, "replays")
+        replay(level.ready, Adversary(), 0, [own, taken], range(1), 1, 8, "replays")
 
 
 def test_a_plan_is_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:

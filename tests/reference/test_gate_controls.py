@@ -23,7 +23,6 @@ from leakaudit.judging.gate import controls, judge
 from leakaudit.judging.gate import record as record_of
 from leakaudit.judging.gate.cells import GateCell, attack_all
 from leakaudit.judging.gate.config import Budget, Check, Gate
-from leakaudit.judging.gate.judge import GateOptions
 from leakaudit.judging.gate.runs import SeedResults, ready
 from leakaudit.reporting.results import model
 from leakaudit.reporting.results.model import RuleStatus
@@ -139,7 +138,7 @@ def test_a_negative_control_without_a_reconstruction_is_no_pass() -> None:
         seeds=2,
         baseline="",
     )
-    judged = judge.run(gate, GateOptions(strict=True), None)
+    judged = judge.run(gate, None, strict=True)
     assert {r.kind: r.status for r in judged.rules if r.kind in ("positive", "negative")} == {
         "positive": RuleStatus.OK,
         "negative": RuleStatus.UNTESTED,
@@ -191,10 +190,10 @@ def test_a_broken_attack_gives_code_3_and_never_0(
     monkeypatch: pytest.MonkeyPatch, broken: Any
 ) -> None:
     gate = Gate(QUIET.checks, (Budget("exact", 1.0), Budget("psnr", 500.0)), seeds=2, baseline="")
-    assert judge.run(gate, GateOptions(), None).code == 0
+    assert judge.run(gate, None).code == 0
     patched(monkeypatch, broken)
     for seed in range(0, 20, 2):
-        judged = judge.run(gate, GateOptions(seed), None)
+        judged = judge.run(gate, None, seed)
         assert judged.code == 3
         assert [r.kind for r in judged.rules if r.status is RuleStatus.VOID] == ["positive"]
 
@@ -226,14 +225,13 @@ def test_labels_that_are_guessed_fail_the_planted_leaks(
         seeds=1,
         baseline="",
     )
-    assert [judge.run(gate, GateOptions(seed), None).code for seed in range(20)] == [3] * 20
+    assert [judge.run(gate, None, seed).code for seed in range(20)] == [3] * 20
 
 
 def test_an_attack_that_cannot_use_the_leak_gives_code_3() -> None:
     scenario = {**FEDSGD, "model": "lenet"}
     judged = judge.run(
         Gate((Check("conv", scenario=scenario, attacks=("analytic",)),), seeds=2),
-        GateOptions(),
         None,
     )
     assert judged.code == 3
@@ -255,7 +253,7 @@ def test_an_attack_that_returns_one_record_whatever_leaks_fails_both_controls(
 
     patched(monkeypatch, memorised)
     gate = Gate(QUIET.checks, (Budget("exact", 0.0),), seeds=2, baseline="")
-    judged = judge.run(gate, GateOptions(), None)
+    judged = judge.run(gate, None)
     assert {r.kind for r in judged.rules if r.status is RuleStatus.VOID} == {"positive", "negative"}
     assert judged.code == 3
 
@@ -318,7 +316,7 @@ def test_a_function_of_the_test_is_a_program_too(tmp_path: Path) -> None:
         seeds=3,
         folder=tmp_path,
     )
-    judged = judge.run(gate, GateOptions(), None)
+    judged = judge.run(gate, None)
     assert judged.code == 1
     (over,) = [r for r in judged.rules if r.status is RuleStatus.OVER]
     assert "eavesdropper reconstructs the training input of node 0" in over.says
@@ -334,7 +332,7 @@ def test_a_function_of_the_test_is_a_program_too(tmp_path: Path) -> None:
 )
 def test_a_program_that_records_nothing_is_refused(function: Any, message: str) -> None:
     with pytest.raises(la.LeakauditError, match=message):
-        judge.run(Gate((Check("own", function),), seeds=1), GateOptions(), None)
+        judge.run(Gate((Check("own", function),), seeds=1), None)
 
 
 def test_epsilon_is_that_of_the_exact_view() -> None:
@@ -358,9 +356,7 @@ def test_epsilon_is_that_of_the_exact_view() -> None:
         for p in view_bounds(protocol_of(trace), la.Adversary(), range(3), 0.2, 1e-4)
     )
     for most, code in ((worst * 1.001, 0), (worst * 0.999, 1)):
-        judged = judge.run(
-            Gate((check,), (Budget("epsilon", most),), seeds=1, baseline=""), GateOptions(), None
-        )
+        judged = judge.run(Gate((check,), (Budget("epsilon", most),), seeds=1, baseline=""), None)
         epsilon = judged.priced["eps", "eavesdropper"].epsilon
         assert epsilon is not None
         assert epsilon == pytest.approx(worst)

@@ -26,7 +26,7 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.verdict import Verdict
 from leakaudit.judging.gate import judge, linted, record
 from leakaudit.judging.gate.config import Acceptance, Check, Gate
-from leakaudit.judging.gate.judge import GateOptions, GateResults
+from leakaudit.judging.gate.judge import GateResults
 from leakaudit.judging.gate.runs import ready
 from leakaudit.reporting.findings import redaction
 from leakaudit.reporting.rendering import gate_text
@@ -150,7 +150,7 @@ def halved(train: ModuleType, monkeypatch: pytest.MonkeyPatch, **changes: Any) -
     check = Check(
         "ring", drawing(train, monkeypatch, 0.5), attacks=("exact",), set={"exact": {"visits": 2}}
     )
-    return judge.run(replace(Gate((check,), seeds=1, baseline=""), **changes), GateOptions(), None)
+    return judge.run(replace(Gate((check,), seeds=1, baseline=""), **changes), None)
 
 
 def test_a_gate_fails_on_it_alone_and_every_report_shows_it(

@@ -18,7 +18,7 @@ from leakaudit.capture.tap.messages import description
 from leakaudit.cli import main
 from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
-from leakaudit.core.errors import LeakauditError, ProgramError
+from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Graph, Trace, Truth
 from leakaudit.judging.gate.config import Check
 from leakaudit.judging.gate.runs import ready
@@ -450,8 +450,11 @@ def test_a_gate_does_not_let_a_program_describe_itself(own: Path) -> None:
         heavyball(path, str(EXAMPLES / "heavyball.toml"))
 
     check = Check(name="own", run=program)
-    with pytest.raises(ProgramError, match="describes its protocol 'heavyball-file' itself"):
+    with pytest.raises(
+        LeakauditError, match="describes its protocol 'heavyball-file' itself"
+    ) as raised:
         ready(check, own)(0)
+    assert raised.value.code == 4
     registry.add_plugins([str(EXAMPLES / "heavyball.toml")])
     made = ready(check, own)(0)
     assert made.trace.protocol == "heavyball-file"

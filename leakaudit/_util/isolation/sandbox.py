@@ -13,7 +13,6 @@ import struct
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL
 
@@ -100,22 +99,20 @@ LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06  # instructions of a filt
 ALLOW, DENY = 0x7FFF0000, 0x00050000 | 1  # the latter with EPERM
 
 
-@dataclass(frozen=True)
-class Permissions:
-    """What an isolated process may use."""
-
-    listed: Sequence[Path]  # folders whose own entries can be listed, but not read
-    read: Sequence[Path]  # files and folders that can be read
-    written: Sequence[Path]  # files and folders that can be written, too
-    largest: int  # the largest file that can be written, in bytes
-
-
-def enter(allowed: Permissions) -> list[str]:
+def enter(
+    listed: Sequence[Path], read: Sequence[Path], written: Sequence[Path], largest: int
+) -> list[str]:
     """Isolate this process, and continue in a child of it if namespaces of processes are allowed.
 
     Call it before anything of a stranger is read, and in a process without threads.
+
+    Args:
+        listed: Folders whose own entries can be listed, but not read.
+        read: Files and folders that can be read.
+        written: Files and folders that can be written, too.
+        largest: The largest file that can be written, in bytes.
     """
-    _limit(allowed.largest)
+    _limit(largest)
     if sys.platform != "linux":
         return ["the network", "files", "other processes"]
     libc = ctypes.CDLL(None, use_errno=True)
@@ -123,9 +120,9 @@ def enter(allowed: Permissions) -> list[str]:
     if libc.prctl(SET_NO_NEW_PRIVS, 1, 0, 0, 0):
         return ["the network", "files", "other processes", "privileges"]
     own = _namespaces(libc)
-    outside = _mounts(libc, allowed) if own else [*SHARED, "processes that it leaves behind"]
+    outside = _mounts(libc, written) if own else [*SHARED, "processes that it leaves behind"]
     version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION)
-    files = version > 0 and _landlock(libc, version, allowed)
+    files = version > 0 and _landlock(libc, version, listed, read, written)
     calls = _filter(libc, own)
     missing = []
     if not (calls or own):
@@ -187,12 +184,12 @@ def _unshared(libc: ctypes.CDLL) -> bool:
     return True
 
 
-def _mounts(libc: ctypes.CDLL, allowed: Permissions) -> list[str]:
+def _mounts(libc: ctypes.CDLL, written: Sequence[Path]) -> list[str]:
     """Make all file systems read-only, but for what may be written; return what did not work.
 
     Landlock does not deny a change of permissions, owners and times.
     """
-    folders = [path for path in allowed.written if path.is_dir() and path != SHARED_MEMORY]
+    folders = [path for path in written if path.is_dir() and path != SHARED_MEMORY]
     alone = _attributes(libc, Path("/"), propagation=PRIVATE)
     bound = [alone and _mount(libc, path, path, None, BIND) for path in folders]
     memory = alone and _mount(libc, "tmpfs", SHARED_MEMORY, "tmpfs", NO_SUID | NO_DEVICES)
@@ -228,7 +225,13 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
     libc.capset(struct.pack("=Ii", CAPABILITIES, 0), bytes(24))
 
 
-def _landlock(libc: ctypes.CDLL, version: int, allowed: Permissions) -> bool:
+def _landlock(
+    libc: ctypes.CDLL,
+    version: int,
+    listed: Sequence[Path],
+    read: Sequence[Path],
+    written: Sequence[Path],
+) -> bool:
     rights = (1 << 13) - 1
     for since, right in ((2, 1 << 13), (3, TRUNCATE), (5, IOCTL)):
         if version >= since:
@@ -244,9 +247,9 @@ def _landlock(libc: ctypes.CDLL, version: int, allowed: Permissions) -> bool:
         return False
     try:
         for paths, given in (
-            (allowed.listed, READ_FOLDER),
-            (allowed.read, EXECUTE | READ | READ_FOLDER),
-            (allowed.written, rights & ~DEVICES),
+            (listed, READ_FOLDER),
+            (read, EXECUTE | READ | READ_FOLDER),
+            (written, rights & ~DEVICES),
         ):
             for path in paths:
                 _allow(libc, ruleset, path, given)

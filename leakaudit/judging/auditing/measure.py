@@ -18,7 +18,7 @@ from leakaudit.judging.auditing.judge import Test
 from leakaudit.judging.auditing.levels import Level
 from leakaudit.judging.auditing.plan import AuditPlan
 from leakaudit.judging.auditing.promise import Promise
-from leakaudit.judging.auditing.replays import Replays, Trials, joined, replay
+from leakaudit.judging.auditing.replays import Replays, joined, replay
 from leakaudit.judging.auditing.simulate import SimulationResults, near
 from leakaudit.protocols.recording import POOL, Plan
 from leakaudit.reporting.results import audit_names
@@ -101,17 +101,17 @@ class _ReplayJob:
         if part.kind == ONCE:
             return canary.one_run(ready, part.adversary, plan.gradients, 3)
         rows: Sequence[int] = canary.pair(ready, node)
-        trials = plan.canary
         seed = 2
         if part.kind == RERO:
             rows = canary.free_rows(ready, node)[: plan.candidates]
-            trials = plan.replays
             seed = 1
         return replay(
             ready,
             part.adversary,
             node,
-            Trials(rows, trials, seed, part.trials),
+            rows,
+            part.trials,
+            seed,
             plan.gradients,
             what=f"{part.kind} at {level.words}",
         )

@@ -69,32 +69,26 @@ def replayed(ready: Plan, rows: Tensor, seed: int) -> Plan:
     return replace(ready, rows=rows, random=random)
 
 
-@dataclass(frozen=True)
-class Trials:
-    """Replays in each of which a candidate is drawn uniformly."""
-
-    rows: Sequence[int]  # the candidates: rows of the data set
-    count: int
-    seed: int
-    some: range | None = None  # those to run of all that are drawn; None for all
-
-
 def replay(
-    ready: Plan, adversary: Adversary, node: int, trials: Trials, gradients: int, what: str
+    ready: Plan,
+    adversary: Adversary,
+    node: int,
+    rows: Sequence[int],
+    trials: range,
+    seed: int,
+    gradients: int,
+    what: str,
 ) -> Replays:
     """Run replays with fresh noise, in which the node's first record is the drawn candidate.
 
-    The time limit may end them early.
+    Each of `trials` draws one of the candidates, rows of the data set, uniformly. The time limit
+    may end them early.
     """
-    rows = trials.rows
-    seed = trials.seed
     others = set(ready.rows.flatten().tolist()) - {int(ready.rows[node, 0])}
     if taken := others & set(rows):
         raise LeakauditError(f"candidates: record {min(taken)} is held by another node")
     random = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 2))
-    drawn = torch.randint(len(rows), (trials.count,), generator=random)
-    some = range(trials.count) if trials.some is None else trials.some
-    drawn = drawn[some.start : some.stop]
+    drawn = torch.randint(len(rows), (trials.stop,), generator=random)[trials.start :]
     task = Task.build(ready.task.spec, dtype=torch.float64)
     clip = clipped_at(ready)
     # A batch for each candidate: the candidate, then the node's other records.
@@ -104,7 +98,7 @@ def replay(
     y = ready.source.y[batches]
     scores = torch.zeros(0, len(rows), dtype=torch.float64)
     moved = 0.0
-    for k, pick in zip(some, drawn.tolist(), strict=True):
+    for k, pick in zip(trials, drawn.tolist(), strict=True):
         if expired():
             break
         records = ready.rows.clone()
@@ -121,7 +115,7 @@ def replay(
             for theta in _sensitive_at(leak, trace):
                 gradient = clipping.gradients(task, theta.expand(len(x), -1), x, y, clip)
                 moved = max(moved, float(torch.cdist(gradient, gradient).max()))
-        step(what, k + 1, trials.count)
+        step(what, k + 1, trials.stop)
     return Replays(drawn[: len(scores)], scores, moved)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec import Struct, to_builtins
 
@@ -24,6 +24,7 @@ VERSION: Literal[1] = 1
 DIGITS = 6  # significant digits of a sample
 LARGEST = 1e300  # a sample; sums of larger ones are beyond all floats
 _NUMBERS = re.compile(r"\[\n([^\]]*)\]")
+Change: TypeAlias = tuple[str, Mapping[str, str | float | bool | None]]  # in words, and as JSON
 SEEDS = 10_000  # most seeds of a cell; a choice, a comparison of so many takes seconds
 
 
@@ -132,32 +133,31 @@ def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-@dataclass(frozen=True)
-class BaselineChange:
-    """One difference between two baselines."""
-
-    kind: Literal["removed", "added", "changed", "not comparable"]
-    cell: str
-    measure: str | None = None  # that changed; None for the whole cell
-    before: float | None = None  # mean of the measure, None if it is new
-    after: float | None = None  # the new mean, None if it was removed
-    other_seeds: bool = False  # whether the runs had other seeds
-
-    def __str__(self) -> str:
-        """Return one line."""
-        if self.kind == "not comparable":
-            return f"~ {self.cell}: measured in another way, not comparable"
-        name = " ".join(filter(None, (self.cell, self.measure)))
-        if self.measure is None or self.before is None or self.after is None:
-            return f"{'-' if self.kind == 'removed' else '+'} {name}"
-        before = wording.figure(self.measure, self.before)
-        after = wording.figure(self.measure, self.after)
-        return f"~ {name}: {before} -> {after}{', other seeds' * self.other_seeds}"
-
-    def to_json(self) -> dict[str, str | float | bool | None]:
-        """Return plain values."""
-        values = asdict(self)
-        return {"change": values.pop("kind"), **values}
+def _change(
+    kind: Literal["removed", "added", "changed", "not comparable"],
+    cell: str,
+    measure: str | None = None,
+    before: float | None = None,
+    after: float | None = None,
+    other_seeds: bool = False,
+) -> Change:
+    """Describe one difference between two baselines, of means of a measure or of a whole cell."""
+    values: dict[str, str | float | bool | None] = {
+        "change": kind,
+        "cell": cell,
+        "measure": measure,
+        "before": before,
+        "after": after,
+        "other_seeds": other_seeds,
+    }
+    if kind == "not comparable":
+        return f"~ {cell}: measured in another way, not comparable", values
+    name = " ".join(filter(None, (cell, measure)))
+    if measure is None or before is None or after is None:
+        return f"{'-' if kind == 'removed' else '+'} {name}", values
+    was = wording.figure(measure, before)
+    now = wording.figure(measure, after)
+    return f"~ {name}: {was} -> {now}{', other seeds' * other_seeds}", values
 
 
 def means(base: Baseline) -> dict[str, object]:
@@ -169,17 +169,15 @@ def means(base: Baseline) -> dict[str, object]:
     return {"updated": base.updated, "reason": base.reason, "cells": cells}
 
 
-def changes(old: Baseline, new: Baseline) -> list[BaselineChange]:
+def changes(old: Baseline, new: Baseline) -> list[Change]:
     """Return what changed between two baselines."""
-    found = [
-        BaselineChange("removed", name) for name in sorted(old.cells.keys() - new.cells.keys())
-    ]
+    found = [_change("removed", name) for name in sorted(old.cells.keys() - new.cells.keys())]
     for name, cell in sorted(new.cells.items()):
         before = old.cells.get(name)
         if before is None:
-            found.append(BaselineChange("added", name))
+            found.append(_change("added", name))
         elif before.digest != cell.digest:
-            found.append(BaselineChange("not comparable", name))
+            found.append(_change("not comparable", name))
         else:
             found += _changed_measures(name, before, cell)
     return found
@@ -187,12 +185,12 @@ def changes(old: Baseline, new: Baseline) -> list[BaselineChange]:
 
 def _changed_measures(
     name: str, before: CellMeasurements, cell: CellMeasurements
-) -> Iterator[BaselineChange]:
+) -> Iterator[Change]:
     for measure, samples in sorted(cell.samples.items()):
         was = before.samples.get(measure)
         if was is None:
-            yield BaselineChange("added", name, measure, after=averages.mean(samples))
+            yield _change("added", name, measure, after=averages.mean(samples))
         elif was != samples or before.seeds != cell.seeds:
             other = before.seeds != cell.seeds
             then, now = averages.mean(was), averages.mean(samples)
-            yield BaselineChange("changed", name, measure, then, now, other)
+            yield _change("changed", name, measure, then, now, other)

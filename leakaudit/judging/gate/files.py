@@ -12,7 +12,7 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.judging.gate import baseline, judge, record
 from leakaudit.judging.gate.baseline import Baseline
 from leakaudit.judging.gate.config import Gate
-from leakaudit.judging.gate.judge import GateOptions, GateResults
+from leakaudit.judging.gate.judge import GateResults
 from leakaudit.judging.gate.tables import SCHEMA, load
 from leakaudit.reporting.figures.pictures import Pair
 from leakaudit.reporting.rendering import leaked
@@ -56,7 +56,7 @@ def _pairs(judged: GateResults) -> dict[str, Pair]:
     return pairs
 
 
-def update(gate: Gate, options: GateOptions, reason: str) -> tuple[GateResults, Baseline, Baseline]:
+def update(gate: Gate, seed: int, reason: str) -> tuple[GateResults, Baseline, Baseline]:
     """Run the gate and, if it is sound, write its measurements to the baseline."""
     path = gate.baseline_path
     if path is None:
@@ -66,7 +66,7 @@ def update(gate: Gate, options: GateOptions, reason: str) -> tuple[GateResults, 
     if not reason.strip():
         raise LeakauditError("changing a baseline requires a reason: use --reason TEXT")
     before = compared(gate) or Baseline()
-    judged = judge.run(gate, options, None)
+    judged = judge.run(gate, None, seed)
     if judged.interrupted:
         raise KeyboardInterrupt
     after = judge.update(judged, before, reason)

@@ -20,7 +20,6 @@ from leakaudit.judging.gate.config import Check, Gate
 from leakaudit.judging.gate.fidelity import MOST, Fidelity
 from leakaudit.judging.gate.pricing import price_views
 from leakaudit.judging.gate.program import staying
-from leakaudit.judging.gate.record import GateOptions as GateOptions  # an argument of `run`
 from leakaudit.judging.gate.record import GateResults as GateResults  # what it returns
 from leakaudit.judging.gate.rule import CONTROLS, UNSOUND
 from leakaudit.judging.gate.runs import Runner, SeedResults, ready
@@ -49,10 +48,13 @@ def validate(gate: Gate) -> None:
             Adversary.parse(who)
 
 
-def run(gate: Gate, options: GateOptions, base: Baseline | None) -> GateResults:
-    """Run the gate and compare with the baseline, if any; Ctrl-C keeps the results so far."""
+def run(gate: Gate, base: Baseline | None, seed: int = 0, *, strict: bool = False) -> GateResults:
+    """Run the gate and compare with the baseline, if any; Ctrl-C keeps the results so far.
+
+    If strict, an increase that is not significant leads to code 3.
+    """
     validate(gate)
-    out = GateResults(gate, options)
+    out = GateResults(gate, seed, strict)
     start = time.perf_counter()
     try:
         with _deterministic(), staying():
@@ -75,7 +77,7 @@ def _run(check: Check, out: GateResults, before: int) -> None:
     shown = Fidelity(check)
     began = time.monotonic()
     first: SeedResults | None = None
-    seeds = range(out.options.seed, out.options.seed + out.gate.seeds)
+    seeds = range(out.seed, out.seed + out.gate.seeds)
     total = len(out.gate.checks) * len(seeds)
     record = ready(check, out.gate.folder)
     try:
@@ -199,9 +201,9 @@ def conclude(out: GateResults, base: Baseline | None) -> None:
         found += rules.growth(out.cells, base, gate)
         out.remarks = rules.few_seeds(out.cells, base, gate)
         out.stale = _stale(gate, base)
-    today = out.options.today or datetime.now(UTC).date()
+    today = datetime.now(UTC).date()
     out.rules, out.acceptances = rules.accept(found, gate.accepted, today)
-    out.code = rules.code(out.rules, out.complete, out.options.strict)
+    out.code = rules.code(out.rules, out.complete, out.strict)
 
 
 def _stale(gate: Gate, base: Baseline) -> list[str]:

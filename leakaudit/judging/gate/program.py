@@ -1,7 +1,7 @@
 """The program under test, in a process of its own, so that no way in which it ends is a verdict.
 
-A run counts only if the function returns and leaves a complete recording; anything else is a
-`ProgramError`, which ends the gate with code 4.
+A run counts only if the function returns and leaves a complete recording; anything else is an
+error that ends the gate with code 4, `PROGRAM_FAILED`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from leakaudit._util import forks, own_code
-from leakaudit.core.errors import LeakauditError, ProgramError, suggest
+from leakaudit.core.errors import PROGRAM_FAILED, LeakauditError, suggest
 from leakaudit.judging.gate.config import Check, Function
 
 # Seconds between checks of whether the process is alive, for cases in which its end is not
@@ -139,15 +139,15 @@ class CheckedProgram:
         if word is _OperationOutcome.FAILED:
             raise self._error(says)
 
-    def _late(self, when: str) -> ProgramError:
+    def _late(self, when: str) -> LeakauditError:
         allowed = f"{self._check.timeout:g} s, the check's timeout"
         setting = f"set timeout = SECONDS in [check.{self._check.name}]"
         return self._error(f"it did not return {when} within {allowed}; {setting}")
 
-    def _silent(self, when: str) -> ProgramError:
+    def _silent(self, when: str) -> LeakauditError:
         return self._error(f"{_died(self._process.exitcode)} {when}, before it returned")
 
-    def _error(self, says: str) -> ProgramError:
+    def _error(self, says: str) -> LeakauditError:
         return _failed(self._check, f"run: {says}")
 
 
@@ -199,13 +199,13 @@ def staying() -> Iterator[None]:
         yield
     except _Ended as error:
         where = "in the gate's own process, by a model, an attack or a victim"
-        raise ProgramError(f"{error}, {where}; {NOTHING}") from None
+        raise LeakauditError(f"{error}, {where}; {NOTHING}", code=PROGRAM_FAILED) from None
     finally:
         os._exit = end
 
 
-def _failed(check: Check, says: str) -> ProgramError:
-    return ProgramError(f"check {check.name}: {says}; {NOTHING}")
+def _failed(check: Check, says: str) -> LeakauditError:
+    return LeakauditError(f"check {check.name}: {says}; {NOTHING}", code=PROGRAM_FAILED)
 
 
 def _died(code: int | None) -> str:

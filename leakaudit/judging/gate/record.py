@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from leakaudit._util import averages
 from leakaudit._util.revision import revision
 from leakaudit.core import registry
-from leakaudit.core.errors import Interrupted
+from leakaudit.core.errors import INTERRUPTED, LeakauditError
 from leakaudit.core.quantities import MEASURES
 from leakaudit.core.trace import Trace
 from leakaudit.core.verdict import Holds
@@ -69,22 +69,13 @@ _CODES = {f"P{number:02d}": named for number, named in NAMES.items()}  # code ->
 View = tuple[str, str]  # name of a check, and an adversary in the words of the configuration
 
 
-@dataclass(frozen=True)
-class GateOptions:
-    """Options of a run of a gate."""
-
-    seed: int = 0
-    strict: bool = False  # whether an increase that is not significant leads to code 3
-    # the date with which the expiry of acceptances is compared; None for the current date in UTC
-    today: date | None = None
-
-
 @dataclass
 class GateResults:
     """The results of a run of a gate."""
 
     gate: Gate
-    options: GateOptions
+    seed: int = 0
+    strict: bool = False  # whether an increase that is not significant leads to code 3
     # cells that were attacked with at least one seed
     cells: list[GateCell] = field(default_factory=list)
     # epsilon in each view, if a budget limits it
@@ -136,7 +127,8 @@ class GateResults:
 def build(judged: GateResults) -> CheckRecord:
     """Return the record of a run."""
     if judged.first is None:
-        raise Interrupted("the run was interrupted before the first recording")
+        why = "the run was interrupted before the first recording"
+        raise LeakauditError(why, code=INTERRUPTED)
     trace = judged.first.trace
     gate = part(judged)
     left_out = tuple(not_tried(judged.gate))
@@ -163,7 +155,7 @@ def part(judged: GateResults) -> GatePart:
     return GatePart(
         code=judged.code,
         verdict=WORDS[judged.code],
-        strict=judged.options.strict,
+        strict=judged.strict,
         cells=tuple(_cell(cell, judged) for cell in judged.cells),
         rules=tuple(map(_rule, ordered(judged.rules))),
         networks=dict(judged.networks),
@@ -200,8 +192,8 @@ def not_tried(gate: Gate) -> Iterator[NotTried]:
 def _origin(judged: GateResults, trace: Trace) -> Provenance:
     origin = provenance.collect(
         trace,
-        settings=settings(judged.gate, judged.options.seed),
-        seeds={"first": judged.options.seed, "count": judged.gate.seeds},
+        settings=settings(judged.gate, judged.seed),
+        seeds={"first": judged.seed, "count": judged.gate.seeds},
         device="cpu",
         started=judged.started,
         seconds=judged.seconds,

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from leakaudit._util import config, own_code
 from leakaudit.core import registry
-from leakaudit.core.errors import ProgramError
+from leakaudit.core.errors import PROGRAM_FAILED, LeakauditError
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import TaskSpec, Trace, Truth
 from leakaudit.judging.gate.config import Check
@@ -200,8 +200,8 @@ class _Function:
                 "record every call anew, without reusing files"
             )
 
-    def _error(self, says: str) -> ProgramError:
-        return ProgramError(f"check {self._check.name}: {says}")
+    def _error(self, says: str) -> LeakauditError:
+        return LeakauditError(f"check {self._check.name}: {says}", code=PROGRAM_FAILED)
 
 
 def values(check: Check) -> Mapping[str, object]:

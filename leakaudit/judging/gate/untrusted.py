@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TextIO
@@ -25,7 +24,7 @@ from typing import TextIO
 from leakaudit._util import forks
 from leakaudit._util.files import private_folder, replacing
 from leakaudit._util.isolation import sandbox, scratch
-from leakaudit.core.errors import ProgramError
+from leakaudit.core.errors import PROGRAM_FAILED, LeakauditError
 
 START = """
 from leakaudit.judging.gate import untrusted
@@ -67,7 +66,7 @@ def check(words: Sequence[str], project: Path, output: Path, dry: bool = False) 
             (place / name).mkdir()
         told = {
             "words": ["check", *words, "--output", str(place / "out")],
-            "allowed": asdict(_allowed(project, place)),
+            "allowed": _allowed(project, place),
         }
         # It may be longer than an argument.
         (place / TOLD).write_text(json.dumps(told, default=str))
@@ -81,13 +80,14 @@ def check(words: Sequence[str], project: Path, output: Path, dry: bool = False) 
         finally:
             os.close(made)
         if code not in (*VERDICTS, REFUSED):
-            code = ProgramError.code
+            code = PROGRAM_FAILED
         if dry or code not in VERDICTS:
             return code
         if _code(place / "taken") != code:
-            raise ProgramError(
+            raise LeakauditError(
                 f"the isolated gate ended with code {code}, but its record does not state this "
-                "verdict; nothing was judged"
+                "verdict; nothing was judged",
+                code=PROGRAM_FAILED,
             )
         _keep(place / "taken", output)
     return code
@@ -116,9 +116,8 @@ def _run(place: Path, dry: bool) -> int:
 def enter() -> list[str]:
     """Isolate this process, which was started for that."""
     told = json.loads(Path(sys.argv[1]).read_text())
-    given = told["allowed"]
-    paths = {name: [Path(p) for p in given[name]] for name in ("listed", "read", "written")}
-    missing = sandbox.enter(sandbox.Permissions(**paths, largest=given["largest"]))
+    paths = {name: [Path(p) for p in some] for name, some in told["allowed"].items()}
+    missing = sandbox.enter(**paths, largest=LARGEST)
     if missing:
         sys.stderr.write(f"leakaudit check: not isolated on this system: {', '.join(missing)}\n")
         sys.stderr.flush()
@@ -127,8 +126,8 @@ def enter() -> list[str]:
     return words
 
 
-def _allowed(project: Path, place: Path) -> sandbox.Permissions:
-    """Return what the process may use: Python, the project without .git, and `place`."""
+def _allowed(project: Path, place: Path) -> dict[str, Sequence[Path]]:
+    """Return what `sandbox.enter` allows: Python, the project without .git, and `place`."""
     project = project.resolve()
     listed, read = _without_git(project)
     for path in _python():
@@ -137,12 +136,8 @@ def _allowed(project: Path, place: Path) -> sandbox.Permissions:
         read += more_read
     read += [*map(Path, (*SYSTEM, *RANDOM)), *(Path("/etc", name) for name in SETTINGS)]
     devices = [*map(Path, SHARED), *Path("/dev").glob("nvidia*")]
-    return sandbox.Permissions(
-        listed=listed,
-        read=read,
-        written=[*(place / name for name in WRITTEN), *devices],
-        largest=LARGEST,
-    )
+    written = [*(place / name for name in WRITTEN), *devices]
+    return {"listed": listed, "read": read, "written": written}
 
 
 def _python() -> list[Path]:

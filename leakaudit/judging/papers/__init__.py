@@ -23,8 +23,6 @@ from leakaudit.judging.papers.row import (
     JudgedClaim,
     Judgement,
     PublishedClaim,
-    Quality,
-    Quote,
     published,
 )
 
@@ -34,8 +32,6 @@ __all__ = [
     "JudgedClaim",
     "Judgement",
     "PublishedClaim",
-    "Quality",
-    "Quote",
     "judge",
     "select",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from leakaudit._util.plural import counted
 from leakaudit.core.verdict import Verdict
 from leakaudit.core.version import VERSION
-from leakaudit.judging.papers.row import JudgedClaim, Quality
+from leakaudit.judging.papers.row import QUALITIES, JudgedClaim
 from leakaudit.reporting.findings import grading
 from leakaudit.reporting.findings.overview import Overview
 from leakaudit.reporting.findings.wording import LIMITS, NO_PROOF, VERDICT_ORDER
@@ -93,7 +93,7 @@ def _first(claims: Sequence[JudgedClaim]) -> Overview:
 
 
 def _claim(one: JudgedClaim) -> Mapping[str, object]:
-    known = one.row.quality.value if one.row.quality is not Quality.READ else ""
+    known = QUALITIES[one.row.quality] if one.row.quality != "read" else ""
     return {
         "number": one.row.number,
         "source": one.row.source,

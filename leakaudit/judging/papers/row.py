@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from enum import Enum
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,20 +14,12 @@ from leakaudit.core.verdict import Verdict
 CLAIMS = Path(__file__).with_name("claims.toml")
 
 
-class Quality(Enum):
-    """How the claim is known; the value is the sentence that a reader sees."""
-
-    READ = "read in the paper's text"
-    RECONSTRUCTED = "formulas are lost in our copy of the text, and were reconstructed"
-    RECALLED = "recalled from memory; the paper was not available"
-
-
-@dataclass(frozen=True)
-class Quote:
-    """A few words of a paper, verbatim."""
-
-    place: str  # section, theorem or equation
-    text: str  # the quoted words
+# How a claim is known -> the sentence that a reader sees.
+QUALITIES = {
+    "read": "read in the paper's text",
+    "reconstructed": "formulas are lost in our copy of the text, and were reconstructed",
+    "recalled": "recalled from memory; the paper was not available",
+}
 
 
 @dataclass(frozen=True)
@@ -73,8 +64,9 @@ class PublishedClaim:
     paper: str  # name of the paper, `other` for papers of other groups
     source: str  # paper and theorem
     claim: str  # what the paper states
-    quality: Quality  # how the claim is known
-    quotes: tuple[Quote, ...] = ()  # the paper's own words, empty if the paper was not available
+    quality: str  # how the claim is known, a key of `QUALITIES`
+    # the paper's own words with their place, empty if the paper was not available
+    quotes: tuple[Mapping[str, str], ...] = ()
     assumes: tuple[str, ...]  # assumptions of the paper, and those that the evaluation adds
     judge: Judge
 
@@ -87,8 +79,8 @@ class PublishedClaim:
 def published() -> Iterator[PublishedClaim]:
     """Yield the claims of ``claims.toml``; the modules of their functions must be imported."""
     for entry in tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["claim"]:
-        entry["quality"] = Quality[entry["quality"].upper()]
-        entry["quotes"] = tuple(Quote(**quote) for quote in entry.get("quotes", ()))
+        assert entry["quality"] in QUALITIES, entry["quality"]
+        entry["quotes"] = tuple(entry.get("quotes", ()))
         entry["assumes"] = tuple(entry["assumes"])
         yield PublishedClaim(judge=_JUDGES[entry["number"]], **entry)
 
@@ -125,8 +117,8 @@ class JudgedClaim:
             "paper": self.row.paper,
             "source": self.row.source,
             "claim": self.row.claim,
-            "quality": self.row.quality.name.lower(),
-            "quotes": [asdict(quote) for quote in self.row.quotes],
+            "quality": self.row.quality,
+            "quotes": [dict(quote) for quote in self.row.quotes],
             "assumes": list(self.row.assumes),
             "verdict": self.verdict.name,
             "findings": list(map(Judgement.to_json, self.findings)),

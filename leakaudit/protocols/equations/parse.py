@@ -39,19 +39,24 @@ def parse(text: str, first: int) -> tuple[Statement, ...]:
     found = sentences(text, first)
     if not found:
         return ()
-    statements, rest = _block(found, found[0].indent)
+    statements, rest = _block(found, _indent(found[0]))
     if rest:
-        rest[0].tokens[0].place.error(
+        rest[0][0].place.error(
             "expected the indentation of the equations above; only equations below 'repeat' are "
             "indented further"
         )
     return statements
 
 
+def _indent(sentence: Sentence) -> int:
+    """Return the number of spaces in front of an equation."""
+    return sentence[0].place.column - 1
+
+
 def _block(lines: list[Sentence], indent: int) -> tuple[tuple[Statement, ...], list[Sentence]]:
     """Parse the equations with an indentation; return the lines behind them as well."""
     statements: list[Statement] = []
-    while lines and lines[0].indent == indent:
+    while lines and _indent(lines[0]) == indent:
         sentence = lines[0]
         lines = lines[1:]
         parser = _Parser(sentence)
@@ -59,10 +64,10 @@ def _block(lines: list[Sentence], indent: int) -> tuple[tuple[Statement, ...], l
             statements.append(parser.statement())
             continue
         count = parser.repeat()
-        if indent >= DEEPEST or not lines or lines[0].indent <= indent:
-            sentence.tokens[0].place.error("expected indented equations below 'repeat'")
-        body, lines = _block(lines, lines[0].indent)
-        statements.append(Repeat(count, body, sentence.line))
+        if indent >= DEEPEST or not lines or _indent(lines[0]) <= indent:
+            sentence[0].place.error("expected indented equations below 'repeat'")
+        body, lines = _block(lines, _indent(lines[0]))
+        statements.append(Repeat(count, body, sentence[0].place.equation))
     return tuple(statements), lines
 
 
@@ -70,8 +75,8 @@ class _Parser:
     """Reads one equation from left to right."""
 
     def __init__(self, sentence: Sentence) -> None:
-        self.line = sentence.line
-        self.tokens = sentence.tokens
+        self.line = sentence[0].place.equation
+        self.tokens = sentence
         self.at = 0
         self.depth = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from leakaudit.protocols.equations.syntax import EquationLine, SourcePosition
 
@@ -29,13 +30,7 @@ class Token:
     place: SourcePosition
 
 
-@dataclass(frozen=True)
-class Sentence:
-    """One equation before it is parsed."""
-
-    line: EquationLine
-    indent: int  # number of spaces in front of it
-    tokens: tuple[Token, ...]  # its words and signs, ending with `end`
+Sentence: TypeAlias = tuple[Token, ...]  # one equation before it is parsed, ending with `end`
 
 
 def sentences(text: str, first: int) -> list[Sentence]:
@@ -67,7 +62,7 @@ def sentences(text: str, first: int) -> list[Sentence]:
 
 
 def _sentence(held: list[tuple[int, str]]) -> Sentence:
-    first, opening = held[0]
+    first = held[0][0]
     line = EquationLine(first, " ".join(" ".join(content.split()) for _, content in held))
     tokens: list[Token] = []
     for number, content in held:
@@ -88,5 +83,4 @@ def _sentence(held: list[tuple[int, str]]) -> Sentence:
         )
     number, content = held[-1]
     end = SourcePosition(line, number, len(content) + 1)
-    indent = len(opening) - len(opening.lstrip())
-    return Sentence(line, indent, (*tokens, Token("end", "the end of the equation", end)))
+    return (*tokens, Token("end", "the end of the equation", end))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -32,7 +31,6 @@ from leakaudit.reporting.results.model import (
     TraceSummary,
     Undetermined,
 )
-from leakaudit.reporting.results.record_file import warned
 from leakaudit.scoring.scoring import Score, definitions
 from leakaudit.traces import callers
 
@@ -147,52 +145,32 @@ def undetermined(node: int, adversary: str, reason: str, understood: bool) -> Un
     )
 
 
-@dataclass(frozen=True)
-class AttackOutcome:
-    """What an attack found, and what keeps it from being conclusive."""
-
-    findings: Sequence[Finding]
-    undetermined: Sequence[Undetermined] = ()
-    not_tried: Sequence[str] = ()
-    complete: bool = True
-    unverified: Sequence[str] = ()  # as in the record, like `unclear`
-    unclear: Sequence[str] = ()
-
-
 def build(
     trace: Trace,
-    outcome: AttackOutcome,
+    findings: Sequence[Finding],
     provenance: Provenance,
     *,
     lpips: str,
+    undetermined: Sequence[Undetermined] = (),
+    not_tried: Sequence[str] = (),
+    complete: bool = True,
     truth: Truth | None = None,
-    about_model: Sequence[str] = (),
 ) -> AttackRecord:
     """Return the record of an attack, without files."""
-    said = summary(
-        outcome.findings,
-        outcome.undetermined,
-        outcome.not_tried,
-        trace.task.shape,
-        outcome.complete,
-    )
-    said = "".join([*(f"MODEL: {remark}. " for remark in about_model), said])
     return AttackRecord(
         schema=SCHEMA,
         version=VERSION,
-        complete=outcome.complete,
-        summary=warned(said, outcome.unverified, outcome.unclear),
+        complete=complete,
+        summary=summary(findings, undetermined, not_tried, trace.task.shape, complete),
         trace=trained(trace, truth),
-        findings=tuple(outcome.findings),
-        undetermined=tuple(outcome.undetermined),
-        not_tried=tuple(outcome.not_tried),
+        findings=tuple(findings),
+        undetermined=tuple(undetermined),
+        not_tried=tuple(not_tried),
         metrics=definitions(trace.task, lpips, truth),
-        attacks=attacks_of(outcome.findings),
+        attacks=attacks_of(findings),
         picture=None,
         originals=None,
         provenance=provenance,
-        unverified=tuple(outcome.unverified) or UNSET,
-        unclear=tuple(outcome.unclear) or UNSET,
     )
 
 

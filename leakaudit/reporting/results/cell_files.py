@@ -1,4 +1,4 @@
-"""The files of a sweep's folder as types: its plan and the result of each cell."""
+"""The files of a sweep's folder as types: the result of each cell."""
 
 from __future__ import annotations
 
@@ -16,9 +16,6 @@ from leakaudit.reporting.results.model import (
     Scores,
 )
 
-FORMAT: Literal["leakaudit.sweep"] = "leakaudit.sweep"
-VERSION: Literal[1] = 1
-
 Status: TypeAlias = Literal["died", "done", "failed"]
 # How a cell ended.
 DONE: Literal["done"] = "done"  # it has a result
@@ -28,15 +25,6 @@ DIED: Literal["died"] = "died"  # its process ended
 
 class _Stored(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A part of a file in which every field is defined."""
-
-
-class PlanFile(_Stored, frozen=True, kw_only=True):
-    """The plan of a folder."""
-
-    format: Literal["leakaudit.sweep"]
-    version: Literal[1]
-    plan: Mapping[str, Free]  # the plan, as `leakaudit.runs.sweeping.tables` reads and writes it
-    versions: dict[str, str | None]  # versions of the packages that results depend on
 
 
 class NoiseConfig(_Stored, frozen=True, kw_only=True):
@@ -98,13 +86,3 @@ class CellResult(_Stored, frozen=True, kw_only=True):
     # digest of the cell's name and all other entries, which tells whether a file was changed or
     # renamed
     sha256: str = ""
-
-
-class Timing(_Stored, frozen=True, kw_only=True):
-    """The duration of one cell."""
-
-    cell: str
-    seconds: float  # wall-clock time
-    cpu: float  # processor time in seconds
-    status: str  # how it ended
-    worker: int  # number of its process

@@ -158,18 +158,8 @@ class FlagColumn(_Column, frozen=True, kw_only=True):
     per_image: tuple[bool | None, ...]
 
 
-class RankColumn(_Column, frozen=True, kw_only=True):
-    """The rank of the true record among all records.
-
-    Attributes:
-        per_image: The rank of each true record, counted from 1; None for one that was not
-            recovered.
-    """
-
-    per_image: tuple[int | None, ...]
-
-
-Column: TypeAlias = NumberColumn | FlagColumn | RankColumn
+Column: TypeAlias = NumberColumn | FlagColumn
+RankColumn: TypeAlias = NumberColumn  # of ranks, counted from 1
 
 
 class Scores(

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from leakaudit._util.decoding import from_json
 from leakaudit._util.files import replacing
 from leakaudit.core import progress
 from leakaudit.core.errors import LeakauditError
@@ -32,7 +33,7 @@ class _StageEntry(Struct, frozen=True, kw_only=True):
     total: int  # how many there are
 
 
-class ProgressFile(Struct, frozen=True, kw_only=True):
+class _ProgressFile(Struct, frozen=True, kw_only=True):
     """The content of progress.json."""
 
     format: str
@@ -40,6 +41,15 @@ class ProgressFile(Struct, frozen=True, kw_only=True):
     started: float  # time of the start in seconds since 1970
     updated: float  # time at which the file was written
     stages: tuple[_StageEntry, ...]  # what was counted so far, in the order of the first reports
+
+
+def parsed(raw: bytes) -> _ProgressFile | None:
+    """Return the content of progress.json; None if it is none."""
+    try:
+        noted = from_json(raw, _ProgressFile)
+    except (ValueError, RecursionError):
+        return None
+    return noted if noted.format == FORMAT else None
 
 
 @contextmanager
@@ -56,7 +66,7 @@ def kept(folder: Path) -> Iterator[None]:
         if time.monotonic() - written < EVERY:
             return
         written = time.monotonic()
-        content = ProgressFile(
+        content = _ProgressFile(
             format=FORMAT,
             version=VERSION,
             started=started,

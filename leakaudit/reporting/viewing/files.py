@@ -10,12 +10,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from leakaudit.core.errors import LeakauditError
+
 ENTRIES = 200_000  # entries of all folders that are looked at; a choice
 DEPTH = 16  # folders inside each other; a choice
-
-
-class UnreadableFile(Exception):
-    """A file cannot be shown; the message says why."""
 
 
 def facts(path: Path) -> os.stat_result | None:
@@ -48,15 +46,15 @@ def _read(path: Path, start: int, limit: int) -> bytes:
         handle = os.open(path, flags)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "the name cannot be used"
-        raise UnreadableFile(f"it cannot be read: {reason}") from None
+        raise LeakauditError(f"it cannot be read: {reason}") from None
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise UnreadableFile("it is not a regular file")
+            raise LeakauditError("it is not a regular file")
         try:
             file.seek(start)
             return file.read(limit)
         except OSError as error:
-            raise UnreadableFile(f"it cannot be read: {error.strerror}") from None
+            raise LeakauditError(f"it cannot be read: {error.strerror}") from None
 
 
 def folders(root: Path, skipped: frozenset[str]) -> Iterator[tuple[Path, frozenset[str]]]:

@@ -12,7 +12,6 @@ from leakaudit._util.files import resolved
 from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.findings.wording import clean
 from leakaudit.reporting.viewing import files, running
-from leakaudit.reporting.viewing.files import UnreadableFile
 from leakaudit.reporting.viewing.running import Progress
 from leakaudit.reporting.viewing.summaries import RECORD, RunSummary, identifier, summarise
 
@@ -103,5 +102,5 @@ class RunIndex:
             return known
         try:
             return stamp, summarise(file, place, facts)
-        except UnreadableFile as error:
+        except LeakauditError as error:
             return stamp, _BrokenRun(clean(place), clean(error))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from leakaudit._util.decoding import from_json
+from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.findings.measured import best
 from leakaudit.reporting.findings.wording import clean
+from leakaudit.reporting.results import progress_file
 from leakaudit.reporting.results.cell_files import DONE, CellResult
-from leakaudit.reporting.results.progress_file import FORMAT, NAME, ProgressFile
 from leakaudit.reporting.viewing import files
-from leakaudit.reporting.viewing.files import UnreadableFile
 from leakaudit.reporting.viewing.summaries import identifier
 
 PLAN = "plan.json"
@@ -79,19 +80,24 @@ class _FinishedCell:
 
 def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> Progress | None:
     """Return how far the run of a folder is."""
-    noted = _noted(folder) if NAME in names else None
+    noted = None
+    if progress_file.NAME in names:
+        with suppress(LeakauditError):
+            noted = progress_file.parsed(files.head(folder / progress_file.NAME, SMALL))
     sweep = PLAN in names and CELLS in names
     if noted is None and (not sweep or seen is not None):
         return None
     stages = []
     times: list[float] = []
     failed = 0
+    spent = None  # seconds that progress.json counts
     if noted is not None:
         for stage in noted.stages[:8]:
             stages.append(
                 _StageProgress(clean(stage.what)[:40], max(0, stage.done), max(0, stage.total))
             )
         times.append(noted.updated)
+        spent = max(0.0, noted.updated - noted.started)
     if sweep:
         ended = sorted(written for written, _ in _dated(folder / CELLS))
         failed = len(_some(folder / ERRORS, ".txt"))
@@ -112,18 +118,8 @@ def progress(folder: Path, place: str, names: frozenset[str], seen: object) -> P
         stages=stages,
         failed=failed,
         quiet=quiet,
-        left=_left(stages, times if sweep else [], noted),
+        left=_left(stages, times if sweep else [], spent),
     )
-
-
-def _noted(folder: Path) -> ProgressFile | None:
-    try:
-        noted = from_json(files.head(folder / NAME, SMALL), ProgressFile)
-    except (UnreadableFile, ValueError, RecursionError):
-        return None
-    if noted.format != FORMAT:
-        return None
-    return noted
 
 
 def _dated(folder: Path) -> list[tuple[float, Path]]:
@@ -153,7 +149,7 @@ def _some(folder: Path, suffix: str) -> list[Path]:
 
 
 def _left(
-    stages: Sequence[_StageProgress], times: Sequence[float], noted: ProgressFile | None
+    stages: Sequence[_StageProgress], times: Sequence[float], spent: float | None
 ) -> float | None:
     if not stages or not stages[0].total:
         return None
@@ -162,9 +158,9 @@ def _left(
     recent = sorted(times)[-50:]
     if len(recent) > 1 and recent[-1] > recent[0]:
         return missing * (recent[-1] - recent[0]) / (len(recent) - 1)
-    if noted is None or not first.done:
+    if spent is None or not first.done:
         return None
-    return missing * max(0.0, noted.updated - noted.started) / min(MOST, first.done)
+    return missing * spent / min(MOST, first.done)
 
 
 def latest(folder: Path) -> list[_FinishedCell]:
@@ -174,7 +170,7 @@ def latest(folder: Path) -> list[_FinishedCell]:
     for written, path in sorted(_dated(folder / CELLS), reverse=True)[:LATEST]:
         try:
             result = from_json(files.head(path, CELL), CellResult)
-        except (UnreadableFile, ValueError, RecursionError):
+        except (LeakauditError, ValueError, RecursionError):
             continue
         cells.append(_cell(result, max(0.0, now - written)))
     return cells

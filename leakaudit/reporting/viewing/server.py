@@ -5,10 +5,13 @@ Folders are found by identifiers that the list contains: no part of an address b
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.findings.comparison import ResultsComparison
@@ -24,12 +28,14 @@ from leakaudit.reporting.viewing import compare, pages, running
 from leakaudit.reporting.viewing.filters import Query
 from leakaudit.reporting.viewing.index import FolderListing, RunIndex
 from leakaudit.reporting.viewing.reports import Reports
-from leakaudit.reporting.viewing.strangers import UntrustedConnections, protocol
 from leakaudit.reporting.viewing.summaries import RunSummary
 
 LOOPBACK = "127.0.0.1"
 METHODS = ("GET", "HEAD")
-CONNECTIONS = 64  # connections at the same time, `strangers.PLACES` of them without the token
+SECONDS = 5.0  # a browser needs milliseconds on the loopback interface: a choice
+PLACES = 16  # more than the six connections that a browser opens to one server: a choice
+Client: TypeAlias = tuple[str, int]  # address and port
+CONNECTIONS = 64  # connections at the same time, `PLACES` of them without the token
 KEEP_ALIVE = 5  # seconds that a connection with the token stays open between two requests
 QUERY = 8192  # bytes of a query
 # Headers of every answer. No other page can embed this one, and no cache keeps it.
@@ -45,11 +51,75 @@ HEADERS = {
 EMBEDDED = "; frame-ancestors 'none'"  # only a header can forbid this
 
 
+@dataclass(frozen=True)
+class _Stranger:
+    """One connection without the token, and what ends it."""
+
+    transport: asyncio.Transport
+    deadline: asyncio.TimerHandle
+
+
+class _UntrustedConnections:
+    """The connections that have not sent a request with the token yet, the oldest first.
+
+    Every process of the machine can connect, and one that sends half a request would keep its place
+    forever. So a connection without the token ends after a few seconds, and if there are too many,
+    a new one takes the place of the oldest.
+    """
+
+    def __init__(self, seconds: float, places: int) -> None:
+        """Begin without connections."""
+        self.seconds = seconds
+        self.places = places
+        self._present: dict[Client, _Stranger] = {}
+
+    def arrive(self, client: Client, transport: asyncio.Transport) -> None:
+        """Note a new connection; if no place is free, the oldest one ends."""
+        if len(self._present) >= self.places:
+            self._end(next(iter(self._present)))
+        deadline = asyncio.get_running_loop().call_later(self.seconds, self._end, client)
+        self._present[client] = _Stranger(transport, deadline)
+
+    def leave(self, client: Client) -> None:
+        """Forget a connection that has shown the token, or has ended."""
+        stranger = self._present.pop(client, None)
+        if stranger is not None:
+            stranger.deadline.cancel()
+
+    def _end(self, client: Client) -> None:
+        stranger = self._present.pop(client)
+        stranger.deadline.cancel()
+        stranger.transport.abort()
+
+
+def _protocol(strangers: _UntrustedConnections) -> type[H11Protocol]:
+    """Return what handles the connections of a server."""
+
+    class Connection(H11Protocol):
+        """A connection that is a stranger's until it shows the token."""
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            """Begin to wait for a request."""
+            super().connection_made(transport)
+            if self.client is None:  # the client has ended the connection already
+                transport.abort()
+            else:
+                strangers.arrive(self.client, transport)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            """Free the place."""
+            if self.client is not None:
+                strangers.leave(self.client)
+            super().connection_lost(exc)
+
+    return Connection
+
+
 class _Guard:
     """Refuses every request that is not one of a reader with the address of the viewer."""
 
     def __init__(
-        self, app: ASGIApp, token: str, port: int, strangers: UntrustedConnections
+        self, app: ASGIApp, token: str, port: int, strangers: _UntrustedConnections
     ) -> None:
         """_Guard an application."""
         self._app = app
@@ -217,7 +287,7 @@ def _not_found(request: Request, error: Exception) -> Response:
 
 
 def application(
-    root: Path, token: str, port: int, strangers: UntrustedConnections | None = None
+    root: Path, token: str, port: int, seconds: float = SECONDS, places: int = PLACES
 ) -> _Guard:
     """Return the viewer as an ASGI application."""
     index = RunIndex(root)
@@ -229,7 +299,7 @@ def application(
     site = _RunSite(index, Reports(index.root))
     app = Starlette(routes=site.routes(), exception_handlers={404: _not_found})
     app.router.redirect_slashes = False
-    return _Guard(app, token, port, strangers or UntrustedConnections())
+    return _Guard(app, token, port, _UntrustedConnections(seconds, places))
 
 
 def listen(port: int) -> socket.socket:
@@ -254,7 +324,7 @@ def server(app: _Guard) -> uvicorn.Server:
         uvicorn.Config(
             app,
             loop="asyncio",
-            http=protocol(app.strangers),
+            http=_protocol(app.strangers),
             ws="none",
             lifespan="off",
             log_level="error",

@@ -16,6 +16,7 @@ import msgspec
 
 from leakaudit._util.decoding import from_json
 from leakaudit._util.plural import counted
+from leakaudit.core.errors import LeakauditError
 from leakaudit.core.quantities import QUANTITIES, Place, Quantity, shown
 from leakaudit.reporting.findings import grading, measured, wording
 from leakaudit.reporting.results.model import (
@@ -33,7 +34,7 @@ from leakaudit.reporting.results.model import (
     kind_of,
     statistics,
 )
-from leakaudit.reporting.viewing.files import UnreadableFile, head, tail
+from leakaudit.reporting.viewing.files import head, tail
 
 RECORD = "results.json"
 # A record of at most so many bytes is read as a whole for the list: about a thousand findings.
@@ -137,13 +138,13 @@ def _decoded(raw: bytes) -> Record:
     try:
         found: Record = from_json(raw, _RECORD)
     except RecursionError:
-        raise UnreadableFile("its entries are nested too deeply") from None
+        raise LeakauditError("its entries are nested too deeply") from None
     except UnicodeDecodeError:
-        raise UnreadableFile("it is not text") from None
+        raise LeakauditError("it is not text") from None
     except msgspec.ValidationError as error:
-        raise UnreadableFile(f"it is not a record of leakaudit: {_short(error)}") from None
+        raise LeakauditError(f"it is not a record of leakaudit: {_short(error)}") from None
     except ValueError as error:
-        raise UnreadableFile(f"it is not valid JSON: {_short(error)}") from None
+        raise LeakauditError(f"it is not valid JSON: {_short(error)}") from None
     return found
 
 
@@ -382,16 +383,16 @@ def _opening(raw: bytes) -> _Opening:
     ends = [raw.find(mark) for mark in (b'"findings":', b'"sweep":')]
     found = [end for end in ends if end >= 0]
     if not found:
-        raise UnreadableFile("it is large, and does not begin as a record of leakaudit does")
+        raise LeakauditError("it is large, and does not begin as a record of leakaudit does")
     before = raw[: min(found)].rstrip().removesuffix(b",") + b"}"
     try:
         opening = msgspec.json.decode(before, type=_Opening)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-        raise UnreadableFile(
+        raise LeakauditError(
             "it is large, and does not begin as a record of leakaudit does"
         ) from None
     if opening.kind not in KINDS:
-        raise UnreadableFile("it is not a record of leakaudit: its kind is not known")
+        raise LeakauditError("it is not a record of leakaudit: its kind is not known")
     return opening
 
 

@@ -16,31 +16,27 @@ CHECKED = 2.0  # seconds between two looks at whether a cluster has workers
 AHEAD = 2  # jobs per core that a scheduler knows of, so that no worker waits for the next one
 
 
-class CoreCount:
-    """The cores of a cluster; raises if it has had none for `EMPTY` seconds."""
+def core_counts(count: Callable[[], int], backend: str, address: str) -> Iterator[int]:
+    """Yield the cores of a cluster, at most `CHECKED` seconds old; 1 if there are none yet.
 
-    def __init__(self, count: Callable[[], int], backend: str, address: str) -> None:
-        self._count = count
-        self._backend = backend
-        self._address = address
-        self._known = 0
-        self._looked = -CHECKED
-        self._seen = time.monotonic()
-
-    def number(self) -> int:
-        """Return their number, at most `CHECKED` seconds old; 1 if there are none yet."""
+    Raises if it has had none for `EMPTY` seconds.
+    """
+    known = 0
+    looked = -CHECKED
+    seen = time.monotonic()
+    while True:
         now = time.monotonic()
-        if now - self._looked >= CHECKED:
-            self._looked = now
-            self._known = self._count()
-        if self._known:
-            self._seen = now
-        elif now - self._seen > EMPTY:
+        if now - looked >= CHECKED:
+            looked = now
+            known = count()
+        if known:
+            seen = now
+        elif now - seen > EMPTY:
             raise LeakauditError(
-                f"backend {self._backend}: the cluster at {self._address} has had no workers for "
+                f"backend {backend}: the cluster at {address} has had no workers for "
                 f"{EMPTY:.0f} seconds; start workers and run the same command again"
             )
-        return max(1, self._known)
+        yield max(1, known)
 
 
 def waiting(items: Sequence[Any], stop: Stop) -> Iterator[int]:

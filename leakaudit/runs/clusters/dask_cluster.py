@@ -12,8 +12,8 @@ from leakaudit.runs.clusters.cluster import (
     AHEAD,
     CHECKED,
     REACHED,
-    CoreCount,
     broken,
+    core_counts,
     died,
     missing,
     reachable,
@@ -43,12 +43,12 @@ def run(
     except (OSError, ValueError, TimeoutError) as error:
         raise unreachable("dask", address, f"no scheduler answers ({error})") from None
     pending: dict[Any, int] = {}
-    cores = CoreCount(lambda: sum(client.nthreads().values()), "dask", address)
+    cores = core_counts(lambda: sum(client.nthreads().values()), "dask", address)
     left = waiting(items, stop)
     try:
         whole = client.submit(_same, shipped, pure=False)
         while True:
-            ahead = most or AHEAD * cores.number()
+            ahead = most or AHEAD * next(cores)
             for place in taken(left, ahead - len(pending)):
                 job = client.submit(
                     shipping.call, whole, place, pickle.dumps(items[place]), pure=False

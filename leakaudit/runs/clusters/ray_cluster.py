@@ -11,8 +11,8 @@ from leakaudit._util.jobs import REPEATS, JobOutcome, Stop
 from leakaudit.runs.clusters.cluster import (
     AHEAD,
     CHECKED,
-    CoreCount,
     broken,
+    core_counts,
     died,
     missing,
     reachable,
@@ -45,13 +45,13 @@ def run(
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise unreachable("ray", address, str(error)) from None
     pending: dict[Any, int] = {}
-    cores = CoreCount(lambda: int(ray.cluster_resources().get("CPU", 0)), "ray", address)
+    cores = core_counts(lambda: int(ray.cluster_resources().get("CPU", 0)), "ray", address)
     left = waiting(items, stop)
     try:
         whole = ray.put(shipped)
         work = ray.remote(max_retries=REPEATS)(shipping.call)
         while True:
-            ahead = most or AHEAD * cores.number()
+            ahead = most or AHEAD * next(cores)
             for place in taken(left, ahead - len(pending)):
                 pending[work.remote(whole, place, pickle.dumps(items[place]))] = place
             if not pending:

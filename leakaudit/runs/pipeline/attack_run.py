@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET, structs
+
 from leakaudit._util.jobs import IN_PROCESS, Pool
 from leakaudit.core import registry
 from leakaudit.core.errors import AttackError, LeakauditError
@@ -179,21 +181,23 @@ def _build(
     unverified += checked.rest.sentences
     unclear = checked.unclear(determined=not found.reasons)
     unclear += [found.reasons[node] for node in sorted(found.not_understood)]
-    outcome = findings.AttackOutcome(
-        entries,
-        missing,
-        _not_tried(found, run.options, run.trace),
-        complete=not (found.interrupted or found.late),
-        unverified=unverified,
-        unclear=list(dict.fromkeys([*unexamined, *unclear])),
-    )
-    return findings.build(
+    unclear = list(dict.fromkeys([*unexamined, *unclear]))
+    made = findings.build(
         run.trace,
-        outcome,
+        entries,
         origin,
         lpips=run.lpips,
+        undetermined=missing,
+        not_tried=_not_tried(found, run.options, run.trace),
+        complete=not (found.interrupted or found.late),
         truth=run.truth,
-        about_model=remarks.of(run.task),
+    )
+    said = "".join([*(f"MODEL: {remark}. " for remark in remarks.of(run.task)), made.summary])
+    return structs.replace(
+        made,
+        summary=record_file.warned(said, unverified, unclear),
+        unverified=tuple(unverified) or UNSET,
+        unclear=tuple(unclear) or UNSET,
     )
 
 

@@ -12,7 +12,7 @@ from leakaudit._util.own_code import Trust
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.progress import expired, step
 from leakaudit.protocols import recording
-from leakaudit.reporting.results.cell_files import DONE, FAILED, Status, Timing
+from leakaudit.reporting.results.cell_files import DONE, FAILED, Status
 from leakaudit.reporting.results.model import SweepRecord
 from leakaudit.reporting.results.output_folder import ready
 from leakaudit.runs.sweeping import merge
@@ -158,14 +158,8 @@ def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: Sweep
             computed = outcome.result()
         store.explain(key, computed.trouble)
         store.save(key, computed.result)
-        timing = Timing(
-            cell=key,
-            seconds=round(computed.seconds, 4),
-            cpu=round(computed.cpu, 4),
-            status=computed.result.status,
-            worker=outcome.worker,
-        )
-        store.timed(shard, timing)
+        status = computed.result.status
+        store.timed(shard, key, computed.seconds, computed.cpu, status, outcome.worker)
         done += 1
         step("cells", done, len(mine))
 

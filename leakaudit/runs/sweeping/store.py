@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -21,25 +21,35 @@ from leakaudit._util.files import PRIVATE, replacing, unfinished
 from leakaudit._util.uncollected import read_json
 from leakaudit.core.errors import LeakauditError
 from leakaudit.reporting.results import model, provenance
-from leakaudit.reporting.results.cell_files import (
-    FORMAT,
-    VERSION,
-    CellResult,
-    PlanFile,
-    Status,
-    Timing,
-)
+from leakaudit.reporting.results.cell_files import CellResult, Status
 from leakaudit.runs.sweeping import cells, tables
 from leakaudit.runs.sweeping.plan import SweepPlan
 
 S = TypeVar("S", bound=msgspec.Struct)
 
+FORMAT: Literal["leakaudit.sweep"] = "leakaudit.sweep"
+VERSION: Literal[1] = 1
 PLAN = "plan.json"
 CELLS = "cells"
 ERRORS = "errors"
 TIMES = "times-{}.jsonl"  # of one part
 # A link is never followed, also if it appears while the sweep runs.
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+
+
+class _PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: Literal["leakaudit.sweep"]
+    version: Literal[1]
+    plan: Mapping[str, model.Free]  # as `leakaudit.runs.sweeping.tables` reads and writes it
+    versions: dict[str, str | None]  # versions of the packages that results depend on
+
+
+class _Timing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    cell: str
+    seconds: float  # wall-clock time
+    cpu: float  # processor time in seconds
+    status: str  # how the cell ended
+    worker: int  # number of its process
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,7 @@ class Store:
 
     def begin(self, planned: StoredPlan) -> None:
         """Write the plan; results that an earlier plan shares are reused."""
-        about = PlanFile(
+        about = _PlanFile(
             format=FORMAT,
             version=VERSION,
             plan=tables.to_json(planned.plan),
@@ -92,7 +102,7 @@ class Store:
     def planned(self) -> StoredPlan:
         """Return what `begin` wrote."""
         path = self.folder / PLAN
-        found = _read(path, PlanFile, "expected the folder of a sweep, with its plan.json")
+        found = _read(path, _PlanFile, "expected the folder of a sweep, with its plan.json")
         return StoredPlan(tables.of_json(found.plan), found.versions)
 
     def save(self, key: str, result: CellResult) -> None:
@@ -141,9 +151,18 @@ class Store:
         with replacing(path) as file:
             file.write(text.encode("utf-8", "backslashreplace"))
 
-    def timed(self, shard: str, timing: Timing) -> None:
-        """Append the timing of one cell in one write."""
+    def timed(
+        self, shard: str, cell: str, seconds: float, cpu: float, status: Status, worker: int
+    ) -> None:
+        """Append the wall-clock and processor time in seconds of one cell in one write."""
         path = self.folder / TIMES.format(shard)
+        timing = _Timing(
+            cell=cell,
+            seconds=round(seconds, 4),
+            cpu=round(cpu, 4),
+            status=status,
+            worker=worker,
+        )
         line = json.dumps(model.plain(timing)).encode() + b"\n"
         try:
             handle = os.open(path, APPEND, PRIVATE)
@@ -156,12 +175,12 @@ class Store:
                 f"cannot write {path}: {error.strerror}; choose another place with --output"
             ) from None
 
-    def times(self) -> Iterator[Timing]:
+    def times(self) -> Iterator[_Timing]:
         """Yield the timings of all shards that wrote here."""
         for path in sorted(self.folder.glob(TIMES.format("*"))):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    yield decoded(read_json(line), Timing)
+                    yield decoded(read_json(line), _Timing)
                 except (ValueError, RecursionError, TypeMismatch):
                     continue
 

@@ -50,8 +50,8 @@ def _declared(protocol: Protocol, bound: ViewBound) -> Iterator[Evidence]:
         yield Evidence("batch", Origin.DECLARED, f"{values['batch']}")
     if values.get("server") == "unknown":
         yield Evidence("server", Origin.UNKNOWN, "it may send anything that it knows")
-    for channel in protocol.undeclared:
-        yield Evidence(f"messages {channel.kind!r}", Origin.UNKNOWN, "not declared")
+    for (kind, _, _), _, _ in protocol.undeclared:
+        yield Evidence(f"messages {kind!r}", Origin.UNKNOWN, "not declared")
     if bound.basis is not None and bound.basis.smoothness is not None:
         yield Evidence("smoothness", Origin.ASSUMED, f"{bound.basis.smoothness:g}")
     for name in protocol.defaulted:

@@ -490,8 +490,8 @@ def _faulty(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> V
                 return leaking
         hides = "its noise then hides nothing"
         if protocol.undeclared:
-            channel = protocol.undeclared[0]
-            hides = f"it is not declared what the messages {channel.kind!r} contain"
+            kind = protocol.undeclared[0][0][0]
+            hides = f"it is not declared what the messages {kind!r} contain"
         raise LeakauditError(f"{why}, and {hides}; record a run without the fault") from None
 
 

@@ -28,6 +28,8 @@ def nth_generator(seed: int, place: int) -> Generator:
 
 def child(*numbers: int) -> int:
     """Return a seed that is independent of those of other numbers: a seed, a node, a repetition."""
+    if min(numbers) < 0:
+        raise LeakauditError(f"seed: expected a whole number >= 0, got {min(numbers)}")
     return _word(SeedSequence(list(numbers)))
 
 

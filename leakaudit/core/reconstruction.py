@@ -29,12 +29,12 @@ class Certificate(Enum):
     """
 
     EXACT = (
-        f"the network received exactly this input: it reproduces {EQUATIONS} to rounding, "
-        "and no other input on the data's grid does"
+        "if the messages are as declared, the network received exactly this input: it reproduces "
+        f"{EQUATIONS} to rounding, and no other input on the data's grid does"
     )
     INTERVAL = (
-        "every value lies within its interval at 99 % confidence; "
-        "the data have no grid that would make it exact"
+        "if the messages are as declared, every value lies within its interval at 99 % "
+        "confidence; the data have no grid that would make it exact"
     )
     APPROXIMATE = "an estimate that is not proven: others may fit the leak as well or better"
     FAILED = "did not fit the leak; try more restarts or another attack"

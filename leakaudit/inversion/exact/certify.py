@@ -87,6 +87,9 @@ ROUNDED = 2e-6
 # one pixel gives 1e4.
 DEPENDENT = 1e6
 
+# The same for values without a grid, which a matrix in float64 can still tell apart.
+SINGULAR = 1e12
+
 # Part of an image outside the others' space from which it is independent; one level in one of 3072
 # pixels is 1e-4.
 APART = 1e-5
@@ -291,6 +294,8 @@ def table(heard: BatchObservations, x: Tensor) -> Proof:
     if why:
         return Proof(x, why=why)
     inside = heard.grid.rows(x) @ span.basis.T
+    if not bool(inside.isfinite().all()) or not bool(torch.linalg.cond(inside) < SINGULAR):
+        return Proof(x, why="the inputs depend on each other")
     agreed = slopes.agree(leak, heard.task, span.basis, heard.grid.rows(x), heard.grid)
     if any(companions(heard, inside, agreed)):
         return Proof(x, why="too few neurons distinguish the inputs")

@@ -321,13 +321,14 @@ def sweep_says(worst: SweepPoint | None) -> str:
     someone = f"With {place}, {whom(worst.adversary)}" if place else who(worst.adversary)
     share = f"{worst.recovered} of {worst.records}"
     if worst.recovered == worst.records:
-        share = f"all {worst.records}"
+        share = f"all {worst.records}" if worst.records > 1 else "the only one"
     how = ""
     if worst.exact == worst.recovered:
         how = " exactly"
     elif worst.exact:
         how = f", {worst.exact} of them exactly"
-    return f"{someone} recovered {share} training records{how}, by attack {worst.attack}."
+    what = f"recovered {share} of the attacked training records{how}"
+    return f"{someone} {what}, by attack {worst.attack}."
 
 
 def sweep_counts(cells: Sequence[SweptCell], missing: int) -> str:

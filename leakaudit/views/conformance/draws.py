@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainccinv, chdtr, ndtr, ndtri
+from scipy.special import bdtr, betainccinv, chdtr, ndtr, ndtri
 
 from leakaudit._util.signals import whole
 from leakaudit.core.verdict import Verdict
@@ -26,8 +26,8 @@ from leakaudit.views.deviation import Deviation
 # independent standard normal numbers. Each family of tests below shares `LEVEL` among all its tests
 # (Bonferroni), so all of them together raise a false alarm in about one check in a million.
 
-# Probability of a false alarm of each family of tests: about 1e-6 per check with the ten families
-# below, a thousandth of the gate's default alpha.
+# Probability of a false alarm of each family of tests: about 1e-6 per check with the eleven
+# families below, a thousandth of the gate's default alpha.
 LEVEL = 1e-7
 # Relative amount by which correct gradients may differ from those of the truth. Another framework
 # in half precision has rounding errors of 2^-11, which accumulate to less than this over a few
@@ -54,6 +54,8 @@ MATRICES = 5  # number of matrices whose combinations are tested, see `_matrices
 LONGER = 4
 # Levels, in standard deviations, below which numbers are counted: 2^-4, 2^-8, ..., 2^-44.
 SMALL = tuple(2.0 ** (-4 * power) for power in range(1, 12))
+# Sizes beyond which numbers are counted: 2.5 to 4.5 standard deviations, in steps of a tenth.
+LARGE = tuple(tenths / 10 for tenths in range(25, 46))
 # A level is used if it is at least this many rounding errors of a message: on a coarse grid, noise
 # can be 0 by chance. At 64, the grid changes the expected count by less than two per cent.
 ROUNDINGS = 64.0
@@ -178,6 +180,9 @@ class Draws:
         # Level -> numbers below it, and numbers that were compared with it.
         self._below: dict[float, int] = {}
         self._looked: dict[float, int] = {}
+        # Numbers beyond each of `LARGE`, and all numbers.
+        self._beyond = np.zeros(len(LARGE), np.int64)
+        self._counted = 0
         # Layer -> sum of squared Fourier transforms of the draws that were searched.
         self._spectra: dict[str, Floats] = {}
         self._searched = 0
@@ -239,6 +244,7 @@ class Draws:
             self._equal_numbers,
             self._directions,
             self._regular,
+            self._tails,
             self._combinations,
         ):
             found = next(family(), None)
@@ -280,6 +286,8 @@ class Draws:
             self._of_node[one.node] = total
         self._counts[one.node] = self._counts.get(one.node, 0) + len(names)
         self._count_small(one.rest, rounding)
+        self._beyond += [int((np.abs(one.rest) > level).sum()) for level in LARGE]
+        self._counted += one.rest.size
         self._search(one)
         self._keep_sizes(one.rest, rounding)
 
@@ -407,6 +415,23 @@ class Draws:
                 f"(probability {found.chance:.1g})"
             )
             yield Deviation(QUIET, says)
+
+    def _tails(self) -> Iterator[Deviation]:
+        """Yield too few large numbers: without them, an output can exclude a record.
+
+        An error of the gradient makes large numbers more frequent (Anderson 1955), so only too few
+        of them are a fault.
+        """
+        expected = 2 * ndtr(-np.array(LARGE))
+        chances = bdtr(self._beyond, self._counted, expected)
+        at = int(np.argmin(chances))
+        if chances[at] < LEVEL / len(LARGE):
+            says = (
+                f"{self._beyond[at]} of {self._counted} numbers are larger than {LARGE[at]:g} "
+                f"standard deviations; {self._counted * expected[at]:.2g} are expected "
+                f"(probability {chances[at]:.1g})"
+            )
+            yield Deviation(SHAPE, says)
 
     def _sums(self) -> Iterator[_Sums]:
         energy = np.stack(self._energy)

@@ -281,11 +281,12 @@ def test_one_difference_gives_the_label_and_the_features_exactly(
             known = last_layer.solve(objectives.target(leak, task, 1, D), task)
             if known is not None:
                 settled += 1
+                found, (theta, features) = known
                 true = torch.stack(
-                    [feature_inversion.features(task, w, one) for w in known.theta]
+                    [feature_inversion.features(task, w, one) for w in theta]
                 ).detach()
-                assert known.label == int(label)
-                assert float((known.features - true).norm() / true.norm()) < error
+                assert found == int(label)
+                assert float((features - true).norm() / true.norm()) < error
     assert settled >= 14 / 16 * 2 * pictures
 
 
@@ -310,11 +311,10 @@ def test_several_rounds_agree_and_plain_rows_are_read_too() -> None:
         )
         known = last_layer.solve(objectives.target(leak, task, 9, D), task)
         assert known is not None
-        assert known.label == int(y[0])
-        true = torch.stack(
-            [feature_inversion.features(task, w, x[:1]) for w in known.theta]
-        ).detach()
-        assert torch.allclose(known.features, true, rtol=1e-7, atol=1e-9)
+        label, (seen, features) = known
+        assert label == int(y[0])
+        true = torch.stack([feature_inversion.features(task, w, x[:1]) for w in seen]).detach()
+        assert torch.allclose(features, true, rtol=1e-7, atol=1e-9)
 
 
 def test_two_samples_settle_nothing() -> None:

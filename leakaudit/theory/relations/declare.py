@@ -56,14 +56,6 @@ class Relation:
         return f"{self.lhs} = {self.rhs}"
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """The point at which a gradient was evaluated."""
-
-    at: Expression
-    before: int  # number of relations declared before the gradient
-
-
 class _MessageOutline(Expression):
     """Any form over a declaration of which only the messages are kept."""
 
@@ -138,7 +130,8 @@ class Relations:
         self.round = 0
         self.vectors: list[Vector] = []
         self.relations: list[Relation] = []
-        self.points: dict[int, Point] = {}
+        self.points: dict[int, Expression] = {}  # gradient -> where it was evaluated
+        self.before: dict[int, int] = {}  # gradient -> number of relations declared before it
         self.opaques: dict[int, tuple[Expression, ...]] = {}
         self.hides: dict[int, str] = {}  # opaque vector -> what it hides of its inputs
         self.omits: dict[int, int] = {}  # omitted part -> message that holds the rest
@@ -201,7 +194,8 @@ class Relations:
         self._count(at)
         self.uses(owner, at)
         g = self._new("gradient", name, owner, index)
-        self.points[g.vector] = Point(at, len(self.relations))
+        self.points[g.vector] = at
+        self.before[g.vector] = len(self.relations)
         return g
 
     def noise(

@@ -197,7 +197,7 @@ def _simulate(
         state = evaluated(one.passed, one.columns, given, prime)
     given = values(last)
     observed = evaluated(last.observed, last.columns, given, prime)
-    declared_before = [rounds.declared.points[k].before for k in last.gradients]
+    declared_before = [rounds.declared.before[k] for k in last.gradients]
     independent, _, points = decide(
         echelon,
         lambda part: observed[part],

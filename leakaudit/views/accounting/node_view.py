@@ -315,8 +315,8 @@ def _private(heard: Knowledge, node: int) -> Hashable:
     points = []
     for target in heard.declared.gradients(node):
         point = heard.declared.points[target.vector]
-        earlier = bisect_left(heard.rows, point.before)
-        points.append((form(target.terms), form(point.at.terms), steps(point.at.terms), earlier))
+        earlier = bisect_left(heard.rows, heard.declared.before[target.vector])
+        points.append((form(target.terms), form(point.terms), steps(point.terms), earlier))
     return (tuple(rows), tuple(points))
 
 

@@ -308,7 +308,7 @@ def _forms(relations: Relations) -> Iterator[tuple[int | None, Form]]:
     for relation in relations.relations:
         yield None, relation.terms
     for gradient, point in relations.points.items():
-        yield gradient, point.at.terms
+        yield gradient, point.terms
     for out, parts in relations.opaques.items():
         for part in parts:
             yield out, part.terms

@@ -271,10 +271,10 @@ def test_loops_in_paths(words: Sequence[str], capsys: pytest.CaptureFixture[str]
 def test_targets_that_overflow_are_infinite(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     np.savez(path, x=np.zeros((4, 3), np.float32), y=np.array([0.0, 1e300, 0.0, 1.0]))
-    assert data_files.read_npz(path).y[1] == math.inf
+    assert data_files.read_npz(path)[1][1] == math.inf
     text = tmp_path / "d.txt"
     text.write_text("1e300 1:1\n0.5 1:2\n")
-    assert data_files.read_libsvm(text).y[0] == math.inf
+    assert data_files.read_libsvm(text)[1][0] == math.inf
 
 
 def test_targets_that_overflow_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

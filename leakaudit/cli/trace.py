@@ -153,13 +153,15 @@ def _show(facts: Mapping[str, Any], form: str) -> None:
 
 def _relations(path: Path, truth: Path | None, trusted: bool | str) -> dict[str, Any]:
     """Check the declared relations; residuals are relative, ``scope`` is what gaps exclude."""
+    from dataclasses import asdict
+
     from leakaudit.protocols import declared
     from leakaudit.tasks.task import Task
     from leakaudit.traces import gaps, trace_file
 
     trace = trace_file.load(path)
     known = trace_file.load_truth(trace_file.truth_path(path) if truth is None else truth)
-    task = Task.build(trace.task, dtype=trace.dtype, trusted=trusted)
-    worst, checked, skipped = declared.check(trace, known, task)
-    found: dict[str, Any] = {"worst": worst, "checked": checked, "skipped": skipped}
+    found = asdict(
+        declared.check(trace, known, Task.build(trace.task, dtype=trace.dtype, trusted=trusted))
+    )
     return found | ({"scope": limit} if (limit := gaps.limit(trace)) else {})

@@ -22,7 +22,7 @@ from leakaudit.protocols.traffic import Channel, compared, posts
 from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
-from leakaudit.theory.relations import Relations, Turns, Vector, residuals, secretless
+from leakaudit.theory.relations import Relations, Residuals, Turns, Vector, residuals, secretless
 from leakaudit.theory.relations.declare import Limits, at_most, outline, outlined
 from leakaudit.theory.relations.estimate import recorded
 from leakaudit.theory.relations.forward import ForwardModel
@@ -475,7 +475,7 @@ def _another(trace: Trace, victim: Victim) -> bool:
     )
 
 
-def check(trace: Trace, truth: Truth, task: Task | None = None) -> tuple[float, int, int]:
+def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
     """Check every relation of a declaration on a recorded run.
 
     The relations are evaluated with messages, private states, and gradients computed by automatic

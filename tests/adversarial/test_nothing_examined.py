@@ -24,6 +24,7 @@ from leakaudit.judging.gate.config import Check
 from leakaudit.judging.gate.rules import attacked
 from leakaudit.reporting.findings.wording import refusal
 from leakaudit.reporting.results.model import RuleStatus
+from leakaudit.theory.relations import Residuals
 from leakaudit.views.extraction import hearing
 from leakaudit.views.extraction.deduction import Deduction
 
@@ -231,7 +232,8 @@ def test_an_attack_that_examined_nothing_does_not_pass(
 def test_relations_of_which_none_was_checked_are_not_verified(
     checked: int, code: int, late: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leakaudit.protocols.declared.check", lambda *_, **__: (0.0, checked, 4))
+    found = Residuals(worst=0.0, checked=checked, skipped=4)
+    monkeypatch.setattr("leakaudit.protocols.declared.check", lambda *_, **__: found)
     assert main(["trace", "verify", "trace.pt", "--relations", "-q"]) == code
 
 

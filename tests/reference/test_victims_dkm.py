@@ -158,11 +158,9 @@ def test_it_broadcasts_what_algorithm_1_broadcasts(
 def test_the_declaration_is_what_runs(
     settings: dict[str, Any], mechanism: Any, dtype: torch.dtype
 ) -> None:
-    worst, _, skipped = declared.check(
-        *record(DKM(mechanism=mechanism, **settings), "ring", 4, dtype)
-    )
-    assert skipped == 0
-    assert worst < 20 * torch.finfo(dtype).eps
+    found = declared.check(*record(DKM(mechanism=mechanism, **settings), "ring", 4, dtype))
+    assert found.skipped == 0
+    assert found.worst < 20 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("kind", ["ring", "complete"])

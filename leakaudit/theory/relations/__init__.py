@@ -19,7 +19,7 @@ declaration.
 """
 
 from leakaudit.theory.relations.account import Bound, account
-from leakaudit.theory.relations.checks import residuals
+from leakaudit.theory.relations.checks import Residuals, residuals
 from leakaudit.theory.relations.declare import Relation, Relations
 from leakaudit.theory.relations.determine import (
     determined,
@@ -50,6 +50,7 @@ __all__ = [
     "Number",
     "Relation",
     "Relations",
+    "Residuals",
     "Turns",
     "Vector",
     "account",

@@ -23,6 +23,15 @@ CHANNEL = 4.0
 
 
 @dataclass(frozen=True)
+class Residuals:
+    """Residuals of the relations on a run."""
+
+    worst: float  # largest residual, relative to the relation's terms
+    checked: int  # number of relations that were checked
+    skipped: int  # number of relations that could not be checked
+
+
+@dataclass(frozen=True)
 class _Value:
     value: Tensor  # (c,) the vector
     size: float  # size of the terms from which it was computed, which determines its rounding error
@@ -33,7 +42,7 @@ def residuals(
     fetch: Callable[[Vector], Tensor | None],
     tolerance: float,
     gradient: Callable[[Vector, Tensor], Tensor] | None = None,
-) -> tuple[float, int, int]:
+) -> Residuals:
     """Check every relation, in the order of declaration, on recorded vectors.
 
     A relation with one vector that was not recorded defines this vector; with several, it is
@@ -43,10 +52,6 @@ def residuals(
         fetch: Returns a vector (c,), or None if it is not recorded.
         gradient: Evaluates a gradient that is not recorded, at the model (c,) that the declaration
             states.
-
-    Returns:
-        The largest residual, relative to the relation's terms; how many relations were checked; and
-        how many could not be.
     """
     values: dict[int, _Value] = {}
     for k, vector in enumerate(declared.vectors):
@@ -84,7 +89,7 @@ def residuals(
             )
         worst = max(worst, error)
         checked += 1
-    return max(worst, _omitted(declared, values, tolerance)), checked, skipped
+    return Residuals(max(worst, _omitted(declared, values, tolerance)), checked, skipped)
 
 
 def _omitted(declared: Relations, values: Mapping[int, _Value], tolerance: float) -> float:

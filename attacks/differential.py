@@ -26,7 +26,7 @@ from leakaudit.inversion.search import (
 from leakaudit.inversion.search.adam import RateSchedule
 from leakaudit.inversion.search.batched_search import FORMATS, SearchSchedule
 from leakaudit.inversion.search.evaluate import Problems
-from leakaudit.inversion.search.feature_inversion import SampleKnowledge
+from leakaudit.inversion.search.feature_inversion import Features
 from leakaudit.inversion.search.objectives import Target
 from leakaudit.inversion.search.optimise import Point, SearchRun
 
@@ -146,7 +146,7 @@ class Differential(Attack):
         target = objectives.target(leak, task, self.rows, torch.float64)
         known = read_labels.given(self.labels, task, batch)
         seen = last_layer.solve(target, task) if batch == 1 else None
-        if seen is not None and (known is None or int(known) == seen.label):
+        if seen is not None and (known is None or int(known) == seen[0]):
             found = self._by_features(leak, task, target, seen, generator)
             if found.certificate is Certificate.APPROXIMATE or expired():
                 return found
@@ -159,7 +159,7 @@ class Differential(Attack):
         leak: GradientLeak,
         task: Task,
         target: Target,
-        known: SampleKnowledge,
+        seen: tuple[int, Features],
         generator: Generator,
     ) -> Reconstruction:
         """Invert the features, then fit the whole difference.
@@ -167,7 +167,8 @@ class Differential(Attack):
         If no start leads to a fit, the best inputs found are returned, judged by their
         features.
         """
-        y = torch.tensor([known.label], device=task.device)
+        label, known = seen
+        y = torch.tensor([label], device=task.device)
         residual = partial(objectives.misfit, target, task, y=y)
         note = ""
         runs: list[tuple[float, SearchRun]] = []
@@ -308,6 +309,6 @@ def _objective(task: Task, columns: slice, given: Point, point: Point) -> Tensor
     return objectives.squared(found, aim)
 
 
-def _of_features(task: Task, known: SampleKnowledge, x: Tensor) -> float:
+def _of_features(task: Task, known: Features, x: Tensor) -> float:
     """Return the relative residual of the features."""
     return float(feature_inversion.misfit(task, known, x).detach().sqrt())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -101,20 +101,20 @@ class Labels(Attack):
         """
         batch = self.batch or leak.batch or 1
         step("labels", 0, 1)
-        found = self._of_all(leak, task, batch, generator)
+        y, off, how = self._of_all(leak, task, batch, generator)
         step("labels", 1, 1)
-        sure = _is_sure(found)
-        off = ""
-        if found.off != read_labels.UNKNOWN:
-            off = f", counts within {found.off:.2g} of whole numbers"
+        sure = _is_sure(off)
+        within = ""
+        if off != read_labels.UNKNOWN:
+            within = f", counts within {off:.2g} of whole numbers"
         return Reconstruction(
             leak.node,
             "labels",
             torch.empty(0, *task.spec.shape, dtype=task.dtype),
-            found.y.to(task.device),
+            y.to(task.device),
             Certificate.APPROXIMATE if sure else Certificate.FAILED,
-            found.off,
-            note=f"labels without inputs, by {found.how}{off}",
+            off,
+            note=f"labels without inputs, by {how}{within}",
         )
 
     def _of_all(
@@ -123,17 +123,18 @@ class Labels(Attack):
         """Read the labels once if all gradients are of the same records, or else of each."""
         rows = label_signs.plain_rows(leak)
         if len(rows) == 1 or (leak.steady and leak.records is not None):
-            found = self._read(leak, task, batch, generator)
-            return replace(found, how=f"{found.how} of one gradient")
+            y, off, how = self._read(leak, task, batch, generator)
+            return y, off, f"{how} of one gradient"
         each = [self._read(leak.equation(k), task, batch, generator) for k in rows]
-        kept = [one for one in each if _is_sure(one)]
+        kept = [one for one in each if _is_sure(one[1])]
         if not kept:
-            kept = [min(each, key=lambda one: one.off)]
-        y = torch.cat([one.y for one in kept])
-        if all(torch.equal(one.y, kept[0].y) for one in kept):
-            y = kept[0].y  # the same records, as far as labels show it
-        how = f"{kept[0].how} of {len(kept)} of {counted(len(rows), 'gradient')}, one by one"
-        return LabelReading(y, max(one.off for one in kept), how)
+            kept = [min(each, key=lambda one: one[1])]
+        first, _, method = kept[0]
+        y = torch.cat([labels for labels, _, _ in kept])
+        if all(torch.equal(labels, first) for labels, _, _ in kept):
+            y = first  # the same records, as far as labels show it
+        how = f"{method} of {len(kept)} of {counted(len(rows), 'gradient')}, one by one"
+        return y, max(off for _, off, _ in kept), how
 
     def _read(
         self, leak: GradientLeak, task: Task, batch: int, generator: Generator
@@ -156,9 +157,9 @@ class Labels(Attack):
             n = label_counts.llg(head, batch, impact, offset)
         else:
             n = WHOLE[self.method](head, batch)
-        return LabelReading(read_labels.spread(n), read_labels.UNKNOWN, self.method)
+        return (read_labels.spread(n), read_labels.UNKNOWN, self.method)
 
 
-def _is_sure(found: LabelReading) -> bool:
+def _is_sure(off: float) -> bool:
     """Whether counts are close to whole numbers, or the method does not report how close."""
-    return found.off < read_labels.NEAR or found.off == read_labels.UNKNOWN
+    return off < read_labels.NEAR or off == read_labels.UNKNOWN

@@ -134,25 +134,25 @@ def _recovered(
     attention = torch.cat([parts[name] for name in ATTENTION])
     first = prefixes.space(leak, attention, rows, generator)
     possible = prefixes.candidates(models, first)
-    tree = prefixes.grow(models, behind, possible, batch)
-    if tree.stopped:
-        why = f"{tree.stopped}; the space has {behind.rank} dimensions"
+    sequences, nearest, stopped = prefixes.grow(models, behind, possible, batch)
+    if stopped:
+        why = f"{stopped}; the space has {behind.rank} dimensions"
         return failed("sequences", leak, task, why)
-    numbers, _ = tree.nodes()
+    numbers, _ = prefixes.nodes(sequences)
     nodes = int(numbers.max()) + 1
-    sizes = range(len(tree.sequences), most + 1)
+    sizes = range(len(sequences), most + 1)
     if leak.batch is not None:
         sizes = range(batch, batch + 1)
-    found = _counted(models, leak.combination[0].double(), parts, tree, sizes)
+    found = _counted(models, leak.combination[0].double(), parts, sequences, sizes)
     if isinstance(found, str):
-        x = tree.sequences
+        x = sequences
         note = f"{len(x)} different sequences fit, but how often each occurs is not known: {found}"
         return Reconstruction(
             leak.node, "sequences", x, None, Certificate.APPROXIMATE, 1.0, note=note
         )
     x, y = found
     residual, noise = _misfit(leak, task, x, y)
-    doubts = _doubts(tree, nodes * len(models), behind.rank, rows, len(parts[BEHIND]))
+    doubts = _doubts(nearest, nodes * len(models), behind.rank, rows, len(parts[BEHIND]))
     if strange := decoders.reads_every_token(task, read):
         doubts.append(strange)
     if leak.batch is None:
@@ -165,7 +165,7 @@ def _recovered(
             f"the recomputed gradient differs by {residual:.1g}, and rounding explains {noise:.1g}"
         )
     certificate = Certificate.APPROXIMATE if doubts else Certificate.EXACT
-    note = f"{len(tree.sequences)} different sequences with {nodes} different prefixes"
+    note = f"{len(sequences)} different sequences with {nodes} different prefixes"
     if doubts:
         note = f"{note}; not certified: {'; '.join(doubts)}"
     return Reconstruction(
@@ -185,25 +185,25 @@ def _counted(
     models: Sequence[Decoder],
     weights: Tensor,
     parts: Mapping[str, Tensor],
-    tree: prefixes.Tree,
+    sequences: Tensor,
     sizes: Sequence[int],
 ) -> tuple[Tensor, Tensor] | str:
     """Count the sequences of a tree with the first batch size that gives whole numbers."""
     found: tuple[Tensor, Tensor] | str = "there are more than the width allows"
     for batch in sizes:
-        found = prefixes.counts(models, weights, parts, tree, batch)
+        found = prefixes.counts(models, weights, parts, sequences, batch)
         if not isinstance(found, str):
             break
     return found
 
 
-def _doubts(tree: prefixes.Tree, nodes: int, rank: int, rows: int, neurons: int) -> list[str]:
+def _doubts(nearest: float, nodes: int, rank: int, rows: int, neurons: int) -> list[str]:
     """Return which conditions of the certificate do not hold."""
     doubts = []
     if nodes != rank:
         doubts.append(f"the tree has {nodes} rows, but its space has {rank} dimensions")
-    if tree.nearest < prefixes.OUTSIDE:
-        doubts.append(f"a rejected prefix is only {tree.nearest:.0f} times the noise away")
+    if nearest < prefixes.OUTSIDE:
+        doubts.append(f"a rejected prefix is only {nearest:.0f} times the noise away")
     if rows > neurons:
         doubts.append(f"{rows} tokens could occur, and their layer has only {neurons} neurons")
     return doubts

@@ -43,7 +43,7 @@ from leakaudit.core.trace import Graph
 from leakaudit.protocols import topology
 from leakaudit.protocols.declared import Protocol
 from leakaudit.runs.workers.executor import Executor
-from leakaudit.theory.relations.shared import SharedView
+from leakaudit.theory.relations import shared
 from leakaudit.views.accounting import adversaries, survey
 from leakaudit.views.accounting.adversaries import around, named
 from leakaudit.views.accounting.compare import Comparison, compare
@@ -121,7 +121,7 @@ def growth(
                 "exponent": exponent(times),
             }
             if args.reference and expected(references, size.at) < args.seconds:
-                with patch.object(SharedView, "of", lambda *_: None):
+                with patch.object(shared, "bounds", lambda *_: None):
                     _, reference = measured(size)
                 references.append((size.at, reference))
                 line["reference"] = round(reference, 2)

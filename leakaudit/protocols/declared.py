@@ -23,7 +23,7 @@ from leakaudit.protocols.victim import Victim
 from leakaudit.tasks import clipping
 from leakaudit.tasks.task import Task
 from leakaudit.theory.relations import Relations, Residuals, Turns, Vector, residuals, secretless
-from leakaudit.theory.relations.declare import DeclarationLimits, at_most, outline, outlined
+from leakaudit.theory.relations.declare import Limits, at_most, outline, outlined
 from leakaudit.theory.relations.estimate import recorded
 from leakaudit.theory.relations.forward import ForwardModel
 from leakaudit.theory.relations.recursion import WINDOW
@@ -57,13 +57,13 @@ IDLE_SOME = 1_000
 IDLE = 10
 
 
-def largest(trace: Trace) -> DeclarationLimits:
+def largest(trace: Trace) -> Limits:
     """Return the most that the protocol of a recording may declare."""
     busy = frozenset[int]().union(*(table.round.unique().tolist() for table in trace.messages))
     idle = SOME
     if busy:
         idle = IDLE_SOME + IDLE * len(trace)
-    return DeclarationLimits(SOME + VECTORS * len(trace), idle, busy)
+    return SOME + VECTORS * len(trace), idle, busy
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Protocol:
     evidence: Mapping[str, Json] = field(default_factory=dict)
     # the most that may be declared, if constants and public tensors come from a recording, which a
     # stranger may have made; None if they do not
-    most: DeclarationLimits | None = None
+    most: Limits | None = None
 
     @property
     def whole(self) -> Relations:
@@ -222,7 +222,7 @@ class Protocol:
 
     @cached_property
     def beginning(self) -> ForwardModel | None:
-        """The forward model of `start`, for a long run whose rounds are alike (`LongView`).
+        """The forward model of `start`, for a long run whose rounds are alike (`recursion`).
 
         None if there is none, if the rounds differ, or if messages were lost.
         """

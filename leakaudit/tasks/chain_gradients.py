@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -128,38 +128,42 @@ class _ForwardPass:
     second: list[Tensor | None]  # the second derivative of each link's activation, None for 0
 
 
+# Maps parameters, inputs, labels and the slope of the loss to gradients (`_Chain.gradients`).
+Formulas: TypeAlias = Callable[[Tensor, Tensor, Tensor, Error], Tensor]
+
+
+def gradients(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> Formulas | None:
+    """Return the formulas of a ``Sequential`` without shared or frozen parameters, or None."""
+    found = sequential.trained(module, layout)
+    if found is None or len(shape) not in (1, 3):
+        return None
+    parts, blocks = found
+    if not all(_flattens_all(m) for _, m in parts):
+        return None
+
+    places = layout.slices
+    links = []
+    for block in blocks:
+        act, name = block.activation, block.name
+        if act is not None and ACTIVATIONS[type(act)].bends is None:
+            return None
+        after = _after(block.layer, shape, block.flat or len(shape) == 1)
+        if after is None:
+            return None
+        weight, bias = places[f"{name}.weight"], places.get(f"{name}.bias")
+        links.append(_Link(block.layer, act, weight, bias, shape, after))
+        shape = after
+    if len(shape) != 1 or links[-1].act is not None:
+        return None
+    return _Chain(tuple(links), layout.size).gradients
+
+
 @dataclass(frozen=True, eq=False)
-class Chain:
+class _Chain:
     """A sequence of layers and activations."""
 
     links: tuple[_Link, ...]  # the layers in order
     size: int  # length d of the flat parameters
-
-    @classmethod
-    def of(cls, module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> Chain | None:
-        """Return the chain of a ``Sequential`` without shared or frozen parameters, or None."""
-        found = sequential.trained(module, layout)
-        if found is None or len(shape) not in (1, 3):
-            return None
-        parts, blocks = found
-        if not all(_flattens_all(m) for _, m in parts):
-            return None
-
-        places = layout.slices
-        links = []
-        for block in blocks:
-            act, name = block.activation, block.name
-            if act is not None and ACTIVATIONS[type(act)].bends is None:
-                return None
-            after = _after(block.layer, shape, block.flat or len(shape) == 1)
-            if after is None:
-                return None
-            weight, bias = places[f"{name}.weight"], places.get(f"{name}.bias")
-            links.append(_Link(block.layer, act, weight, bias, shape, after))
-            shape = after
-        if len(shape) != 1 or links[-1].act is not None:
-            return None
-        return cls(tuple(links), layout.size)
 
     def gradients(self, thetas: Tensor, x: Tensor, y: Tensor, error: Error) -> Tensor:
         """Return gradients (n, d) that are differentiable once, in x and in soft y, not in thetas.
@@ -193,7 +197,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, chain: Chain, error: Error, thetas: Tensor, x: Tensor, y: Tensor
+        ctx: Any, chain: _Chain, error: Error, thetas: Tensor, x: Tensor, y: Tensor
     ) -> Tensor:
         up = chain.forward(thetas, x)
         out = up.out.mT

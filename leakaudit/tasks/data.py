@@ -14,7 +14,7 @@ from torch import Generator, Tensor
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.trace import Json, TaskSpec
 from leakaudit.tasks import data_files, data_sources
-from leakaudit.tasks.data_files import SourceRecords
+from leakaudit.tasks.data_files import Records
 
 NAMES = {
     "faces": ("100 faces, 25x25 gray, one class per face (scikit-image, no download); the default"),
@@ -140,7 +140,7 @@ def _parts(name: str) -> tuple[str, str]:
     return kind, rest
 
 
-def _dataset(name: str, records: SourceRecords) -> Dataset:
+def _dataset(name: str, records: Records) -> Dataset:
     x, y, labels, levels, tokens = records
     bad = int((~torch.isfinite(x)).sum()) + int((~torch.isfinite(y)).sum())
     if bad:

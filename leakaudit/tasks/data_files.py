@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -49,14 +49,10 @@ MODES = {
 }
 
 
-class SourceRecords(NamedTuple):
-    """The records of a source."""
-
-    x: Tensor  # (s, *shape) float32, images (c, h, w) in [0, 1] or features (p,)
-    y: Tensor  # (s,), int64 classes 0..C-1 or float32 targets
-    labels: tuple[str, ...] = ()  # names of the classes, may be empty
-    levels: int = 0  # 255 if x is k/255, else 0
-    tokens: int = 0  # number of different tokens if x are tokens, else 0
+# The records x (s, *shape) float32 of a source, images (c, h, w) in [0, 1] or features (p,); their
+# targets y (s,), int64 classes 0..C-1 or float32; the names of the classes, which may be empty; 255
+# if x is k/255, else 0; and the number of different tokens if x are tokens, else 0.
+Records: TypeAlias = tuple[Tensor, Tensor, tuple[str, ...], int, int]
 
 
 def images(pixels: np.ndarray) -> Tensor:
@@ -87,7 +83,7 @@ def _targets(values: np.ndarray) -> Tensor:
         return torch.from_numpy(values.astype(np.float32))
 
 
-def read_npz(path: Path) -> SourceRecords:
+def read_npz(path: Path) -> Records:
     """Read arrays x and y of an npz file.
 
     x is uint8 (n, h, w[, c]) images; float (n, h, w[, c]) images in [0, 1]; or (n, p) features,
@@ -107,12 +103,12 @@ def read_npz(path: Path) -> SourceRecords:
     else:
         target, names = classes(y)
     if x.dtype == np.uint8:
-        return SourceRecords(images(x), target, names, 255)
+        return images(x), target, names, 255, 0
     with np.errstate(all="ignore"):  # infinity is rejected with all other non-finite values
         values = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     if x.ndim > 2:
         values = _channels_first(values)
-    return SourceRecords(values, target, names)
+    return values, target, names, 0, 0
 
 
 def _check_arrays(x: np.ndarray, y: np.ndarray, path: Path) -> None:
@@ -146,7 +142,7 @@ def _arrays(file: npz.Npz, path: Path) -> tuple[np.ndarray, np.ndarray]:
     return file["x"], file["y"]
 
 
-def read_folder(folder: Path) -> SourceRecords:
+def read_folder(folder: Path) -> Records:
     """Read PNG and JPEG files of the same size; each subfolder, or else every image, is a class."""
     if not folder.is_dir():
         raise LeakauditError(f"images:{folder}: no such folder")
@@ -164,7 +160,7 @@ def read_folder(folder: Path) -> SourceRecords:
         )
     pixels = _pictures(files, folder)
     y = torch.tensor(labels) if groups else torch.arange(len(files))
-    return SourceRecords(images(np.stack(pixels)), y, tuple(d.name for d in groups), 255)
+    return images(np.stack(pixels)), y, tuple(d.name for d in groups), 255, 0
 
 
 def _pictures(files: list[Path], folder: Path) -> list[np.ndarray]:
@@ -226,7 +222,7 @@ class _Table:
     values: array[float]
 
 
-def read_libsvm(path: Path) -> SourceRecords:
+def read_libsvm(path: Path) -> Records:
     """Read LIBSVM text, ``label index:value ...`` with indices from 1, into dense features.
 
     The file is plain, .bz2 or .gz. Integer labels become classes 0..C-1 in sorted order; others are
@@ -257,8 +253,8 @@ def read_libsvm(path: Path) -> SourceRecords:
             "that is not a finite number"
         )
     if not np.array_equal(y, np.round(y)):
-        return SourceRecords(torch.from_numpy(x), _targets(y))
-    return SourceRecords(torch.from_numpy(x), *classes(y))
+        return torch.from_numpy(x), _targets(y), (), 0, 0
+    return torch.from_numpy(x), *classes(y), 0, 0
 
 
 def _table(path: Path) -> _Table:

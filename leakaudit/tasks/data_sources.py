@@ -13,7 +13,7 @@ from torch import Generator
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.tasks import _torchvision
-from leakaudit.tasks.data_files import SourceRecords, images
+from leakaudit.tasks.data_files import Records, images
 
 PHOTOS = {
     "astronaut": "astronaut.png",
@@ -33,7 +33,7 @@ _BUNDLE: Any = skimage.data  # its stubs annotate arrays as scalars
 TORCHVISION = {"mnist": "MNIST", "fashion": "FashionMNIST", "cifar10": "CIFAR10"}
 
 
-def faces(detect: bool, download: bool) -> SourceRecords:
+def faces(detect: bool, download: bool) -> Records:
     """Return Labelled Faces in the Wild, 25x25 gray, as scikit-image bundles it, rounded to k/255.
 
     The bundle contains no names: each of its 100 faces is its own class (y = row). With `detect`,
@@ -42,11 +42,11 @@ def faces(detect: bool, download: bool) -> SourceRecords:
     _bundled("lfw_subset.npy", download)
     x = images(np.round(_BUNDLE.lfw_subset() * 255).astype(np.uint8))
     if detect:
-        return SourceRecords(x, torch.arange(200).lt(100).long(), ("other", "face"), 255)
-    return SourceRecords(x[:100], torch.arange(100), (), 255)
+        return x, torch.arange(200).lt(100).long(), ("other", "face"), 255, 0
+    return x[:100], torch.arange(100), (), 255, 0
 
 
-def photos(download: bool) -> SourceRecords:
+def photos(download: bool) -> Records:
     """Cut non-overlapping 32x32 RGB tiles from scikit-image's photographs; y is the photograph.
 
     Each photograph is first scaled to a shorter side of 160 by area; tiles of nearly one colour are
@@ -65,7 +65,7 @@ def photos(download: bool) -> SourceRecords:
         rich = cut[cut.std(dim=(1, 2, 3)) > CONTRAST]
         tiles.append(rich)
         y += [label] * len(rich)
-    return SourceRecords(torch.cat(tiles), torch.tensor(y), tuple(PHOTOS), 255)
+    return torch.cat(tiles), torch.tensor(y), tuple(PHOTOS), 255, 0
 
 
 def _bundled(file: str, download: bool) -> None:
@@ -76,7 +76,7 @@ def _bundled(file: str, download: bool) -> None:
         )
 
 
-def from_torchvision(name: str, root: Path | None, download: bool) -> SourceRecords:
+def from_torchvision(name: str, root: Path | None, download: bool) -> Records:
     """Read the training images of MNIST, Fashion-MNIST or CIFAR-10 in torchvision's layout."""
     if root is None:
         raise LeakauditError(
@@ -92,10 +92,10 @@ def from_torchvision(name: str, root: Path | None, download: bool) -> SourceReco
             f"{name} cannot be read in {root} ({first}); check --data-root, or add --download"
         ) from error
     y = torch.as_tensor(got.targets).long()
-    return SourceRecords(images(np.asarray(got.data)), y, tuple(got.classes), 255)
+    return images(np.asarray(got.data)), y, tuple(got.classes), 255, 0
 
 
-def text(length: int) -> SourceRecords:
+def text(length: int) -> Records:
     """Cut the documentation that Python's help() displays into sequences of bytes.
 
     It is part of every Python (PSF licence) and differs between versions. Runs of spaces and line
@@ -114,17 +114,14 @@ def text(length: int) -> SourceRecords:
     # Equal sequences would be one record with two owners.
     _, first = np.unique(x, axis=0, return_index=True)
     kept = np.sort(first)
-    return SourceRecords(
-        torch.from_numpy(x[kept].astype(np.float32)),
-        torch.from_numpy(y[kept].astype(np.int64)),
-        tokens=BYTES,
-    )
+    following = torch.from_numpy(y[kept].astype(np.int64))
+    return torch.from_numpy(x[kept].astype(np.float32)), following, (), 0, BYTES
 
 
-def gaussians(count: int, generator: Generator | None) -> SourceRecords:
+def gaussians(count: int, generator: Generator | None) -> Records:
     """Draw two unit-variance Gaussians in the plane: label 0 at (-1, -1), label 1 at (1, 1)."""
     if generator is None:
         raise LeakauditError("gaussians are drawn at random: pass a torch.Generator to load()")
     y = torch.arange(count) % 2
     noise = torch.randn(count, 2, generator=generator, device=generator.device).cpu()
-    return SourceRecords(noise + (2.0 * y - 1).unsqueeze(1), y)
+    return noise + (2.0 * y - 1).unsqueeze(1), y, (), 0, 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,48 +18,54 @@ from leakaudit.tasks.activations import ACTIVATIONS
 # with 30 nodes and one sample per node).
 
 
+# Writes the gradients of every node into its last argument (`_Stack.gradients`).
+Formulas: TypeAlias = Callable[
+    [Mapping[str, Tensor], Tensor, Callable[[Tensor], Tensor], Mapping[str, Tensor]], None
+]
+
+
+def gradients(module: nn.Module, layout: Layout, inputs: int) -> Formulas | None:
+    """Return the formulas of a ``Sequential`` without shared or frozen parameters, or None."""
+    found = sequential.trained(module, layout)
+    if found is None:
+        return None
+    parts, blocks = found
+    # Nested containers and modules that are used twice are left to vmap, as in all earlier
+    # recordings.
+    modules = [m for _, m in parts]
+    if modules != list(module.children()):
+        return None
+    if any(sequential.role(m) == "identity" for m in modules):
+        return None
+
+    *hidden, last = blocks
+    if last.activation is not None:
+        return None
+    acts = []
+    for block in hidden:
+        if block.activation is None or ACTIVATIONS[type(block.activation)].slope is None:
+            return None
+        acts.append(block.activation)
+
+    weights, biases = list[str](), list[str | None]()
+    width = inputs
+    for block in blocks:
+        name, layer = block.name, block.layer
+        if not isinstance(layer, nn.Linear) or layer.in_features != width:
+            return None  # a convolution, or something between the layers changes the shape
+        weights.append(f"{name}.weight")
+        biases.append(None if layer.bias is None else f"{name}.bias")
+        width = layer.out_features
+    return _Stack(tuple(weights), tuple(biases), tuple(acts)).gradients
+
+
 @dataclass(frozen=True)
-class Stack:
+class _Stack:
     """Linear, activation, ..., Linear on the flattened input."""
 
     weights: tuple[str, ...]  # name of each layer's weight
     biases: tuple[str | None, ...]  # name of each layer's bias, None for a layer without one
     acts: tuple[nn.Module, ...]  # the activations between the layers, one fewer than layers
-
-    @classmethod
-    def of(cls, module: nn.Module, layout: Layout, inputs: int) -> Stack | None:
-        """Return the stack of a ``Sequential`` without shared or frozen parameters, or None."""
-        found = sequential.trained(module, layout)
-        if found is None:
-            return None
-        parts, blocks = found
-        # Nested containers and modules that are used twice are left to vmap, as in all earlier
-        # recordings.
-        modules = [m for _, m in parts]
-        if modules != list(module.children()):
-            return None
-        if any(sequential.role(m) == "identity" for m in modules):
-            return None
-
-        *hidden, last = blocks
-        if last.activation is not None:
-            return None
-        acts = []
-        for block in hidden:
-            if block.activation is None or ACTIVATIONS[type(block.activation)].slope is None:
-                return None
-            acts.append(block.activation)
-
-        weights, biases = list[str](), list[str | None]()
-        width = inputs
-        for block in blocks:
-            name, layer = block.name, block.layer
-            if not isinstance(layer, nn.Linear) or layer.in_features != width:
-                return None  # a convolution, or something between the layers changes the shape
-            weights.append(f"{name}.weight")
-            biases.append(None if layer.bias is None else f"{name}.bias")
-            width = layer.out_features
-        return cls(tuple(weights), tuple(biases), tuple(acts))
 
     def gradients(
         self,

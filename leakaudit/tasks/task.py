@@ -19,10 +19,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from leakaudit._util.own_code import Trust
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Layout, TaskSpec
-from leakaudit.tasks import build_task, losses
+from leakaudit.tasks import build_task, chain_gradients, dense_gradients, losses
 from leakaudit.tasks.build_task import LinearNames
-from leakaudit.tasks.chain_gradients import Chain
-from leakaudit.tasks.dense_gradients import Stack
 from leakaudit.tasks.models import MODELS
 from leakaudit.tasks.smoothed_relu import Rounding, rounded
 
@@ -72,8 +70,8 @@ class Task:
     dtype: torch.dtype
     device: torch.device
     module: nn.Module = field(repr=False)
-    stack: Stack | None = field(repr=False)
-    chain: Chain | None = field(repr=False)
+    stack: dense_gradients.Formulas | None = field(repr=False)
+    chain: chain_gradients.Formulas | None = field(repr=False)
     trusted: Trust = False
     tokens: int = 0
     masked: bool = False
@@ -128,8 +126,8 @@ class Task:
             dtype=dtype,
             device=torch.device(device),
             module=module,
-            stack=Stack.of(module, layout, math.prod(spec.shape)),
-            chain=Chain.of(module, layout, tuple(spec.shape)),
+            stack=dense_gradients.gradients(module, layout, math.prod(spec.shape)),
+            chain=chain_gradients.gradients(module, layout, tuple(spec.shape)),
             trusted=trusted,
             tokens=tokens,
             masked=build_task.masked(module, spec),
@@ -166,7 +164,7 @@ class Task:
         module = rounded(self.module, rounding)
         if module is self.module:
             return self
-        chain = Chain.of(module, self.layout, tuple(self.spec.shape))
+        chain = chain_gradients.gradients(module, self.layout, tuple(self.spec.shape))
         return replace(self, module=module, stack=None, chain=chain)
 
     def check_layout(self, layout: Layout) -> None:
@@ -293,7 +291,7 @@ class Task:
         thetas = thetas.detach()
         if self.chain is not None:
             slope = partial(losses.output_slope, self.spec.loss)
-            found = self.chain.gradients(thetas, self.normalise(x.to(thetas)), y, slope)
+            found = self.chain(thetas, self.normalise(x.to(thetas)), y, slope)
             return found + self.l2 * thetas if self.l2 else found
         if len(thetas) == 1:
             return self.gradient(thetas[0], x[0], y[0], create_graph=True)[None]
@@ -350,10 +348,12 @@ class Task:
         out: Tensor = vmap(jacrev(self.grad_fn))(thetas, x, y)
         return out
 
-    def _stacked(self, stack: Stack, thetas: Tensor, x: Tensor, y: Tensor, out: Tensor) -> None:
+    def _stacked(
+        self, stack: dense_gradients.Formulas, thetas: Tensor, x: Tensor, y: Tensor, out: Tensor
+    ) -> None:
         with torch.no_grad():
             flat = self.normalise(x.to(thetas)).flatten(2)
-            stack.gradients(
+            stack(
                 self.layout.split(thetas),
                 flat,
                 lambda outputs: losses.output_slope(self.spec.loss, outputs, y),

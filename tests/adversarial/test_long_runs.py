@@ -18,9 +18,8 @@ from leakaudit.core.adversary import Adversary
 from leakaudit.core.trace import Graph
 from leakaudit.protocols.declared import DECLARED, Protocol
 from leakaudit.protocols.equations.file import victim
-from leakaudit.theory.relations import Bound, account, know
+from leakaudit.theory.relations import Bound, account, know, shared
 from leakaudit.theory.relations.repeat import steady
-from leakaudit.theory.relations.shared import SharedView
 from leakaudit.views.accounting import node_view
 from leakaudit.views.accounting.adversaries import around, curious, named
 from leakaudit.views.accounting.compare import compare
@@ -240,7 +239,7 @@ def test_a_bound_below_what_records_attain_is_refused(monkeypatch: pytest.Monkey
         return replace(found, mu=found.mu / 2)
 
     monkeypatch.setattr(node_view, "account", halved)
-    monkeypatch.setattr(SharedView, "of", lambda *args: None)
+    monkeypatch.setattr(shared, "bounds", lambda *args: None)
     (found,) = compare(made, named([Adversary()], [0], 2))
     assert found.bound.refused == CONTRADICTION
     assert found.bound.mu is None

@@ -32,7 +32,7 @@ from leakaudit.protocols.victim import Victim
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.relations import Relations
 from leakaudit.views.accounting.adversaries import named
-from leakaudit.views.accounting.basis import Ground
+from leakaudit.views.accounting.basis import UNSEEN
 from leakaudit.views.accounting.compare import compare
 from leakaudit.views.accounting.view_bound import view_bounds
 
@@ -275,7 +275,7 @@ def test_the_single_node_reference_tells_nothing() -> None:
             (found,) = view_bounds(made, who, [node])
             assert found.mu == 0
             assert found.unit == "record"
-            assert str(found.basis) == f"record: {Ground.UNSEEN.value[1]}"
+            assert str(found.basis) == f"record: {UNSEEN[1]}"
 
 
 def test_a_node_that_the_schedule_leaves_out_has_mu_0() -> None:

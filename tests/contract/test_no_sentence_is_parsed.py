@@ -152,7 +152,7 @@ READS = {
     "leakaudit/protocols/declared.py:constants": FORMAT,
     "leakaudit/views/messages.py:_coarse": TORCH,
     "leakaudit/judging/gate/judge.py:_is_own": MODULE,
-    "leakaudit/views/conformance/descriptions.py": (
+    "leakaudit/views/conformance/recordings.py": (
         "texts that a program wrote in its description, for the number of their digits"
     ),
     "leakaudit/judging/gate/program.py:_library": NAMED,

@@ -72,13 +72,13 @@ from leakaudit.tasks import data_files
 from leakaudit.tasks.exported import archive
 from leakaudit.tasks.task import Task
 from leakaudit.theory.relations import Relations, Vector
-from leakaudit.theory.relations.declare import OUTLINED, TERMS, DeclarationLimits, at_most, outline
+from leakaudit.theory.relations.declare import OUTLINED, TERMS, at_most, outline
 from leakaudit.theory.relations.estimate import recorded
 from leakaudit.theory.relations.semidefinite import supremum
 from leakaudit.traces import trace_file, vocabulary
 from leakaudit.traces._storage import arrays, foreign, sizes
 from leakaudit.views.accounting import symmetry
-from leakaudit.views.accounting.symmetry import Symmetry
+from leakaudit.views.accounting.symmetry import _Symmetry
 from leakaudit.views.conformance import substitute
 from leakaudit.views.messages import ExpectedMessages
 
@@ -273,13 +273,13 @@ def test_renamings_that_fail_are_not_searched_for_ever(
     monkeypatch.setattr(symmetry, "invariant", lambda *_: False)
     searched = 0
 
-    def counted(self: Symmetry, *args: Any) -> object:
+    def counted(self: _Symmetry, *args: Any) -> object:
         nonlocal searched
         searched += 1
         return renaming(self, *args)
 
-    renaming = Symmetry._renaming
-    monkeypatch.setattr(Symmetry, "_renaming", counted)
+    renaming = _Symmetry._renaming
+    monkeypatch.setattr(_Symmetry, "_renaming", counted)
     assert main(["bound", "k.pt", "-q"]) == 0
     assert searched <= 3 * symmetry.PATIENCE
 
@@ -790,7 +790,7 @@ def test_a_declaration_of_many_terms() -> None:
 
     growing(200)
     with (
-        at_most(DeclarationLimits(200, 200, frozenset())),
+        at_most((200, 200, frozenset())),
         pytest.raises(LeakauditError, match=f"more than {TERMS * 200} terms"),
     ):
         growing(200)

@@ -140,7 +140,7 @@ def test_a_compressed_text_of_usual_numbers_is_read(tmp_path: Path) -> None:
     path = tmp_path / "s.bz2"
     path.write_bytes(bz2.compress(raw))
     assert len(raw) > 2 * data_files.TEXT
-    assert data_files.read_libsvm(path).x.shape == (60_000, 120)
+    assert data_files.read_libsvm(path)[0].shape == (60_000, 120)
 
 
 def test_many_small_arrays_of_zeros_are_one_large_trace(tmp_path: Path) -> None:

@@ -271,10 +271,10 @@ def test_loops_in_paths(words: Sequence[str], capsys: pytest.CaptureFixture[str]
 def test_targets_that_overflow_are_infinite(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     np.savez(path, x=np.zeros((4, 3), np.float32), y=np.array([0.0, 1e300, 0.0, 1.0]))
-    assert data_files.read_npz(path).y[1] == math.inf
+    assert data_files.read_npz(path)[1][1] == math.inf
     text = tmp_path / "d.txt"
     text.write_text("1e300 1:1\n0.5 1:2\n")
-    assert data_files.read_libsvm(text).y[0] == math.inf
+    assert data_files.read_libsvm(text)[1][0] == math.inf
 
 
 def test_targets_that_overflow_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,7 +301,7 @@ def test_a_palette_with_transparency(tmp_path: Path) -> None:
     image.putpalette([10, 20, 30, 40, 50, 60])
     image.save(tmp_path / "a.png", transparency=bytes([0, 128]))
     records = data_files.read_folder(tmp_path)
-    assert torch.allclose(records.x[0, :, 0, 0], torch.tensor([40.0, 50.0, 60.0]) / 255)
+    assert torch.allclose(records[0][0, :, 0, 0], torch.tensor([40.0, 50.0, 60.0]) / 255)
 
 
 def test_a_picture_with_a_large_header(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_picture_with_a_large_header(tmp_path: Path) -> None:
 
 def test_an_animation_of_no_frames(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(png(6, chunk(b"acTL", bytes(8))))
-    assert data_files.read_folder(tmp_path).x.shape == (1, 1, 6, 6)
+    assert data_files.read_folder(tmp_path)[0].shape == (1, 1, 6, 6)
 
 
 def test_a_malformed_table_of_several_pictures(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_malformed_table_of_several_pictures(tmp_path: Path) -> None:
     table = b"MPF\0MM\0*\0\0\0\x08\0\x01\xb0\x01\0\x04\0\0\0\x01\0\0\0\x02\0\0\0\0"
     segment = b"\xff\xe2" + struct.pack(">H", len(table) + 2) + table
     (tmp_path / "a.jpg").write_bytes(plain[:2] + segment + plain[2:])
-    assert data_files.read_folder(tmp_path).x.shape == (1, 3, 6, 6)
+    assert data_files.read_folder(tmp_path)[0].shape == (1, 3, 6, 6)
 
 
 def python2(array: np.ndarray[Any, Any]) -> bytes:

@@ -17,11 +17,11 @@ from leakaudit.core import registry
 from leakaudit.core.adversary import Adversary
 from leakaudit.protocols import topology
 from leakaudit.protocols.declared import DECLARED, Protocol
-from leakaudit.theory.relations import Relations, account, know
+from leakaudit.theory.relations import Relations, account, know, recursion, shared
+from leakaudit.theory.relations.account import Bound
 from leakaudit.theory.relations.forward import ForwardModel
-from leakaudit.theory.relations.recursion import LongView
+from leakaudit.theory.relations.recursion import _LongView
 from leakaudit.theory.relations.repeat import steady
-from leakaudit.theory.relations.shared import SharedView
 from leakaudit.theory.relations.symmetric import ROUNDING, SymmetricNetwork
 from leakaudit.views.accounting import survey
 from leakaudit.views.accounting.adversaries import around, named
@@ -136,7 +136,7 @@ def hidden_views(protocol: Protocol) -> list[Adversary]:
     return every[:: 1 + len(every) // VIEWS]
 
 
-def pairs(protocol: Protocol, *, closed: bool) -> Iterator[tuple[LongView, SharedView, int]]:
+def pairs(protocol: Protocol, *, closed: bool) -> Iterator[tuple[_LongView, Bound | None, int]]:
     """Yield every hidden view of every node, followed over the rounds and solved at once."""
     model = protocol.beginning
     assert model is not None
@@ -144,13 +144,15 @@ def pairs(protocol: Protocol, *, closed: bool) -> Iterator[tuple[LongView, Share
     network = protocol.network if closed else None
     for adversary in hidden_views(protocol):
         known = know(protocol.start, adversary).known
-        view = LongView.of(model, protocol.same, known, protocol.rounds, network, adversary.corrupt)
+        view = _LongView.of(
+            model, protocol.same, known, protocol.rounds, network, adversary.corrupt
+        )
         nodes = [i for i in range(protocol.graph.nodes) if i not in adversary.corrupt]
-        shared = SharedView.of(protocol.forward, know(protocol.whole, adversary).known, nodes)
-        assert shared is not None
+        whole = shared.bounds(protocol.forward, know(protocol.whole, adversary).known, nodes)
+        assert whole is not None
         if view is not None:
             for node in nodes:
-                yield view, shared, node
+                yield view, whole(node), node
 
 
 @pytest.mark.parametrize(("name", "shape"), list(itertools.product(STEADY, SHAPES)))
@@ -158,8 +160,8 @@ def test_the_recursion_equals_all_rounds_at_once(name: str, shape: tuple[str, in
     kind, nodes, rounds = shape
     protocol = made(name, kind, nodes, rounds, 3)
     followed = 0
-    for view, shared, node in pairs(protocol, closed=False):
-        ours, theirs = view.bound(node), shared.bound(node)
+    for view, theirs, node in pairs(protocol, closed=False):
+        ours = view.bound(node)
         if ours is None:
             continue
         assert theirs is not None
@@ -176,8 +178,7 @@ def test_the_closed_form_equals_all_rounds_at_once(name: str, shape: tuple[str, 
     kind, nodes, rounds = shape
     protocol = made(name, kind, nodes, rounds, 3)
     assert protocol.network is not None
-    for view, shared, node in pairs(protocol, closed=True):
-        theirs = shared.bound(node)
+    for view, theirs, node in pairs(protocol, closed=True):
         assert theirs is not None
         expected = float(theirs.fisher.sum())
         error = expected - view.squared[node]
@@ -220,7 +221,7 @@ def test_a_curious_hub_observes_every_message() -> None:
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bound every view of a long run with all its rounds, by `account`."""
-    monkeypatch.setattr(LongView, "of", lambda *_: None)
+    monkeypatch.setattr(recursion, "bounds", lambda *_: None)
 
 
 @pytest.mark.parametrize("name", [*STEADY, "dpnorm, sent twice", "dpsgd, mini-batches"])
@@ -302,9 +303,9 @@ def test_a_channel_that_reveals_a_gradient_is_left_to_exact_methods() -> None:
     model = ForwardModel.of(p)
     assert model is not None
     watches = Adversary(hears=frozenset({(0, 1)}))
-    assert LongView.of(model, steady(p, 3), know(p, watches).known, 50) is None
+    assert _LongView.of(model, steady(p, 3), know(p, watches).known, 50) is None
     other = Adversary(hears=frozenset({(1, 2)}))
-    view = LongView.of(model, steady(p, 3), know(p, other).known, 50)
+    view = _LongView.of(model, steady(p, 3), know(p, other).known, 50)
     assert view is not None
     assert view.squared[1] > view.squared[2] > 0
 
@@ -342,6 +343,6 @@ def test_a_network_that_grows_has_no_closed_form() -> None:
     assert model is not None
     assert SymmetricNetwork.of(model, steady(p, 3), 30) is None
     known = know(p, Adversary(hears=frozenset({(0, 1)}))).known
-    view = LongView.of(model, steady(p, 3), known, 30)
+    view = _LongView.of(model, steady(p, 3), known, 30)
     assert view is not None
     assert torch.isfinite(torch.from_numpy(view.squared)).all()

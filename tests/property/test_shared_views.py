@@ -11,12 +11,11 @@ import pytest
 from noisy_protocols import NOISY, made, same
 
 from leakaudit.protocols.declared import Protocol
-from leakaudit.theory.relations import Relations
+from leakaudit.theory.relations import Relations, shared
 from leakaudit.theory.relations.forward import PRIMES, Echelon, ForwardModel, product
-from leakaudit.theory.relations.shared import SharedView
 from leakaudit.views.accounting.adversaries import around
 from leakaudit.views.accounting.compare import Comparison, compare, worst
-from leakaudit.views.accounting.symmetry import Symmetry
+from leakaudit.views.accounting.symmetry import _Symmetry
 
 engine = importlib.import_module("leakaudit.theory.relations.account")  # a function has its name
 
@@ -33,7 +32,7 @@ def bounded(
 
 def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bound every view by itself, with `account`."""
-    monkeypatch.setattr(SharedView, "of", lambda *_: None)
+    monkeypatch.setattr(shared, "bounds", lambda *_: None)
 
 
 CASES = list(itertools.product(NOISY, (("ring", 5, 6), ("er", 6, 4))))
@@ -156,7 +155,7 @@ def test_rows_are_eliminated_together_as_one_by_one(seed: int) -> None:
 
 def test_renamings_found_for_one_adversary_serve_the_others() -> None:
     protocol = made("dpsgd", "ring", 12, 3, 0)
-    symmetry = Symmetry(protocol.graph, protocol.start)
+    symmetry = _Symmetry(protocol.graph, protocol.start)
     threats = around(protocol.graph, range(12), 1)
     first = [threat for threat in threats if symmetry.like(threat) is None]
     # Outsider, channel, neighbour, and nodes at distances 2 to 6.
@@ -166,7 +165,7 @@ def test_renamings_found_for_one_adversary_serve_the_others() -> None:
 
 def test_nodes_at_different_distances_are_told_apart_without_a_search() -> None:
     protocol = made("dpsgd", "ring", 12, 3, 0)
-    symmetry = Symmetry(protocol.graph, protocol.start)
+    symmetry = _Symmetry(protocol.graph, protocol.start)
     compared = []
     with patch.object(symmetry, "_renaming", lambda *colours: compared.append(colours)):
         for threat in around(protocol.graph, [0], 1):

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Layout, TaskSpec
-from leakaudit.tasks.chain_gradients import Chain
+from leakaudit.tasks.chain_gradients import Formulas, gradients
 from leakaudit.tasks.smoothed_relu import Rounding, SmoothedReLU
 from leakaudit.tasks.task import Task
 
@@ -164,7 +164,7 @@ def test_kernels_strides_pads_and_layers_without_bias_or_activation() -> None:
     torch.manual_seed(0)
     module = dilated().double()
     own = layout(module)
-    chain = Chain.of(module, own, IMAGE)
+    chain = gradients(module, own, IMAGE)
     assert chain is not None
     base = Task.build(TaskSpec("logistic", shape=(2,), classes=4), dtype=D)
     task = replace(base, module=module, layout=own, chain=chain)
@@ -183,9 +183,9 @@ def test_kernels_strides_pads_and_layers_without_bias_or_activation() -> None:
 
 
 def test_other_networks_are_left_to_autograd() -> None:
-    def chain(*modules: nn.Module) -> Chain | None:
+    def chain(*modules: nn.Module) -> Formulas | None:
         module = made(*modules)
-        return Chain.of(module, layout(module), IMAGE)
+        return gradients(module, layout(module), IMAGE)
 
     end = (nn.Flatten(), nn.Linear(432, 2))
     assert chain(nn.Conv2d(3, 4, 3, padding=1), nn.Dropout(), *end) is not None
@@ -201,5 +201,5 @@ def test_other_networks_are_left_to_autograd() -> None:
     assert chain(nn.Flatten(), nn.Linear(324, 4), shared := nn.Linear(4, 4), shared) is None
     frozen = made(nn.Flatten(), nn.Linear(324, 4), nn.Linear(4, 2))
     whole = layout(frozen)
-    assert Chain.of(frozen, Layout(whole.names[:2], whole.shapes[:2]), IMAGE) is None
+    assert gradients(frozen, Layout(whole.names[:2], whole.shapes[:2]), IMAGE) is None
     assert Task.build(TaskSpec("resnet10", shape=(3, 16, 16), classes=4)).chain is None

@@ -234,7 +234,7 @@ Reader = Callable[[GradientLeak, Task, int], Tensor]
 def ours(leak: GradientLeak, task: Task, batch: int) -> Tensor:
     found = read_labels.read(leak, task, batch)
     assert found is not None
-    return torch.bincount(found.y, minlength=task.spec.classes)
+    return torch.bincount(found[0], minlength=task.spec.classes)
 
 
 def accuracy(

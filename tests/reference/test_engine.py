@@ -19,10 +19,15 @@ from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import TaskSpec
 from leakaudit.inversion import attacking
 from leakaudit.inversion.search import batched_search, evaluate, objectives
-from leakaudit.inversion.search.batched_search import FORMATS, SearchSchedule
+from leakaudit.inversion.search.batched_search import (
+    FLATTER,
+    FORMATS,
+    LOWER,
+    SearchSchedule,
+    _Brackets,
+)
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.lbfgs import LbfgsMemory
-from leakaudit.inversion.search.line_search import FALL, FLATTER, Brackets
 from leakaudit.inversion.search.optimise import SearchRun
 from leakaudit.tasks import data
 from leakaudit.tasks import task as tasks
@@ -116,13 +121,13 @@ def test_a_step_is_accepted_where_the_weak_wolfe_conditions_hold_and_is_always_f
         return value, slope
 
     start, slope = f(torch.zeros(4, dtype=D))
-    brackets, t = Brackets(start, slope), torch.ones(4, dtype=D)
+    brackets, t = _Brackets(start, slope), torch.ones(4, dtype=D)
     done = torch.full((4,), torch.nan, dtype=D)
     for _ in range(60):
         value, here = f(t)
         accepted, after = brackets.judge(t, value, here)
         new = accepted & done.isnan()
-        assert bool((value[new] <= start[new] + FALL * t[new] * slope[new]).all())
+        assert bool((value[new] <= start[new] + LOWER * t[new] * slope[new]).all())
         assert bool((here[new] >= FLATTER * slope[new]).all())
         done, t = torch.where(new, t, done), torch.where(accepted, t, after)
     assert done.isfinite()[:3].all()

@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 import leakaudit as la
 from leakaudit.core.reconstruction import Certificate, Reconstruction
-from leakaudit.inversion.exact import first_layer_rows, likelihood, noisy_duals
+from leakaudit.inversion.exact import first_layer_rows, noisy_duals
 from leakaudit.inversion.exact.noisy_duals import _NeuronRows
 from leakaudit.inversion.exact.pixel_grid import NEAR, OFF, PixelGrid
 from leakaudit.protocols import recording
@@ -128,7 +128,7 @@ def test_true_coordinates_leave_chi_squared() -> None:
     """Of n rows and b columns, a neuron with a active samples leaves n (b - a) squares of errors."""
     rows, m, active = planted(6)
     freedom = rows.shape[1] * float((~active).sum())
-    left = likelihood.fit(rows, m, active).cost - likelihood.penalty(rows.shape[1]) * float(
+    left = noisy_duals.fit(rows, m, active).cost - noisy_duals.penalty(rows.shape[1]) * float(
         active.sum()
     )
     assert abs(left - freedom) < 4 * math.sqrt(2 * freedom)
@@ -136,7 +136,7 @@ def test_true_coordinates_leave_chi_squared() -> None:
 
 def test_patterns_settle_at_the_planted_ones_from_everything_active() -> None:
     rows, m, active = planted(4)
-    found = likelihood.fit(rows, m, torch.ones_like(active))
+    found = noisy_duals.fit(rows, m, torch.ones_like(active))
     assert float((found.active == active).double().mean()) > 0.995
 
 
@@ -145,7 +145,7 @@ def test_planted_coordinates_come_back_as_well_as_from_their_patterns(b: int) ->
     rows, m, active = planted(b)
     evidence = _NeuronRows.of(rows)
     found = noisy_duals.search(evidence, Generator().manual_seed(1))
-    oracle = likelihood.refined(evidence.rows, likelihood.fit(evidence.rows, m, active), m[:0])
+    oracle = noisy_duals.refined(evidence.rows, noisy_duals.fit(evidence.rows, m, active), m[:0])
     like = (found.m @ m.T).abs()
     assert like.argmax(1).unique().numel() == b
     off, best = (

@@ -129,8 +129,9 @@ def test_weight_decay_a_second_row_and_local_steps_do_not_disturb() -> None:
     for one in (leak, zero):
         found = read_labels.read(one, task, 12)
         assert found is not None
-        assert found.y.tolist() == expected
-        assert found.off < 0.2
+        y_found, off, _ = found
+        assert y_found.tolist() == expected
+        assert off < 0.2
     w = leak.theta[0].clone() if leak.theta is not None else leak.value[0]
     total = torch.zeros_like(w)
     for _ in range(5):
@@ -138,7 +139,7 @@ def test_weight_decay_a_second_row_and_local_steps_do_not_disturb() -> None:
         total, w = total + step, w - 0.02 * step
     found = read_labels.read(replace(leak, value=total[None], inner=5, step=0.02), task, 12)
     assert found is not None
-    assert found.y.tolist() == expected
+    assert found[0].tolist() == expected
 
 
 def test_without_the_model_llg_counts_and_two_outputs_become_one() -> None:
@@ -146,14 +147,14 @@ def test_without_the_model_llg_counts_and_two_outputs_become_one() -> None:
     leak = gradient_leak(task, task.init(torch.Generator().manual_seed(0)), x[:5], y[:5])
     found = read_labels.read(replace(leak, theta=None), task, 5)
     assert found is not None
-    assert (len(found.y), found.off) == (5, read_labels.UNKNOWN)
+    assert (len(found[0]), found[1]) == (5, read_labels.UNKNOWN)
     binary = Task.build(TaskSpec("logistic", {}, loss="binary", shape=(6,), classes=2), dtype=D)
     g = torch.Generator().manual_seed(0)
     x = 0.1 * torch.randn(9, 6, generator=g, dtype=D)
     y = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 1])
     found = read_labels.read(gradient_leak(binary, binary.init(g), x, y), binary, 9)
     assert found is not None
-    assert found.y.tolist() == [0] * 3 + [1] * 6
+    assert found[0].tolist() == [0] * 3 + [1] * 6
 
 
 def test_candidates_repeat_classes_and_forget_the_order() -> None:
@@ -281,11 +282,12 @@ def test_one_difference_gives_the_label_and_the_features_exactly(
             known = last_layer.solve(objectives.target(leak, task, 1, D), task)
             if known is not None:
                 settled += 1
+                found, (theta, features) = known
                 true = torch.stack(
-                    [feature_inversion.features(task, w, one) for w in known.theta]
+                    [feature_inversion.features(task, w, one) for w in theta]
                 ).detach()
-                assert known.label == int(label)
-                assert float((known.features - true).norm() / true.norm()) < error
+                assert found == int(label)
+                assert float((features - true).norm() / true.norm()) < error
     assert settled >= 14 / 16 * 2 * pictures
 
 
@@ -310,11 +312,10 @@ def test_several_rounds_agree_and_plain_rows_are_read_too() -> None:
         )
         known = last_layer.solve(objectives.target(leak, task, 9, D), task)
         assert known is not None
-        assert known.label == int(y[0])
-        true = torch.stack(
-            [feature_inversion.features(task, w, x[:1]) for w in known.theta]
-        ).detach()
-        assert torch.allclose(known.features, true, rtol=1e-7, atol=1e-9)
+        label, (seen, features) = known
+        assert label == int(y[0])
+        true = torch.stack([feature_inversion.features(task, w, x[:1]) for w in seen]).detach()
+        assert torch.allclose(features, true, rtol=1e-7, atol=1e-9)
 
 
 def test_two_samples_settle_nothing() -> None:

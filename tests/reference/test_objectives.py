@@ -250,7 +250,7 @@ def test_features_are_the_slope_of_an_output_in_its_own_weights(model: str) -> N
     assert torch.allclose(
         feature_inversion.features(task, theta, x), expected, rtol=1e-12, atol=1e-14
     )
-    known = feature_inversion.SampleKnowledge(0, theta[None], expected[None] * 0.9)
+    known = (theta[None], expected[None] * 0.9)
     away = x.clone().mul(0.5).requires_grad_()
     assert torch.autograd.gradcheck(
         lambda z: feature_inversion.misfit(task, known, z), (away,), eps=1e-7, atol=1e-6

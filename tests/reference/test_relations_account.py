@@ -451,8 +451,8 @@ def by_definition(p: Relations, adversary: Adversary, node: int) -> tuple[int, .
     worst = replace(k, known=k.known | {v for v in p.points if v not in own})
     level, reacts = [], -1
     for g in p.select("gradient"):
-        point = p.points[g.vector]
-        past, at = replace(worst, rows=tuple(r for r in worst.rows if r < point.before)), point.at
+        at = p.points[g.vector]
+        past = replace(worst, rows=tuple(r for r in worst.rows if r < p.before[g.vector]))
         seen = is_determined(past, at)
         if g.vector in own:
             level.append(

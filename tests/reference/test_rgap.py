@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from leakaudit.attacks import rgap
 from leakaudit.attacks.rgap import _on_grid
 from leakaudit.core import registry
 from leakaudit.core.errors import AttackError
 from leakaudit.core.leak import GradientLeak
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.core.trace import TaskSpec
-from leakaudit.inversion.exact import layerwise
 from leakaudit.tasks import data, layer_chain
 from leakaudit.tasks.layer_chain import Layer
 from leakaudit.tasks.task import Task
@@ -122,7 +122,7 @@ def test_a_convolution_s_gradient_is_its_matrix_times_the_input(
     d = torch.randn(out.shape[1:], generator=g, dtype=D)
     weight, slope = torch.autograd.grad(out, [module.weight, h], d[None])
     found = (
-        (layerwise.matrix(layer, d) @ h.detach()[0].flatten(1).T)
+        (rgap.matrix(layer, d) @ h.detach()[0].flatten(1).T)
         .reshape(4, *module.kernel_size, 3)
         .permute(0, 3, 1, 2)
     )
@@ -139,7 +139,7 @@ def test_relations_hold_at_the_true_activations_alone(model: str, args: dict[str
     task, leak, _ = case(model, args, x)
     assert leak.theta is not None
     layers = layer_chain.layers(task, leak.theta[0])
-    h, held = layerwise.descend(layers, task.layout.split(leak.value[0]), 1e-12)
+    h, held = rgap.descend(layers, task.layout.split(leak.value[0]), 1e-12)
     assert h is not None
     assert len(held) == sum(isinstance(m.module, nn.Conv2d) for m in layers)
     for relations in held:
@@ -162,7 +162,7 @@ def test_the_rank_in_the_note_is_that_of_the_equations() -> None:
     d3 = (task.layout.split(leak.theta[0])["fc.weight"].T @ parts["fc.bias"]).reshape(8, 3, 3) * (
         h3 > 0
     )
-    rank = int(np.linalg.matrix_rank(layerwise.matrix(layers[4], d3).numpy()))
+    rank = int(np.linalg.matrix_rank(rgap.matrix(layers[4], d3).numpy()))
     assert rank < 36  # pixels of the third convolution's input
     found = attacked(task, leak, steps=1, restarts=1)
     assert (

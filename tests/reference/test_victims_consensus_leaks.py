@@ -63,7 +63,7 @@ def test_the_formula_in_rationals_is_as_exact_as_the_wire(
     formula = explain(know(p, la.Adversary(), own=False), g)
     assert formula is not None
     value = sum(float(v) * fetch(p.vectors[place]) for place, v in formula.terms.items())
-    at = max(p.vectors[place].round for place in p.points[g.vector].at.terms)
+    at = max(p.vectors[place].round for place in p.points[g.vector].terms)
     assert float((value - gradient(run, 0, at)).abs().max()) < 3e-14
 
 

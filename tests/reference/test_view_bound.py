@@ -16,7 +16,14 @@ from leakaudit.core.registry import get
 from leakaudit.protocols.declared import DECLARED, Protocol
 from leakaudit.protocols.topology import make
 from leakaudit.theory.relations import account, know
-from leakaudit.views.accounting.basis import ALL_MESSAGES, Basis, Ground
+from leakaudit.views.accounting.basis import (
+    ALL_MESSAGES,
+    MODELS_SEEN,
+    REACTING,
+    SMOOTH,
+    STEERED,
+    Basis,
+)
 from leakaudit.views.accounting.view_bound import view_bounds
 
 ROUNDS = DECLARED + 3
@@ -77,16 +84,16 @@ def test_an_adversary_that_is_not_in_the_graph_is_refused(adversary: Adversary, 
 
 def test_the_text_of_a_basis_is_made_from_its_values() -> None:
     """Every part that is set is in the sentence, and the unit of privacy begins it."""
-    plain = Basis(Ground.MODELS_SEEN)
+    plain = Basis(MODELS_SEEN)
     assert plain.unit == "record"
     assert str(plain).startswith("record: the models are functions of what is observed")
-    smooth = Basis(Ground.SMOOTH, ALL_MESSAGES, smoothness=0.25, own_view="not its own")
+    smooth = Basis(SMOOTH, ALL_MESSAGES, smoothness=0.25, own_view="not its own")
     assert str(smooth) == (
         "record: gradients are 0.25-Lipschitz (assumed with --smoothness, not checked); upper bound, computed for one who observes every message "
         "that the node sends or receives (not its own)"
     )
-    reacting = Basis(Ground.REACTING, not_smooth="no bound")
+    reacting = Basis(REACTING, not_smooth="no bound")
     assert reacting.unit == "node"
     assert str(reacting).startswith("node: no epsilon per record")
     assert str(reacting).endswith(" (with the smoothness: no bound)")
-    assert Basis(Ground.STEERED).unit == "none"
+    assert Basis(STEERED).unit == "none"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leakaudit.capture.tap.log.capture import Capture
-from leakaudit.capture.tap.log.writing import LEFT_OUT, UNRANKED, Log
+from leakaudit.capture.tap.log.writing import UNRANKED, Log
 
 SERVER = 0  # rank of the server
 TRAIN = "train"  # kind of the messages that ask for training, and of their answers
@@ -23,16 +23,6 @@ NAMES = 40  # and the names in a list: also a choice
 Client = int | str  # what the program calls a client
 _captures: dict[tuple[str, int, str], Capture] = {}
 _noted: set[tuple[str, int, str, str]] = set()
-
-
-@dataclass(frozen=True)
-class NamedArray:
-    """One array of a message."""
-
-    value: Any  # the numbers; None if they could not be read
-    name: str = ""  # its name in the message; empty if the message has only a list
-    record: int = 0  # number of the record of arrays that holds it
-    why: str = ""  # why there are no numbers
 
 
 @dataclass(frozen=True)
@@ -53,8 +43,11 @@ class ExchangePlace:
         return notes
 
 
+# The numbers of one array, or None; the number of the record of arrays that holds it; and notes:
+# its name, if the message has more than a list, and why there are no numbers.
+Array = tuple[Any, int, Mapping[str, str]]
 # The place of a message, its arrays, and what else to note about it.
-ArrayList = tuple[ExchangePlace, Sequence[NamedArray], Mapping[str, Any]]
+ArrayList = tuple[ExchangePlace, Sequence[Array], Mapping[str, Any]]
 
 
 def write_lists(capture: Capture, op: str, lists: Sequence[ArrayList]) -> None:
@@ -64,12 +57,13 @@ def write_lists(capture: Capture, op: str, lists: Sequence[ArrayList]) -> None:
     for k in range(longest):
         for place, arrays, notes in lists:
             if k < len(arrays):
-                noted = {"array": k, "arrays": len(arrays), **place.notes, **notes}
-                _write_array(capture, op, place, arrays[k], noted)
+                value, record, named = arrays[k]
+                noted = {"array": k, "arrays": len(arrays), **place.notes, **notes, **named}
+                _write_array(capture, op, place, value, record, noted)
 
 
 def _write_array(
-    capture: Capture, op: str, place: ExchangePlace, array: NamedArray, notes: dict[str, Any]
+    capture: Capture, op: str, place: ExchangePlace, value: Any, record: int, notes: dict[str, Any]
 ) -> None:
     # What a client receives from the server, or sends to it, has the server as its peer.
     is_client = capture.rank == place.rank
@@ -79,11 +73,7 @@ def _write_array(
     at = None
     if place.round is not None:
         at = place.round - capture.settings.start
-    if array.name:
-        notes["name"] = array.name
-    if array.why:
-        notes[LEFT_OUT] = array.why
-    capture.event(op, array.value, peer, array.record, at=at, sender=sender, **notes)
+    capture.event(op, value, peer, record, at=at, sender=sender, **notes)
 
 
 @dataclass

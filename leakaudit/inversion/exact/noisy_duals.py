@@ -9,12 +9,12 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.core.progress import expired
-from leakaudit.inversion.exact import first_layer_rows, likelihood
+from leakaudit.inversion.exact import first_layer_rows
 from leakaudit.inversion.exact.duals_to_inputs import KnownInputs, merged
 from leakaudit.inversion.exact.first_layer_rows import Span
-from leakaudit.inversion.exact.likelihood import SampleFit
 from leakaudit.inversion.exact.pixel_grid import PixelGrid
-from leakaudit.inversion.linear import independent, positive
+from leakaudit.inversion.linear import edge, independent, positive
+from leakaudit.inversion.search import batched_search
 
 # Along a dual vector, the rows of a neuron are noise of known size if its sample is inactive there,
 # and contain signal of some size otherwise (`activation_patterns`). Close to the noise level, a
@@ -29,7 +29,7 @@ from leakaudit.inversion.linear import independent, positive
 #    because the logarithm lies below its tangent in |L_g p|^2: iteratively reweighted least
 #    squares.
 # 2. **Choice.** First, b clearly independent candidates are selected greedily. Then other
-#    candidates replace them as long as the likelihood of all rows improves (`likelihood`,
+#    candidates replace them as long as the likelihood of all rows improves (`fit`,
 #    `search`).
 # 3. **The grid.** Inputs that lie on the data's grid are exact and are kept fixed, while the others
 #    are estimated again. The part of the others outside the space of the certified ones is clearer
@@ -100,6 +100,41 @@ EXCHANGES = 4
 # newly certified input.
 TURNS = 4
 
+# Let L_g (n, b) be the rows of neuron g in coordinates of the inputs' space, with errors of unit
+# variance, and m_k the coordinates of sample k. If the samples A_g are active at g, the rows lie in
+# span{m_k : k in A_g} up to noise, and the unexplained part is
+#
+#     |L_g (1 - P_g)|^2,    P_g the projector onto that span.
+#
+# Minus twice the logarithm of the Gaussian likelihood is the sum of this over all neurons.
+# Declaring another sample active always lowers it: a sample that is actually inactive reduces the
+# sum by a chi^2 with n degrees of freedom. Each active sample therefore adds a penalty larger than
+# that, n + 3.5 sqrt(2 n) (`penalty`), which is model selection with a threshold on false alarms.
+#
+# Unlike a test of one dual vector, the sum does not require that a weak direction can be
+# distinguished from noise at every single neuron: evidence from all neurons adds up.
+#
+# Patterns and coordinates are determined alternately: for given coordinates, each neuron changes
+# one sample at a time (`fit`); for given patterns, L-BFGS moves the coordinates (`refined`).
+
+# A sample counts as active if it explains this many standard deviations of chi^2 more than its
+# mean. Noise exceeds this with a probability of 0.5 % for n = 8 and of 0.2 % for n = 40. Measured
+# as above: from 2 to 5, the median PSNR changes by at most 1 dB.
+SIGMAS = 3.5
+
+# Sweeps over all neurons, with one change of each pattern per sweep. Starts are correct except for
+# one or two samples at most neurons; the loop ends when nothing changes.
+SWEEPS = 4
+
+# Alternations between patterns and coordinates. As with the sweeps, most end earlier.
+ALTERNATIONS = 4
+
+# Change of the coordinates (unit vectors) below which the alternation ends.
+SETTLED = 1e-3
+
+# Singular values of pure noise stay below this many times their edge, sqrt(rows) + sqrt(columns).
+ABOVE = 1.15
+
 
 def recover(white: Tensor, span: Span, grid: PixelGrid, generator: Generator) -> KnownInputs:
     """Find the inputs behind rows (m, H, p + 1) whose noise is white."""
@@ -143,7 +178,7 @@ class _NeuronRows:
     @classmethod
     def of(cls, rows: Tensor) -> _NeuronRows:
         """Combine the rows (G, n, b)."""
-        rows = likelihood.condensed(rows)
+        rows = condensed(rows)
         gram = rows.mT @ rows
         count = rows.shape[0] * rows.shape[1]
         size, turn = torch.linalg.eigh(gram.sum(0))
@@ -181,7 +216,7 @@ class _NeuronRows:
         return _unit(torch.linalg.solve(self.scale, q.T).T)
 
 
-def search(evidence: _NeuronRows, generator: Generator) -> SampleFit:
+def search(evidence: _NeuronRows, generator: Generator) -> _SampleFit:
     """Find the likeliest coordinates and patterns of all samples."""
     pool = _candidates(evidence, generator)
     duals = _independent(evidence, pool)
@@ -201,10 +236,10 @@ def search(evidence: _NeuronRows, generator: Generator) -> SampleFit:
                     again = True
                     changes += 1
                     break
-    return likelihood.refined(evidence.rows, best, best.m[:0])
+    return refined(evidence.rows, best, best.m[:0])
 
 
-def settled(evidence: _NeuronRows, m: Tensor, known: int) -> SampleFit:
+def settled(evidence: _NeuronRows, m: Tensor, known: int) -> _SampleFit:
     """Refine coordinates (b, b) of all samples, of which the first `known` ones are exact."""
     m = _unit(m)
     inverse, info = torch.linalg.inv_ex(m)
@@ -212,8 +247,8 @@ def settled(evidence: _NeuronRows, m: Tensor, known: int) -> SampleFit:
         active = torch.ones(len(evidence.rows), len(m), dtype=torch.bool)
     else:
         active = (evidence.zero(_unit(inverse.T)) < 0).T
-    start = likelihood.fit(evidence.rows, m, active)
-    return likelihood.refined(evidence.rows, start, m[:known])
+    start = fit(evidence.rows, m, active)
+    return refined(evidence.rows, start, m[:known])
 
 
 def _candidates(evidence: _NeuronRows, generator: Generator) -> Tensor:
@@ -270,13 +305,13 @@ def _places(evidence: _NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
     return [int(k) for k in held.argsort(descending=True)[:PLACES] if float(held[k]) > APART / 2]
 
 
-def _fit(evidence: _NeuronRows, duals: Tensor) -> SampleFit:
+def _fit(evidence: _NeuronRows, duals: Tensor) -> _SampleFit:
     """Convert duals (b, b) into coordinates and determine their patterns."""
     inverse, info = torch.linalg.inv_ex(duals.T)
     if int(info):
         nowhere = torch.zeros(len(evidence.rows), len(duals), dtype=torch.bool)
-        return SampleFit(duals, nowhere, math.inf)
-    return likelihood.fit(evidence.rows, inverse, (evidence.zero(duals) < 0).T)
+        return _SampleFit(duals, nowhere, math.inf)
+    return fit(evidence.rows, inverse, (evidence.zero(duals) < 0).T)
 
 
 def _forms(q: Tensor, forms: Tensor) -> Tensor:
@@ -296,3 +331,111 @@ def _unit(x: Tensor) -> Tensor:
     length = positive(x.norm(dim=1, keepdim=True))
     unit: Tensor = x / length
     return unit
+
+
+@dataclass(frozen=True)
+class _SampleFit:
+    """Samples and their activity, and how badly they explain the rows."""
+
+    m: Tensor  # (b, b) coordinates of the samples, each of length 1
+    active: Tensor  # (G, b) bool, where they are active
+    # the unexplained part, plus a penalty for each active sample; infinite if not finite
+    cost: float
+
+
+def condensed(rows: Tensor) -> Tensor:
+    """Keep the directions in time of rows (G, n, b) that contain signal: (G, k, b), k <= n."""
+    groups, n, b = rows.shape
+    left, sizes, _ = torch.linalg.svd(rows.transpose(0, 1).flatten(1), full_matrices=False)
+    keep = max(min(n, b), int((sizes > ABOVE * edge(n, groups * b)).sum()))
+    return torch.einsum("gnb,nk->gkb", rows, left[:, :keep])
+
+
+def penalty(n: int) -> float:
+    """Return what a sample must explain in the n rows of a neuron to count as active.
+
+    chi^2 with n degrees of freedom has mean n and variance 2 n.
+    """
+    return n + SIGMAS * math.sqrt(2 * n)
+
+
+def fit(rows: Tensor, m: Tensor, active: Tensor) -> _SampleFit:
+    """Determine the patterns (G, b) for coordinates (b, b) of any length.
+
+    In each sweep, every neuron changes the one sample whose activity is most clearly wrong.
+    """
+    m = m / m.norm(dim=1, keepdim=True)
+    limit = penalty(rows.shape[1])
+    for _ in range(SWEEPS):
+        gain = _explained(rows, m, active)
+        differs = (gain > limit) != active
+        if not bool(differs.any()):
+            break
+        sure = torch.where(differs, (gain.clamp_min(1) / limit).log().abs(), -1.0)
+        at = torch.nn.functional.one_hot(sure.argmax(1), len(m)).bool() & differs
+        active = active ^ at
+    cost = float(_unexplained(rows, m, active)) + limit * float(active.sum())
+    return _SampleFit(m, active, cost if math.isfinite(cost) else math.inf)
+
+
+def refined(rows: Tensor, start: _SampleFit, known: Tensor) -> _SampleFit:
+    """Move the coordinates to explain the rows best, except the first `known` ones (k, b)."""
+    best = start
+    if len(known):
+        best = fit(rows, torch.cat([known, start.m[len(known) :]]), start.active)
+    now = best
+    for _ in range(ALTERNATIONS):
+        fixed = now.m[: len(known)]
+        free = now.m[len(known) :]
+        active = now.active
+        if not len(free):
+            break
+        size = float(rows[0].numel() * len(rows))
+
+        def objective(
+            move: Tensor, fixed: Tensor = fixed, active: Tensor = active, size: float = size
+        ) -> Tensor:
+            m = torch.cat([fixed, move / move.norm(dim=1, keepdim=True)])
+            return _unexplained(rows, m, active) / size
+
+        moved = batched_search.lbfgs(objective, (free,), 1, what="exact").point[0]
+        new = fit(rows, torch.cat([fixed, moved]), active)
+        away = float((new.m - now.m).norm())
+        now = new
+        if new.cost < best.cost:
+            best = new
+        if away < SETTLED or bool((new.active == active).all()):
+            break
+    return best
+
+
+def _span(m: Tensor, active: Tensor) -> tuple[Tensor, Tensor]:
+    """Return active coordinates (G, b, b), zero elsewhere, and their dual vectors in their span.
+
+    Inactive samples have a 1 on the diagonal of the Gram matrix, so that one batched solve
+    serves patterns of every size.
+    """
+    on = active.to(m.dtype)
+    mine = on[:, :, None] * m
+    gram = on[:, :, None] * (m @ m.T) * on[:, None] + torch.diag_embed(1 - on)
+    solved, _ = torch.linalg.solve_ex(gram, mine)
+    return mine, solved
+
+
+def _unexplained(rows: Tensor, m: Tensor, active: Tensor) -> Tensor:
+    """Return the remaining sum of squares; the projector onto the span is dual^T mine."""
+    mine, dual = _span(m, active)
+    return (rows - rows @ dual.mT @ mine).square().sum()
+
+
+def _explained(rows: Tensor, m: Tensor, active: Tensor) -> Tensor:
+    """Return what each sample explains, or would explain, at each neuron (G, b).
+
+    An active sample explains the part of the rows along its dual vector within the span, an
+    inactive one the part along its component outside the span.
+    """
+    mine, dual = _span(m, active)
+    outside = m - (m @ dual.mT) @ mine
+    along = torch.where(active[:, :, None], dual, outside)
+    along = along / positive(along.norm(dim=2, keepdim=True))
+    return torch.as_tensor((rows @ along.mT).square().sum(1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Generator, Tensor
@@ -108,27 +108,24 @@ def space(leak: GradientLeak, rows: Tensor, most: int, generator: Generator) -> 
     return _Space(axes, found.sizes[: found.batch] / found.noise, rounding)
 
 
-@dataclass(frozen=True)
-class Tree:
-    """The sequences whose prefixes all lie in a space."""
+# The sequences (s, L), all different, whose prefixes all lie in a space; the smallest distance of a
+# rejected guess from it; and why the search ended early, "" if it is complete.
+Tree: TypeAlias = tuple[Tensor, float, str]
 
-    sequences: Tensor  # (s, L) the leaves; all are different
-    nearest: float = math.inf  # smallest distance of a rejected guess from the space
-    stopped: str = ""  # why the search ended early; "" if it is complete
 
-    def nodes(self) -> tuple[Tensor, Tensor]:
-        """Number the different prefixes (s, L), and list one position (n, 2) of each."""
-        numbers = torch.empty_like(self.sequences)
-        places = []
-        count = 0
-        for p in range(self.sequences.shape[1]):
-            _, inverse = self.sequences[:, : p + 1].unique(dim=0, return_inverse=True)
-            numbers[:, p] = inverse + count
-            for k in range(int(inverse.max()) + 1):
-                first = int((inverse == k).nonzero()[0])
-                places.append((first, p))
-            count = len(places)
-        return numbers, torch.tensor(places)
+def nodes(sequences: Tensor) -> tuple[Tensor, Tensor]:
+    """Number the different prefixes (s, L), and list one position (n, 2) of each."""
+    numbers = torch.empty_like(sequences)
+    places = []
+    count = 0
+    for p in range(sequences.shape[1]):
+        _, inverse = sequences[:, : p + 1].unique(dim=0, return_inverse=True)
+        numbers[:, p] = inverse + count
+        for k in range(int(inverse.max()) + 1):
+            first = int((inverse == k).nonzero()[0])
+            places.append((first, p))
+        count = len(places)
+    return numbers, torch.tensor(places)
 
 
 def candidates(models: Sequence[Decoder], found: _Space | None) -> list[Tensor]:
@@ -198,14 +195,14 @@ def grow(models: Sequence[Decoder], found: _Space, possible: Sequence[Tensor], b
             distances = [found.distance(one.extended(these, tokens)) for one in growing]
             parts.append(torch.stack(distances).amax(0))
         if expired():
-            return Tree(alive[:0], stopped=f"the time limit expired at position {p + 1}")
+            return alive[:0], math.inf, f"the time limit expired at position {p + 1}"
         distance = torch.cat(parts)
         fits = distance <= INSIDE
         if not bool(fits.any()):
-            return Tree(alive[:0], stopped=f"no token continues a sequence at position {p + 1}")
+            return alive[:0], math.inf, f"no token continues a sequence at position {p + 1}"
         if int(fits.sum()) > BEAM * batch:
             said = f"{int(fits.sum())} prefixes fit at position {p + 1}, more than the batch has"
-            return Tree(alive[:0], stopped=said)
+            return alive[:0], math.inf, said
         if not bool(fits.all()):
             nearest = min(nearest, float(distance[~fits].min()))
         rows, columns = fits.nonzero(as_tuple=True)
@@ -214,14 +211,14 @@ def grow(models: Sequence[Decoder], found: _Space, possible: Sequence[Tensor], b
         for one in growing:
             one.keep(rows, new)
     step("positions", len(possible), len(possible))
-    return Tree(alive, nearest)
+    return alive, nearest, ""
 
 
 def counts(
     models: Sequence[Decoder],
     weights: Tensor,
     gradient: Mapping[str, Tensor],
-    tree: Tree,
+    sequences: Tensor,
     batch: int,
 ) -> tuple[Tensor, Tensor] | str:
     """Count the sequences of a tree by the gradient of the output layer.
@@ -230,10 +227,10 @@ def counts(
     concerns the tokens of the tree only; the others still show how often each node occurs.
     `weights` (K,) are the coefficients of the models' gradients in the leak.
     """
-    numbers, places = tree.nodes()
+    numbers, places = nodes(sequences)
     inputs, chances = [], []
     for model in models:
-        final = _final(model, tree.sequences)[places[:, 0], places[:, 1]]
+        final = _final(model, sequences)[places[:, 0], places[:, 1]]
         inputs.append(final)
         chances.append(model.head(final).softmax(1))
     stack = torch.cat(inputs)
@@ -247,13 +244,13 @@ def counts(
     vocabulary = chances[0].shape[1]
     clear = torch.ones(vocabulary, dtype=torch.bool)
     if tied:
-        clear[tree.sequences.unique()] = False
+        clear[sequences.unique()] = False
     if int(clear.sum()) <= 2 * batch:
         return f"only {int(clear.sum())} tokens do not occur, which is too few to count sequences"
     head = gradient[TOKENS if tied else HEAD][clear]
     # head = sum_t c_t f_t^T, one block of nodes for each model
     slopes = torch.linalg.lstsq(stack.T, head.T).solution.unflatten(0, (len(models), -1))
-    scale = batch * tree.sequences.shape[1] / weights
+    scale = batch * sequences.shape[1] / weights
     slopes = slopes * scale[:, None, None]
     # A token that never follows has the slope n p; others have less. At most b tokens follow.
     share = slopes[0] / chances[0][:, clear]
@@ -267,7 +264,7 @@ def counts(
     whole = torch.zeros(len(places), vocabulary, dtype=torch.float64)
     whole[:, clear] = followers.round()
     through = through.round()
-    inside = _following(numbers, places, tree.sequences, through, vocabulary)
+    inside = _following(numbers, places, sequences, through, vocabulary)
     if tied and off <= WHOLE:
         whole += inside * ~clear
         last = _last_tokens(models, weights, gradient, inputs, chances, whole, through, ~clear)
@@ -279,14 +276,14 @@ def counts(
         return f"the counts of tokens are not whole numbers (they are off by {off:.2g})"
     if not torch.equal(whole.sum(1), through):
         return "the counts of tokens do not add up"
-    inner = places[:, 1] < tree.sequences.shape[1] - 1
+    inner = places[:, 1] < sequences.shape[1] - 1
     roots = places[:, 1] == 0
     if not torch.equal(inside[inner], whole[inner]) or int(through[roots].sum()) != batch:
         return "the counts of tokens do not agree with the tree"
     x, y = [], []
     for k, leaf in enumerate(numbers[:, -1]):
         after = torch.repeat_interleave(whole[leaf].long())
-        x.append(tree.sequences[k].expand(len(after), -1))
+        x.append(sequences[k].expand(len(after), -1))
         y.append(after)
     return torch.cat(x), torch.cat(y)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leakaudit.inversion.labels import label_signs
-from leakaudit.inversion.search.feature_inversion import SampleKnowledge
+from leakaudit.inversion.search.feature_inversion import Features
 
 if TYPE_CHECKING:
     from leakaudit.inversion.search.objectives import Target
@@ -77,7 +77,7 @@ Array = NDArray[np.float64]
 Found = tuple[int, dict[int, Tensor]]  # label, and features (H,) by gradient
 
 
-def solve(target: Target, task: Task) -> SampleKnowledge | None:
+def solve(target: Target, task: Task) -> tuple[int, Features] | None:
     """Solve for label and features of a single sample, if the rows determine them.
 
     It uses plain rows and rows of two gradients, and requires cross-entropy, three classes, and
@@ -105,7 +105,7 @@ def solve(target: Target, task: Task) -> SampleKnowledge | None:
         return None
     order = sorted(found)
     every = torch.stack([found[t] for t in order]).to(target.value)
-    return SampleKnowledge(labels.pop(), target.theta[order], every)
+    return labels.pop(), (target.theta[order], every)
 
 
 def _row(c: Tensor, value: Tensor, theta: Tensor, task: Task) -> Found | None:

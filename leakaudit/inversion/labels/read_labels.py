@@ -7,8 +7,7 @@ counted (`label_counts`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,13 +37,9 @@ TINY = 1e-9
 GAP = 1e-3
 
 
-@dataclass(frozen=True)
-class LabelReading:
-    """Labels that were read."""
-
-    y: Tensor  # (B,) labels in ascending order
-    off: float  # maximum distance of the underlying counts from whole numbers
-    how: str  # how they were read, for a note
+# Labels (B,) in ascending order, the maximum distance of the underlying counts from whole numbers,
+# and how they were read, for a note.
+LabelReading: TypeAlias = tuple[Tensor, float, str]
 
 
 def read(leak: GradientLeak, task: Task, batch: int) -> LabelReading | None:
@@ -57,17 +52,17 @@ def read(leak: GradientLeak, task: Task, batch: int) -> LabelReading | None:
     if batch == 1:
         y = label_signs.from_gradient(leak, task)
         if y is not None:
-            return LabelReading(y.cpu(), 0.0, "the signs of one sample")
+            return (y.cpu(), 0.0, "the signs of one sample")
     heads = _heads(leak, task)
     if not heads:
         return None
     if not heads[0].whole:
         n = label_counts.llg(heads[0], batch)
-        return LabelReading(spread(n), UNKNOWN, "LLG, which does not report its certainty")
+        return (spread(n), UNKNOWN, "LLG, which does not report its certainty")
     found = [rounded(label_counts.pooled(one, batch), batch, "pooled counts") for one in heads]
-    nearest = min(range(len(heads)), key=lambda k: found[k].off)
+    nearest = min(range(len(heads)), key=lambda k: found[k][1])
     best = found[nearest]
-    if best.off < NEAR:
+    if best[1] < NEAR:
         return best
     return _by_classes(heads[nearest], batch) or best
 
@@ -97,7 +92,7 @@ def spread(n: Tensor) -> Tensor:
 def rounded(real: Tensor, batch: int, how: str) -> LabelReading:
     """Convert real-valued counts (C,) into labels."""
     n = label_counts.whole(real, batch)
-    return LabelReading(spread(n), float((real - n).abs().nan_to_num(1.0).max()), how)
+    return (spread(n), float((real - n).abs().nan_to_num(1.0).max()), how)
 
 
 def given(known: Sequence[int], task: Task, batch: int) -> Tensor | None:
@@ -124,12 +119,13 @@ def given_or_read(
     found = read(leak, task, batch)
     if found is None:
         raise AttackError("labels: the leak does not contain the last layer; set labels=…")
-    y = found.y.to(task.device)
-    sure = found.off < NEAR
+    labels, off, how = found
+    y = labels.to(task.device)
+    sure = off < NEAR
     if batch == 1 and sure:
         return y, ""
     doubt = "" if sure else ", which may be wrong"
-    return y, f"labels by {found.how}{doubt}; "
+    return y, f"labels by {how}{doubt}; "
 
 
 def _by_classes(head: label_counts.LastLayer, batch: int) -> LabelReading | None:
@@ -145,7 +141,7 @@ def _by_classes(head: label_counts.LastLayer, batch: int) -> LabelReading | None
     if rest < 0 or rest == batch:
         return None
     if not rest:
-        return LabelReading(spread(classes.long()), 0.0, "the classes of RLG")
+        return (spread(classes.long()), 0.0, "the classes of RLG")
     more = torch.where(classes, (label_counts.pooled(head, batch) - 1).clamp_min(TINY), 0.0)
     n = classes.long() + label_counts.whole(more, rest)
-    return LabelReading(spread(n), UNKNOWN, "the classes of RLG, the rest by pooled counts")
+    return (spread(n), UNKNOWN, "the classes of RLG, the rest by pooled counts")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,34 +19,33 @@ from torch import Tensor
 FALL = 0.5
 
 
-@dataclass(frozen=True, eq=False)
-class Spectrum:
-    """Cosine coefficients of each channel of an image, divided by their typical size."""
+# Orthonormal cosine transforms (DCT-II) of rows (h, h) and columns (w, w), and the typical sizes
+# (h, w) of the coefficients, with mean 1, by which they are divided.
+Transform: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
-    rows: Tensor  # (h, h) orthonormal cosine transform (DCT-II)
-    columns: Tensor  # (w, w) the same
-    size: Tensor  # (h, w) typical sizes, with mean 1
 
-    @classmethod
-    def of(cls, shape: Sequence[int], device: torch.device | str = "cpu") -> Spectrum | None:
-        """Return the transform of images (channels, h, w); None for inputs of another shape."""
-        if len(shape) != 3:
-            return None
-        high, wide = shape[1:]
-        down = torch.arange(high, dtype=torch.float64, device=device)
-        right = torch.arange(wide, dtype=torch.float64, device=device)
-        # Frequency (k, l) has a length of sqrt(k^2 + l^2); adding 1 keeps the mean of the image
-        # finite.
-        size = (1 + down[:, None].square() + right.square()) ** (-FALL / 2)
-        return cls(_cosines(high).to(device), _cosines(wide).to(device), size / size.mean())
+def transform(shape: Sequence[int], device: torch.device | str = "cpu") -> Transform | None:
+    """Return the transform of images (channels, h, w); None for inputs of another shape."""
+    if len(shape) != 3:
+        return None
+    high, wide = shape[1:]
+    down = torch.arange(high, dtype=torch.float64, device=device)
+    right = torch.arange(wide, dtype=torch.float64, device=device)
+    # Frequency (k, l) has a length of sqrt(k^2 + l^2); adding 1 keeps the mean of the image finite.
+    size = (1 + down[:, None].square() + right.square()) ** (-FALL / 2)
+    return _cosines(high).to(device), _cosines(wide).to(device), size / size.mean()
 
-    def coordinates(self, x: Tensor) -> Tensor:
-        """Return the coordinates of images (..., h, w)."""
-        return self.rows.to(x) @ x @ self.columns.to(x).mT / self.size.to(x)
 
-    def image(self, z: Tensor) -> Tensor:
-        """Return the images (..., h, w) of coordinates; differentiable."""
-        return self.rows.to(z).mT @ (z * self.size.to(z)) @ self.columns.to(z)
+def coordinates(space: Transform, x: Tensor) -> Tensor:
+    """Return the coordinates of images (..., h, w)."""
+    rows, columns, size = space
+    return rows.to(x) @ x @ columns.to(x).mT / size.to(x)
+
+
+def image(space: Transform, z: Tensor) -> Tensor:
+    """Return the images (..., h, w) of coordinates; differentiable."""
+    rows, columns, size = space
+    return rows.to(z).mT @ (z * size.to(z)) @ columns.to(z)
 
 
 def _cosines(n: int) -> Tensor:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -45,13 +44,8 @@ PATIENCE = 5
 ROUNDING = 1e-3
 
 
-@dataclass(frozen=True)
-class SampleKnowledge:
-    """What is known about one sample."""
-
-    label: int
-    theta: Tensor  # (k, d) models
-    features: Tensor  # (k, H) the inputs of their last linear layers
+# Models (k, d), and the inputs (k, H) of their last linear layers for one sample.
+Features: TypeAlias = tuple[Tensor, Tensor]
 
 
 def features(task: Task, theta: Tensor, x: Tensor) -> Tensor:
@@ -61,15 +55,15 @@ def features(task: Task, theta: Tensor, x: Tensor) -> Tensor:
     return priors.inputs(task, theta, x, [name], last=name)[name][0]
 
 
-def misfit(task: Task, known: SampleKnowledge, x: Tensor) -> Tensor:
+def misfit(task: Task, known: Features, x: Tensor) -> Tensor:
     """Return the mean over models of |h(x) - h|^2 / |h|^2."""
     gaps: list[Tensor] = []
-    for theta, h in zip(known.theta, known.features, strict=True):
+    for theta, h in zip(*known, strict=True):
         gaps.append((features(task, theta, x) - h).square().sum() / h.square().sum())
     return torch.stack(gaps).mean()
 
 
-def invert(task: Task, known: SampleKnowledge, start: Tensor, coarse: bool) -> SearchRun:
+def invert(task: Task, known: Features, start: Tensor, coarse: bool) -> SearchRun:
     """Search for the input (1, *shape) with L-BFGS.
 
     Images are first searched at sizes 4, 8 and 16 if `coarse`. Other inputs are searched
@@ -97,7 +91,7 @@ def invert(task: Task, known: SampleKnowledge, start: Tensor, coarse: bool) -> S
 
 def _smooth(
     task: Task,
-    known: SampleKnowledge,
+    known: Features,
     start: Tensor,
     weight: float,
     steps: int,

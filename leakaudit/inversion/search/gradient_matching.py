@@ -21,7 +21,7 @@ from leakaudit.inversion.attack import Attack
 from leakaudit.inversion.labels import soft_labels
 from leakaudit.inversion.search import batched_search, objectives, priors
 from leakaudit.inversion.search.batched_search import ENOUGH, FORMATS, SearchSchedule
-from leakaudit.inversion.search.cosine_transform import Spectrum
+from leakaudit.inversion.search.cosine_transform import Transform, coordinates, image, transform
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.optimise import Point
 
@@ -80,7 +80,7 @@ def reconstructions(
     reconstruction.
     """
     targets = [objectives.target(leak, task, search.rows, torch.float64) for leak in leaks]
-    space = Spectrum.of(task.spec.shape, task.device) if search.space == "spectrum" else None
+    space = transform(task.spec.shape, task.device) if search.space == "spectrum" else None
     schedule = SearchSchedule(search.steps, formats=FORMATS[search.dtype])
     for group in objectives.alike(targets, sizes):
         chosen = [targets[k] for k in group]
@@ -97,7 +97,7 @@ def reconstructions(
             k = group[place]
             x = priors.start(task, sizes[k], generators[k], search.start, torch.float64)
             if space is not None:
-                x = space.coordinates(x)
+                x = coordinates(space, x)
             if known is not None:
                 return (x,)
             return x, soft_labels.raw(task, sizes[k], generators[k], torch.float64)
@@ -106,7 +106,7 @@ def reconstructions(
         for place, run in found:
             k = group[place]
             z, *variables = run.point
-            x = z if space is None else space.image(z)
+            x = z if space is None else image(space, z)
             if known is None:
                 soft = soft_labels.soft(task, variables[0])
                 y = soft_labels.hard(task, variables[0])
@@ -121,12 +121,12 @@ def reconstructions(
 
 
 def _objective(
-    task: Task, columns: slice, space: Spectrum | None, given: Point, point: Point
+    task: Task, columns: slice, space: Transform | None, given: Point, point: Point
 ) -> Tensor:
     """Return the squared relative residual of each problem (see `Problems`)."""
     theta, mixing, aim, *known = given
     z, *variables = point
-    x = z if space is None else space.image(z)
+    x = z if space is None else image(space, z)
     y = known[0] if known else soft_labels.soft(task, variables[0])
     found = objectives.mixed(task.again, columns, theta, mixing, x, y)
     return objectives.squared(found, aim)

@@ -552,12 +552,13 @@ def certificates(
     for k in sorted(points):
         if k not in wanted and k not in others:
             continue
-        point = points[k]
-        seen.advance(point.before)
-        if seen.holds(point.at, k):  # a function of the view: certificate 2
+        at = points[k]
+        before = worst.declared.before[k]
+        seen.advance(before)
+        if seen.holds(at, k):  # a function of the view: certificate 2
             continue
-        own.advance(point.before)
-        moved_only_by_targets = own.holds(point.at, k)
+        own.advance(before)
+        moved_only_by_targets = own.holds(at, k)
         if k in wanted:
             level[k] = int(moved_only_by_targets)
         else:

@@ -121,7 +121,7 @@ def _take(
     for k in relation.terms:
         if k not in declared.points or k in values:
             continue
-        model = declared.points[k].at.terms
+        model = declared.points[k].terms
         if model and model.keys() <= values.keys():
             taken = gradient(declared.vectors[k], _sum(model, values).value).double()
             values[k] = _Value(taken, float(taken.norm()))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TypeAlias
 
 from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.progress import expired
@@ -38,7 +39,11 @@ OUTLINED = 2
 TIMED = 1 << 16  # parts between two looks at the deadline, which take about a second
 Classes = Sequence[tuple[Vector, Sequence[int]]]  # one of a class, and the places of all
 _OUTLINE: ContextVar[bool] = ContextVar("outline", default=False)
-_MOST: ContextVar[DeclarationLimits | None] = ContextVar("most", default=None)
+# The most that a declaration may contain: the number of vectors, with `TERMS` times as many terms;
+# the number of vectors in rounds that are not busy; and the busy rounds, of which messages were
+# recorded.
+Limits: TypeAlias = tuple[int, int, frozenset[int]]
+_MOST: ContextVar[Limits | None] = ContextVar("most", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +59,6 @@ class Relation:
     def text(self) -> str:
         """The relation as it was written."""
         return f"{self.lhs} = {self.rhs}"
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """The point at which a gradient was evaluated."""
-
-    at: Expression
-    before: int  # number of relations declared before the gradient
 
 
 class _MessageOutline(Expression):
@@ -100,17 +97,8 @@ def outlined() -> bool:
     return _OUTLINE.get()
 
 
-@dataclass(frozen=True)
-class DeclarationLimits:
-    """The most that a declaration may contain."""
-
-    vectors: int  # number of vectors; it may have `TERMS` times as many terms
-    idle: int  # number of vectors in rounds that are not busy
-    busy: frozenset[int]  # rounds of which messages were recorded
-
-
 @contextmanager
-def at_most(most: DeclarationLimits | None) -> Iterator[None]:
+def at_most(most: Limits | None) -> Iterator[None]:
     """Inside, a larger declaration is rejected; None allows any size.
 
     Constants of a file that a stranger made, such as a number of inner steps, must not keep a
@@ -138,7 +126,8 @@ class Relations:
         self.round = 0
         self.vectors: list[Vector] = []
         self.relations: list[Relation] = []
-        self.points: dict[int, Point] = {}
+        self.points: dict[int, Expression] = {}  # gradient -> where it was evaluated
+        self.before: dict[int, int] = {}  # gradient -> number of relations declared before it
         self.opaques: dict[int, tuple[Expression, ...]] = {}
         self.hides: dict[int, str] = {}  # opaque vector -> what it hides of its inputs
         self.omits: dict[int, int] = {}  # omitted part -> message that holds the rest
@@ -163,8 +152,8 @@ class Relations:
         self._outline = _OUTLINE.get()
         self._most = _MOST.get()
         if self._most is not None and self._outline:
-            vectors, idle = OUTLINED * self._most.vectors, OUTLINED * self._most.idle
-            self._most = DeclarationLimits(vectors, idle, self._most.busy)
+            vectors, idle, busy = self._most
+            self._most = (OUTLINED * vectors, OUTLINED * idle, busy)
         self._any = _MessageOutline(self.vectors, {})
 
     def rounds(self, count: int) -> Iterator[int]:
@@ -201,7 +190,8 @@ class Relations:
         self._count(at)
         self.uses(owner, at)
         g = self._new("gradient", name, owner, index)
-        self.points[g.vector] = Point(at, len(self.relations))
+        self.points[g.vector] = at
+        self.before[g.vector] = len(self.relations)
         return g
 
     def noise(
@@ -551,8 +541,8 @@ class Relations:
     def _count(self, form: Expression) -> None:
         """Count the terms of a form; reject too many, and coefficients beyond all floats."""
         self._terms += len(form.terms)
-        if self._most is not None and self._terms > TERMS * self._most.vectors:
-            raise self._excess(f"{TERMS * self._most.vectors} terms")
+        if self._most is not None and self._terms > TERMS * self._most[0]:
+            raise self._excess(f"{TERMS * self._most[0]} terms")
         for place, factor in form.terms.items():
             digits = factor.numerator.bit_length()
             if digits > DIGITS and digits - factor.denominator.bit_length() > DIGITS:
@@ -563,8 +553,8 @@ class Relations:
 
     def require_room(self, vectors: int) -> None:
         """Reject a loop before it begins if a recording of this size cannot have its vectors."""
-        if self._most is not None and self._made + vectors > self._most.vectors:
-            raise self._excess(f"{self._most.vectors} vectors")
+        if self._most is not None and self._made + vectors > self._most[0]:
+            raise self._excess(f"{self._most[0]} vectors")
 
     def _fits(self, round: int) -> None:
         """Count one more vector of a round; reject more than a recording of this size can have."""
@@ -572,10 +562,11 @@ class Relations:
             return
         self.require_room(1)
         self._made += 1
-        if round not in self._most.busy:
+        _, idle, busy = self._most
+        if round not in busy:
             self._idle += 1
-        if self._idle > self._most.idle:
-            raise self._excess(f"{self._most.idle} vectors without a recorded message")
+        if self._idle > idle:
+            raise self._excess(f"{idle} vectors without a recorded message")
 
     def _excess(self, what: str) -> LeakauditError:
         return LeakauditError(

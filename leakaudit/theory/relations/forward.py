@@ -55,7 +55,7 @@ class ForwardModel:
         self.gradients = sorted(declared.points)
         # (t,) owner of each gradient, and number of relations declared before it
         self.owner = np.array([vectors[k].owner for k in self.gradients], np.int64)
-        self.before = np.array([declared.points[k].before for k in self.gradients], np.int64)
+        self.before = np.array([declared.before[k] for k in self.gradients], np.int64)
         self.nodes = int(self.owner.max(initial=-1)) + 1
         self.place = {k: d for d, k in enumerate(self.defined)}
         # The columns of [C B G].
@@ -202,7 +202,7 @@ class _Simulated:
         for level in model._levels:
             combine(values, level, terms, values, prime)
         self.defined = values[:size]
-        points = [model.declared.points[k].at.terms for k in model.gradients]
+        points = [model.declared.points[k].terms for k in model.gradients]
         self.points = evaluated(points, model.column_of, values, prime)
 
 

@@ -68,7 +68,7 @@ def alone(declared: Relations, node: int) -> Knowledge | None:
         return None
     known = private.known
     for g in declared.gradients(node):
-        for k in declared.points[g.vector].at.terms:
+        for k in declared.points[g.vector].terms:
             vector = declared.vectors[k]
             if k not in known and not (vector.owner == node and vector.kind in OWN):
                 return None
@@ -116,7 +116,7 @@ def with_models(
     for target, level in zip(targets, certificate, strict=True):
         if level >= below:
             continue
-        point = knowledge.declared.points[target.vector].at
+        point = knowledge.declared.points[target.vector]
         hidden = [k for k in point.terms if k not in knowledge.known]
         if len(hidden) != 1 or vectors[hidden[0]].kind != "state":
             return None
@@ -162,7 +162,7 @@ def reached(
             continue
         closed.vectors[k] = replace(closed.vectors[k], kind="state")
         terms = {k: Fraction(-1)}
-        for place, coefficient in declared.points[k].at.terms.items():
+        for place, coefficient in declared.points[k].terms.items():
             terms[place] = terms.get(place, Fraction(0)) + bend * coefficient
         if k in entered:
             terms[moved] = Fraction(1)
@@ -356,12 +356,12 @@ def _moved(
     moves = _Moves(worst)
     at = 0
     for k in sorted(same_point.keys() | (points.keys() & reached)):
-        while k in points and at < len(worst.rows) and worst.rows[at] < points[k].before:
+        while k in points and at < len(worst.rows) and worst.rows[at] < worst.declared.before[k]:
             moves.take(worst.rows[at])
             at += 1
         moved: float | None = 0.0
         if k in points:
-            moved = moves.of(points[k].at.terms)
+            moved = moves.of(points[k].terms)
         if k not in same_point:
             if moved != 0:
                 raise LeakauditError(

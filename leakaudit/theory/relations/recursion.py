@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -53,8 +53,22 @@ WORK = 100_000_000_000
 SEED = 21
 
 
+def bounds(
+    model: ForwardModel,
+    same: range,
+    known: Collection[int],
+    count: int,
+    network: SymmetricNetwork | None = None,
+    corrupt: Collection[int] = (),
+    nodes: Sequence[int] | None = None,
+) -> Callable[[int], Bound | None] | None:
+    """Return what bounds a node, of some or all; None if another method must decide."""
+    view = _LongView.of(model, same, known, count, network, corrupt, nodes)
+    return None if view is None else view.bound
+
+
 @dataclass(frozen=True, eq=False)
-class LongView:
+class _LongView:
     """One adversary's view of all nodes over many rounds that are alike."""
 
     model: ForwardModel
@@ -76,7 +90,7 @@ class LongView:
         network: SymmetricNetwork | None = None,
         corrupt: Collection[int] = (),
         nodes: Sequence[int] | None = None,
-    ) -> LongView | None:
+    ) -> _LongView | None:
         """Return the view, for some nodes or all; None if another method must decide."""
         if count <= model.declared.round + WINDOW:
             return None
@@ -197,7 +211,7 @@ def _simulate(
         state = evaluated(one.passed, one.columns, given, prime)
     given = values(last)
     observed = evaluated(last.observed, last.columns, given, prime)
-    declared_before = [rounds.declared.points[k].before for k in last.gradients]
+    declared_before = [rounds.declared.before[k] for k in last.gradients]
     independent, _, points = decide(
         echelon,
         lambda part: observed[part],

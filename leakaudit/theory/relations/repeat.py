@@ -13,7 +13,7 @@ from fractions import Fraction
 from leakaudit._util.uncollected import uncollected
 from leakaudit.core.errors import LeakauditError
 from leakaudit.theory.relations import declare
-from leakaudit.theory.relations.declare import Point, Relation, Relations
+from leakaudit.theory.relations.declare import Relation, Relations
 from leakaudit.theory.relations.expression import Expression, Vector
 
 
@@ -46,7 +46,7 @@ def _shape(declared: Relations, rows: Iterable[Relation]) -> set[Hashable]:
         for k in r.terms:
             used = [k]
             if k in declared.points:
-                at = declared.points[k].at.terms
+                at = declared.points[k].terms
                 shape.add((declared.vectors[k].name, shifted(at, -r.round, declared.vectors)))
                 used += at
             for out in used:
@@ -141,10 +141,11 @@ class _Places(dict[int, int]):
                 self.to.carry(place)
             if k in declared.points and place not in self.to.points:
                 # It is in no relation so far; at least those of earlier rounds came before it.
-                at = self.moved(declared.points[k].at.terms)
+                at = self.moved(declared.points[k].terms)
                 now = self.to.vectors[place].round
                 before = bisect_left(self.to.relations, now, key=lambda r: r.round)
-                self.to.points[place] = Point(at, before)
+                self.to.points[place] = at
+                self.to.before[place] = before
             if k in declared.shares:
                 self.to.shares[place] = declared.shares[k]
             is_new = place not in self.to.opaques and self.to.vectors[place].round >= self.first
@@ -163,9 +164,10 @@ def _copy(declared: Relations, row: int, places: _Places) -> None:
     for k in relation.terms:
         if k in declared.points:
             # The point comes first, as in the declaration: it may be a vector without relations.
-            at = places.moved(declared.points[k].at.terms)
+            at = places.moved(declared.points[k].terms)
             if places[k] not in to.points:
-                to.points[places[k]] = Point(at, len(to.relations))
+                to.points[places[k]] = at
+                to.before[places[k]] = len(to.relations)
         if declared.sent.get(k) == row:
             to.sent[places[k]] = len(to.relations)
         if k in declared.changes:

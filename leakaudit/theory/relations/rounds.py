@@ -101,7 +101,7 @@ class Rounds:
         follow = implied(self.model, self.known, own=True)
         found = []
         for k in self.later.gradients:
-            hidden = self.declared.points[k].at.terms.keys() - self.known
+            hidden = self.declared.points[k].terms.keys() - self.known
             owners = {self._vectors[j].owner for j in hidden}
             found.append(hidden <= follow and owners <= {self.owner(k)})
         return found
@@ -132,7 +132,7 @@ class Rounds:
         if not self._with_points:
             return []
         points = self.declared.points
-        return [self._reduced(points[k].at.terms, t) for k in self._gradients[t]]
+        return [self._reduced(points[k].terms, t) for k in self._gradients[t]]
 
     def _uses(self, t: int) -> set[int]:
         forms = [*(self.forms[k] for k in self._defined[t]), *self._points(t)]

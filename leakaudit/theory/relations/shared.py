@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +44,29 @@ class _Decided(NamedTuple):
     depends: Flags  # (t, n) whether it then depends on the gradients of each node to bound
 
 
-class SharedView:
+def bounds(
+    model: ForwardModel, known: Collection[int], nodes: Iterable[int]
+) -> Callable[[int], Bound | None] | None:
+    """Return what bounds a node; None if the view is too large, or needs the general methods."""
+    some = sorted(set(nodes) & set(model.owner.tolist()))
+    if not some or not model.public.issubset(known):
+        return None
+    # Observed states and messages in order, and hidden noise, as indices.
+    rows = np.array(sorted(model.place[k] for k in known if k in model.place), np.int64)
+    hidden = np.array([c for c, k in enumerate(model.noise) if k not in known], np.int64)
+    width = _columns(model, rows, hidden) + model.nodes
+    if len(rows) * len(hidden) > ENTRIES or len(model.defined) * width > RESIDUES:
+        return None
+    decided = _decide(model, rows, hidden, some, PRIMES[0])
+    again = _decide(model, rows, hidden, some, PRIMES[1])
+    same = (np.array_equal(decided[k], again[k]) for k in range(len(decided)))
+    if not all(same):
+        return None
+    view = _SharedView(model, rows, hidden, some, decided)
+    return view.bound if view.sound else None
+
+
+class _SharedView:
     """One adversary's view of all nodes."""
 
     def __init__(
@@ -73,28 +95,6 @@ class SharedView:
             from scipy.linalg import solve_triangular
 
             self._white = solve_triangular(r, gradients, trans="T")  # R'^-1 Psi
-
-    @classmethod
-    def of(
-        cls, model: ForwardModel, known: Collection[int], nodes: Iterable[int]
-    ) -> SharedView | None:
-        """Return the view; None if it is too large, or needs the general methods."""
-        some = sorted(set(nodes) & set(model.owner.tolist()))
-        if not some or not model.public.issubset(known):
-            return None
-        # Observed states and messages in order, and hidden noise, as indices.
-        rows = np.array(sorted(model.place[k] for k in known if k in model.place), np.int64)
-        hidden = np.array([c for c, k in enumerate(model.noise) if k not in known], np.int64)
-        width = _columns(model, rows, hidden) + model.nodes
-        if len(rows) * len(hidden) > ENTRIES or len(model.defined) * width > RESIDUES:
-            return None
-        decided = _decide(model, rows, hidden, some, PRIMES[0])
-        again = _decide(model, rows, hidden, some, PRIMES[1])
-        same = (np.array_equal(decided[k], again[k]) for k in range(len(decided)))
-        if not all(same):
-            return None
-        view = cls(model, rows, hidden, some, decided)
-        return view if view.sound else None
 
     def bound(self, node: int) -> Bound | None:
         """Return the same as `account` at sensitivity 1; None if a combination leaks.

@@ -197,7 +197,7 @@ class SymmetricNetwork:
         return found
 
     def levels(self, seen: Collection[int]) -> dict[int, int] | None:
-        """Return what is known of the point of every gradient, as `LongView` requires.
+        """Return what is known of the point of every gradient, as `recursion` requires.
 
         None if a point depends on the gradients of other nodes.
         """

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from typing import Literal, TypeAlias
 
-SEEN = (
-    "the models are functions of what is observed, so one changed record changes each gradient by "
-    "at most the sensitivity"
-)
 MESSAGES = "every message that the node sends or receives"
 MODELS = "the models at which it evaluates gradients"
 # Adversaries whose view determines another one's; the text continues "one who".
@@ -17,31 +13,33 @@ ALL_MESSAGES = f"observes {MESSAGES}"
 MESSAGES_AND_MODELS = f"observes {MESSAGES} and knows {MODELS}"
 
 
-class Ground(Enum):
-    """Why the bound of a view holds, or why there is none.
+# Why the bound of a view holds, or why there is none: the unit of privacy, whose change is bounded,
+# and a text.
+Ground: TypeAlias = tuple[Literal["record", "node", "none"], str]
 
-    The values are the unit of privacy, whose change is bounded, and a text.
-    """
-
-    IDLE = "record", "the node computes no gradient in these rounds"
-    UNSEEN = "record", "no message that is observed depends on the data of the node"
-    LEAK = "record", "a combination of gradients is sent without noise"
-    MODELS_SEEN = "record", SEEN
-    SMOOTH = (
-        "record",
-        "gradients are {smoothness:g}-Lipschitz (assumed with --smoothness, not checked)",
-    )
-    REACTING = (
-        "node",
-        "no epsilon per record, because a changed record changes the models, and thereby later "
-        "gradients by more than the sensitivity; specify --smoothness. The node's epsilon holds if "
-        "any two gradients of the node, at any two models, differ by at most the sensitivity",
-    )
-    STEERED = (
-        "none",
-        "noise that this adversary does not observe influences the models, so there is no epsilon "
-        "per record or per node",
-    )
+IDLE: Ground = ("record", "the node computes no gradient in these rounds")
+UNSEEN: Ground = ("record", "no message that is observed depends on the data of the node")
+LEAK: Ground = ("record", "a combination of gradients is sent without noise")
+MODELS_SEEN: Ground = (
+    "record",
+    "the models are functions of what is observed, so one changed record changes each gradient by "
+    "at most the sensitivity",
+)
+SMOOTH: Ground = (
+    "record",
+    "gradients are {smoothness:g}-Lipschitz (assumed with --smoothness, not checked)",
+)
+REACTING: Ground = (
+    "node",
+    "no epsilon per record, because a changed record changes the models, and thereby later "
+    "gradients by more than the sensitivity; specify --smoothness. The node's epsilon holds if "
+    "any two gradients of the node, at any two models, differ by at most the sensitivity",
+)
+STEERED: Ground = (
+    "none",
+    "noise that this adversary does not observe influences the models, so there is no epsilon "
+    "per record or per node",
+)
 
 
 @dataclass(frozen=True)
@@ -59,12 +57,12 @@ class Basis:
     @property
     def unit(self) -> str:
         """Whose change is bounded."""
-        return self.ground.value[0]
+        return self.ground[0]
 
     def __str__(self) -> str:
         """Return the sentence for readers."""
-        unit, why = self.ground.value
-        if self.ground is Ground.SMOOTH:
+        unit, why = self.ground
+        if self.ground == SMOOTH:
             why = why.format(smoothness=self.smoothness)
         text = f"{unit}: {why}"
         if self.stronger:

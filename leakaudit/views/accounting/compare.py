@@ -22,7 +22,7 @@ from leakaudit.theory.bounds import gaussian
 from leakaudit.views.accounting.adversaries import Threat
 from leakaudit.views.accounting.calibration import Calibration, calibrate
 from leakaudit.views.accounting.resting import rests_on
-from leakaudit.views.accounting.symmetry import Symmetry
+from leakaudit.views.accounting.symmetry import likes
 from leakaudit.views.accounting.view_bound import ViewBound, view_bounds, without_scale
 
 # A comparison has mu, epsilon, their ratio to the claim, and the noise that the claim requires.
@@ -249,16 +249,15 @@ def compare(
     # Symmetry is proven for mu without a smoothness, and for claims that treat all nodes alike.
     proven = smoothness is None and not any(claim.pair for claim in claims)
     symmetric = proven and len(threats) > 1
-    likes: list[Threat | None] = [None] * len(threats)
+    same: list[Threat | None] = [None] * len(threats)
     if symmetric:
-        symmetry = Symmetry(protocol.graph, protocol.start)
-        likes = [None if one.kind == "named" else symmetry.like(one) for one in threats]
-    different = [one for one, like in zip(threats, likes, strict=True) if like is None]
+        same = likes(protocol.graph, protocol.start, threats)
+    different = [one for one, like in zip(threats, same, strict=True) if like is None]
     question = _Question(sensitivity, delta, epsilon, smoothness)
     job = partial(_comparisons, protocol, question)
     found = executor.map(job, _parts(different, executor))
     known: dict[Threat, Comparison] = {}
-    for k, (threat, like) in enumerate(zip(threats, likes, strict=True)):
+    for k, (threat, like) in enumerate(zip(threats, same, strict=True)):
         if like is None or not k % REPORTED:
             step("views", k, len(threats))
         if like is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -22,11 +22,11 @@ from leakaudit.theory.relations import (
     account,
     alone,
     know,
+    recursion,
+    shared,
     with_models,
 )
 from leakaudit.theory.relations.account import lowest_level
-from leakaudit.theory.relations.recursion import LongView
-from leakaudit.theory.relations.shared import SharedView
 from leakaudit.views.accounting.basis import ALL_MESSAGES, MESSAGES_AND_MODELS, OWNERS
 
 # Relative distance of two mu that count as equal; a choice, well above rounding.
@@ -40,7 +40,7 @@ LARGE = 10_000
 class NodeView:
     """A view of a node, with its bound at sensitivity 1."""
 
-    knowledge: Knowledge  # what is known; of a long run (`LongView`), in its first rounds
+    knowledge: Knowledge  # what is known; of a long run (`recursion`), in its first rounds
     targets: Sequence[Expression]  # the node's gradients that are not known; empty for a long run
     bound: Bound  # the bound at sensitivity 1
     stronger: str = ""  # the adversary, if it is not the requested one but a stronger one
@@ -104,8 +104,8 @@ class Views:
     def own(self, node: int) -> NodeView:
         """Return the adversary's view of a node, over all rounds."""
         if self._together is not None:
-            known, view = self._together
-            bound = view.bound(node)
+            known, bounded = self._together
+            bound = bounded(node)
             if bound is not None:
                 return NodeView(known, bound.targets, bound)
         return self._all_messages(node) or _own_view(self.protocol, self.adversary, node)
@@ -205,8 +205,8 @@ class Views:
         return know(self.protocol.start, self.adversary)
 
     @cached_property
-    def _together(self) -> tuple[Knowledge, SharedView | LongView] | None:
-        """What is known, and the view of all nodes; None if each node is bounded by itself.
+    def _together(self) -> tuple[Knowledge, Callable[[int], Bound | None]] | None:
+        """What is known, and what bounds each node; None if each node is bounded by itself.
 
         If all messages are observed in a long run, the relations of each node suffice
         (`_all_messages`), and the rest is not even declared.
@@ -216,11 +216,11 @@ class Views:
             return None
         if protocol.forward is not None and not self._is_large:
             known = know(protocol.whole, self.adversary)
-            shared = SharedView.of(protocol.forward, known.known, self.nodes)
-            return None if shared is None else (known, shared)
+            whole = shared.bounds(protocol.forward, known.known, self.nodes)
+            return None if whole is None else (known, whole)
         if protocol.beginning is None or self._needs_all_rounds:
             return None
-        long = LongView.of(
+        long = recursion.bounds(
             protocol.beginning,
             protocol.same,
             self._at_first.known,
@@ -315,8 +315,8 @@ def _private(heard: Knowledge, node: int) -> Hashable:
     points = []
     for target in heard.declared.gradients(node):
         point = heard.declared.points[target.vector]
-        earlier = bisect_left(heard.rows, point.before)
-        points.append((form(target.terms), form(point.at.terms), steps(point.at.terms), earlier))
+        earlier = bisect_left(heard.rows, heard.declared.before[target.vector])
+        points.append((form(target.terms), form(point.terms), steps(point.terms), earlier))
     return (tuple(rows), tuple(points))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,16 @@ SEARCHED = 200
 ONE = Fraction(1)
 
 
-class Symmetry:
+def likes(graph: Graph, relations: Relations, threats: Iterable[Threat]) -> list[Threat | None]:
+    """Return, for each adversary, an earlier one whose view is provably the same, or None.
+
+    A named adversary is not compared.
+    """
+    symmetry = _Symmetry(graph, relations)
+    return [None if one.kind == "named" else symmetry.like(one) for one in threats]
+
+
+class _Symmetry:
     """Finds, for an adversary, an earlier one whose view is provably the same."""
 
     def __init__(self, graph: Graph, relations: Relations) -> None:
@@ -308,7 +317,7 @@ def _forms(relations: Relations) -> Iterator[tuple[int | None, Form]]:
     for relation in relations.relations:
         yield None, relation.terms
     for gradient, point in relations.points.items():
-        yield gradient, point.at.terms
+        yield gradient, point.terms
     for out, parts in relations.opaques.items():
         for part in parts:
             yield out, part.terms

@@ -20,7 +20,8 @@ from leakaudit.core.verdict import APART, Holds
 from leakaudit.protocols.declared import Protocol
 from leakaudit.theory.bounds import gaussian
 from leakaudit.theory.relations import Turns, account, drift, largest, reached
-from leakaudit.views.accounting.basis import Basis, Ground
+from leakaudit.views.accounting import basis as grounds
+from leakaudit.views.accounting.basis import Basis
 from leakaudit.views.accounting.node_view import NodeView, Views, stronger_views
 
 # The adversary's own view is computed first. If it determines every model at which the node
@@ -213,7 +214,7 @@ def _in_every_batch(found: ViewBound) -> ViewBound:
 
 
 def _is_finite(found: ViewBound) -> bool:
-    if found.basis is not None and found.basis.ground is Ground.IDLE:
+    if found.basis is not None and found.basis.ground == grounds.IDLE:
         return False
     return any(mu is not None and mu < math.inf for mu in (found.mu, found.node_mu))
 
@@ -275,7 +276,7 @@ def _idle(empty: ViewBound) -> ViewBound:
         linear=0.0,
         reached=0.0,
         node_mu=0.0,
-        basis=Basis(Ground.IDLE),
+        basis=Basis(grounds.IDLE),
         enters=0,
         gradients=0,
     )
@@ -295,7 +296,7 @@ def _leak(found: ViewBound, own: NodeView) -> ViewBound:
         linear=linear,
         reached=math.inf,
         node_mu=math.inf,
-        basis=Basis(Ground.LEAK),
+        basis=Basis(grounds.LEAK),
         leaking=tuple(map(str, own.bound.leaking)),
     )
 
@@ -332,16 +333,16 @@ def _least(
     upper bound of its own.
     """
     record_mu = math.inf
-    basis = Basis(Ground.STEERED)
+    basis = Basis(grounds.STEERED)
     node_mu = math.inf
     not_smooth = ""
     for view in views:
         mu = math.inf
-        now = Basis(Ground.MODELS_SEEN, view.stronger)
+        now = Basis(grounds.MODELS_SEEN, view.stronger)
         if view.lowest == 2:
             mu = _of_record(view, turns)
         elif view.lowest == 1 and smoothness is not None:
-            now = Basis(Ground.SMOOTH, view.stronger, smoothness)
+            now = Basis(grounds.SMOOTH, view.stronger, smoothness)
             try:
                 mu = _drifted(view, turns, smoothness)
             except LeakauditError as e:
@@ -355,11 +356,11 @@ def _least(
     if record_mu < math.inf:
         found = replace(found, mu=moved * record_mu)
         if not record_mu:
-            basis = replace(basis, ground=Ground.UNSEEN)
+            basis = replace(basis, ground=grounds.UNSEEN)
     elif node_mu < math.inf:
-        basis = Basis(Ground.REACTING, not_smooth=not_smooth)
+        basis = Basis(grounds.REACTING, not_smooth=not_smooth)
     else:
-        basis = Basis(Ground.STEERED, not_smooth=not_smooth)
+        basis = Basis(grounds.STEERED, not_smooth=not_smooth)
     if node_mu < math.inf:
         found = replace(found, node_mu=moved * node_mu)
     return _with_epsilons(replace(found, basis=basis))

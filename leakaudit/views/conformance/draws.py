@@ -574,17 +574,18 @@ class Draws:
             yield self._tied(found)
 
     def _tied(self, found: ties.TiedNumbers) -> Deviation:
-        if found.draws is None:
+        where, count, numbers, expected = found
+        if isinstance(where, str):
             says = (
-                f"{found.count} of {found.numbers} numbers of the noise equal another one "
-                f"{found.where} up to rounding and signs; at most {found.expected:.2g} are "
+                f"{count} of {numbers} numbers of the noise equal another one "
+                f"{where} up to rounding and signs; at most {expected:.2g} are "
                 "expected: they are on a lattice, such as that of bfloat16, or repeat"
             )
             return Deviation(LATTICE, says)
-        one, other = (self._named[k] for k in found.draws)
+        one, other = (self._named[k] for k in where)
         says = (
-            f"{found.count} of {found.numbers} numbers of the noise of {other} are numbers of that "
-            f"of {one}, in another order or with other signs; {found.expected:.2g} are expected"
+            f"{count} of {numbers} numbers of the noise of {other} are numbers of that "
+            f"of {one}, in another order or with other signs; {expected:.2g} are expected"
         )
         about = TWICE if one.seed == other.seed else RUNS
         return Deviation(about, says, (one.node, other.node))
@@ -644,9 +645,10 @@ class Draws:
             places = np.arange(len(norms))
             found = ties.equal(norms, places, np.zeros_like(places), self._rounding, each)
             if found is not None:
+                _, count, numbers, expected = found
                 says = (
-                    f"{found.count} of {found.numbers} draws{where} have the norm of another one, "
-                    f"up to rounding; at most {found.expected:.2g} are expected: they are rotated "
+                    f"{count} of {numbers} draws{where} have the norm of another one, "
+                    f"up to rounding; at most {expected:.2g} are expected: they are rotated "
                     "copies"
                 )
                 yield Deviation(TWICE, says)

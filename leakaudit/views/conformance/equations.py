@@ -471,7 +471,7 @@ class _Tests:
         point = self.declared.relations.points.get(place)
         if place in self.values or point is None:
             return
-        if not point.at.terms or not point.at.terms.keys() <= self.values.keys():
+        if not point.terms or not point.terms.keys() <= self.values.keys():
             return
         vector = self.declared.relations.vectors[place]
         truth = self.case.truth
@@ -480,11 +480,11 @@ class _Tests:
         x, y = truth.of(vector.owner)
         if not len(x):
             return
-        model = torch.from_numpy(self._sum(floats(point.at.terms)).value)
+        model = torch.from_numpy(self._sum(floats(point.terms)).value)
         value = self.clipping.gradient(task, model, x.double(), y)
         size = norm(value)
         self.values[place] = _Value(value, size, self.imprecise * size, computed=True)
-        self.sources[place] = _Source(self.declared.origins[place], tuple(point.at.terms))
+        self.sources[place] = _Source(self.declared.origins[place], tuple(point.terms))
 
     def _sum(self, terms: Mapping[int, float]) -> _Value:
         value: Floats = np.zeros(())

@@ -365,9 +365,9 @@ class _Substitution:
             self._uses.update(terms.keys())
         for place, point in declared.points.items():
             if declared.vectors[place].round <= rounds:
-                self._uses.update(point.at.terms.keys())
-                self._missing[place] = len(point.at.terms)
-                for model in point.at.terms:
+                self._uses.update(point.terms.keys())
+                self._missing[place] = len(point.terms)
+                for model in point.terms:
                     self._waiting.setdefault(model, []).append(place)
         with np.errstate(all="ignore"):  # what overflows is no agreement
             for place in known:
@@ -424,7 +424,7 @@ class _Substitution:
         errors: dict[int, float] = {}
         for place in places:
             del self._ready[place]
-            terms = floats(self._declared.points[place].at.terms)
+            terms = floats(self._declared.points[place].terms)
             if place not in self.norms:
                 models[place] = self._sum(terms)
                 owners[place] = self._declared.vectors[place].owner or 0

@@ -52,15 +52,10 @@ class _Numbers:
         return 2 * self.density * (distance + self.rounding)
 
 
-@dataclass(frozen=True)
-class TiedNumbers:
-    """More equal numbers than independent ones have."""
-
-    where: Where  # which numbers were compared with each other
-    count: int  # how many numbers equal an earlier one
-    numbers: int  # how many numbers were compared
-    expected: float  # bound of the expected count
-    draws: tuple[int, int] | None = None  # the two draws, if only two were compared
+# More equal numbers than independent ones have: which numbers were compared with each other, or the
+# two draws if only two were; how many of them equal an earlier one; how many were compared; and a
+# bound of the expected count.
+TiedNumbers: TypeAlias = tuple[Where | tuple[int, int], int, int, float]
 
 
 def equal(
@@ -146,7 +141,7 @@ def _excesses(
         _, sizes = np.unique(group, return_counts=True)
         expected = within * float((sizes * (sizes - 1.0)).sum()) / 2
         if log_chance(count, expected) < math.log(level):
-            yield TiedNumbers(where, count, len(group), expected)
+            yield where, count, len(group), expected
 
 
 def _in_two_draws(
@@ -168,5 +163,4 @@ def _in_two_draws(
         earlier, later = divmod(int(keys[at]), many)
         expected = within * size_of[earlier] * size_of[later]
         if log_chance(int(counts[at]), expected) < math.log(level / tests):
-            found = (earlier, later)
-            yield TiedNumbers("in two draws", int(counts[at]), size_of[later], expected, found)
+            yield (earlier, later), int(counts[at]), size_of[later], expected

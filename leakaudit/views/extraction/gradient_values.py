@@ -120,7 +120,7 @@ def _leak(
         solved = dict(zip(unknown, values[m:], strict=True))
         theta = models(deduction, points, solved)
     rounds = [declared.vectors[g].round for g in columns.first]
-    model_rounds = [max(declared.points[g].at.rounds) for g in columns.first]
+    model_rounds = [max(declared.points[g].rounds) for g in columns.first]
     return GradientLeak(
         node=found.node,
         rounds=torch.tensor(rounds),
@@ -234,7 +234,7 @@ def _weight(rows: Sequence[Expression], column: Sequence[int]) -> float:
 
 def _points(knowledge: Knowledge, gradients: Sequence[int]) -> list[Expression] | None:
     """Return the models at which gradients were evaluated; None if one is not determined."""
-    points = [knowledge.declared.points[g].at for g in gradients]
+    points = [knowledge.declared.points[g] for g in gradients]
     unknown = _unknown(knowledge, points)
     for point in unknown:
         if len(point.terms) != 1 or not point.terms.keys() <= knowledge.used:
@@ -269,9 +269,9 @@ def _step(knowledge: Knowledge, places: Sequence[int]) -> float | None:
     w is the model at which the second one is taken.
     """
     points = knowledge.declared.points
-    if len(places) < 2 or len(points[places[1]].at.terms) != 1:
+    if len(places) < 2 or len(points[places[1]].terms) != 1:
         return None
-    after = points[places[1]].at.vector
+    after = points[places[1]].vector
     for relation in knowledge.relations:
         if places[0] in relation.terms and after in relation.terms:
             return float(relation.terms[places[0]] / relation.terms[after])

@@ -91,7 +91,7 @@ def _alike(knowledge: Knowledge, row: Expression) -> dict[int, Expression]:
     parts = {}
     for node, mine in places.items():
         steps = tuple((vectors[k].name, vectors[k].index, row.terms[k]) for k in mine)
-        start = knowledge.declared.points[mine[0]].at
+        start = knowledge.declared.points[mine[0]]
         shapes.add((steps, frozenset(start.terms.items())))
         part = Expression(vectors, {k: row.terms[k] for k in mine})
         parts[node] = part / row.terms[mine[-1]]

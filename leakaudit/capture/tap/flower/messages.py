@@ -15,13 +15,14 @@ from leakaudit.capture.tap.exchanges import (
     KEYS,
     NAMES,
     TRAIN,
+    Array,
     ArrayList,
     Conversation,
     ExchangePlace,
-    NamedArray,
     write_lists,
 )
 from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.writing import LEFT_OUT
 
 ROUND = ("server-round", "server_round", "current_round", "round")  # keys of configurations
 EXAMPLES = ("num-examples", "num_examples")  # keys of metrics
@@ -63,9 +64,9 @@ def write(capture: Capture, op: str, messages: Sequence[tuple[Any, ExchangePlace
     write_lists(capture, op, lists)
 
 
-def _arrays(message: Any, read: dict[int, tuple[Any, Any]]) -> list[NamedArray]:
+def _arrays(message: Any, read: dict[int, tuple[Any, Any]]) -> list[Array]:
     """Return the arrays of a message; some were read before, as messages to clients share them."""
-    found: list[NamedArray] = []
+    found: list[Array] = []
     for number, record in enumerate(message.content.array_records.values()):
         held = {name: array for name, array in record.items() if name != EMPTY}
         # Flwr itself numbers the arrays of a list.
@@ -75,13 +76,14 @@ def _arrays(message: Any, read: dict[int, tuple[Any, Any]]) -> list[NamedArray]:
     return found
 
 
-def _array(array: Any, name: str, record: int, read: dict[int, tuple[Any, Any]]) -> NamedArray:
+def _array(array: Any, name: str, record: int, read: dict[int, tuple[Any, Any]]) -> Array:
     try:
         if id(array) not in read:
             read[id(array)] = (array, array.numpy())  # the array itself keeps its id in use
-        return NamedArray(read[id(array)][1], name, record)
+        return read[id(array)][1], record, {"name": name} if name else {}
     except Exception as error:  # another serialisation than numpy's
-        return NamedArray(None, name, record, f"not an array of numpy: {error}"[:KEYS])
+        why = {LEFT_OUT: f"not an array of numpy: {error}"[:KEYS]}
+        return None, record, {"name": name, **why} if name else why
 
 
 def write_fits(capture: Capture, op: str, fits: Iterable[tuple[ExchangePlace, Any]]) -> None:
@@ -91,7 +93,7 @@ def write_fits(capture: Capture, op: str, fits: Iterable[tuple[ExchangePlace, An
     lists: list[ArrayList] = []
     for place, fit in fits:
         files = [io.BytesIO(data) for data in fit.parameters.tensors]
-        arrays = [NamedArray(np.load(file, allow_pickle=False)) for file in files]
+        arrays: list[Array] = [(np.load(file, allow_pickle=False), 0, {}) for file in files]
         examples = getattr(fit, "num_examples", None)
         lists.append((place, arrays, {} if examples is None else {"examples": examples}))
     write_lists(capture, op, lists)

@@ -14,15 +14,16 @@ from leakaudit.capture.tap.exchanges import (
     KEYS,
     NAMES,
     TRAIN,
+    Array,
     Client,
     Conversation,
     ExchangePlace,
-    NamedArray,
     note_once,
     wrap,
     write_lists,
 )
 from leakaudit.capture.tap.log.capture import Capture
+from leakaudit.capture.tap.log.writing import LEFT_OUT
 
 HELD = "DXO"  # key of what a message holds: kind, data and meta
 MODEL = "WEIGHTS"  # kind of a model
@@ -206,20 +207,21 @@ def _round(message: Any) -> int | None:
     return number + 1 if type(number) is int else None
 
 
-def _arrays(content: _Content, model: Model) -> list[NamedArray]:
+def _arrays(content: _Content, model: Model) -> list[Array]:
     """Return the arrays of a message; for a difference, those of the model that it stands for."""
-    found: list[NamedArray] = []
+    found: list[Array] = []
     for name, value in content.data.items():
         array = value
-        why = ""
+        known_as = str(name)[:KEYS]
+        notes = {"name": known_as} if known_as else {}
         if not _is_array(value):
             array = None
-            why = "not an array"
+            notes[LEFT_OUT] = "not an array"
         elif content.kind == DIFFERENCE:
             array = _sum(model.get(name), value)
             if array is None:
-                why = "a difference from a model that is not known"
-        found.append(NamedArray(array, str(name)[:KEYS], why=why))
+                notes[LEFT_OUT] = "a difference from a model that is not known"
+        found.append((array, 0, notes))
     return found
 
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from leakaudit.cli._options import load_torch, loading, mute, plugins, show
-from leakaudit.cli._parser import Parser, ParserMessage, described
+from leakaudit.cli._parser import OF_PARSER, Parser, described
 from leakaudit.core.errors import INTERRUPTED, LeakauditError, suggest
 
 BROKEN = 4  # exit code of a run that failed before it reached a verdict
@@ -181,9 +181,9 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
             "leakaudit.core.mapping" in sys.modules
         ):  # a command that maps nothing does not import it
             sys.modules["leakaudit.core.mapping"].verify()
-    except ParserMessage:
-        raise
     except SystemExit as ended:
+        if OF_PARSER in getattr(ended, "__notes__", ()):
+            raise
         what = f"a plug-in or model called sys.exit({ended.code!r}) when it was imported"
         advice = "there is no verdict; remove that call, or put it under a main guard"
         return BROKEN, f"{what}; {advice}"

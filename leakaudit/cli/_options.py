@@ -309,6 +309,8 @@ def settings(args: SharedOptions) -> argparse.Namespace:
     values = {name: value for name, (value, _) in resolve(vars(args.given)).items()}
     if args.quiet:
         values["progress"] = "none"
+    if values["seed"] < 0:
+        raise LeakauditError(f"seed: expected a whole number >= 0, got {values['seed']}")
     import torch
 
     torch.set_num_threads(max(1, values["threads"]))

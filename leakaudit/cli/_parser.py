@@ -10,10 +10,7 @@ from typing import Any, NoReturn
 from leakaudit.core.errors import suggest
 
 EXAMPLES = "examples:"  # heading of the examples below the options
-
-
-class ParserMessage(SystemExit):
-    """A parser has printed help, a version or an error; any other SystemExit is of loaded code."""
+OF_PARSER = "help, a version or an error of a parser"  # the note of its SystemExit
 
 
 class _Help(argparse.HelpFormatter):
@@ -82,10 +79,12 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, f"{what}: there is no {value!r}{near}")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Print the message to stderr and end with `ParserMessage`."""
+        """Print the message to stderr and end; any other SystemExit is of loaded code."""
         if message:
             sys.stderr.write(message)
-        raise ParserMessage(status)
+        ended = SystemExit(status)
+        ended.add_note(OF_PARSER)
+        raise ended
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""

@@ -43,8 +43,11 @@ def run(args: _Options) -> int:
     from leakaudit.core.errors import one_line
     from leakaudit.tasks.task import Task
     from leakaudit.traces import trace_file
+    from leakaudit.traces.vocabulary import finite
 
     trace = trace_file.load(args.trace)
+    for messages in trace.messages:
+        finite(messages.payload, str(args.trace))
     task = Task.build(trace.task, dtype=trace.dtype, trusted=args.trust_model)
     name = FITTED
     if trace.protocol.startswith(registry.OWN) or registry.TEXT in trace.provenance:

@@ -123,7 +123,7 @@ def _tests(
         if not len(columns):
             continue
         x = found.x[inputs]
-        y = None if found.y is None or len(found.y) != len(found.x) else found.y[inputs]
+        y = _labels(found, inputs, task)
         room -= len(equation.rounds) * len(x) * equation.inner * task.layout.size
         agrees = _by_labels(equation, task, columns, x, y, close)
         if not agrees and equation.inner == 1:
@@ -131,6 +131,16 @@ def _tests(
             fits = None if room < 0 else _by_slopes(equation, task, columns, x, close)
             agrees = agrees if fits is None else fits
         yield inputs, agrees
+
+
+def _labels(found: Reconstruction, inputs: list[int], task: Task) -> Tensor | None:
+    """Return the labels of some inputs; None if one of them was not found."""
+    if found.y is None or len(found.y) != len(found.x):
+        return None
+    y = found.y[inputs]
+    if not bool(y.isfinite().all()) or bool((y < 0).any()):
+        return None
+    return y.long() if task.spec.loss == "cross_entropy" else y
 
 
 def _behind(found: Reconstruction, proven: int, leak: GradientLeak, k: int) -> list[int]:

@@ -273,7 +273,7 @@ class Recorder:
         if kind not in self._kinds:
             self._note(kind, sys._getframe(1))
         if self._vocabulary is not None:
-            finite(vector, f"round {round}: message {kind!r} of node {sender[0]}")
+            finite(vector.to(self.dtype), f"round {round}: message {kind!r} of node {sender[0]}")
         all_the_same = np.zeros(len(to), np.int64)
         self._append(round, sender, to, kind, secure, all_the_same)[0].copy_(vector)
 

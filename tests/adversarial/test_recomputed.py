@@ -18,6 +18,8 @@ from leakaudit.core.evidence import Origin
 from leakaudit.core.reconstruction import Certificate, Reconstruction
 from leakaudit.inversion import recomputed
 from leakaudit.inversion.attacking import attack_one
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.reporting.findings.worst_case import AS_SENT
 from leakaudit.tasks.task import Task
 
@@ -32,7 +34,8 @@ EXACT = la.RecorderOptions(dtype=torch.float64)
 class Program:
     """A two-layer network that a program trains by hand, each node on one record."""
 
-    def __init__(self, seed: int, picture: bool) -> None:
+    def __init__(self, seed: int, picture: bool, hidden: int = HIDDEN) -> None:
+        self.hidden = hidden
         self.random = np.random.default_rng(seed)
         self.picture = picture
         self.width = 64 if picture else 30
@@ -40,27 +43,37 @@ class Program:
         if picture:
             self.x = self.random.integers(20, 250, size=(NODES, self.width)) / 255
         self.y = self.random.integers(CLASSES, size=NODES)
+        head = hidden or self.width
         self.w = [
-            self.random.normal(size=(HIDDEN, self.width)) * self.width**-0.5,
-            self.random.normal(size=HIDDEN) * 0.1,
-            self.random.normal(size=(CLASSES, HIDDEN)) * HIDDEN**-0.5,
+            self.random.normal(size=(CLASSES, head)) * head**-0.5,
             self.random.normal(size=CLASSES) * 0.1,
         ]
+        if hidden:
+            self.w = [
+                self.random.normal(size=(hidden, self.width)) * self.width**-0.5,
+                self.random.normal(size=hidden) * 0.1,
+                *self.w,
+            ]
 
     @property
     def task(self) -> la.TaskSpec:
         shape = (1, 8, 8) if self.picture else (self.width,)
         levels = 255 if self.picture else 0
-        return la.TaskSpec("mlp", {"hidden": HIDDEN}, shape=shape, classes=CLASSES, levels=levels)
+        model, about = ("mlp", {"hidden": self.hidden}) if self.hidden else ("logistic", {})
+        return la.TaskSpec(model, about, shape=shape, classes=CLASSES, levels=levels)
 
     def gradient(self, w: list[Array], node: int) -> list[Array]:
         x = self.x[node]
-        before = w[0] @ x + w[1]
-        h = np.maximum(before, 0)
-        out = w[2] @ h + w[3]
+        h = x
+        if self.hidden:
+            before = w[0] @ x + w[1]
+            h = np.maximum(before, 0)
+        out = w[-2] @ h + w[-1]
         q = np.exp(out - out.max())
         q /= q.sum()
         q[self.y[node]] -= 1
+        if not self.hidden:
+            return [np.outer(q, x), q]
         delta = (w[2].T @ q) * (before > 0)
         return [np.outer(delta, x), delta, np.outer(q, h), q]
 
@@ -103,18 +116,17 @@ def altered(kind: str, g: list[Array], w: list[Array]) -> list[Array]:
     return g
 
 
-def fedsgd(folder: Path, kind: str, *, seed: int, known: bool, picture: bool) -> Path:
+def fedsgd(folder: Path, kind: str, *, program: Program, known: bool, rounds: int = 6) -> Path:
     """Record FedSGD; without the server's messages, an eavesdropper does not know the models."""
-    program = Program(seed, picture)
     w = program.w
     out = folder / "trace.pt"
     public = {"public": {"w0": flat(w)}} if known else {}
-    settings: dict[str, Any] = {"params": {"lr": 0.1, "samples": 1}, "rounds": 6, **public}
+    settings: dict[str, Any] = {"params": {"lr": 0.1, "samples": 1}, "rounds": rounds, **public}
     graph = la.Graph(NODES + 1, tuple((node, NODES) for node in range(NODES)))
     with la.Recorder(
         out, protocol="fedsgd", task=program.task, graph=graph, options=EXACT, **settings
     ) as recorder:
-        for t in range(1, 7):
+        for t in range(1, rounds + 1):
             if known:
                 recorder.send(round=t, src=NODES, dst=range(NODES), kind="w", value=flat(w))
             sent = [flat(altered(kind, program.gradient(w, node), w)) for node in range(NODES)]
@@ -211,23 +223,62 @@ def test_local_steps_as_declared(tmp_path: Path) -> None:
     ["lars", "clip per layer", "another step for biases", "centralised", "masked", "sign"],
 )
 def test_altered_gradients_at_known_models(kind: str, picture: bool, tmp_path: Path) -> None:
-    for found in attacked(fedsgd(tmp_path, kind, seed=3, known=True, picture=picture)):
+    for found in attacked(fedsgd(tmp_path, kind, program=Program(3, picture), known=True)):
         assert found.certificate not in PROVEN, found.note
         assert not found.certified
+
+
+@pytest.mark.parametrize("hidden", [HIDDEN, 0], ids=["network", "no hidden layer"])
+@pytest.mark.parametrize("picture", [False, True], ids=["table", "pictures"])
+def test_biases_of_zero_hide_no_other_step(hidden: int, picture: bool, tmp_path: Path) -> None:
+    """Without biases, kernels and inputs of another size give the same directions of gradients."""
+    program = Program(3, picture, hidden)
+    program.x /= 2 if picture else 1
+    for part in program.w:
+        part *= part.ndim > 1
+    kind = "another step for biases"
+    for found in attacked(fedsgd(tmp_path, kind, program=program, known=True, rounds=1)):
+        assert found.certificate not in PROVEN
+
+
+@pytest.mark.parametrize(
+    ("victim", "settings"),
+    [
+        ("dpsgd", {"steps": 3}),
+        ("dpsgd", {"steps": 3, "order": "adapt", "slow": 0.3}),
+        ("dpsgd", {"clip": 0.1}),
+        ("fedavg", {"epochs": 2, "clip": 0.3}),
+        ("fedavg", {"epochs": 5}),
+    ],
+)
+def test_honest_local_steps_keep_their_certificates(victim: str, settings: dict[str, Any]) -> None:
+    graph = "ring" if victim == "dpsgd" else "star"
+    case = Scenario(
+        victim=victim,
+        nodes=3,
+        graph=graph,
+        rounds=3,
+        model="mlp",
+        set={"hidden": 32, **settings},
+    )
+    recorder = recording.record(recording.plan(case), None)
+    for found in la.attack(la.leaks(recorder.trace), generator=fresh()):
+        assert found.certificate is Certificate.EXACT
+        assert Origin.CONTRADICTED not in origins(found)
 
 
 @pytest.mark.parametrize("picture", [False, True], ids=["table", "pictures"])
 @pytest.mark.parametrize("kind", ["plain", "clipped"])
 def test_honest_gradients_at_known_models(kind: str, picture: bool, tmp_path: Path) -> None:
     wanted = Certificate.EXACT if picture else Certificate.INTERVAL
-    for found in attacked(fedsgd(tmp_path, kind, seed=3, known=True, picture=picture)):
+    for found in attacked(fedsgd(tmp_path, kind, program=Program(3, picture), known=True)):
         assert found.certificate is wanted
         assert origins(found) == {Origin.VERIFIED}
 
 
 def test_signs_at_unknown_models_are_no_pictures(tmp_path: Path) -> None:
     """After several steps, each neuron has a magnitude of its own, so entries are not all alike."""
-    trace = la.load(fedsgd(tmp_path, "plain", seed=11, known=False, picture=True))
+    trace = la.load(fedsgd(tmp_path, "plain", program=Program(11, True), known=False))
     leak = next(iter(la.leaks(trace)))
     random = np.random.default_rng(11)
     size = random.normal(size=(HIDDEN, 1))
@@ -240,7 +291,7 @@ def test_signs_at_unknown_models_are_no_pictures(tmp_path: Path) -> None:
 
 
 def test_unknown_models_are_a_premise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = fedsgd(tmp_path, "plain", seed=3, known=False, picture=True)
+    trace = fedsgd(tmp_path, "plain", program=Program(3, True), known=False)
     for found in attacked(trace):
         assert found.certificate is Certificate.EXACT
         assert origins(found) == {Origin.DECLARED}
@@ -251,7 +302,7 @@ def test_unknown_models_are_a_premise(tmp_path: Path, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("size", [1e-308, 1e-120, 1e120])
 def test_messages_whose_squares_are_no_numbers(size: float, tmp_path: Path) -> None:
-    trace = la.load(fedsgd(tmp_path, "plain", seed=3, known=True, picture=False))
+    trace = la.load(fedsgd(tmp_path, "plain", program=Program(3, False), known=True))
     leak = next(iter(la.leaks(trace)))
     scaled = replace(leak, value=leak.value * size / leak.value.abs().max())
     found = attack_one(scaled, Task.build(trace.task), "auto", fresh())

@@ -236,6 +236,9 @@ WAYS: dict[str, Way] = {
             ),
         )
     ),
+    "noise without tails": Way(
+        ((NOISE, NOISE.replace(E, f"np.clip({E}, -2.8, 2.8)")),)
+    ),
     "pixels in the name of the data": Way(
         (('data="lfw_subset, 8x8"', 'data=" ".join(str(int(v)) for v in (x[mine[0]] * 255))'),)
     ),

@@ -105,7 +105,7 @@ def test_a_new_record_in_each_step_is_stated_and_what_is_exact_was_used(
     evidence = seen.trace.provenance["evidence"]
     assert isinstance(evidence, dict)
     assert evidence["samples"] == ["UNKNOWN", evidence["samples"][1]]
-    assert "different records: later steps use new ones" in str(evidence["samples"])
+    assert "different inputs: later steps use new ones" in str(evidence["samples"])
     assert "later steps use new ones" in seen.said
     ranks = sorted(used(seen))
     found = la.attack(la.leaks(seen.trace), generator=torch.Generator().manual_seed(0))

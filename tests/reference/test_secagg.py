@@ -335,7 +335,7 @@ set = { hidden = 128 }
     assert main(["sweep", "plan.toml", "-q", "-o", "swept"]) == 0
     record = model.of(record_file.read(Path("swept/results.json")))
     assert isinstance(record, model.SweepRecord)
-    assert "recovered all 8 training records" in record.summary
+    assert "recovered all 8 of the attacked training records" in record.summary
     judged = "[audit]\nattacks = ['exact']\nnodes = [0, 2]\nseeds = 1\nadversaries = ['node:1']\n"
     Path("audit.toml").write_text(scenario + judged)
     assert main(["audit", "audit.toml", "-q", "-o", "audited"]) == 0

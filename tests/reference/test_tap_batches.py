@@ -227,7 +227,7 @@ def test_one_record_per_step_is_one_of_a_node_only_if_all_steps_show_it(
         in found.toml
     )
     assert (
-        f"and 8 of a rank {min(owned, 8)} different records: later steps use new ones" in found.said
+        f"and 8 of a rank {min(owned, 8)} different inputs: later steps use new ones" in found.said
     )
 
 
@@ -244,7 +244,7 @@ def test_origins_of_the_numbers_of_records_are_in_the_trace(tmp_path: Path) -> N
     wrong = origins.origins(all_of_one, logs, all_of_one.params, inferred=False)
     (samples,) = [one for one in wrong if one.subject == "samples"]
     assert samples.origin is Origin.CONTRADICTED
-    assert "8 different records" in samples.detail
+    assert "8 different inputs" in samples.detail
     kept = merge.write(replace(wires.plan(found, logs), evidence=wrong), logs, tmp_path / "t.pt")
     stored: Any = kept.provenance["evidence"]
     assert stored["samples"][0] == "CONTRADICTED"

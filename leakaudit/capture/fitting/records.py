@@ -87,7 +87,7 @@ class RecordCounts:
             return found
         if self.alike and largest.together == 1:
             return f"{found}, and those of a rank the same one"
-        several = counted(largest.together, "different record")
+        several = counted(largest.together, "different input")
         if self.single:
             return f"{found}, and {largest.gradients} of a rank {several}: later steps use new ones"
         return f"{found}, and {largest.gradients} of a rank at least {several}"

@@ -28,7 +28,7 @@ def stdout() -> Console:
     """Return the console for stdout; no line is wrapped in a file or a pipe."""
     from rich.console import Console
 
-    class Output(Console):
+    class _Output(Console):
         def on_broken_pipe(self) -> None:
             """Let the command end quietly; rich would end the process."""
             raise BrokenPipeError
@@ -37,7 +37,7 @@ def stdout() -> Console:
     system: Literal["auto"] | None = "auto"
     if piped or "NO_COLOR" in os.environ:
         system = None
-    return Output(file=sys.stdout, highlight=False, soft_wrap=piped, color_system=system)
+    return _Output(file=sys.stdout, highlight=False, soft_wrap=piped, color_system=system)
 
 
 def width() -> int | None:

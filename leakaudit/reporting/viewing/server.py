@@ -95,7 +95,7 @@ class _UntrustedConnections:
 def _protocol(strangers: _UntrustedConnections) -> type[H11Protocol]:
     """Return what handles the connections of a server."""
 
-    class Connection(H11Protocol):
+    class _Connection(H11Protocol):
         """A connection that is a stranger's until it shows the token."""
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -112,7 +112,7 @@ def _protocol(strangers: _UntrustedConnections) -> type[H11Protocol]:
                 strangers.leave(self.client)
             super().connection_lost(exc)
 
-    return Connection
+    return _Connection
 
 
 class _Guard:

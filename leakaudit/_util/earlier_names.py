@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -25,52 +27,51 @@ EARLIER = {
     "victim": ("protocols.victim",),
 }
 
-# Public function -> keyword of an earlier version -> how it is written today.
-KEYWORDS: dict[str, dict[str, str]] = {"Recorder": {}, "bound": {}, "report": {}, "sweep": {}}
-
-
-def _moved(function: str, today: str, *keywords: str) -> None:
-    """Note keywords that moved; in what is written today, {} stands for the keyword."""
-    KEYWORDS[function].update({keyword: today.format(keyword) for keyword in keywords})
-
-
-_moved(
-    "Recorder",
-    "options=leakaudit.RecorderOptions({}=...)",
-    *("layers", "layout", "dtype", "secure_kinds", "keep_states", "keep_curves"),
-    *("id", "provenance", "private", "check"),
-)
-_moved(
-    "Recorder",
-    "leakaudit.Recorder(leakaudit.Storage(path, {}=...), ...)",
-    *("truth", "messages", "rows", "max_bytes", "shard_bytes", "hash"),
-)
-_moved("Recorder", "options=leakaudit.RecorderOptions(layers=StoredColumns(...))", "columns")
-_moved(
-    "bound",
-    "options=leakaudit.BoundOptions({}=...)",
-    *("smoothness", "epsilon", "data_root", "download"),
-)
-_moved(
-    "report",
-    "options=leakaudit.ReportOptions({}=...)",
-    *("location", "width", "color", "verbose"),
-)
-_moved("sweep", "executor=leakaudit.Executor({}=...)", "workers", "backend", "address")
+# Public function -> (parameter, class of leakaudit, keywords of earlier versions that it holds).
+MOVED: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
+    "Recorder": (
+        (
+            "options",
+            "RecorderOptions",
+            (
+                *("layers", "layout", "dtype", "secure_kinds", "keep_states", "keep_curves"),
+                *("id", "provenance", "private", "check"),
+            ),
+        ),
+        ("path", "Storage", ("truth", "messages", "rows", "max_bytes", "shard_bytes", "hash")),
+    ),
+    "bound": (("options", "BoundOptions", ("smoothness", "epsilon", "data_root", "download")),),
+    "report": (("options", "ReportOptions", ("location", "width", "color", "verbose")),),
+    "sweep": (("executor", "Executor", ("workers", "backend", "address")),),
+}
 
 
 def keywords(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Let a public function with earlier keywords say how they are written today."""
-    moved = KEYWORDS[name]
+    """Let a public function accept earlier keywords, and say how they are written today."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
-        def checked(*args: P.args, **given: P.kwargs) -> R:
-            for word in moved.keys() & given.keys():
-                raise TypeError(f"{name} has no argument {word}; write {moved[word]}")
+        def called(*args: Any, **given: Any) -> R:
+            for parameter, kind, words in MOVED[name]:
+                earlier = {word: given.pop(word) for word in words if word in given}
+                if not earlier:
+                    continue
+                shown = ", ".join(f"{word}=..." for word in earlier)
+                made = getattr(sys.modules["leakaudit"], kind)
+                if parameter == "path":  # the first argument, after the object itself
+                    today = f"leakaudit.Storage(path, {shown})"
+                    if len(args) > 1:
+                        args = (args[0], made(args[1], **earlier), *args[2:])
+                    else:
+                        given["path"] = made(given.pop("path"), **earlier)
+                else:
+                    today = f"{parameter}=leakaudit.{kind}({shown})"
+                    before = given.get(parameter)
+                    given[parameter] = replace(before, **earlier) if before else made(**earlier)
+                warnings.warn(f"{name}: write {today}", DeprecationWarning, stacklevel=2)
             return function(*args, **given)
 
-        return checked
+        return cast(Callable[P, R], called)
 
     return decorate
 

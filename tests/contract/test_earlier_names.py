@@ -1,26 +1,52 @@
-"""What programs wrote for an earlier version says in one line how it is written today."""
+"""Programs that were written for an earlier version run, and are told how to write it today."""
 
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import leakaudit as la
 from leakaudit._util import earlier_names
 
-EARLIER = [(name, word) for name, moved in earlier_names.KEYWORDS.items() for word in moved]
+GROUPS = [(name, *group) for name, groups in earlier_names.MOVED.items() for group in groups]
 
 
-@pytest.mark.parametrize(("name", "word"), EARLIER)
-def test_an_earlier_keyword_names_the_one_of_today(name: str, word: str) -> None:
-    function = getattr(la, name)
-    assert word not in inspect.signature(function).parameters
-    with pytest.raises(TypeError) as caught:
-        function(**{word: None})
-    assert str(caught.value) == (
-        f"{name} has no argument {word}; write {earlier_names.KEYWORDS[name][word]}"
-    )
+@pytest.mark.parametrize(("name", "parameter", "kind", "words"), GROUPS)
+def test_an_earlier_keyword_is_a_field_of_today(
+    name: str, parameter: str, kind: str, words: tuple[str, ...]
+) -> None:
+    taken = inspect.signature(getattr(la, name)).parameters
+    assert parameter in taken
+    assert not {*words} & {*taken}
+    assert {*words} <= {*inspect.signature(getattr(la, kind)).parameters}
+
+
+def described(**given: Any) -> dict[str, Any]:
+    return {
+        "protocol": "fedsgd",
+        "task": la.TaskSpec("logistic", shape=(3,), classes=2),
+        "graph": la.Graph(2, ((0, 1),)),
+        "params": {"lr": 0.1, "samples": 1},
+        "rounds": 1,
+        **given,
+    }
+
+
+def test_a_recorder_takes_earlier_keywords(tmp_path: Path) -> None:
+    path = tmp_path / "trace.pt"
+    with pytest.warns(DeprecationWarning, match=r"write options=leakaudit.RecorderOptions\(dtype"):
+        recorder = la.Recorder(path, **described(dtype=torch.float64))
+    assert recorder.dtype == torch.float64
+    about = described(messages=9, max_bytes=1.0)
+    with (
+        pytest.warns(DeprecationWarning, match=r"leakaudit.Storage\(path, messages=\.\.\., max_b"),
+        pytest.raises(la.LeakauditError, match="max_bytes allows 1 byte"),
+    ):
+        la.Recorder(None, **about)
 
 
 def test_an_unknown_keyword_is_still_unknown() -> None:

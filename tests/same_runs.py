@@ -103,7 +103,7 @@ JUDGED: dict[str, list[str]] = {
     "audit": ["audit", "plan.toml", "-o", "out", "--seed", "3", "-q"],
     "sweep": ["sweep", "plan.toml", "-o", "out", "--seed", "3", "-q"],
     "check": ["check", "--strict", "-o", "out", "--seed", "3", "-q"],
-    "claims": ["claims", "-f", "json", "-o", "out.json", "-q"],
+    "claims": ["reproduce", "--claims", "-f", "json", "-o", "out.json", "-q"],
 }
 LISTED = ("victims", "attacks", "reports", "models", "data", "graphs")
 FACADE = """

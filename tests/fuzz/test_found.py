@@ -41,8 +41,10 @@ from leakaudit._util.plain import is_number
 from leakaudit._util.seeds import nth_generator
 from leakaudit._util.uncollected import CONTAINERS, read_json
 from leakaudit._util.untrusted.npz import Npz
+from leakaudit.capture.tap.guessing import observed
 from leakaudit.capture.tap.log.reading import number, read_logs
 from leakaudit.capture.tap.log.writing import Log
+from leakaudit.capture.tap.messages.streams import LogChannel
 from leakaudit.cli import main
 from leakaudit.cli.check import _write
 from leakaudit.core import registry
@@ -1190,3 +1192,10 @@ def test_a_configuration_is_parsed_only_once(here: Path) -> None:
     with patch.object(tomllib, "loads", wraps=tomllib.loads) as loads:
         main(["config", "lint"])
     assert [call.args[0] for call in loads.call_args_list].count(text) == 1
+
+
+def test_a_rank_of_a_log_that_no_program_has() -> None:
+    # Found by the fuzzer: a rank of 2^32 made a graph of as many nodes.
+    wires = [LogChannel(0, 1 << 32, "send")]
+    with pytest.raises(LeakauditError, match="the log names rank 4294967296; expected at most"):
+        observed._graph(wires)

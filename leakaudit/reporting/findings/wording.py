@@ -745,7 +745,7 @@ def _cells(finding: Finding) -> dict[str, str]:
 def _leak(finding: Finding, span: str) -> str:
     """Name the leak, and the rounds that certified inputs explain if these are not all."""
     rounds = given(finding.rounds, ())[: given(finding.certified, 0)]
-    if not rounds:
+    if not rounds or not rounds[0]:
         return f"{finding.leak.kind} {span}"
     if len(rounds) == 1:
         return f"{finding.leak.kind} {listed(rounds[0])} of {span}"

@@ -27,7 +27,7 @@ from leakaudit.capture.tap.messages.streams import (
     one_lane,
     operations,
 )
-from leakaudit.core.errors import NotUnderstood
+from leakaudit.core.errors import LeakauditError, NotUnderstood
 from leakaudit.core.trace import Graph, Layout
 from leakaudit.tasks.task import Task
 
@@ -38,6 +38,8 @@ HOOKS = {  # operation in a log -> whose hook records it
 }
 _ByNeighbour = dict[int, list[LoggedMessage]]
 LONGEST = 500  # maximum number of tensors per message for which a period is searched
+
+LARGEST_RANK = 100_000  # of a log, whose numbers a stranger may have changed
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,8 @@ def _graph(wires: Iterable[LogChannel]) -> Graph:
         last = max(last, dst)
         if op in POINT and src != dst:
             edges.add((min(src, dst), max(src, dst)))
+    if last > LARGEST_RANK:
+        raise LeakauditError(f"the log names rank {last}; expected at most {LARGEST_RANK}")
     return Graph(1 + last, tuple(sorted(edges)))
 
 

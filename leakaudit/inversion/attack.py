@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -106,6 +107,17 @@ def failed(
     """Report that an attack found nothing, and why."""
     none = torch.empty(0, *task.spec.shape)
     return Reconstruction(leak.node, attack, none, None, Certificate.FAILED, residual, note=why)
+
+
+def withdrawn(found: Reconstruction, why: str) -> Reconstruction:
+    """Return a reconstruction without its certificates, and why."""
+    return replace(
+        found,
+        certificate=Certificate.APPROXIMATE,
+        certified=0,
+        interval=None,
+        note=f"no certificate: {why}; {found.note}",
+    )
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from leakaudit.core.leak import GradientLeak, Leaks
 from leakaudit.core.progress import expired, sharing, step
 from leakaudit.core.reconstruction import Certificate, Reconstruction, Reconstructions
 from leakaudit.inversion import recomputed, round_by_round
-from leakaudit.inversion.attack import Attack, Batched, Selective, failed
+from leakaudit.inversion.attack import Attack, Batched, Selective, failed, withdrawn
 from leakaudit.inversion.round_by_round import PROVEN
 from leakaudit.inversion.search import objectives
 from leakaudit.tasks.task import LOOP_ABOVE, Task
@@ -36,7 +36,7 @@ CLOSE = 1e-3
 # gradients that are computed again, or assume that the first layer received the input itself, and
 # dropout before it passes on the input with some of its values set to zero, the others enlarged.
 MASKED = (
-    "no certificate: the model may draw random masks in training, which are not known "
+    "the model may draw random masks in training, which are not known "
     '(state dropout = "eval" if it did not)'
 )
 # Sizes of messages that attacks read: beyond them, squares leave the range of numbers.
@@ -115,15 +115,9 @@ def attack_one(
 
 
 def _without_masks(found: Reconstruction, task: Task) -> Reconstruction:
-    if not task.masked or not (found.certified or found.certificate in PROVEN):
-        return found
-    return replace(
-        found,
-        certificate=Certificate.APPROXIMATE,
-        certified=0,
-        interval=None,
-        note=f"{MASKED}; {found.note}",
-    )
+    if task.masked and (found.certified or found.certificate in PROVEN):
+        return withdrawn(found, MASKED)
+    return found
 
 
 def _require_room(leak: GradientLeak, task: Task) -> None:

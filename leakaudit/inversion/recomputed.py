@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from leakaudit.core.evidence import Evidence, Origin
-from leakaudit.core.reconstruction import Certificate, Reconstruction
+from leakaudit.core.reconstruction import Reconstruction
+from leakaudit.inversion.attack import withdrawn
 from leakaudit.inversion.linear import least_squares, positive
+from leakaudit.inversion.round_by_round import PROVEN
 from leakaudit.inversion.search import local_training, objectives, priors
 
 if TYPE_CHECKING:
@@ -56,8 +58,7 @@ def confirmed(found: Reconstruction, leak: GradientLeak, task: Task) -> Reconstr
 
     The evidence says whether they do, or that this could not be tested.
     """
-    whole = found.certificate in (Certificate.EXACT, Certificate.INTERVAL)
-    proven = len(found.x) if whole else found.certified
+    proven = len(found.x) if found.certificate in PROVEN else found.certified
     if not proven or task.tokens:
         return found
     close = CLOSE
@@ -68,30 +69,22 @@ def confirmed(found: Reconstruction, leak: GradientLeak, task: Task) -> Reconstr
     for inputs, agrees in _tests(found, proven, leak, task, close):
         if agrees is False:
             why = "computed again from these inputs, they differ from the messages"
-            return _withdrawn(found, Evidence(SUBJECT, Origin.CONTRADICTED, why), why)
+            return withdrawn(_with(found, Origin.CONTRADICTED, why), why)
         if agrees:
             tested.update(inputs)
     if tested >= {*range(proven)}:
-        why = f"computed again from these inputs, to {close:.0e}"
-        return replace(found, evidence=(*found.evidence, Evidence(SUBJECT, Origin.VERIFIED, why)))
+        return _with(found, Origin.VERIFIED, f"computed again from these inputs, to {close:.0e}")
     why = "not computed again from these inputs"
     if leak.theta is None:
         why += ", at unknown models"
-    evidence = Evidence(SUBJECT, Origin.DECLARED, why)
+    declared = _with(found, Origin.DECLARED, why)
     if task.spec.levels and _alone(found, proven, leak) and _colourless(found.x[:proven]):
-        return _withdrawn(found, evidence, COLOURLESS)
-    return replace(found, evidence=(*found.evidence, evidence))
+        return withdrawn(declared, COLOURLESS)
+    return declared
 
 
-def _withdrawn(found: Reconstruction, evidence: Evidence, why: str) -> Reconstruction:
-    return replace(
-        found,
-        certificate=Certificate.APPROXIMATE,
-        certified=0,
-        interval=None,
-        note=f"no certificate: {why}; {found.note}",
-        evidence=(*found.evidence, evidence),
-    )
+def _with(found: Reconstruction, origin: Origin, why: str) -> Reconstruction:
+    return replace(found, evidence=(*found.evidence, Evidence(SUBJECT, origin, why)))
 
 
 def _alone(found: Reconstruction, proven: int, leak: GradientLeak) -> bool:

@@ -231,10 +231,13 @@ def walled(given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
     return given[0] * (point[0] - point[0].log()).sum(1)
 
 
-def test_walls_of_nan_are_met_with_shorter_steps_and_nan_everywhere_gives_the_start_back() -> None:
+@pytest.mark.parametrize("beyond", [math.nan, math.inf])
+def test_walls_of_nan_are_met_with_shorter_steps_and_nan_everywhere_gives_the_start_back(
+    beyond: float,
+) -> None:
     start = torch.tensor([50.0, 3.0, 1000.0], dtype=D).expand(3, 3).clone()
     problems = Problems(
-        walled, (torch.tensor([1.0, math.nan, 2.0], dtype=D),), torch.zeros(3, dtype=D), True
+        walled, (torch.tensor([1.0, beyond, 2.0], dtype=D),), torch.zeros(3, dtype=D), True
     )
     found = dict(
         batched_search.search(
@@ -247,6 +250,7 @@ def test_walls_of_nan_are_met_with_shorter_steps_and_nan_everywhere_gives_the_st
         "converged",
     )
     assert found[0].objective == pytest.approx(3, abs=1e-6)
+    assert found[1].objective == math.inf
     assert found[2].objective == pytest.approx(6, abs=1e-6)
     assert torch.equal(found[1].point[0], start[1])
 

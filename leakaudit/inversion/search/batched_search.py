@@ -85,7 +85,9 @@ class SearchSchedule:
     # reached its goal or rounding stops it. In a loop, in which float32 gains nothing, only the
     # last one is used.
     formats: tuple[torch.dtype, ...] = FORMATS["mixed"]
-    patience: int = PATIENCE  # see there; fewer in a number format other than the last
+    # number of steps in which the objective must decrease; in a number format other than the last,
+    # `EARLY_PATIENCE`
+    patience: int = PATIENCE
     each: int = STEP  # number of evaluations of a step
 
 
@@ -258,7 +260,7 @@ class _Batch:
         ] = {}  # of the searches that ended, if another format follows
         self.count = 1  # evaluations
         value, g = problems(x)
-        f = value.double().nan_to_num(math.inf)
+        f = value.double().where(value.isfinite(), math.inf)
         past = (len(x), self.patience + 1)
         place = torch.arange(len(x), device=x.device)
         self.at = _State(

@@ -20,7 +20,7 @@ from leakaudit.protocols.declared import DECLARED, Protocol
 from leakaudit.theory.relations import Relations, account, know, recursion, shared
 from leakaudit.theory.relations.account import Bound
 from leakaudit.theory.relations.forward import ForwardModel
-from leakaudit.theory.relations.recursion import _LongView
+from leakaudit.theory.relations.recursion import _LongView, long_view
 from leakaudit.theory.relations.repeat import steady
 from leakaudit.theory.relations.symmetric import ROUNDING, SymmetricNetwork
 from leakaudit.views.accounting import survey
@@ -144,9 +144,7 @@ def pairs(protocol: Protocol, *, closed: bool) -> Iterator[tuple[_LongView, Boun
     network = protocol.network if closed else None
     for adversary in hidden_views(protocol):
         known = know(protocol.start, adversary).known
-        view = _LongView.of(
-            model, protocol.same, known, protocol.rounds, network, adversary.corrupt
-        )
+        view = long_view(model, protocol.same, known, protocol.rounds, network, adversary.corrupt)
         nodes = [i for i in range(protocol.graph.nodes) if i not in adversary.corrupt]
         whole = shared.bounds(protocol.forward, know(protocol.whole, adversary).known, nodes)
         assert whole is not None
@@ -303,9 +301,9 @@ def test_a_channel_that_reveals_a_gradient_is_left_to_exact_methods() -> None:
     model = ForwardModel.of(p)
     assert model is not None
     watches = Adversary(hears=frozenset({(0, 1)}))
-    assert _LongView.of(model, steady(p, 3), know(p, watches).known, 50) is None
+    assert long_view(model, steady(p, 3), know(p, watches).known, 50) is None
     other = Adversary(hears=frozenset({(1, 2)}))
-    view = _LongView.of(model, steady(p, 3), know(p, other).known, 50)
+    view = long_view(model, steady(p, 3), know(p, other).known, 50)
     assert view is not None
     assert view.squared[1] > view.squared[2] > 0
 
@@ -343,6 +341,6 @@ def test_a_network_that_grows_has_no_closed_form() -> None:
     assert model is not None
     assert SymmetricNetwork.of(model, steady(p, 3), 30) is None
     known = know(p, Adversary(hears=frozenset({(0, 1)}))).known
-    view = _LongView.of(model, steady(p, 3), known, 30)
+    view = long_view(model, steady(p, 3), known, 30)
     assert view is not None
     assert torch.isfinite(torch.from_numpy(view.squared)).all()

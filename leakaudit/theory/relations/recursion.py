@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -53,7 +53,7 @@ WORK = 100_000_000_000
 SEED = 21
 
 
-def bounds(
+def long_view(
     model: ForwardModel,
     same: range,
     known: Collection[int],
@@ -61,10 +61,26 @@ def bounds(
     network: SymmetricNetwork | None = None,
     corrupt: Collection[int] = (),
     nodes: Sequence[int] | None = None,
-) -> Callable[[int], Bound | None] | None:
-    """Return what bounds a node, of some or all; None if another method must decide."""
-    view = _LongView.of(model, same, known, count, network, corrupt, nodes)
-    return None if view is None else view.bound
+) -> _LongView | None:
+    """Return the view, for some nodes or all; None if another method must decide."""
+    if count <= model.declared.round + WINDOW:
+        return None
+    if network is not None and (seen := network.observed(known, corrupt)) is not None:
+        levels = network.levels(seen)
+        if levels is not None:
+            return _LongView(model, same, known, count, levels, network.squared(seen, nodes))
+    try:
+        rounds = Rounds(model, same, known)
+        found = _levels(rounds, PRIMES[0])
+        if found != _levels(rounds, PRIMES[1]):
+            return None
+        levels = dict(zip(rounds.later.gradients, found, strict=True))
+        few = Rounds(model, same, known, points=False)
+        if count * len(few.later.earlier) ** 2 > WORK:
+            return None
+        return _LongView(model, same, known, count, levels, _squared(few, count))
+    except UnlikeRounds:
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,37 +95,6 @@ class _LongView:
     # known, 1 if it follows from the node's own gradients, 0 if noise hides it
     levels: Mapping[int, int]
     squared: Array  # (N,) squared mu of equal changes of all gradients of a node, at sensitivity 1
-
-    @classmethod
-    def of(
-        cls,
-        model: ForwardModel,
-        same: range,
-        known: Collection[int],
-        count: int,
-        network: SymmetricNetwork | None = None,
-        corrupt: Collection[int] = (),
-        nodes: Sequence[int] | None = None,
-    ) -> _LongView | None:
-        """Return the view, for some nodes or all; None if another method must decide."""
-        if count <= model.declared.round + WINDOW:
-            return None
-        if network is not None and (seen := network.observed(known, corrupt)) is not None:
-            levels = network.levels(seen)
-            if levels is not None:
-                return cls(model, same, known, count, levels, network.squared(seen, nodes))
-        try:
-            rounds = Rounds(model, same, known)
-            found = _levels(rounds, PRIMES[0])
-            if found != _levels(rounds, PRIMES[1]):
-                return None
-            levels = dict(zip(rounds.later.gradients, found, strict=True))
-            few = Rounds(model, same, known, points=False)
-            if count * len(few.later.earlier) ** 2 > WORK:
-                return None
-            return cls(model, same, known, count, levels, _squared(few, count))
-        except UnlikeRounds:
-            return None
 
     def bound(self, node: int) -> Bound | None:
         """Return what equal changes of all gradients attain; None if another method must decide.

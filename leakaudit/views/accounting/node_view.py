@@ -220,7 +220,7 @@ class Views:
             return None if whole is None else (known, whole)
         if protocol.beginning is None or self._needs_all_rounds:
             return None
-        long = recursion.bounds(
+        long = recursion.long_view(
             protocol.beginning,
             protocol.same,
             self._at_first.known,
@@ -229,7 +229,7 @@ class Views:
             self.adversary.corrupt,
             self.nodes,
         )
-        return None if long is None else (self._at_first, long)
+        return None if long is None else (self._at_first, long.bound)
 
     @property
     def _is_large(self) -> bool:

@@ -148,10 +148,10 @@ def recover(white: Tensor, span: Span, grid: PixelGrid, generator: Generator) ->
         evidence = _NeuronRows.of(torch.einsum("mhp,bp->hmb", white, basis) / span.level)
         if len(x):
             rows = grid.rows(torch.cat([certified, x]))
-            fit = settled(evidence, rows @ basis.T, len(certified))
+            likeliest = settled(evidence, rows @ basis.T, len(certified))
         else:
-            fit = search(evidence, generator)
-        guesses = grid.pixels(fit.m @ basis)
+            likeliest = search(evidence, generator)
+        guesses = grid.pixels(likeliest.m @ basis)
         new = merged(certified, guesses, grid)
         x = guesses[~grid.holds(guesses)]
         nothing_new = len(new) == len(certified)

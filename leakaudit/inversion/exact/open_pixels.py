@@ -117,7 +117,7 @@ class ProvenPixels:
         """Begin with no known pixel.
 
         `place` (m,) has the index of the convolution's position that each equation belongs to, and
-        `pixels` (h, w, k) those that each position covers, -1 for those outside the image.
+        `pixels` (h, w, k) the pixels that each position covers, -1 for those outside the image.
         """
         self.matrix = matrix
         self.right = right

@@ -148,7 +148,8 @@ def _knows(adversary: Adversary, vector: Vector, own: bool) -> bool:
 
 
 def _heard(adversary: Adversary, message: Vector) -> bool:
-    src = message.owner or 0
+    src = message.owner
+    assert src is not None
     if message.dst is None:
         return adversary.observes(src, None, secure=message.secure)
     return any(adversary.observes(src, dst, secure=message.secure) for dst in message.dst)

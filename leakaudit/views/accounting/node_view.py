@@ -74,7 +74,8 @@ class NodeView:
         if declared is None:
             return None
         vectors = self.knowledge.declared.vectors
-        owner = vectors[self.targets[0].vector].owner or 0
+        owner = vectors[self.targets[0].vector].owner
+        assert owner is not None
         count = len(self.knowledge.declared.gradients(owner))
         last = -1
         for choices in declared:

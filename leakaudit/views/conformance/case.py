@@ -138,8 +138,10 @@ def _read(claim: Claim) -> Claim:
 
 def obstacle_to_gradients(trace: Trace, truth: Truth | None, task: Task | None = None) -> str:
     """Return why gradients cannot be computed from the records of a truth; empty if they can be."""
-    if truth is None or not len(truth.node):
+    if truth is None:
         return "there is no truth"
+    if not len(truth.node):
+        return "the truth contains no records"
     obstacles = unknown_gradients(trace, truth)
     if task is None and ":" in trace.task.model:
         obstacles.append("the model is code of your own")

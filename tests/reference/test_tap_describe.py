@@ -21,12 +21,13 @@ from torch import Generator, Tensor
 import leakaudit as la
 from leakaudit.capture.fitting.fit import image, widths
 from leakaudit.capture.tap import merge
-from leakaudit.capture.tap.guessing import observed, payloads
+from leakaudit.capture.tap.guessing import confirm, observed, payloads
 from leakaudit.capture.tap.guessing.confirm import contradictions, doubt
 from leakaudit.capture.tap.guessing.guess import guess
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.tap.messages import description, wires
+from leakaudit.capture.tap.messages.private import PrivateGradients
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.protocols.optimiser import Kind, Optimiser, OptimiserState
@@ -573,6 +574,13 @@ def test_nesterov_momentum_contradicts_a_description_without_it(tmp_path: Path) 
     assert right is not None
     (line,) = contradictions(replace(right, params={**right.params, "nesterov": False}), logs)
     assert line == "params.nesterov: False contradicts the messages, which show True"
+
+
+def test_no_other_protocol_describes_the_sums_of_opacus() -> None:
+    stated = PrivateGradients((), (0, 1), None, params={"clip": 1.0, "sigma": 0.0, "noisy": "all"})
+    assert list(confirm._of_private(described(), stated)) == [
+        "protocol: dpsgd contradicts the program: Opacus sends clipped gradients"
+    ]
 
 
 def test_duals_contradict_a_wrong_penalty(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def last(new: dict[str, Any], runs: list[dict[str, Any]]) -> dict[str, Any]:
 def pictures(runs: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield each benchmark with an SVG image: a panel per figure, over the runs."""
     names = list(dict.fromkeys(name for run in runs for name in run["figures"]))
-    points = tuple(f"@{run['commit'][:7]}" for run in runs)  # some would be read as numbers
+    points = tuple(run["commit"][:7] for run in runs)
     groups: dict[str, list[Panel]] = {}
     for name in names:
         panel = _panel(name, runs, points)

@@ -133,14 +133,11 @@ def _write(
             plan, logs, args.written.output, 0, truth, chosen.max_bytes, provenance.command()
         )
     say(f"{args.written.output}: {trace.protocol}, {size_of(trace)}", args)
-    if confirm.is_proved(used, logs):
-        say("recomputed gradients confirm the model and the order of its parameters", args)
+    why = confirm.doubt(used, logs)
+    if why:
+        say(f"not confirmed: {why}", args)
     else:
-        say(
-            "not confirmed: no recomputed gradient equals those of the messages (several records "
-            "per gradient, another kind of first layer, or a wrong description)",
-            args,
-        )
+        say("recomputed gradients confirm the model and the order of its parameters", args)
     for line in merge.warnings(trace):
         say(f"leakaudit trace import: {line}", args)
     for file, why in messages.cut.items():

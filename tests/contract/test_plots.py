@@ -164,7 +164,7 @@ def test_an_axis_holds_all_values_and_numbers_some_of_them(
 
 def test_many_points_are_named_with_room_between_them() -> None:
     points = tuple(f"{10**k:g}" for k in range(12))
-    panel = plots.Panel("", (plots.PlotLine("a", "rate", [1.0] * 12),), points=points)
+    panel = plots.Panel("", (plots.PlotLine("a", "rate", [1.0] * 12),), points=points, numeric=True)
     figure = drawn([("", [panel])], {"a": "a"})
     plots.svg(figure, "drawn")
     (place,) = figure.axes

@@ -216,6 +216,13 @@ def test_intervals_that_the_truth_contradicts_are_not_certain() -> None:
     assert of(finding(0, 40.0, certificate="INTERVAL")).outcome is WorstOutcome.INTERVAL
 
 
+def test_intervals_are_certain_as_sent_unless_all_of_them_are_compared() -> None:
+    scored = finding(0, 40.0, certificate="INTERVAL")
+    unscored = finding(1, scores=None, certificate="INTERVAL")
+    assert of(scored).certainty.startswith("The intervals are certain")
+    assert of(scored, unscored).certainty.startswith("If the messages contain what")
+
+
 def test_unscored_intervals_come_before_a_scored_failure() -> None:
     case = of(
         finding(0, 5.0, certificate="FAILED"), finding(1, scores=None, certificate="INTERVAL")

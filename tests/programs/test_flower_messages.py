@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +24,7 @@ from leakaudit.capture.tap import merge
 from leakaudit.capture.tap.exchanges import Conversation
 from leakaudit.capture.tap.flower import wrappers as flower
 from leakaudit.capture.tap.flower.messages import FlowerServerTap
+from leakaudit.capture.tap.guessing import origins
 from leakaudit.capture.tap.guessing.confirm import contradictions
 from leakaudit.capture.tap.guessing.guess import guess
 from leakaudit.capture.tap.log.capture import Capture, CaptureSettings
@@ -31,6 +32,7 @@ from leakaudit.capture.tap.log.reading import RankLog, read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.tap.messages import answers, description, states, wires
 from leakaudit.core.errors import NotUnderstood
+from leakaudit.core.evidence import Origin
 from leakaudit.core.trace import Trace
 from leakaudit.tasks.task import Task
 from leakaudit.traces import trace_file
@@ -172,6 +174,13 @@ def test_a_server_that_moves_in_another_way_is_unknown(tmp_path: Path) -> None:
         ({"lr": 0.1}, "params.lr: 0.1 contradicts the messages, which show 0.05"),
         ({"lr": LR, "epochs": 2}, "params.epochs: 2 contradicts the messages, which show 1"),
         ({"lr": LR}, ""),
+        # A client takes one step, which shows momentum only in the size of Nesterov's.
+        ({"lr": LR, "momentum": 0.9}, ""),
+        ({"lr": LR / 1.9, "momentum": 0.9, "nesterov": True}, ""),
+        (
+            {"lr": LR, "optimiser": "adam"},
+            "params.optimiser: 'adam' contradicts the messages, which show 'sgd'",
+        ),
     ],
 )
 def test_a_description_that_contradicts_the_messages_is_found_out(
@@ -182,6 +191,21 @@ def test_a_description_that_contradicts_the_messages_is_found_out(
         {"payload": "weights", "protocol": "fedavg", "params": params, "model": MODEL}
     )
     assert "; ".join(contradictions(described, logs)).removesuffix("0000001") == said
+
+
+def test_only_constants_that_the_messages_show_are_verified(tmp_path: Path) -> None:
+    params = {"lr": LR, "momentum": 0.9, "epochs": 1, "batch": 1}
+    described = description.of(
+        {"payload": "weights", "protocol": "fedavg", "params": params, "model": MODEL}
+    )
+    logs = talk(tmp_path)
+    for batch, epochs in ((0, Origin.VERIFIED), (1, Origin.DECLARED)):
+        params = {**params, "batch": batch}
+        some = replace(described, params=params)
+        found = {one.subject: one.origin for one in origins.origins(some, logs, params, False)}
+        assert found["lr"] is Origin.VERIFIED
+        assert found["momentum"] is Origin.DECLARED
+        assert found["epochs"] is epochs
 
 
 def test_a_mean_that_is_none_contradicts_the_messages(tmp_path: Path) -> None:

@@ -21,12 +21,13 @@ from torch import Generator, Tensor
 import leakaudit as la
 from leakaudit.capture.fitting.fit import image, widths
 from leakaudit.capture.tap import merge
-from leakaudit.capture.tap.guessing import observed, payloads
-from leakaudit.capture.tap.guessing.confirm import contradictions
+from leakaudit.capture.tap.guessing import confirm, observed, payloads
+from leakaudit.capture.tap.guessing.confirm import contradictions, doubt
 from leakaudit.capture.tap.guessing.guess import guess
 from leakaudit.capture.tap.log.reading import read_logs
 from leakaudit.capture.tap.log.writing import Log
 from leakaudit.capture.tap.messages import description, wires
+from leakaudit.capture.tap.messages.private import PrivateGradients
 from leakaudit.core.errors import LeakauditError
 from leakaudit.core.trace import Trace
 from leakaudit.protocols.optimiser import Kind, Optimiser, OptimiserState
@@ -79,8 +80,9 @@ def averaging(
     own_start: bool = False,
     rounds: int = 5,
     optimiser: Optimiser = PLAIN,
+    late: float = 0.05,
 ) -> Write:
-    """D-PSGD on a triangle, alpha = 0.05; all weights are 1/3."""
+    """D-PSGD on a triangle, alpha = 0.05, and `late` from round 10 on; all weights are 1/3."""
 
     def write(logs: Sequence[Log]) -> None:
         x, y = data(3)
@@ -91,12 +93,13 @@ def averaging(
             else w
         )
         memory = OptimiserState()
-        for _ in range(rounds):
+        for t in range(rounds):
+            alpha = 0.05 if t < 10 else late
             mean = w.mean(0, keepdim=True).expand(3, -1)
             if order == "combine":
-                sent, w = w, optimiser.step(memory, 0.05, mean, TASK.gradients(w, x, y))
+                sent, w = w, optimiser.step(memory, alpha, mean, TASK.gradients(w, x, y))
             else:
-                sent = optimiser.step(memory, 0.05, w, TASK.gradients(w, x, y))
+                sent = optimiser.step(memory, alpha, w, TASK.gradients(w, x, y))
                 w = sent.mean(0, keepdim=True).repeat(3, 1)
             for i, log in enumerate(logs):
                 for j in {0, 1, 2} - {i}:
@@ -547,6 +550,37 @@ def test_a_description_that_contradicts_the_messages_is_found_out(
     assert line.startswith(f"params.order: '{other}' contradicts the messages")
     (line,) = contradictions(replace(right, params={**right.params, "alpha": 0.06}), logs)
     assert line == "params.alpha: 0.06 contradicts the messages, which show 0.05"
+
+
+def test_a_confirmation_names_what_no_gradient_confirms(tmp_path: Path) -> None:
+    logs = logged(tmp_path / "same", 3, averaging(rounds=14))
+    right = guess(logs).description
+    assert right is not None
+    assert doubt(right, logs) == ""
+    logs = logged(tmp_path / "changes", 3, averaging(rounds=14, late=0.025))
+    assert contradictions(right, logs) == []
+    assert doubt(right, logs).startswith(
+        "sgd, step size 0.05 explains the first steps, but not step 11"
+    )
+    relu = replace(right.task.spec, args={"hidden": "6", "act": "relu"})
+    other = replace(right, task=Task.build(relu))
+    assert doubt(other, logs).startswith("no recomputed gradient equals those of the messages")
+
+
+def test_nesterov_momentum_contradicts_a_description_without_it(tmp_path: Path) -> None:
+    optimiser = Optimiser(momentum=0.8, nesterov=True)
+    logs = logged(tmp_path, 3, averaging(rounds=8, optimiser=optimiser))
+    right = guess(logs).description
+    assert right is not None
+    (line,) = contradictions(replace(right, params={**right.params, "nesterov": False}), logs)
+    assert line == "params.nesterov: False contradicts the messages, which show True"
+
+
+def test_no_other_protocol_describes_the_sums_of_opacus() -> None:
+    stated = PrivateGradients((), (0, 1), None, params={"clip": 1.0, "sigma": 0.0, "noisy": "all"})
+    assert list(confirm._of_private(described(), stated)) == [
+        "protocol: dpsgd contradicts the program: Opacus sends clipped gradients"
+    ]
 
 
 def test_duals_contradict_a_wrong_penalty(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ def views(record: AuditRecord) -> list[tuple[str, list[plots.Panel]]]:
     found = []
     for who in dict.fromkeys(curve.adversary for curve in audit.curves):
         panels = [*_quality(record, points, who), *_success(audit, points, who)]
-        found.append((who, [replace(panel, axis="epsilon", points=names) for panel in panels]))
+        of_axis = [replace(panel, axis="epsilon", points=names, numeric=True) for panel in panels]
+        found.append((who, of_axis))
     return found
 
 

@@ -1,6 +1,7 @@
-"""Curves: panels under one legend, on a numeric horizontal axis.
+"""Curves: panels under one legend, on a horizontal axis of numbers or words.
 
-It is logarithmic if the numbers span a wide range, with zero and infinity beside it, not connected.
+Numbers that span a wide range have a logarithmic axis, with zero and infinity beside it, not
+connected.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ def _panel(place: Axes, panel: plots.Panel, canvas: _Canvas) -> None:
         plots.say_instead(place, ": ".join(filter(None, (title, panel.empty))))
         return
     count = max(len(line.values) for line in shown.values())
-    scale = _Scale.of(panel.points, count)
+    scale = _Scale.of(panel.points, count, panel.numeric)
     dodged = [line.name for line in shown.values() if any(line.intervals)]
     for gid, line in shown.items():
         look = canvas.looks.get(line.name, plots.LineLook(plots.QUIET))
@@ -286,14 +287,14 @@ class _Scale:
     joined: tuple[bool, ...]  # for each point, whether a line may join it to the next one
 
     @classmethod
-    def of(cls, points: Sequence[str], count: int) -> _Scale:
+    def of(cls, points: Sequence[str], count: int, numeric: bool) -> _Scale:
         """Choose the scale of some points; without names, they are the integers from 0."""
         if not points:
             return cls(tuple(map(float, range(count))), (), (True,) * count)
-        numbers = list(map(_parsed, points))
+        numbers = [_parsed(point) if numeric else math.nan for point in points]
         inside = [v for v in numbers if 0 < v < math.inf]
         ordered = all(a < b for a, b in pairwise(numbers))
-        names = tuple(map(_point, points))
+        names = tuple(map(_point, points, numbers))
         if not ordered or len(inside) < 2:
             evenly = tuple(map(float, range(len(points))))
             return cls(evenly, names, (True,) * len(points))
@@ -334,8 +335,7 @@ def _parsed(point: str) -> float:
         return math.nan
 
 
-def _point(point: str) -> str:
-    number = _parsed(point)
+def _point(point: str, number: float) -> str:
     if number == math.inf:
         return "∞"
     if 0 < number < math.inf and (number >= 1e4 or number < 1e-3):

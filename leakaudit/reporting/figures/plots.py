@@ -158,11 +158,14 @@ class PlotLine:
 class Panel:
     """Lines on two axes."""
 
-    title: str  # title above the panel
+    title: str  # name of the vertical axis
     lines: tuple[PlotLine, ...]
     axis: str = ""  # label of the horizontal axis
     # names of the positions on the horizontal axis; empty for integers
     points: tuple[str, ...] = ()
+    # whether these names are numbers, in whose distances they are drawn; otherwise they are words,
+    # such as the hash of a commit, and are evenly spaced
+    numeric: bool = False
     # value that the vertical axis must include at its lower end; None to fit the values
     low: float | None = None
     high: float | None = None  # the same for the upper end

@@ -87,7 +87,8 @@ class _View:
     @property
     def labels(self) -> tuple[str, ...]:
         """Names of the points of the horizontal axis."""
-        return tuple("all" if v is None else axis_value(v) for v in self.values)
+        # Two values with the same text are one place of the figure.
+        return tuple(dict.fromkeys("all" if v is None else axis_value(v) for v in self.values))
 
     def varies(self, point: SweepPoint) -> bool:
         """Return whether a point has a place on the horizontal axis."""
@@ -196,7 +197,8 @@ def _panel(
     title: str, lines: Sequence[PlotLine], view: _View, high: float | None, cap: float | None = None
 ) -> Panel:
     axis = view.axis or ""
-    return Panel(title, tuple(lines), axis, points=view.labels, low=0.0, high=high, cap=cap)
+    numeric = bool(_numbers(view.values))
+    return Panel(title, tuple(lines), axis, view.labels, numeric, low=0.0, high=high, cap=cap)
 
 
 def _quality(mine: Sequence[SweepPoint], view: _View, name: str, one: Quantity) -> list[PlotLine]:
@@ -237,7 +239,6 @@ def _level(name: str, places: int, values: Sequence[float | None]) -> list[PlotL
 
 def _places(mine: Sequence[SweepPoint], view: _View) -> list[SweepPoint | None]:
     at: dict[str, SweepPoint | None] = {}
-    # Two values with the same text are one place of the figure.
     for wanted in map(axis_value, view.values):
         at[wanted] = None
         for point in mine:
@@ -253,13 +254,21 @@ def _share(point: SweepPoint) -> float | None:
 
 def _sorted(values: Iterable[Free]) -> list[Free]:
     kept = list(values)
+    numbers = _numbers(kept)
+    if not numbers:
+        return kept
+    ordered = sorted(range(len(kept)), key=lambda place: numbers[place])
+    return [kept[place] for place in ordered]
+
+
+def _numbers(values: Iterable[Free]) -> list[float]:
+    """Return the numbers of an axis; none if one of its values is a word."""
     numbers = []
-    for value in kept:
+    for value in values:
         if isinstance(value, int | float):
             numbers.append(float(value))
         elif value == "inf":
             numbers.append(math.inf)
         else:
-            return kept
-    ordered = sorted(range(len(kept)), key=lambda place: numbers[place])
-    return [kept[place] for place in ordered]
+            return []
+    return numbers

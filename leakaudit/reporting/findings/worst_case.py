@@ -377,7 +377,7 @@ def _origin(finding: Finding, subject: str) -> str:
 
 
 def _certain_intervals(findings: Sequence[Finding]) -> str:
-    if any(one.scores is not None for one in findings) or _recomputed(findings):
+    if all(one.scores is not None for one in findings) or _recomputed(findings):
         return "The intervals are certain without seeing the originals."
     return f"{AS_SENT.capitalize()}, the intervals are certain without seeing the originals."
 

@@ -27,6 +27,7 @@ from leakaudit._util.plain import Extended as Extended
 from leakaudit._util.plain import Number as Number
 from leakaudit._util.plain import decoded as decoded
 from leakaudit._util.plain import encoded as encoded
+from leakaudit._util.plain import is_number
 from leakaudit._util.revision import Revision
 from leakaudit.core import display
 from leakaudit.core.display import CardDisplay
@@ -568,7 +569,7 @@ class VerdictEntry(_Entry, frozen=True, kw_only=True):
         value = self.figures.get(name)
         if value == "inf":
             return math.inf
-        return value if isinstance(value, int | float) else None
+        return value if is_number(value) else None
 
 
 class ClaimEntry(_Open, frozen=True, kw_only=True):

@@ -20,6 +20,11 @@ from leakaudit.capture.tap.messages.description import USUAL, MessageDescription
 from leakaudit.capture.tap.messages.private import PrivateGradients
 from leakaudit.core.errors import LeakauditError
 
+NO_GRADIENT = (
+    "no recomputed gradient equals those of the messages (several records per gradient, another "
+    "kind of first layer, or a wrong description)"
+)
+
 
 def contradictions(described: MessageDescription, logs: Sequence[RankLog]) -> list[str]:
     """Return how a description of the form that `guess` writes contradicts the messages."""
@@ -39,7 +44,7 @@ def contradictions(described: MessageDescription, logs: Sequence[RankLog]) -> li
         *_of_constants(described, explained),
         *_of_rest(described, explained.seen),
     ]
-    if not wrong and not _is_proved(described, explained):
+    if not wrong and _doubt(described, explained):
         return list(_of_axes(described, logs))
     return wrong
 
@@ -88,18 +93,22 @@ def _of_rest(described: MessageDescription, seen: observed.ChannelVectors) -> It
             return
 
 
-def is_proved(described: MessageDescription, logs: Sequence[RankLog]) -> bool:
-    """Return whether recomputed gradients equal those of the messages, in the described order."""
-    return _is_proved(described, _explained(described, logs))
+def doubt(described: MessageDescription, logs: Sequence[RankLog]) -> str:
+    """Return why recomputed gradients do not confirm model and order; empty if they do."""
+    return _doubt(described, _explained(described, logs))
 
 
-def _is_proved(described: MessageDescription, explained: MessageExplanation) -> bool:
-    return explained.model.found is not None and not any(_of_scale(described, explained))
+def _doubt(described: MessageDescription, explained: MessageExplanation) -> str:
+    wrong = next(_of_scale(described, explained), "")
+    if wrong or explained.model.found is not None:
+        return wrong
+    return explained.model.doubt or NO_GRADIENT
 
 
 def _of_axes(described: MessageDescription, logs: Sequence[RankLog]) -> Iterator[str]:
     for order in layouts.toggled(described.order, described.task.layout):
-        if is_proved(replace(described, order=order), logs):
+        other = replace(described, order=order)
+        if not _doubt(other, _explained(other, logs)):
             given = described.order or described.task.layout.names
             yield (
                 f"messages.order: [{', '.join(given)}] contradicts the messages; the gradients "
@@ -117,7 +126,7 @@ def _of_scale(described: MessageDescription, explained: MessageExplanation) -> I
             f"which show {solved.sign}"
         )
     found = explained.model.factors
-    if found is None or described.payload != "gradients" or not found.proved:
+    if found is None or described.payload != "gradients" or not found.proved or found.clipped:
         return
     for one in found.compared:
         scale = described.scale_in(one.index)
@@ -133,6 +142,9 @@ def _of_private(described: MessageDescription, stated: PrivateGradients) -> Iter
     """Compare the constants with those that Opacus states; messages show them only in part."""
     if stated.why:
         yield f"protocol: {described.protocol} contradicts the program: {stated.why}"
+        return
+    if described.protocol != USUAL["gradients"]:
+        yield f"protocol: {described.protocol} contradicts the program: Opacus sends {stated.words}"
         return
     known = {"clip": 0.0, "sigma": 0.0, "noisy": "all", **stated.params, "scale": stated.scale}
     known.pop("samples", None)
@@ -155,35 +167,62 @@ def _of_constants(described: MessageDescription, explained: MessageExplanation) 
     stated = described.protocol == "fedavg" and declared["server"] == "mean"
     if stated and server is not None and hub.is_mean(explained.seen, server) is False:
         yield "params.server: 'mean' contradicts the messages, which show another combination"
-    found = explained.model.found
-    for name, proved in _proved(described, explained).items():
-        near = PROVED if found is None else max(SPREADS * found.spread, PROVED)
-        if not _agree(declared[name], proved, near):
+    for name, (proved, agrees) in compared(described, explained).items():
+        if not agrees:
             shown = f"{proved:.6g}" if isinstance(proved, float) else repr(proved)
             yield (
                 f"params.{name}: {declared[name]!r} contradicts the messages, which show {shown}"
             )
 
 
+def compared(
+    described: MessageDescription, explained: MessageExplanation
+) -> dict[str, tuple[Any, bool]]:
+    """Return each constant that the messages prove, and whether the described one agrees."""
+    declared = described.constants
+    found = explained.model.found
+    near = PROVED if found is None else max(SPREADS * found.spread, PROVED)
+    shown: dict[str, tuple[Any, bool]] = {}
+    for name, proved in _proved(described, explained).items():
+        if name in declared:
+            shown[name] = proved, _agree(declared[name], proved, near)
+    return shown
+
+
 def _proved(described: MessageDescription, explained: MessageExplanation) -> dict[str, Any]:
     model = explained.model
     found = model.found
+    if described.payload != explained.sent.payload:
+        return {}
     if model.solved is not None:
         return {"alpha": model.solved.alpha, "rho": model.solved.rho}
     if found is None or described.payload != "weights":
         return {}
-    memory = {"momentum": found.optimiser.momentum, "decay": found.optimiser.decay}
-    declared = described.constants
-    if described.protocol == "fedavg" and explained.server is not None:
-        shown: dict[str, Any] = {**memory, "lr": found.step}
-        if declared["steps"]:
-            shown["steps"] = found.steps
-        elif not declared["batch"]:
-            shown["epochs"] = found.steps
-        return shown
-    if described.protocol == "fedavg" or model.stepping is None:
+    chosen = found.optimiser
+    shown: dict[str, Any] = {"optimiser": chosen.kind, "decay": chosen.decay}
+    if model.stepping is not None or found.steps > 1:
+        shown["momentum"] = chosen.momentum
+        if chosen.momentum:
+            shown["nesterov"] = chosen.nesterov
+    if described.protocol == "fedavg":
+        return {**shown, **_of_training(described, found)} if explained.server is not None else {}
+    if model.stepping is None:
         return {}
-    shown = {"order": found.point, "optimiser": found.optimiser.kind, **memory}
+    shown["order"] = found.point
     if model.stepping.rate is not None:
         shown["alpha"] = found.step
+    return shown
+
+
+def _of_training(described: MessageDescription, found: fit.ModelFit) -> dict[str, Any]:
+    """Return the number and the size of the steps that clients of FedAvg take."""
+    declared = described.constants
+    shown: dict[str, Any] = {"lr": found.step}
+    if found.steps == 1 and declared["nesterov"]:
+        # A first step shows momentum only in its size: Nesterov's is lr (1 + momentum).
+        shown["lr"] /= 1 + declared["momentum"]
+    if declared["steps"]:
+        shown["steps"] = found.steps
+    elif not declared["batch"]:
+        shown["epochs"] = found.steps
     return shown

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from leakaudit.capture.fitting.records import RecordCounts
-from leakaudit.capture.tap.guessing import hub, observed
+from leakaudit.capture.tap.guessing import confirm, hub, observed
 from leakaudit.capture.tap.guessing.explanation import GuessedModel, MessageExplanation, explain
 from leakaudit.capture.tap.log.reading import RankLog
 from leakaudit.capture.tap.messages.description import MessageDescription
@@ -14,19 +14,6 @@ from leakaudit.core.errors import LeakauditError
 from leakaudit.core.evidence import Evidence, Origin
 
 COUNTS = ("samples", "batch")
-# Constants that a recomputed gradient proves, because the next messages follow with these only.
-TRAINING = (
-    "alpha",
-    "rho",
-    "lr",
-    "order",
-    "optimiser",
-    "momentum",
-    "nesterov",
-    "decay",
-    "epochs",
-    "steps",
-)
 
 
 def origins(
@@ -77,6 +64,7 @@ def _constants(
     word: Origin,
 ) -> Iterator[Evidence]:
     stated = explained.stated
+    shown = confirm.compared(described, explained)
     for name in params:
         if name in COUNTS:
             continue
@@ -86,16 +74,11 @@ def _constants(
             yield Evidence(name, Origin.VERIFIED, "it predicts models that it was not fitted to")
         elif stated is not None and name in stated.params:
             yield Evidence(name, Origin.STATED, "Opacus' optimiser")
-        elif name in TRAINING and _proves(explained.model, described.payload):
+        elif name in shown and shown[name][1]:
             miss = 0.0 if explained.model.found is None else explained.model.found.miss
             yield Evidence(name, Origin.VERIFIED, f"recomputed gradients miss by {miss:.1g}")
         else:
             yield Evidence(name, word)
-
-
-def _proves(model: GuessedModel, payload: str) -> bool:
-    """Return whether the steps of the nodes were computed again; gradients show no step."""
-    return model.found is not None and payload != "gradients"
 
 
 def _records(

@@ -300,11 +300,9 @@ class Capture:
     @property
     def first(self) -> int:
         """Position, on its channel, of the first message that is kept: its model is kept whole."""
-        return (
-            0
-            if self.settings.rounds is None
-            else max(0, self.settings.rounds[0] - self.settings.start)
-        )
+        if self.settings.rounds is None:
+            return 0
+        return max(0, self.settings.rounds[0] - self.settings.start)
 
     def selection(
         self,

@@ -129,8 +129,8 @@ def attack(
     return attacking.attack(leaks, attack, generator=generator, task=task, **settings)
 
 
-@visible
 @earlier_names.keywords("bound")
+@visible
 def bound(
     source: Trace | Scenario | File,
     adversaries: Iterable[Adversary | str] | Adversary | str | None = None,
@@ -283,8 +283,8 @@ def claims(
     return list(judge(select(papers, rows), executor or IN_PROCESS))
 
 
-@visible
 @earlier_names.keywords("sweep")
+@visible
 def sweep(
     plan: SweepPlan | File,
     folder: File = OUTPUT,

@@ -148,7 +148,6 @@ def _started(name: Path, files: list[Path]) -> subprocess.Popen[bytes]:
 
 def plant(folder: Path) -> int:
     """Plant every bug, and run its tests, the cheapest first, until one fails."""
-    folder = folder.resolve()
     with tempfile.TemporaryDirectory() as place:
         package = mutants.installed(Path(place))
         for number, bug in enumerate(mutants.bugs()):
@@ -237,7 +236,7 @@ def main() -> int:
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("folder", type=Path, help="of the measurements; measure makes it")
     asked = parser.parse_args()
-    return STEPS[asked.step](asked.folder)
+    return STEPS[asked.step](asked.folder.resolve())
 
 
 if __name__ == "__main__":

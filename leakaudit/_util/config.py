@@ -178,7 +178,8 @@ def parsed(text: str) -> dict[str, Any]:
     return _kept(text)
 
 
-@lru_cache(maxsize=1)  # several readers of one configuration follow each other
+# Several readers of one configuration follow each other; `line_of` parses many beginnings of it.
+@lru_cache(maxsize=1)
 def _kept(text: str) -> dict[str, Any]:
     return _parsed(text)
 

@@ -56,24 +56,32 @@ def keywords(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 earlier = {word: given.pop(word) for word in words if word in given}
                 if not earlier:
                     continue
-                shown = ", ".join(f"{word}=..." for word in earlier)
-                made = getattr(sys.modules["leakaudit"], kind)
-                if parameter == "path":  # the first argument, after the object itself
-                    today = f"leakaudit.Storage(path, {shown})"
-                    if len(args) > 1:
-                        args = (args[0], made(args[1], **earlier), *args[2:])
-                    else:
-                        given["path"] = made(given.pop("path"), **earlier)
-                else:
-                    today = f"{parameter}=leakaudit.{kind}({shown})"
-                    before = given.get(parameter)
-                    given[parameter] = replace(before, **earlier) if before else made(**earlier)
+                if parameter == "path" and len(args) > 1:  # the only one that may have no name
+                    given["path"] = args[1]
+                    args = args[:1]
+                given[parameter] = _today(kind, given.get(parameter), earlier)
+                said = ", ".join(f"{word}=..." for word in earlier)
+                today = f"{parameter}=leakaudit.{kind}({said})"
+                if parameter == "path":
+                    today = f"leakaudit.{kind}(path, {said})"
                 warnings.warn(f"{name}: write {today}", DeprecationWarning, stacklevel=2)
             return function(*args, **given)
 
         return cast(Callable[P, R], called)
 
     return decorate
+
+
+def _today(kind: str, before: Any, earlier: dict[str, Any]) -> object:
+    """Return the value of today that holds earlier keywords, beside what was given in its place."""
+    made = getattr(sys.modules["leakaudit"], kind)
+    if isinstance(before, made):
+        return replace(before, **earlier)
+    if kind == "Storage":
+        return made(before, **earlier)
+    if kind == "Executor":  # of a sweep, which takes one process per processor
+        return made.of(**{"workers": None, **earlier}, every_core=True)
+    return made(**earlier)
 
 
 def install() -> None:

@@ -15,15 +15,15 @@ Cell: TypeAlias = str | int | float | bool | None
 _FORMULA = re.compile(r"(^|;)(\s*)([=+\-@＝＋－＠\N{MINUS SIGN}])")
 
 
-def text(columns: Iterable[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """Return a table as comma-separated values, with a header; lines end in CR LF.
+def text(columns: Iterable[str], rows: Iterable[Sequence[Cell]], end: str = "\r\n") -> str:
+    """Return a table as comma-separated values, with a header.
 
     Text is quoted and cannot act as a formula; numbers are not quoted, and None and NaN are empty.
     """
     lines = [",".join(map(_cell, columns))]
     for row in rows:
         lines.append(",".join(map(_cell, row)))
-    return "".join(f"{line}\r\n" for line in lines)
+    return "".join(f"{line}{end}" for line in lines)
 
 
 def inert(value: str) -> str:

@@ -66,7 +66,7 @@ def to_csv(runs: Mapping[str, Run]) -> str:
     for label, run in runs.items():
         for t in rounds(run):
             rows.append([label, t, *(_number(run.get(n), t) for n in columns)])
-    return separated.text(["run", "round", *columns], rows).replace("\r\n", "\n")
+    return separated.text(["run", "round", *columns], rows, end="\n")
 
 
 def to_json(runs: Mapping[str, Run]) -> str:

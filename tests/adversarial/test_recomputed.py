@@ -1,4 +1,4 @@
-"""Certificates are withdrawn where their inputs do not reproduce the messages: optimisers and scalings that nobody declared."""
+"""Certificates are withdrawn if their inputs do not reproduce the messages: undeclared optimisers."""
 
 from __future__ import annotations
 

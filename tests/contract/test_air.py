@@ -29,7 +29,8 @@ def test_parameters_are_counted_without_self(tmp_path: Path) -> None:
     eight = ", ".join("abcdefgh")
     file.write_text(
         f"def fits({eight}): ...\n"
-        f"class Some:\n    def fits(self, {eight}): ...\n    async def most(self, {eight}, *, i): ...\n"
+        f"class Some:\n    def fits(self, {eight}): ...\n"
+        f"    async def most(self, {eight}, *, i): ...\n"
         f"def more({eight}, *rest, i=0, **named): ...\n"
     )
     assert set(air.crowded(file)) == {(4, "most", 9), (5, "more", 9)}

@@ -11,6 +11,7 @@ import torch
 
 import leakaudit as la
 from leakaudit._util import earlier_names
+from leakaudit.runs.sweeping.run import every_core
 
 GROUPS = [(name, *group) for name, groups in earlier_names.MOVED.items() for group in groups]
 
@@ -47,6 +48,35 @@ def test_a_recorder_takes_earlier_keywords(tmp_path: Path) -> None:
         pytest.raises(la.LeakauditError, match="max_bytes allows 1 byte"),
     ):
         la.Recorder(None, **about)
+
+
+def test_an_earlier_keyword_beside_a_value_of_today_is_added_to_it() -> None:
+    storage = la.Storage(None, messages=9)
+    with (
+        pytest.warns(DeprecationWarning, match="write leakaudit.Storage"),
+        pytest.raises(la.LeakauditError, match="max_bytes allows 1 byte"),
+    ):
+        la.Recorder(storage, **described(max_bytes=1.0))
+
+
+def test_a_sweep_without_a_number_of_workers_still_takes_every_processor() -> None:
+    chosen = earlier_names._today("Executor", None, {"backend": "loky"})
+    assert chosen == la.Executor.of(None, "loky")
+    assert earlier_names._today("Executor", None, {"workers": None}) == every_core()
+
+
+def test_the_warning_names_the_line_of_the_program(tmp_path: Path) -> None:
+    for call in (
+        lambda: la.bound(tmp_path / "none.pt", epsilon=1.0),  # type: ignore[call-arg]
+        lambda: la.sweep(tmp_path / "none.toml", workers=0),  # type: ignore[call-arg]
+        lambda: la.report(tmp_path / "none.json", width=80),  # type: ignore[call-overload]
+    ):
+        with (
+            pytest.warns(DeprecationWarning, match="write ") as warned,
+            pytest.raises(la.LeakauditError),
+        ):
+            call()
+        assert warned[0].filename == __file__
 
 
 def test_an_unknown_keyword_is_still_unknown() -> None:

@@ -323,9 +323,11 @@ KILLED = """
     from leakaudit.core.trace import Graph, Layout, TaskSpec
     path, sized = sys.argv[1], sys.argv[2] == "sized"
     d = 20_000
-    storage = Storage(path, messages=100_000 if sized else None, max_bytes=1e11, shard_bytes=3_000_000)
+    messages = 100_000 if sized else None
+    storage = Storage(path, messages=messages, max_bytes=1e11, shard_bytes=3_000_000)
     options = RecorderOptions(layout=Layout(("w",), ((d,),)))
-    rec = Recorder(storage, protocol="own:p", task=TaskSpec("softmax", shape=(1,)), graph=Graph(2, ((0, 1),)), options=options)
+    task, graph = TaskSpec("softmax", shape=(1,)), Graph(2, ((0, 1),))
+    rec = Recorder(storage, protocol="own:p", task=task, graph=graph, options=options)
     rec.truth(0, torch.zeros(1), 0)
     for t in range(100_000):
         rec.send_many(t, [0, 1], [1, 0], "w").fill_(t)
@@ -652,7 +654,8 @@ def test_smaller_recordings_are_named() -> None:
     assert sizes["the first layer only (--layers first)"] == plan_size(8000, 8, torch.float64)
     with pytest.raises(
         LeakauditError,
-        match=r"requires 952 kB, but max_bytes allows 100 kB; smaller recordings: .*one node's channels \(--wires node:0\)",
+        match="requires 952 kB, but max_bytes allows 100 kB; "
+        r"smaller recordings: .*one node's channels \(--wires node:0\)",
     ):
         recorder(None, graph=graph, messages=8000, rounds=1000, dtype=torch.float64, max_bytes=1e5)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, repeat
 from typing import Any
 
-from leakaudit._util.jobs import Stop, WorkerDied
+from leakaudit._util.jobs import JobOutcome, Stop, WorkerDied
 from leakaudit.core.errors import LeakauditError
 
 REACHED = 10.0  # seconds in which a scheduler has to answer
@@ -16,11 +18,14 @@ CHECKED = 2.0  # seconds between two looks at whether a cluster has workers
 AHEAD = 2  # jobs per core that a scheduler knows of, so that no worker waits for the next one
 
 
-def core_counts(count: Callable[[], int], backend: str, address: str) -> Iterator[int]:
-    """Yield the cores of a cluster, at most `CHECKED` seconds old; 1 if there are none yet.
+def jobs_ahead(most: int, count: Callable[[], int], backend: str, address: str) -> Iterator[int]:
+    """Yield how many jobs a scheduler knows of: `most`, or if that is 0, `AHEAD` per core.
 
-    Raises if it has had none for `EMPTY` seconds.
+    The number of cores is at most `CHECKED` seconds old, and 1 if there are none yet. Raises if
+    there have been none for `EMPTY` seconds.
     """
+    if most:
+        yield from repeat(most)
     known = 0
     looked = -CHECKED
     seen = time.monotonic()
@@ -36,22 +41,41 @@ def core_counts(count: Callable[[], int], backend: str, address: str) -> Iterato
                 f"backend {backend}: the cluster at {address} has had no workers for "
                 f"{EMPTY:.0f} seconds; start workers and run the same command again"
             )
-        yield max(1, known)
+        yield AHEAD * max(1, known)
 
 
-def waiting(items: Sequence[Any], stop: Stop) -> Iterator[int]:
+def outcomes(
+    pending: dict[Any, int],
+    items: Sequence[Any],
+    stop: Stop,
+    ahead: Iterator[int],
+    submit: Callable[[int, bytes], Any],
+    ended: Callable[[list[Any]], Iterable[Any]],
+    outcome: Callable[[Any, int], JobOutcome[Any]],
+) -> Iterator[JobOutcome[Any]]:
+    """Keep a scheduler supplied with jobs, and yield how each of them ended.
+
+    Args:
+        pending: Jobs that the scheduler knows of, with the places of their items; empty at first.
+        ahead: Yields how many these may be.
+        submit: Starts the job of a place and its pickled item.
+        ended: Waits at most `CHECKED` seconds for one of the jobs, and returns those that ended.
+        outcome: How a job ended, which has this place.
+    """
+    left = _places(items, stop)
+    while True:
+        for place in islice(left, max(0, next(ahead) - len(pending))):
+            pending[submit(place, pickle.dumps(items[place]))] = place
+        if not pending:
+            return
+        for job in ended(list(pending)):
+            yield outcome(job, pending.pop(job))
+
+
+def _places(items: Sequence[Any], stop: Stop) -> Iterator[int]:
     """Yield the places of items until all further ones are to be skipped."""
     for place in range(len(items)):
         if stop():
-            return
-        yield place
-
-
-def taken(places: Iterator[int], count: int) -> Iterator[int]:
-    """Yield the next places, at most `count`."""
-    for _ in range(count):
-        place = next(places, None)
-        if place is None:
             return
         yield place
 

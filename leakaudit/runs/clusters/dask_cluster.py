@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from leakaudit._util.jobs import JobOutcome, Stop
-from leakaudit.runs.clusters.cluster import (
-    AHEAD,
-    CHECKED,
-    REACHED,
-    broken,
-    core_counts,
-    died,
-    missing,
-    reachable,
-    taken,
-    unreachable,
-    waiting,
-)
+from leakaudit.runs.clusters import cluster
 from leakaudit.runs.workers import shipping
 from leakaudit.runs.workers.shipping import ShippedFunction
 
@@ -35,47 +23,27 @@ def run(
     try:
         import distributed
     except ImportError:
-        raise missing("dask", "dask") from None
-    reachable(address, "dask", "dask scheduler")
+        raise cluster.missing("dask", "dask") from None
+    cluster.reachable(address, "dask", "dask scheduler")
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     try:
-        client = distributed.Client(address, timeout=REACHED, set_as_default=False)
+        client = distributed.Client(address, timeout=cluster.REACHED, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
-        raise unreachable("dask", address, f"no scheduler answers ({error})") from None
+        raise cluster.unreachable("dask", address, f"no scheduler answers ({error})") from None
     pending: dict[Any, int] = {}
-    cores = core_counts(lambda: sum(client.nthreads().values()), "dask", address)
-    left = waiting(items, stop)
+    ahead = cluster.jobs_ahead(most, lambda: sum(client.nthreads().values()), "dask", address)
+    ended = partial(_ended, client)
+    outcome = partial(_outcome, address)
     try:
         whole = client.submit(_same, shipped, pure=False)
-        while True:
-            ahead = most or AHEAD * next(cores)
-            for place in taken(left, ahead - len(pending)):
-                job = client.submit(
-                    shipping.call, whole, place, pickle.dumps(items[place]), pure=False
-                )
-                pending[job] = place
-            if not pending:
-                return
-            try:
-                with client.as_current():
-                    ended = distributed.wait([*pending], CHECKED, "FIRST_COMPLETED").done
-            except TimeoutError:
-                continue
-            for future in ended:
-                place = pending.pop(future)
-                failed = future.exception()
-                if isinstance(failed, distributed.KilledWorker):
-                    yield JobOutcome(place, error=died("dask"))
-                elif failed is not None:
-                    raise broken("dask", address, failed)
-                else:
-                    yield future.result()
+        submit = partial(client.submit, shipping.call, whole, pure=False)
+        yield from cluster.outcomes(pending, items, stop, ahead, submit, ended, outcome)
     except (OSError, distributed.client.FutureCancelledError) as error:
-        raise broken("dask", address, error) from None
+        raise cluster.broken("dask", address, error) from None
     finally:
         try:
             client.cancel(list(pending))
-            client.close(timeout=REACHED)
+            client.close(timeout=cluster.REACHED)
         except (OSError, TimeoutError):
             pass  # the scheduler is gone, and its jobs with it
 
@@ -83,3 +51,25 @@ def run(
 def _same(shipped: ShippedFunction) -> ShippedFunction:
     """Return the function: a task of the scheduler, which can repeat it if a worker is lost."""
     return shipped
+
+
+def _ended(client: Any, futures: list[Any]) -> set[Any]:
+    import distributed
+
+    try:
+        with client.as_current():
+            return set(distributed.wait(futures, cluster.CHECKED, "FIRST_COMPLETED").done)
+    except TimeoutError:
+        return set()
+
+
+def _outcome(address: str, future: Any, place: int) -> JobOutcome[Any]:
+    import distributed
+
+    failed = future.exception()
+    if isinstance(failed, distributed.KilledWorker):
+        return JobOutcome(place, error=cluster.died("dask"))
+    if failed is not None:
+        raise cluster.broken("dask", address, failed)
+    ended: JobOutcome[Any] = future.result()
+    return ended

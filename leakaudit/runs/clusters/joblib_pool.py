@@ -9,7 +9,7 @@ from typing import Any
 from leakaudit._util import forks
 from leakaudit._util.jobs import REPEATS, JobOutcome, Stop, WorkerDied
 from leakaudit.core.errors import LeakauditError
-from leakaudit.runs.clusters.cluster import missing
+from leakaudit.runs.clusters import cluster
 from leakaudit.runs.workers import shipping
 from leakaudit.runs.workers.shipping import ShippedFunction
 
@@ -25,7 +25,7 @@ def run(
         from joblib import Parallel, delayed, parallel_config
         from joblib.externals.loky.process_executor import TerminatedWorkerError
     except ImportError:
-        raise missing("joblib", "sweep") from None
+        raise cluster.missing("joblib", "sweep") from None
     chosen = {"backend": name} if name else {}
     left = dict(enumerate(items))
     deaths = 0

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from leakaudit._util.jobs import REPEATS, JobOutcome, Stop
-from leakaudit.runs.clusters.cluster import (
-    AHEAD,
-    CHECKED,
-    broken,
-    core_counts,
-    died,
-    missing,
-    reachable,
-    taken,
-    unreachable,
-    waiting,
-)
+from leakaudit.runs.clusters import cluster
 from leakaudit.runs.workers import shipping
 from leakaudit.runs.workers.shipping import ShippedFunction
 
@@ -31,10 +20,10 @@ def run(
     try:
         import ray
     except ImportError:
-        raise missing("ray", "ray") from None
+        raise cluster.missing("ray", "ray") from None
     ours = not ray.is_initialized()
     if ours:
-        reachable(address, "ray", "ray start --head")
+        cluster.reachable(address, "ray", "ray start --head")
         try:
             ray.init(
                 address=address,
@@ -43,34 +32,39 @@ def run(
                 configure_logging=False,
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise unreachable("ray", address, str(error)) from None
+            raise cluster.unreachable("ray", address, str(error)) from None
     pending: dict[Any, int] = {}
-    cores = core_counts(lambda: int(ray.cluster_resources().get("CPU", 0)), "ray", address)
-    left = waiting(items, stop)
+    ahead = cluster.jobs_ahead(
+        most, lambda: int(ray.cluster_resources().get("CPU", 0)), "ray", address
+    )
     try:
-        whole = ray.put(shipped)
         work = ray.remote(max_retries=REPEATS)(shipping.call)
-        while True:
-            ahead = most or AHEAD * next(cores)
-            for place in taken(left, ahead - len(pending)):
-                pending[work.remote(whole, place, pickle.dumps(items[place]))] = place
-            if not pending:
-                return
-            ended, _ = ray.wait(list(pending), num_returns=1, timeout=CHECKED)
-            for reference in ended:
-                place = pending.pop(reference)
-                try:
-                    yield ray.get(reference)
-                except (
-                    ray.exceptions.WorkerCrashedError,
-                    ray.exceptions.NodeDiedError,
-                    ray.exceptions.OutOfMemoryError,
-                ):
-                    yield JobOutcome(place, error=died("ray"))
+        submit = partial(work.remote, ray.put(shipped))
+        yield from cluster.outcomes(pending, items, stop, ahead, submit, _ended, _outcome)
     except ray.exceptions.RayError as error:
-        raise broken("ray", address, error) from None
+        raise cluster.broken("ray", address, error) from None
     finally:
         for reference in pending:
             ray.cancel(reference, force=True)
         if ours:
             ray.shutdown()
+
+
+def _ended(references: list[Any]) -> list[Any]:
+    import ray
+
+    return list(ray.wait(references, num_returns=1, timeout=cluster.CHECKED)[0])
+
+
+def _outcome(reference: Any, place: int) -> JobOutcome[Any]:
+    import ray
+
+    try:
+        ended: JobOutcome[Any] = ray.get(reference)
+    except (
+        ray.exceptions.WorkerCrashedError,
+        ray.exceptions.NodeDiedError,
+        ray.exceptions.OutOfMemoryError,
+    ):
+        return JobOutcome(place, error=cluster.died("ray"))
+    return ended

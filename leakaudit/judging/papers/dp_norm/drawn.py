@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from leakaudit.judging.papers.dp_norm.claims import ALPHA, BATCH, LOCAL, RECORDS, STEP
 from leakaudit.judging.papers.drawing import DrawnItem, DrawnLine, DrawnPanel, draws
-from leakaudit.judging.papers.runs import run
+from leakaudit.judging.papers.runs import fresh, run
 from leakaudit.protocols.dpnorm_family import sensitivity
 
 DEGREE = 2  # neighbours of a node of a ring
@@ -56,6 +56,12 @@ def _table_1(scale: str, seeds: Sequence[int]) -> DrawnItem:
     )
     x, _ = done.truth.of(0)
     sent = sum(int((m.src == 0).sum()) * m.payload.shape[1] for m in done.trace.messages)
-    held = {"x_i": x.numel(), "w_i": done.truth.states["w"].shape[-1], "lambda_i": sent}
-    line = DrawnLine("a run", [*held], [float(count) for count in held.values()])
-    return DrawnItem([DrawnPanel("numbers", "numbers that a node holds", "symbol", [line])])
+    size = done.truth.states["w"].shape[-1]  # p
+    said = [x.shape[1] * len(x), size, size * DEGREE]  # q d_i, p and p E_i
+    held = [x.numel(), done.plan.task.init(fresh()).numel(), sent]
+    symbols = ["x_i", "w_i", "lambda_i"]
+    lines = [
+        DrawnLine("dimensions of Table I", symbols, [float(count) for count in said]),
+        DrawnLine("a run", symbols, [float(count) for count in held]),
+    ]
+    return DrawnItem([DrawnPanel("numbers", "numbers that a node holds", "symbol", lines)])

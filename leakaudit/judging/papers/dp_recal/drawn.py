@@ -11,7 +11,7 @@ import torch
 
 from leakaudit.judging.papers.drawing import DrawnItem, DrawnLine, DrawnPanel, draws
 from leakaudit.judging.papers.runs import finish, fresh, planned
-from leakaudit.protocols import topology
+from leakaudit.protocols import recording, topology
 from leakaudit.protocols.walk import draw
 from leakaudit.theory.bounds import gaussian
 
@@ -125,7 +125,8 @@ def _change(tau: float, seed: int) -> tuple[float, float]:
     here = finish(plan)
     active = int(here.trace.public["active"][0])
     rows[active, 0] = unused.nonzero()[0, 0]
-    there = finish(replace(plan, rows=rows))
+    # A run uses up its generators, so the other one needs a plan of its own.
+    there = finish(replace(recording.plan(plan.scenario), rows=rows))
     start = here.truth.states["w"][0]
     slopes = [
         done.plan.task.gradients(start, done.problem.x, done.problem.y)[active]

@@ -301,7 +301,7 @@ class PDMM(SimulatedVictim):
         if not (positive and self.k_max >= 1 and min(self.z0, self.quantize, self.active) >= 0):
             raise LeakauditError(
                 "pdmm: expected 0 < theta <= 1, rho, alpha, mu > 0, k_max >= 1, "
-                "z0, quantize and active >= 0"
+                "z0 >= 0, quantize >= 0 and active >= 0"
             )
 
     @property

@@ -20,6 +20,7 @@ from leakaudit.core.reconstruction import Reconstruction
 from leakaudit.core.trace import Setting, Truth
 from leakaudit.inversion import attacking
 from leakaudit.inversion.attack import Attack
+from leakaudit.judging.auditing.planned import planned
 from leakaudit.protocols import recording
 from leakaudit.reporting.findings import findings
 from leakaudit.reporting.results.cell_files import (
@@ -120,7 +121,7 @@ class Job:
         """Return the recording's plan, and the constants that set its epsilon."""
         plan = cell.plan
         if cell.epsilon is None:
-            made = recording.plan(
+            made = planned(
                 cell.scenario,
                 data_root=self.data_root,
                 download=self.download,
@@ -128,12 +129,14 @@ class Job:
                 trusted=self.trusted,
                 shared=SHARED,
             )
-            return made, {}
+            found = made.calibrated
+            return made, {} if found is None else {found.constant: found.value}
         # They load scipy, which few sweeps need.
         from leakaudit.judging.auditing.levels import RunEnvironment, levels
 
         noises = plan.noises(cell.scenario, cell.epsilon)
-        (level,) = levels(noises, RunEnvironment(self.data_root, self.download, plan.device))
+        where = RunEnvironment(self.data_root, self.download, plan.device, trusted=self.trusted)
+        (level,) = levels(noises, where)
         return level.ready, level.constants
 
 

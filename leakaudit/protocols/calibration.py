@@ -83,10 +83,12 @@ def target(
     settings: Mapping[str, Any], known: Collection[str], constant: str, exact: bool
 ) -> Target | None:
     """Return what is to be found; None if nothing is, or if the victim computes it itself."""
+    if not exact and constant not in known:
+        return None  # its own epsilon, or an argument of the model
     if exact and EPSILON not in settings:
         raise LeakauditError("calibrate=exact needs an epsilon; set epsilon=…")
     epsilon = _number(settings, EPSILON)
-    if not epsilon or (constant not in known and EPSILON in known and not exact):
+    if not epsilon:
         return None
     if constant not in known:
         raise LeakauditError("it adds no noise, so no epsilon can set it")

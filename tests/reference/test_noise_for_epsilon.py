@@ -129,7 +129,7 @@ def test_one_release_needs_the_noise_of_the_analytic_gaussian_mechanism() -> Non
         ("nids", "exact", {"epsilon": 1.0}, "set sensitivity=… or clip=…"),
         ("nids", "exact", {}, "needs an epsilon"),
         ("pdmm", "exact", {"epsilon": 1.0}, "pdmm: it adds no noise"),
-        ("pdmm", "claim", {"epsilon": 1.0}, "pdmm: it adds no noise"),
+        ("pdmm", "claim", {"epsilon": 1.0}, "neither pdmm nor logistic has a parameter"),
         ("nids", "claim", {"epsilon": -1.0}, "epsilon: expected a finite number > 0"),
         ("nids", "claim", {"epsilon": 1.0, "delta": 1e-3}, "delta goes with calibrate=exact"),
         ("nids", "claim", {"delta": 1e-3}, "has a parameter 'delta'"),

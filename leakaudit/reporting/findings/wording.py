@@ -336,7 +336,14 @@ def _two(worst: str, count: str) -> str:
 def sweep_headline(cells: Sequence[SweptCell], points: Sequence[SweepPoint], missing: int) -> str:
     """Summarise what a sweep found, the worst case first."""
     said = sweep_says(worst_setting(points))
+    if points and not any(map(is_attacked, points)):
+        return f"{said} Cells: {sweep_counts(cells, missing)}."
     return f"{said} Cells: {sweep_counts(cells, missing)}. {FAILURE}"
+
+
+def is_attacked(point: SweepPoint) -> bool:
+    """Return whether a setting was attacked, and not only trained."""
+    return point.attack != "none"
 
 
 def worst_setting(points: Sequence[SweepPoint]) -> SweepPoint | None:
@@ -348,6 +355,8 @@ def sweep_says(worst: SweepPoint | None) -> str:
     """Describe in one sentence what was recovered at the worst setting of a sweep."""
     if worst is None:
         return "No setting has a result."
+    if not is_attacked(worst):
+        return "Every setting was trained, and none attacked."
     if not worst.recovered:
         return f"{who(worst.adversary)} recovered no training record at any setting."
     place = ", ".join(f"{axis} = {axis_value(value)}" for axis, value in worst.at.items())

@@ -186,10 +186,15 @@ class _ReadyCell:
 
 
 def _curves(truth: Truth) -> dict[str, tuple[Extended, ...]]:
-    """Return the curves of a run; NaN, of a round without a value, becomes None."""
+    """Return the curves of a run; NaN, of a round without a value, becomes None.
+
+    The time that a round took is omitted, because it differs from run to run.
+    """
     kept = training_curves.kept(truth, "the run")
     found = {}
     for name, values in kept.items():
+        if name in training_curves.LAST:
+            continue
         column = [None if math.isnan(value) else encoded(value) for value in values.tolist()]
         found[name] = tuple(column)
     return found

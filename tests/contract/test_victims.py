@@ -263,12 +263,12 @@ dkm delta=1 -> delta
 dkm alpha=1.5 -> alpha <= 1
 dkm operator=x -> gd, pgd, dr
 dpadmm steps=0 -> steps
-dpadmm epsilon=1 -> horizon
+dpadmm epsilon=1 horizon=-1 -> horizon >= 0
 dpadmm delta=1 -> delta < 1
 dpadmm batch=9 -> 4 records
-dpadmm sigma=1 epsilon=1 -> most one
+dpadmm sigma=1 epsilon=1 -> got both
 dpadmmserver delta=1 -> delta < 1
-dpadmmserver sigma=1 epsilon=1 -> most one
+dpadmmserver sigma=1 epsilon=1 -> got both
 dpadmmserver records=0 -> records >= 1
 dpadmmserver eta=0 -> eta
 dpnorm inner=0 -> inner >= 1
@@ -280,7 +280,7 @@ dpnorm resend=true inner=2 order=random -> order=synchronous
 dpnorm order=late -> synchronous, random
 dpsgd steps=0 -> steps > 0
 dpsgd delta=1 -> delta < 1
-dpsgd epsilon=1 -> horizon
+dpsgd epsilon=1 -> noise=step
 dpsgd sigma=-1 -> sigma >= 0
 dpsgd alpha=3 l2=1 -> alpha < 2
 extra fade=2 -> fade <= 1

@@ -53,7 +53,7 @@ Row: TypeAlias = dict[str, Cell]
 
 NAMES = {  # tables of each kind of record, the default first
     "attack": ("findings",),
-    "audit": ("verdicts", "curves", "views", "findings"),
+    "audit": ("verdicts", "curves", "ceilings", "views", "findings"),
     "check": ("rules", "measures"),
     "sweep": ("points", "cells"),
 }
@@ -86,7 +86,12 @@ def table(record: Record, name: str | None = None) -> FlatTable:
     if isinstance(record, SweepRecord):
         return _of_cells(record.sweep) if chosen == "cells" else _of_points(record.sweep)
     if isinstance(record, AuditRecord) and chosen != "findings":
-        made = {"verdicts": _of_verdicts, "curves": _of_curves, "views": _of_views}
+        made = {
+            "verdicts": _of_verdicts,
+            "curves": _of_curves,
+            "ceilings": _of_ceilings,
+            "views": _of_views,
+        }
         return made[chosen](record.audit)
     return of_findings(record.findings)
 
@@ -238,6 +243,12 @@ def _of_curves(audit: AuditPart) -> FlatTable:
             row.update(_statistics(one.key, statistics(curve, one)))
         rows.append(row)
     return of_rows("curves", rows, ("epsilon", "adversary", "attack"))
+
+
+def _of_ceilings(audit: AuditPart) -> FlatTable:
+    columns = ("epsilon", "adversary", "chance", "psnr", "ssim")
+    rows = [_picked(one, *columns) for one in given(audit.ceilings, ())]
+    return of_rows("ceilings", rows, columns)
 
 
 def _of_views(audit: AuditPart) -> FlatTable:

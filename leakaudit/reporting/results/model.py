@@ -665,6 +665,25 @@ class CurvePoint(_Entry, frozen=True, kw_only=True):
     add_columns(vars(), shown(Place.CURVE), "Statistics | UnsetType", UNSET)
 
 
+class CeilingEntry(_Entry, frozen=True, kw_only=True):
+    """What the view bound of one record allows at one point of an audit's grid.
+
+    Attributes:
+        epsilon: The point.
+        adversary: Adversary whose views are bounded, by that of the worst node.
+        chance: Upper limit of the probability with which any attack exceeds the following numbers;
+            None for those of a blind guess, the mean of all other records.
+        psnr: PSNR in dB; 200, that of equal images, if nothing is excluded.
+        ssim: SSIM; None if it is not defined for these images.
+    """
+
+    epsilon: Extended
+    adversary: str
+    chance: Number | None
+    psnr: Number
+    ssim: Number | None
+
+
 class AuditPart(_Entry, frozen=True, kw_only=True):
     """The part of a record that is specific to an audit.
 
@@ -673,6 +692,8 @@ class AuditPart(_Entry, frozen=True, kw_only=True):
         delta: Delta of every epsilon.
         grid: The points.
         curves: The results of the attacks at these points.
+        ceilings: What blind guesses reach, and what the epsilon of each view allows; absent in
+            earlier records.
         verdicts: The results of the tests.
         figure: File of the figure.
     """
@@ -681,6 +702,7 @@ class AuditPart(_Entry, frozen=True, kw_only=True):
     delta: Number
     grid: tuple[AuditPoint, ...]
     curves: tuple[CurvePoint, ...]
+    ceilings: tuple[CeilingEntry, ...] | UnsetType = UNSET
     verdicts: tuple[VerdictEntry, ...]
     figure: FileName | None
 

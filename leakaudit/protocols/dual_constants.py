@@ -135,11 +135,29 @@ class _Around:
         steps: Array = (self.sign * change).mean(0) / (2 * theta)
         return steps
 
-    def equations(self, theta: float) -> Equations:
-        """Return the equations of the local update, between the changes of P and of S."""
+    @property
+    def size(self) -> float:
+        """The largest root mean square of a message."""
+        both = np.concatenate([self.sent, self.came])
+        return float(np.sqrt(np.square(both).mean(-1).max()))
+
+    def equations(self, theta: float, eps: float) -> Equations:
+        """Return the equations of the local update, between the changes of P and of S.
+
+        Args:
+            eps: Distance from 1 to the next number in the format of the messages.
+        """
         steps = self.steps(theta)
         pull = (self.sign * self.came).sum(0)
-        return Equations(len(self.sign), steps[1:], steps[:-1], pull[1:-1])
+        degree = len(self.sign)
+        rounding = eps * self.size * (2 / theta + degree)
+        return Equations(degree, steps[1:], steps[:-1], pull[1:-1], rounding)
+
+
+@dataclass(frozen=True)
+class _NodeFit:
+    around: _Around
+    fit: quiet_directions.Fit
 
 
 def computed(view: View, unknown: frozenset[str]) -> ComputedConstants:
@@ -206,9 +224,14 @@ class _Search:
         """Return a constant that the adversary knows; None if it does not."""
         return None if name in self.unknown else self.view.number(name)
 
-    @cached_property
+    @property
+    def _eps(self) -> float:
+        return float(torch.finfo(self.view.dtype).eps)
+
+    @property
     def limit(self) -> float:
-        return max(CLOSE, ROUNDINGS * torch.finfo(self.view.dtype).eps)
+        """Largest relative error of a constant that counts as determined."""
+        return max(CLOSE, ROUNDINGS * self._eps)
 
     # --- what is visible --------------------------------------------------------------------------
 
@@ -267,9 +290,13 @@ class _Search:
             raise _Missing("too few rounds are observed")
         found = []
         # Nodes whose start is known determine more.
-        for degree in sorted(by_degree)[:DEGREES]:
-            mine = sorted(by_degree[degree], key=lambda node: (not self._starts(node), node))
-            found += [self._read(node) for node in mine[:NODES]]
+        for mine in by_degree.values():
+            mine.sort(key=lambda node: (not self._starts(node), node))
+        order = sorted(
+            by_degree, key=lambda degree: (not self._starts(by_degree[degree][0]), degree)
+        )
+        for degree in order[:DEGREES]:
+            found += [self._read(node) for node in by_degree[degree][:NODES]]
         return found
 
     def _heard(self, node: int) -> bool:
@@ -373,23 +400,37 @@ class _Search:
             q = Measured(self._quiet.l2 / rho, 0.0)
         if self._known_update == "exact" and q is not None:
             return self._exact_only()
-        fits: dict[int, tuple[_Around, quiet_directions.Fit]] = {}
+        fits = self._fits(theta.value, q, groups)
+        if q is None:
+            q = min((one.fit.q for one in fits.values()), key=lambda one: one.error)
+        return self._constants(theta, q, fits, groups)
+
+    def _fits(
+        self, theta: float, q: Measured | None, groups: Mapping[int, Sequence[_Around]]
+    ) -> dict[int, _NodeFit]:
+        """Return the most accurate coefficients of each degree; nodes have to agree."""
+        found: dict[int, _NodeFit] = {}
         why = ""
         for degree, some in groups.items():
-            fixed = None if q is None else q.value
+            good = []
             for one in some:
-                fit = self._quiet.fit(one.equations(theta.value), fixed)
+                fit = self._quiet.fit(
+                    one.equations(theta, self._eps), None if q is None else q.value
+                )
                 if isinstance(fit, str):
                     why = why or fit
-                elif not fit.a.error <= self.limit:
-                    why = f"the local update: {self._inexact(fit.a)}"
-                elif degree not in fits or fit.a.error < fits[degree][1].a.error:
-                    fits[degree] = one, fit
-        if not fits:
+                elif fit.a.error <= self.limit:
+                    good.append(_NodeFit(one, fit))
+                else:
+                    why = why or f"the local update: {self._inexact(fit.a)}"
+            if good:
+                best = min(good, key=lambda one: one.fit.a.error)
+                found[degree] = best
+                if not all(best.fit.a.agrees(o.fit.a.value, o.fit.a.error) for o in good):
+                    raise _Missing(f"the nodes with {degree} neighbours contradict each other")
+        if not found:
             raise _Missing(why)
-        if q is None:
-            q = min((fit.q for _, fit in fits.values()), key=lambda one: one.error)
-        return self._constants(theta, q, fits, groups)
+        return found
 
     @property
     def _known_update(self) -> str | None:
@@ -404,10 +445,10 @@ class _Search:
         self,
         theta: Measured,
         q: Measured,
-        fits: Mapping[int, tuple[_Around, quiet_directions.Fit]],
+        fits: Mapping[int, _NodeFit],
         groups: Mapping[int, Sequence[_Around]],
     ) -> bool:
-        slopes = {degree: Measured(fit.a.value, fit.a.error) for degree, (_, fit) in fits.items()}
+        slopes = {degree: one.fit.a for degree, one in fits.items()}
         self.errors += [one.error for one in slopes.values()]
         rho = self._penalty(theta, q, fits, groups)
         ways = list(self._ways(slopes, q, rho))
@@ -449,7 +490,7 @@ class _Search:
         self,
         theta: Measured,
         q: Measured,
-        fits: Mapping[int, tuple[_Around, quiet_directions.Fit]],
+        fits: Mapping[int, _NodeFit],
         groups: Mapping[int, Sequence[_Around]],
     ) -> Measured | None:
         """Return rho, if the messages determine it."""
@@ -461,10 +502,12 @@ class _Search:
             options.append(q.over(self._quiet.l2))
         if self.view.knows("w0"):
             start = self._quiet.start(self.view)
-            for degree, (_, fit) in fits.items():
+            for degree, best in fits.items():
                 for one in groups[degree]:
-                    if one.start is not None:
-                        options += self._by_start(theta, one, fit, start)
+                    # Rows of the first layer are quiet for the records of one node only.
+                    mine = best.around is one or self._quiet.classes
+                    if one.start is not None and mine:
+                        options += self._by_start(theta, one, best.fit, start)
         good = [one for one in options if one.relative <= self.limit]
         best = min(good, key=lambda one: one.relative, default=None)
         self._of_rho = "the first round shows the scale of the known initial model"
@@ -696,4 +739,3 @@ def _cell(values: Array) -> float:
     off = np.abs(sizes / cell - np.round(sizes / cell))
     few = largest / cell * 1e-14 + GRID
     return cell if bool((off < max(few, GRID)).all()) and largest / cell < CELLS else 0.0
-

@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 # whose least squares are steps of Newton's method. It starts from the generalised eigenvalues of
 # the pencil, of which those beyond the rank all equal the constant.
 
+RECORDS = (
+    "the protocol's equations leave one number free, and the gradients of the first layer have no "
+    "low rank that would tell it: a node has too many records for its inputs and rounds"
+)
+INEXACT = "the messages do not satisfy the equations of the protocol up to rounding"
+
 Array = NDArray[np.float64]
 
 FEATURES = 64  # columns of the last layer, rows of the first, and inputs that are read: choices
@@ -50,6 +56,9 @@ BEYOND = 2  # rows and columns beyond the rank that are evidence
 TURNS = 12  # of Newton's method
 STARTS = 4  # of it, for each rank
 AGREE = 30.0  # errors by which two determinations of one constant may differ: a choice
+# Largest residual in units of rounding. Measured: .01 to 1.4; for gradients that are merely close to
+# a low rank, 1e9 and more in float64, 2.7 and more in float32.
+ROUNDINGS = 2.0
 RANK = 1e-9  # singular values below which, relative to the largest, a pencil has no direction
 CLOSE = 1e-4  # error of a constant up to which a rank is accepted: a choice
 
@@ -91,6 +100,7 @@ class Equations:
     after: Array
     before: Array
     pull: Array
+    rounding: float  # of an entry of such an equation
 
     def terms(self, q: float | None) -> tuple[Array, list[Array]]:
         """Return a target and terms: what their difference leaves is a multiple of gradients.
@@ -154,6 +164,8 @@ class Quiet:
         found: _Coefficients | str
         if self.classes:
             found = _summed(self.block(target), [self.block(term) for term in terms])
+        elif self.shape[1] <= BEYOND:
+            return RECORDS
         else:
             guess = None if q is not None else equations.terms(0.0)
             pairs = [(target, terms)] if guess is None else [(target, terms), guess]
@@ -163,10 +175,12 @@ class Quiet:
             )
         if isinstance(found, str):
             return found
+        if found.left > ROUNDINGS * equations.rounding:
+            return INEXACT if self.classes else RECORDS
         return self._fitted(equations.degree, found, q)
 
     def _fitted(self, degree: int, found: _Coefficients, q: float | None) -> Fit:
-    
+
         a = Measured(float(found.values[0]), float(found.errors[0]))
         if q is None:
             b = float(found.values[1])
@@ -178,8 +192,10 @@ class Quiet:
             of_q = Measured(q, 0.0)
 
         def left(values: Array) -> Array:
-            return (self.block(values) @ found.null).ravel() if found.null is not None else (
-                self.block(values).sum(0)
+            return (
+                (self.block(values) @ found.null).ravel()
+                if found.null is not None
+                else (self.block(values).sum(0))
             )
 
         return Fit(a, b, of_q, left)
@@ -244,6 +260,7 @@ def _some(count: int, most: int) -> NDArray[np.int64]:
 class _Coefficients:
     values: Array  # (K,)
     errors: Array  # (K,) with what the rounds leave that were not fitted
+    left: float  # root mean square of what is left in the quiet directions
     null: Array | None = None  # (p, p - n) directions of the rows, if they are low-rank
 
 
@@ -273,7 +290,8 @@ def _summed(target: Array, terms: Sequence[Array]) -> _Coefficients | str:
     covariance = np.sqrt(np.diag(np.linalg.inv(matrix.T @ matrix)))
     held_out = np.sqrt(np.diag(np.linalg.inv(others.T @ others)))
     errors = np.maximum(left * covariance, left_of_others * held_out)
-    return _Coefficients(values, errors)
+    rest = math.hypot(left, left_of_others) / math.sqrt(y.size * target.shape[1])
+    return _Coefficients(values, errors, rest)
 
 
 _Blocks: TypeAlias = tuple[Array, Sequence[Array]]
@@ -332,9 +350,7 @@ class _Pencil:
         return c, errors
 
 
-def _low_rank(
-    exact: _Blocks, near: _Blocks | None = None, *, degree: int
-) -> _Coefficients | str:
+def _low_rank(exact: _Blocks, near: _Blocks | None = None, *, degree: int) -> _Coefficients | str:
     """Find the coefficients with which the rows of every other round have a low rank.
 
     Args:
@@ -357,6 +373,7 @@ def _low_rank(
             c, errors = whole.newton(rank, c) if max(whole.target.shape) <= 512 else (c, errors)
             null = np.linalg.svd(whole.at(c))[2][rank:].T
             others = _Pencil.of(exact, held)
+            fitted_rest = (whole.at(c) @ null).ravel()
             rest = (others.at(c) @ null).ravel()
             matrix = np.stack([(term @ null).ravel() for term in others.terms], -1)
             size = np.linalg.svd(matrix, compute_uv=False)[-1]
@@ -364,11 +381,9 @@ def _low_rank(
                 return "the rows of the first layer change in too few rounds"
             errors = np.maximum(errors, np.linalg.norm(rest) / size)
             if (errors < CLOSE).all():
-                return _Coefficients(c, errors, null)
-    return (
-        "the protocol's equations leave one number free, and the gradients of the first layer have "
-        "no low rank that would tell it: a node has too many records for the inputs and rounds"
-    )
+                both = np.concatenate([fitted_rest, rest])
+                return _Coefficients(c, errors, float(np.sqrt(np.square(both).mean())), null)
+    return RECORDS
 
 
 def _starts(pencil: _Pencil) -> list[float]:

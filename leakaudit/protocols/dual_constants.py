@@ -502,12 +502,12 @@ class _Search:
             options.append(q.over(self._quiet.l2))
         if self.view.knows("w0"):
             start = self._quiet.start(self.view)
-            for degree, best in fits.items():
+            for degree, fitted in fits.items():
                 for one in groups[degree]:
                     # Rows of the first layer are quiet for the records of one node only.
-                    mine = best.around is one or self._quiet.classes
+                    mine = fitted.around is one or self._quiet.classes
                     if one.start is not None and mine:
-                        options += self._by_start(theta, one, best.fit, start)
+                        options += self._by_start(theta, one, fitted.fit, start)
         good = [one for one in options if one.relative <= self.limit]
         best = min(good, key=lambda one: one.relative, default=None)
         self._of_rho = "the first round shows the scale of the known initial model"

@@ -56,8 +56,8 @@ BEYOND = 2  # rows and columns beyond the rank that are evidence
 TURNS = 12  # of Newton's method
 STARTS = 4  # of it, for each rank
 AGREE = 30.0  # errors by which two determinations of one constant may differ: a choice
-# Largest residual in units of rounding. Measured: .01 to 1.4; for gradients that are merely close to
-# a low rank, 1e9 and more in float64, 2.7 and more in float32.
+# Largest residual in units of rounding. Measured: .01 to 1.4; for gradients that are merely close
+# to a low rank, 1e9 and more in float64, 2.7 and more in float32.
 ROUNDINGS = 2.0
 RANK = 1e-9  # singular values below which, relative to the largest, a pencil has no direction
 CLOSE = 1e-4  # error of a constant up to which a rank is accepted: a choice
@@ -80,7 +80,7 @@ class Measured:
     def agrees(self, value: float, error: float = 0.0) -> bool:
         """Return whether another determination gives the same value."""
         floor = 8 * np.finfo(np.float64).eps * max(abs(value), abs(self.value))
-        return abs(self.value - value) <= AGREE * (self.error + error) + floor
+        return bool(abs(self.value - value) <= AGREE * (self.error + error) + floor)
 
     def over(self, value: float) -> Measured:
         """Return a value divided by this one."""
@@ -139,7 +139,7 @@ class Quiet:
     offset: int  # first recorded column of the model
     # shape of the columns after `order`; classes sum over the first axis, rows are along the first
     shape: tuple[int, int] | None
-    order: Array
+    order: NDArray[np.intp]
     classes: bool
     missing: str = ""
 
@@ -278,7 +278,7 @@ def _summed(target: Array, terms: Sequence[Array]) -> _Coefficients | str:
     scale = np.linalg.norm(target) + sum(np.linalg.norm(term) for term in terms)
     if np.linalg.norm(matrix) <= RANK * scale:
         return "the sums over the classes of the last layer do not change"
-    values, _, rank, sizes = np.linalg.lstsq(matrix, y[fitted].ravel(), rcond=RANK)
+    values, _, rank, _ = np.linalg.lstsq(matrix, y[fitted].ravel(), rcond=RANK)
     if rank < x.shape[-1]:
         return "the sums over the classes of the last layer change along one direction only"
     left = np.linalg.norm(y[fitted].ravel() - matrix @ values)

@@ -17,7 +17,8 @@ from leakaudit.core.adversary import View
 from leakaudit.core.evidence import Evidence, Origin
 from leakaudit.core.trace import Json
 from leakaudit.protocols import quiet_directions
-from leakaudit.protocols.quiet_directions import Equations, Measured, Quiet
+from leakaudit.protocols.dual_messages import Around, DualMessages
+from leakaudit.protocols.quiet_directions import Measured, Quiet
 
 # Node i has d neighbours j and models w; D_ij is the change of z_{j|i} that it sends, D_ji that of
 # z_{i|j} which it receives, S = sum_j B z_{i|j}, P = rho w, and x' is x in the next round.
@@ -117,46 +118,8 @@ class _Missing(Exception):
 
 
 @dataclass(frozen=True)
-class _Around:
-    """The changes of the duals around one node in consecutive rounds, on some columns."""
-
-    node: int
-    sign: Array  # (d, 1, 1) B of the node towards each neighbour
-    sent: Array  # (d, T, c) changes of z_{j|i}
-    came: Array  # (d, T, c) changes of z_{i|j}
-    # z_{j|i} and z_{i|j} before the first of these rounds, (2, d, c), if that is round 1 and they
-    # are known
-    start: Array | None
-
-    def steps(self, theta: float) -> Array:
-        """Return the changes of P, (T - 1, c), from the second round on."""
-        change = self.sent[:, 1:] - self.sent[:, :-1]
-        change = change - theta * (self.came[:, :-1] - self.sent[:, :-1])
-        steps: Array = (self.sign * change).mean(0) / (2 * theta)
-        return steps
-
-    @property
-    def size(self) -> float:
-        """The largest root mean square of a message."""
-        both = np.concatenate([self.sent, self.came])
-        return float(np.sqrt(np.square(both).mean(-1).max()))
-
-    def equations(self, theta: float, eps: float) -> Equations:
-        """Return the equations of the local update, between the changes of P and of S.
-
-        Args:
-            eps: Distance from 1 to the next number in the format of the messages.
-        """
-        steps = self.steps(theta)
-        pull = (self.sign * self.came).sum(0)
-        degree = len(self.sign)
-        rounding = eps * self.size * (2 / theta + degree)
-        return Equations(degree, steps[1:], steps[:-1], pull[1:-1], rounding)
-
-
-@dataclass(frozen=True)
 class _NodeFit:
-    around: _Around
+    around: Around
     fit: quiet_directions.Fit
 
 
@@ -235,22 +198,13 @@ class _Search:
 
     # --- what is visible --------------------------------------------------------------------------
 
-    @cached_property
-    def _sent(self) -> frozenset[str]:
-        return frozenset(kind for _, _, kind in self.view.channels)
-
-    @cached_property
-    def _encrypted_start(self) -> bool:
-        """Whether messages are sent in round 0, which are encrypted: their existence is visible."""
-        return "z0" in self.view.kinds
-
     def _visible(self) -> None:
-        if not self._sent & {"dz", "z"}:
+        if not self._messages.kind:
             raise _Missing("no message is observed")
-        changes = "dz" in self._sent
+        changes = self._messages.kind == "dz"
         what = "changes of z" if changes else "z"
         self._found("differential", changes, f"the messages contain {what}")
-        if self._encrypted_start:
+        if self._messages.encrypted_start:
             self._found("z0", 1.0, "")
             self._unknown("z0", "an encrypted start is sent in round 0, whose size does not matter")
         else:
@@ -267,84 +221,37 @@ class _Search:
     # --- messages ---------------------------------------------------------------------------------
 
     @cached_property
+    def _messages(self) -> DualMessages:
+        return DualMessages(self.view)
+
+    @cached_property
     def _quiet(self) -> Quiet:
         return quiet_directions.of(self.view)
 
     @cached_property
-    def _rounds(self) -> range:
-        first = max(1, self.view.rounds.start)
-        if "dz" not in self._sent and (first > 1 or self._encrypted_start):
-            first += 1  # the change of the first message is not known
-        return range(first, min(self.view.rounds.stop, first + ROUNDS))
-
-    @cached_property
-    def _around(self) -> list[_Around]:
+    def _around(self) -> list[Around]:
         """What is observed around some nodes of each degree, all of whose messages are."""
+        messages = self._messages
+        rounds = range(
+            messages.rounds.start, min(messages.rounds.stop, messages.rounds.start + ROUNDS)
+        )
         by_degree = defaultdict[int, list[int]](list)
         for node in range(self.view.graph.nodes):
-            if self._heard(node):
+            if messages.heard(node, rounds):
                 by_degree[self.view.graph.degree(node)].append(node)
         if not by_degree:
             raise _Missing("of no node all messages are observed")
-        if len(self._rounds) < 2:
+        if len(rounds) < 2:
             raise _Missing("too few rounds are observed")
-        found = []
         # Nodes whose start is known determine more.
         for mine in by_degree.values():
-            mine.sort(key=lambda node: (not self._starts(node), node))
-        order = sorted(
-            by_degree, key=lambda degree: (not self._starts(by_degree[degree][0]), degree)
-        )
+            mine.sort(key=lambda node: (not messages.starts(node), node))
+        order = sorted(by_degree, key=lambda d: (not messages.starts(by_degree[d][0]), d))
+        found = []
         for degree in order[:DEGREES]:
-            found += [self._read(node) for node in by_degree[degree][:NODES]]
+            for node in by_degree[degree][:NODES]:
+                found.append(messages.around(node, rounds, self._quiet.columns))
         return found
-
-    def _heard(self, node: int) -> bool:
-        kind = "dz" if "dz" in self._sent else "z"
-        for near in self.view.graph.neighbours[node]:
-            for src, dst in ((node, near), (near, node)):
-                rounds = self._rounds
-                before = kind == "z" and not (rounds.start == 1 and not self._encrypted_start)
-                for t in range(rounds.start - before, rounds.stop):
-                    if not self.view.has(t, src, dst, kind):
-                        return False
-        return bool(self.view.graph.degree(node))
-
-    def _starts(self, node: int) -> bool:
-        """Whether z^0 is known on all channels of a node."""
-        if not self._encrypted_start:
-            return True
-        near = self.view.graph.neighbours[node]
-        return all(
-            self.view.has(0, node, j, "z0") and self.view.has(0, j, node, "z0") for j in near
-        )
-
-    def _read(self, node: int) -> _Around:
-        near = self.view.graph.neighbours[node]
-        sent = np.stack([self._changes(node, j) for j in near])
-        came = np.stack([self._changes(j, node) for j in near])
-        sign = np.array([1.0 if node < j else -1.0 for j in near])[:, None, None]
-        start = None
-        if self._rounds.start == 1 and self._starts(node):
-            start = np.zeros((2, *sent[:, 0].shape))
-            if self._encrypted_start:
-                start[0] = [self._one(0, node, j, "z0") for j in near]
-                start[1] = [self._one(0, j, node, "z0") for j in near]
-        return _Around(node, sign, sent, came, start)
-
-    def _changes(self, src: int, dst: int) -> Array:
-        rounds = self._rounds
-        if "dz" in self._sent:
-            return np.stack([self._one(t, src, dst, "dz") for t in rounds])
-        values = [self._one(t, src, dst, "z") for t in rounds]
-        before = np.zeros_like(values[0])
-        if rounds.start > 1:
-            before = self._one(rounds.start - 1, src, dst, "z")
-        return np.diff(np.stack([before, *values]), axis=0)
-
-    def _one(self, t: int, src: int, dst: int, kind: str) -> Array:
-        columns = self._quiet.columns
-        return self.view.some(t, src, dst, kind, columns).double().numpy()
 
     # --- theta ------------------------------------------------------------------------------------
 
@@ -389,7 +296,7 @@ class _Search:
             return False
         if self._known_update == "exact" and self._number("rho") is not None:
             return False
-        groups = defaultdict[int, list[_Around]](list)
+        groups = defaultdict[int, list[Around]](list)
         for one in self._around:
             groups[len(one.sign)].append(one)
         rho = self._number("rho")
@@ -406,7 +313,7 @@ class _Search:
         return self._constants(theta, q, fits, groups)
 
     def _fits(
-        self, theta: float, q: Measured | None, groups: Mapping[int, Sequence[_Around]]
+        self, theta: float, q: Measured | None, groups: Mapping[int, Sequence[Around]]
     ) -> dict[int, _NodeFit]:
         """Return the most accurate coefficients of each degree; nodes have to agree."""
         found: dict[int, _NodeFit] = {}
@@ -446,7 +353,7 @@ class _Search:
         theta: Measured,
         q: Measured,
         fits: Mapping[int, _NodeFit],
-        groups: Mapping[int, Sequence[_Around]],
+        groups: Mapping[int, Sequence[Around]],
     ) -> bool:
         slopes = {degree: one.fit.a for degree, one in fits.items()}
         self.errors += [one.error for one in slopes.values()]
@@ -491,7 +398,7 @@ class _Search:
         theta: Measured,
         q: Measured,
         fits: Mapping[int, _NodeFit],
-        groups: Mapping[int, Sequence[_Around]],
+        groups: Mapping[int, Sequence[Around]],
     ) -> Measured | None:
         """Return rho, if the messages determine it."""
         known = self._number("rho")
@@ -516,7 +423,7 @@ class _Search:
         return best
 
     def _by_start(
-        self, theta: Measured, one: _Around, fit: quiet_directions.Fit, w0: Array
+        self, theta: Measured, one: Around, fit: quiet_directions.Fit, w0: Array
     ) -> Iterator[Measured]:
         """Yield rho from P^1 = A rho w^0 - B S^0 where every gradient is zero."""
         assert one.start is not None

@@ -21,13 +21,13 @@ from leakaudit.core.errors import LeakauditError, suggest
 from leakaudit.core.payload import StoredColumns
 from leakaudit.core.progress import watching
 from leakaudit.core.trace import Graph
-from leakaudit.protocols import premises
+from leakaudit.protocols import optimum, premises
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.premises import Contradiction
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks import data, models
-from leakaudit.tasks.build_task import SETTINGS
+from leakaudit.tasks.build_task import SETTINGS, outputs
 from leakaudit.tasks.shared import SharedData
 from leakaudit.tasks.task import Comparison, Problem, Task
 from leakaudit.theory.relations.declare import outline
@@ -188,7 +188,7 @@ def contradictions(plan: Plan, known: Mapping[str, Tensor]) -> list[Contradictio
                 plan.victim.run(problem, plan.graph, scenario.rounds, recorder, random, [])
 
         with watching(lambda *_: None):
-            extremes = premises.measured(plan.victim, _problem(plan), run)
+            extremes = premises.measured(plan.victim, _problem(silent), run)
     return premises.contradicted(wanted, extremes, scenario.samples)
 
 
@@ -196,10 +196,13 @@ def _problem(plan: Plan) -> Problem:
     task = plan.task
     x = plan.source.x[plan.rows].to(task.device, task.dtype)
     y = plan.source.y[plan.rows].to(task.device)
-    return Problem(task, x, y, against=_comparison(plan) if plan.scenario.curves else None)
+    problem = Problem(task, x, y)
+    if plan.scenario.curves:
+        problem = replace(problem, against=_comparison(plan, problem))
+    return problem
 
 
-def _comparison(plan: Plan) -> Comparison:
+def _comparison(plan: Plan, problem: Problem) -> Comparison:
     source = plan.source
     task = plan.task
     x, y = (source.x, source.y) if source.held is None else source.held
@@ -208,8 +211,17 @@ def _comparison(plan: Plan) -> Comparison:
         y[plan.tested].to(task.device),
         plan.scenario.selection.labels,
         plan.scenario.every,
-        source.planted,
+        optimum.least_squares(problem, plan.victim.l1_weight),
+        _planted(source, task),
     )
+
+
+def _planted(source: data.Dataset, task: Task) -> Tensor | None:
+    """Return the parameters of a model whose outputs are those from which targets were drawn."""
+    if source.planted is None or task.spec.model not in models.CONVEX or outputs(task.spec) > 1:
+        return None
+    rest = task.layout.size - len(source.planted)
+    return torch.cat([source.planted, source.planted.new_zeros(rest)]).to(task.device)
 
 
 def _check_test(scenario: Scenario, source: data.Dataset) -> None:

@@ -83,6 +83,11 @@ class Victim(ABC):
         """
         return False
 
+    @property
+    def l1_weight(self) -> float:
+        """Weight of the l1 norm in the objective, 0 for none."""
+        return float(getattr(self, "l1", 0.0))
+
     def turns(self, rounds: int) -> Turns | None:
         """Return which gradients of a node one record can enter.
 

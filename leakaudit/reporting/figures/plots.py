@@ -166,6 +166,8 @@ class Panel:
     # whether these names are numbers, in whose distances they are drawn; otherwise they are words,
     # such as the hash of a commit, and are evenly spaced
     numeric: bool = False
+    # numbers at which positions without names lie, in increasing order; empty for 0, 1, ...
+    at: tuple[float, ...] = ()
     # value that the vertical axis must include at its lower end; None to fit the values
     low: float | None = None
     high: float | None = None  # the same for the upper end
